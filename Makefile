@@ -1,0 +1,56 @@
+# Two commands do all set-up on a fresh Debian machine with Python 3.11+:
+#   make demo    run the main job: a DreamZero policy evaluated in the simulator
+#   make test    run the tests
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# An exact CPU-friendly default; on a GPU machine with a torch of its own: make TORCH="torch>=2.11,<2.14".
+TORCH ?= torch==2.13.0
+PYTEST_ARGS ?=
+STAMP := $(VENV)/.ready
+
+SYSTEM_PACKAGES := libegl1 libgl1 libglib2.0-0 libosmesa6 libusb-1.0-0 libudev1
+SYSTEM_LIBRARIES := libEGL.so.1 libGL.so.1 libglib-2.0.so.0 libOSMesa.so libusb-1.0.so.0 libudev.so.1
+
+export MUJOCO_GL ?= egl
+
+.PHONY: demo test setup system lint types layers smoke check tiny bench clean
+
+demo: setup
+	$(BIN)/python examples/eval_libero.py
+
+test: setup
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+setup: system $(STAMP)
+
+system:
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" LIBRARIES="$(SYSTEM_LIBRARIES)" PACKAGES="$(SYSTEM_PACKAGES)" \
+		sh .ci/system-libraries
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=24" "setuptools>=77"
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable ".[dev,libero,franka]"
+	$(BIN)/python -m pip install --quiet --no-deps hf-libero==0.1.4
+	touch $(STAMP)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+layers: setup
+	$(BIN)/lint-imports
+
+smoke: setup
+	$(BIN)/python -m build --outdir build/dist .
+	sh .ci/smoke build/dist "$(PYTHON)"
+
+check: lint types layers test smoke
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

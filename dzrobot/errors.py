@@ -1,0 +1,81 @@
+"""The errors a user is meant to read.
+
+Each message answers three questions: what was given, what is allowed, what to do. The command line prints the
+message alone and exits with code 2.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class DzrobotError(Exception):
+    """Base of every error that is the user's to fix."""
+
+
+class UnknownNameError(DzrobotError):
+    """A name that is in no table: an environment, embodiment, recipe, suite, key."""
+
+
+class ConfigError(DzrobotError):
+    """A configuration that cannot be run; lists every fault at once."""
+
+
+class ModalityError(DzrobotError):
+    """An observation, window or chunk that does not fit the embodiment."""
+
+
+class StatisticsError(DzrobotError):
+    """Normalisation statistics that are missing, stale or of the wrong size."""
+
+
+class CheckpointError(DzrobotError):
+    """A checkpoint that is incomplete, foreign, damaged or does not fit what was asked."""
+
+
+class DatasetError(DzrobotError):
+    """A dataset that cannot be read as asked."""
+
+
+class SimulatorError(DzrobotError):
+    """A simulator, its assets or its rendering that is not ready."""
+
+
+class RobotError(DzrobotError):
+    """The robot, its gripper or a camera refused, failed or went away."""
+
+
+class SafetyError(DzrobotError):
+    """A command that must not reach the robot."""
+
+
+class ProtocolError(DzrobotError):
+    """Results, messages or files of unlike protocols that must not be mixed."""
+
+
+class MissingDependencyError(DzrobotError, ImportError):
+    """An optional package that the asked-for feature needs; names the extra to install."""
+
+
+def find(table: Mapping[str, T], kind: str, name: str) -> T:
+    """Return ``table[name]``; otherwise raise :class:`UnknownNameError` with the nearest name."""
+    if name in table:
+        return table[name]
+    raise UnknownNameError(
+        f"unknown {kind} {name!r}.{suggest(name, table)} Known: {', '.join(sorted(table))}."
+    )
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean 'x'?`` for the nearest known name, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def preview(names: Iterable[str], limit: int = 4) -> str:
+    """Return the first names in order, and how many more there are."""
+    ordered = sorted(names)
+    shown = ", ".join(ordered[:limit]) or "none"
+    return shown if len(ordered) <= limit else f"{shown} and {len(ordered) - limit} more"

@@ -1,0 +1,55 @@
+"""Shared fixtures: where reference material lies, and what is skipped without it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+_SHARED = Path(__file__).parents[2] / "shared"
+
+
+def folder(variable: str, default: str) -> Path | None:
+    """Return the folder that ``variable`` names, else the shared one, else None."""
+    path = Path(os.environ.get(variable) or _SHARED / default)
+    return path if path.is_dir() else None
+
+
+GOLDENS = folder("DZROBOT_GOLDENS", "goldens")
+CONTRACT = folder("DZROBOT_CONTRACT", "contract")
+LIBERO_ASSETS = folder("DZROBOT_LIBERO_ASSETS", "libero_assets")
+
+
+def skip_or_fail(kind: str, reason: str) -> None:
+    """Skip with the reason, or fail where ``DZROBOT_REQUIRE`` lists ``kind``."""
+    if kind in os.environ.get("DZROBOT_REQUIRE", "").split(","):
+        pytest.fail(f"{reason} (DZROBOT_REQUIRE asks for {kind})")
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def goldens() -> Path:
+    """Return the folder of reference numbers."""
+    if GOLDENS is None:
+        skip_or_fail("goldens", "no reference numbers: set DZROBOT_GOLDENS")
+    assert GOLDENS is not None
+    return GOLDENS
+
+
+@pytest.fixture(scope="session")
+def contract() -> Path:
+    """Return the folder with key and shape listings of the published checkpoints."""
+    if CONTRACT is None:
+        skip_or_fail("contract", "no key listings: set DZROBOT_CONTRACT")
+    assert CONTRACT is not None
+    return CONTRACT
+
+
+@pytest.fixture(scope="session")
+def libero_assets() -> Path:
+    """Return the LIBERO asset folder, with hf-libero importable."""
+    if LIBERO_ASSETS is None:
+        skip_or_fail("libero", "no LIBERO assets: set DZROBOT_LIBERO_ASSETS")
+    assert LIBERO_ASSETS is not None
+    pytest.importorskip("libero", reason="hf-libero is missing: run `dzrobot libero setup`")
+    os.environ["DZROBOT_LIBERO_ASSETS"] = str(LIBERO_ASSETS)
+    return LIBERO_ASSETS

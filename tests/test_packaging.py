@@ -1,0 +1,72 @@
+"""The package list, the links and the launchers' folders stay in order."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LINKED = ("envs", "policies", "training")
+
+
+def test_package_list_equals_the_folders():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {
+        ".".join(init.parent.relative_to(ROOT).parts)
+        for init in ROOT.glob("dzrobot/**/__init__.py")
+        if init.relative_to(ROOT).parts[1] not in LINKED
+    }
+    for name in LINKED:
+        found |= {
+            "dzrobot." + ".".join(init.parent.relative_to(ROOT).parts)
+            for init in ROOT.glob(f"{name}/**/__init__.py")
+        }
+    assert set(listed) == found
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_links_are_relative_and_resolve(name):
+    link = ROOT / "dzrobot" / name
+    assert link.is_symlink()
+    assert link.readlink() == Path("..") / name
+    assert (link / "__init__.py").is_file()
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_top_level_import_is_refused(name):
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {name}"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert f"import dzrobot.{name}" in done.stderr
+
+
+@pytest.mark.parametrize("folder", ["training", "examples", "benchmarks"])
+def test_nothing_beside_a_launcher_shadows_a_library(folder):
+    # A script's folder is sys.path[0]: `training/datasets.py` would replace that library.
+    dependencies = {
+        "av", "bddl", "cv2", "datasets", "diffusers", "franky", "gymnasium", "libero", "mujoco", "numpy",
+        "peft", "pyarrow", "robosuite", "safetensors", "tensorboard", "torch", "transformers", "wandb", "yaml",
+    }  # fmt: skip
+    names = {path.stem for path in (ROOT / folder).iterdir()}
+    assert not names & (set(sys.stdlib_module_names) | dependencies)
+
+
+def test_import_is_light():
+    code = (
+        "import sys, time; start = time.perf_counter(); import gymnasium; mid = time.perf_counter();"
+        "import dzrobot; end = time.perf_counter();"
+        "heavy = {'torch', 'mujoco', 'cv2', 'libero', 'franky', 'robosuite', 'transformers'} & set(sys.modules);"
+        "assert not heavy, heavy; print(end - start)"
+    )
+    times = [
+        float(
+            subprocess.run(
+                [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+            ).stdout
+        )
+        for _ in range(3)
+    ]
+    assert min(times) <= 0.3
