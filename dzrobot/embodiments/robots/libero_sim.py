@@ -1,0 +1,43 @@
+"""LIBERO in simulation: one exterior and one wrist camera, end-effector actions at 20 Hz."""
+
+from dzrobot.embodiments.prompts import PROMPTS
+from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View
+from dzrobot.embodiments.timing import Timing
+
+LIBERO_SIM = Embodiment(
+    tag="libero_sim",
+    projector_id=21,
+    views=(
+        View(
+            key="video.image",
+            feature="observation.images.image",
+            aliases=("image",),
+            size=(256, 256),
+            resolution=(256, 256),
+        ),
+        View(
+            key="video.wrist_image",
+            feature="observation.images.wrist_image",
+            aliases=("wrist_image",),
+            size=(256, 256),
+            resolution=(256, 256),
+        ),
+    ),
+    state=(
+        # Position (3), axis-angle (3), finger positions (2).
+        Part(key="state.state", feature="observation.state", aliases=("state",), dim=8),
+    ),
+    action=(
+        # Translation (3), rotation (3), gripper: +1 closes.
+        Part(
+            key="action.actions",
+            feature="action",
+            aliases=("actions",),
+            dim=7,
+            gripper=Gripper(index=6),
+        ),
+    ),
+    tiles=(("video.image", "video.wrist_image"),),
+    prompt=PROMPTS["libero_sim"],
+    timing=Timing(control_hz=20, action_horizon=16),
+)

@@ -1,0 +1,72 @@
+"""DROID: two exterior cameras and one in the wrist, joint actions relative to the measured joints at 15 Hz."""
+
+from dzrobot.embodiments.prompts import PROMPTS
+from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View
+from dzrobot.embodiments.timing import Timing
+
+
+def _view(name: str) -> View:
+    return View(
+        key=f"video.{name}",
+        feature=f"observation.images.{name}",
+        aliases=(name,),
+        size=(176, 320),
+        resolution=(180, 320),
+    )
+
+
+OXE_DROID = Embodiment(
+    tag="oxe_droid",
+    projector_id=17,
+    views=(
+        _view("exterior_image_1_left"),
+        _view("exterior_image_2_left"),
+        _view("wrist_image_left"),
+    ),
+    # The state and action columns of the published dataset also hold Cartesian values and velocities.
+    state=(
+        Part(
+            key="state.joint_position",
+            feature="observation.state",
+            aliases=("state",),
+            dim=7,
+            start=7,
+        ),
+        Part(
+            key="state.gripper_position",
+            feature="observation.state",
+            aliases=("state",),
+            dim=1,
+            start=6,
+        ),
+    ),
+    action=(
+        Part(
+            key="action.joint_position",
+            feature="action",
+            aliases=("actions",),
+            dim=7,
+            start=14,
+            reference="state.joint_position",
+        ),
+        Part(
+            key="action.gripper_position",
+            feature="action",
+            aliases=("actions",),
+            dim=1,
+            start=12,
+            gripper=Gripper(index=0, threshold=0.5, low=0.0, high=1.0),
+        ),
+    ),
+    tiles=(
+        ("video.wrist_image_left",),
+        ("video.exterior_image_1_left", "video.exterior_image_2_left"),
+    ),
+    prompt=PROMPTS["oxe_droid"],
+    language_features=(
+        "annotation.language.language_instruction",
+        "annotation.language.language_instruction_2",
+        "annotation.language.language_instruction_3",
+    ),
+    timing=Timing(control_hz=15, action_horizon=24),
+)

@@ -1,0 +1,312 @@
+"""An embodiment: what a robot sees and does, as one frozen value.
+
+Environment spaces, dataset reading, statistics, the policy and the server follow from it.
+"""
+
+import re
+import string
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dzrobot.embodiments.prompts import NEGATIVE
+from dzrobot.embodiments.timing import Timing
+from dzrobot.errors import ConfigError, preview, suggest
+
+MAX_STATE_DIM = 64
+"""Width every state is padded to."""
+
+MAX_ACTION_DIM = 32
+"""Width every action is padded to."""
+
+Normalization = Literal["q99", "min_max"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """One camera."""
+
+    key: str
+    """Modality key, ``video.<name>``."""
+
+    feature: str
+    """Column of a LeRobot dataset."""
+
+    aliases: tuple[str, ...] = ()
+    """Other column names in use; exactly one of them may occur in a dataset."""
+
+    size: tuple[int, int] = (256, 256)
+    """``(height, width)`` in pixels after crop and resize."""
+
+    resolution: tuple[int, int] = (256, 256)
+    """``(height, width)`` in pixels that the camera, simulator or dataset delivers."""
+
+    def __post_init__(self) -> None:
+        faults = [*_key_faults(self.key, "video"), *_column_faults(self.feature, self.aliases)]
+        for name, value in (("size", self.size), ("resolution", self.resolution)):
+            if len(value) != 2 or not all(isinstance(n, int) and n > 0 for n in value):
+                faults.append(f"{name}={value!r} must be (height, width) in whole pixels above 0")
+        _refuse(f"View {self.key!r}", faults)
+
+    @property
+    def name(self) -> str:
+        """The key without its kind, as ``metadata.json`` writes it."""
+        return self.key.partition(".")[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gripper:
+    """Turns one predicted number into one of two commands."""
+
+    index: int = -1
+    """Position in its part."""
+
+    threshold: float = 0.0
+    """Above it the command is ``high``, otherwise ``low``."""
+
+    low: float = -1.0
+    high: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One piece of the state or of the action."""
+
+    key: str
+    """Modality key, ``state.<name>`` or ``action.<name>``."""
+
+    feature: str
+    """Column of a LeRobot dataset."""
+
+    aliases: tuple[str, ...] = ()
+    """Other column names in use; exactly one of them may occur in a dataset."""
+
+    dim: int
+    """Numbers in the part."""
+
+    start: int | None = None
+    """First number within the column. None: the column is exactly this part."""
+
+    reference: str | None = None
+    """State key that a relative action is measured from, row of the block's start. None: absolute."""
+
+    normalization: Normalization = "q99"
+    """Statistics that map to [-1, 1]: the 1 % and 99 % quantiles, or the extremes."""
+
+    gripper: Gripper | None = None
+    """How a predicted gripper number becomes a command. None: the part holds no two-way gripper."""
+
+    def __post_init__(self) -> None:
+        kind = "action" if self.key.startswith("action") else "state"
+        faults = [*_key_faults(self.key, kind), *_column_faults(self.feature, self.aliases)]
+        if self.dim < 1:
+            faults.append(f"dim={self.dim} must be at least 1")
+        if self.start is not None and self.start < 0:
+            faults.append(f"start={self.start} must be 0 or more, or None for the whole column")
+        if self.normalization not in ("q99", "min_max"):
+            faults.append(f"normalization={self.normalization!r} must be 'q99' or 'min_max'")
+        if kind == "state" and (self.reference is not None or self.gripper is not None):
+            faults.append("reference and gripper belong to action parts")
+        if self.gripper is not None and not -self.dim <= self.gripper.index < self.dim:
+            faults.append(
+                f"gripper.index={self.gripper.index} lies outside the {self.dim} numbers of the part"
+            )
+        _refuse(f"Part {self.key!r}", faults)
+
+    @property
+    def name(self) -> str:
+        """The key without its kind, as ``metadata.json`` writes it."""
+        return self.key.partition(".")[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embodiment:
+    """What a robot sees and does."""
+
+    tag: str
+    """Name in ``metadata.json``, recipes and on the command line."""
+
+    projector_id: int
+    """Embodiment id written to batches and configs; the published networks ignore it."""
+
+    views: tuple[View, ...]
+    """Cameras, in the order datasets and policies list them."""
+
+    state: tuple[Part, ...]
+    """State parts in the order they are concatenated."""
+
+    action: tuple[Part, ...]
+    """Action parts in the order they are concatenated."""
+
+    tiles: tuple[tuple[str | None, ...], ...]
+    """Rows of view keys that form the picture; None is a black tile. A row with fewer tiles than the widest
+    is stretched by repeating pixels."""
+
+    prompt: str
+    """Template with ``{task}``; those of the published checkpoints are in ``prompts.PROMPTS``."""
+
+    timing: Timing
+
+    negative_prompt: str = NEGATIVE
+    """What the guided video is steered away from."""
+
+    language: str = "annotation.task"
+    """Modality key of the instruction."""
+
+    language_features: tuple[str, ...] = ()
+    """Dataset columns that hold the instruction; with several, each sample draws one. Empty: the task table."""
+
+    crop_scale: float = 0.95
+    """Share of height and width that the crop keeps."""
+
+    def __post_init__(self) -> None:
+        faults = [*self._shape_faults()]
+        if not faults:
+            faults = [
+                *self._naming_faults(),
+                *self._tile_faults(),
+                *self._reference_faults(),
+                *self._width_faults(),
+                *_prompt_faults(self.prompt),
+            ]
+        _refuse(f"Embodiment {self.tag!r}", faults)
+
+    @property
+    def video_keys(self) -> tuple[str, ...]:
+        """Keys of all views."""
+        return tuple(view.key for view in self.views)
+
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        """Keys of all state parts, in concatenation order."""
+        return tuple(part.key for part in self.state)
+
+    @property
+    def action_keys(self) -> tuple[str, ...]:
+        """Keys of all action parts, in concatenation order."""
+        return tuple(part.key for part in self.action)
+
+    @property
+    def observation_keys(self) -> tuple[str, ...]:
+        """Every key of one observation: views, state parts, instruction."""
+        return (*self.video_keys, *self.state_keys, self.language)
+
+    @property
+    def state_dim(self) -> int:
+        """Numbers in the whole state."""
+        return sum(part.dim for part in self.state)
+
+    @property
+    def action_dim(self) -> int:
+        """Numbers in the whole action."""
+        return sum(part.dim for part in self.action)
+
+    @property
+    def relative_keys(self) -> tuple[str, ...]:
+        """Keys of the action parts that are measured from the state."""
+        return tuple(part.key for part in self.action if part.reference is not None)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """``(height, width)`` in pixels of the tiled picture."""
+        height, width = self.views[0].size
+        return height * len(self.tiles), width * max(len(row) for row in self.tiles)
+
+    def view(self, key: str) -> View:
+        """Return the view ``key``, which must exist."""
+        return next(view for view in self.views if view.key == key)
+
+    def _shape_faults(self) -> Iterable[str]:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.\-]*", self.tag):
+            yield f"tag={self.tag!r} must be letters, digits, '_', '-' or '.'"
+        for name, items, kind in (
+            ("views", self.views, View),
+            ("state", self.state, Part),
+            ("action", self.action, Part),
+            ("tiles", self.tiles, tuple),
+        ):
+            if (
+                not isinstance(items, tuple)
+                or not items
+                or not all(isinstance(item, kind) for item in items)
+            ):
+                yield (
+                    f"{name}={items!r} must be a tuple of at least one {kind.__name__}; one alone is written "
+                    "with a comma, as in (x,)"
+                )
+        if not 0 < self.crop_scale <= 1:
+            yield f"crop_scale={self.crop_scale} must lie above 0 and up to 1"
+
+    def _naming_faults(self) -> Iterable[str]:
+        for kind, parts in (("state", self.state), ("action", self.action)):
+            for part in parts:
+                if not part.key.startswith(f"{kind}."):
+                    yield f"{kind} holds the part {part.key!r}, whose key must begin with '{kind}.'"
+        keys = [*self.observation_keys, *self.action_keys]
+        if twice := {key for key in keys if keys.count(key) > 1}:
+            yield f"keys occur more than once: {preview(twice)}"
+        if not re.fullmatch(r"annotation\.\S+", self.language):
+            yield f"language={self.language!r} must be 'annotation.<name>'"
+
+    def _tile_faults(self) -> Iterable[str]:
+        used = [key for row in self.tiles for key in row if key is not None]
+        for key in sorted(set(used) - set(self.video_keys)):
+            yield f"tiles name {key!r}, which is no view.{suggest(key, self.video_keys)}"
+        if unseen := set(self.video_keys) - set(used):
+            yield f"views in no tile: {preview(unseen)}; give each a tile, or drop the view"
+        widest = max(len(row) for row in self.tiles)
+        if any(not row or widest % len(row) for row in self.tiles):
+            yield f"a row of tiles must divide the widest row of {widest} evenly: {self.tiles}"
+        if len({view.size for view in self.views}) > 1:
+            sizes = ", ".join(f"{view.key} {view.size}" for view in self.views)
+            yield f"all views need the same size to be tiled: {sizes}"
+
+    def _reference_faults(self) -> Iterable[str]:
+        dims = {part.key: part.dim for part in self.state}
+        for part in self.action:
+            if part.reference is None:
+                continue
+            if part.reference not in dims:
+                yield (
+                    f"{part.key} is relative to {part.reference!r}, which is no state part."
+                    f"{suggest(part.reference, dims)} Known: {', '.join(dims)}"
+                )
+            elif dims[part.reference] != part.dim:
+                yield f"{part.key} has {part.dim} numbers, its reference {part.reference} {dims[part.reference]}"
+
+    def _width_faults(self) -> Iterable[str]:
+        for kind, dim, limit in (
+            ("state", self.state_dim, MAX_STATE_DIM),
+            ("action", self.action_dim, MAX_ACTION_DIM),
+        ):
+            if dim > limit:
+                yield f"{kind} parts add up to {dim} numbers, the network takes {limit}"
+
+
+def _prompt_faults(prompt: str) -> Iterable[str]:
+    try:
+        fields = {name for _, name, _, _ in string.Formatter().parse(prompt) if name is not None}
+    except ValueError as error:
+        yield f"prompt {prompt!r} is no template: {error}"
+        return
+    if fields != {"task"}:
+        yield f"prompt must hold {{task}} and no other field, got {preview(fields)}"
+
+
+def _key_faults(key: str, kind: str) -> Iterable[str]:
+    if not re.fullmatch(rf"{kind}\.[^\s]+", key):
+        yield f"key={key!r} must be '{kind}.<name>'"
+
+
+def _column_faults(feature: str, aliases: Sequence[str]) -> Iterable[str]:
+    if isinstance(aliases, str):
+        yield f"aliases={aliases!r} must be a tuple of names, as in ({aliases!r},)"
+    elif feature in aliases or len(set(aliases)) != len(aliases):
+        yield f"aliases={aliases} repeat a column name"
+    if not feature:
+        yield "feature must name a dataset column"
+
+
+def _refuse(what: str, faults: Sequence[str]) -> None:
+    if faults:
+        raise ConfigError(f"{what} cannot be used: " + "; ".join(faults) + ".")
