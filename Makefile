@@ -14,13 +14,17 @@ SYSTEM_LIBRARIES := libEGL.so.1 libGL.so.1 libglib-2.0.so.0 libOSMesa.so libusb-
 
 export MUJOCO_GL ?= egl
 
-.PHONY: demo test setup system lint types layers smoke check tiny bench clean
+.PHONY: demo test goldens setup system lint types layers smoke check tiny bench clean
 
 demo: setup
 	$(BIN)/python examples/eval_libero.py
 
 test: setup
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Every reference number, one row per file: DZROBOT_GOLDENS=<folder> make goldens
+goldens: setup
+	$(BIN)/python -m pytest -q -r N --tb=line tests/goldens
 
 setup: system $(STAMP)
 

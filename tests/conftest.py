@@ -53,3 +53,24 @@ def libero_assets() -> Path:
     pytest.importorskip("libero", reason="hf-libero is missing: run `dzrobot libero setup`")
     os.environ["DZROBOT_LIBERO_ASSETS"] = str(LIBERO_ASSETS)
     return LIBERO_ASSETS
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that asks for ``golden_path`` once for every manifest of the folder."""
+    if "golden_path" in metafunc.fixturenames:
+        paths = sorted(GOLDENS.glob("*.json")) if GOLDENS else [None]
+        metafunc.parametrize(
+            "golden_path",
+            paths,
+            indirect=True,
+            ids=[path.stem if path else "none" for path in paths],
+        )
+
+
+@pytest.fixture
+def golden_path(request: pytest.FixtureRequest) -> Path:
+    """Return one manifest of the folder of reference numbers."""
+    if request.param is None:
+        skip_or_fail("goldens", "no reference numbers: set DZROBOT_GOLDENS")
+    path: Path = request.param
+    return path

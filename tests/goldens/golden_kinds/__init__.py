@@ -1,0 +1,1 @@
+"""Checkers of reference numbers, one module per part of the model; see ``registry``."""
