@@ -18,8 +18,9 @@ TWO_VIEWS = (
 THREE_VIEWS = (
     _MULTI_VIEW
     + "three views: The top view shows the camera view from the robot's wrist, the bottom-left "
-    "view shows the camera view from the left exterior camera, and the bottom-right view shows the camera "
-    "view from the right exterior camera. During training, one of the two bottom exterior views may be a "
+    "view shows the camera view from the left exterior camera, and the bottom-right view shows "
+    "the camera view from the right exterior camera. During training, one of the two bottom "
+    "exterior views may be a "
     "black screen (dropped view)." + _AGAIN
 )
 """Wrist camera on top, two exterior cameras below."""
@@ -27,7 +28,8 @@ THREE_VIEWS = (
 HEAD_AND_HANDS = (
     _MULTI_VIEW
     + "four views: The top-left view shows the camera view from the robot's head, the top-right "
-    "view shows the camera view from the right hand, the bottom-left view shows the camera view from the "
+    "view shows the camera view from the right hand, the bottom-left view shows the camera view "
+    "from the "
     "left hand, and the bottom-right view is a black screen (inactive view)." + _AGAIN
 )
 """Head camera and a camera in each hand."""
@@ -35,8 +37,8 @@ HEAD_AND_HANDS = (
 TOP_AND_SIDES = (
     _MULTI_VIEW
     + "four views: The top-left view shows the top camera, the top-right view shows the right "
-    "camera, the bottom-left view shows the left camera, and the bottom-right view is a black screen."
-    + _AGAIN
+    "camera, the bottom-left view shows the left camera, and the bottom-right view is a black "
+    "screen." + _AGAIN
 )
 """One camera above and one on each side."""
 
@@ -44,10 +46,11 @@ HUMAN = "A single view video shows that a human {task}"
 """One camera, a person at work."""
 
 NEGATIVE = (
-    "Vibrant colors, overexposed, static, blurry details, text, subtitles, style, artwork, painting, image, "
-    "still, grayscale, dull, worst quality, low quality, JPEG artifacts, ugly, mutilated, extra fingers, bad "
-    "hands, bad face, deformed, disfigured, mutated limbs, fused fingers, stagnant image, cluttered "
-    "background, three legs, many people in the background, walking backwards."
+    "Vibrant colors, overexposed, static, blurry details, text, subtitles, style, artwork, "
+    "painting, image, still, grayscale, dull, worst quality, low quality, JPEG artifacts, ugly, "
+    "mutilated, extra fingers, bad hands, bad face, deformed, disfigured, mutated limbs, fused "
+    "fingers, stagnant image, cluttered background, three legs, many people in the background, "
+    "walking backwards."
 )
 """What the guided video is steered away from."""
 

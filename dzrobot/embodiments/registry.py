@@ -27,8 +27,8 @@ def load_embodiment(name: str) -> Embodiment:
     """Return the embodiment ``name``.
 
     Args:
-        name: A built-in tag (``libero_sim``), ``module:NAME`` (``my_robot:UR5``), or a module that holds
-            ``EMBODIMENT``. Modules are looked up on the import path, then in the current folder.
+        name: A built-in tag (``libero_sim``), ``module:NAME`` (``my_robot:UR5``), or a module that
+            holds ``EMBODIMENT``. The import path is searched, then the current folder.
 
     Raises:
         UnknownNameError: no such tag, module or attribute, or the attribute is no Embodiment.
@@ -39,9 +39,9 @@ def load_embodiment(name: str) -> Embodiment:
     with _current_folder_importable():
         if not colon and not _is_module(module_name):
             raise UnknownNameError(
-                f"unknown embodiment {name!r}.{suggest(name, EMBODIMENTS)} Known: {', '.join(EMBODIMENTS)}. "
-                "Your own robot is written 'module:NAME'; the module must be on the import path or in "
-                f"{Path.cwd()}."
+                f"unknown embodiment {name!r}.{suggest(name, EMBODIMENTS)} Known: "
+                f"{', '.join(EMBODIMENTS)}. Your own robot is written 'module:NAME'; the module "
+                f"must be on the import path or in {Path.cwd()}."
             )
         module = _import(module_name, name)
     return _attribute(module, attribute or DEFAULT_ATTRIBUTE)
@@ -55,8 +55,8 @@ def _import(module_name: str, name: str) -> ModuleType:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise UnknownNameError(
-            f"embodiment {name!r}: there is no module {module_name!r} on the import path or in {Path.cwd()}; "
-            "install it, set PYTHONPATH, or change to its folder."
+            f"embodiment {name!r}: there is no module {module_name!r} on the import path or in "
+            f"{Path.cwd()}; install it, set PYTHONPATH, or change to its folder."
         ) from error
 
 
@@ -84,7 +84,7 @@ def _is_module(name: str) -> bool:
 
 @contextmanager
 def _current_folder_importable() -> Iterator[None]:
-    """Look in the current folder last, as ``python -m`` looks there first and a console script not at all."""
+    """Look in the current folder too, and last: a console script does not look there at all."""
     folder = str(Path.cwd())
     if folder in sys.path or "" in sys.path:
         yield

@@ -88,7 +88,7 @@ class Part:
     """First number within the column. None: the column is exactly this part."""
 
     reference: str | None = None
-    """State key that a relative action is measured from, row of the block's start. None: absolute."""
+    """State key, at its block's start, that a relative action is measured from. None: absolute."""
 
     normalization: Normalization = "q99"
     """Statistics that map to [-1, 1]: the 1 % and 99 % quantiles, or the extremes."""
@@ -109,7 +109,8 @@ class Part:
             faults.append("reference and gripper belong to action parts")
         if self.gripper is not None and not -self.dim <= self.gripper.index < self.dim:
             faults.append(
-                f"gripper.index={self.gripper.index} lies outside the {self.dim} numbers of the part"
+                f"gripper.index={self.gripper.index} lies outside the {self.dim} numbers of the "
+                "part"
             )
         _refuse(f"Part {self.key!r}", faults)
 
@@ -139,8 +140,10 @@ class Embodiment:
     """Action parts in the order they are concatenated."""
 
     tiles: tuple[tuple[str | None, ...], ...]
-    """Rows of view keys that form the picture; None is a black tile. A row with fewer tiles than the widest
-    is stretched by repeating pixels."""
+    """Rows of view keys that form the picture; None is a black tile.
+
+    A row with fewer tiles than the widest is stretched by repeating pixels.
+    """
 
     prompt: str
     """Template with ``{task}``; those of the published checkpoints are in ``prompts.PROMPTS``."""
@@ -154,7 +157,7 @@ class Embodiment:
     """Modality key of the instruction."""
 
     language_features: tuple[str, ...] = ()
-    """Dataset columns that hold the instruction; with several, each sample draws one. Empty: the task table."""
+    """Dataset columns that hold the instruction: one is drawn per sample. Empty: the task table."""
 
     crop_scale: float = 0.95
     """Share of height and width that the crop keeps."""
@@ -231,8 +234,8 @@ class Embodiment:
                 or not all(isinstance(item, kind) for item in items)
             ):
                 yield (
-                    f"{name}={items!r} must be a tuple of at least one {kind.__name__}; one alone is written "
-                    "with a comma, as in (x,)"
+                    f"{name}={items!r} must be a tuple of at least one {kind.__name__}; one alone "
+                    "is written with a comma, as in (x,)"
                 )
         if not 0 < self.crop_scale <= 1:
             yield f"crop_scale={self.crop_scale} must lie above 0 and up to 1"
@@ -272,7 +275,10 @@ class Embodiment:
                     f"{suggest(part.reference, dims)} Known: {', '.join(dims)}"
                 )
             elif dims[part.reference] != part.dim:
-                yield f"{part.key} has {part.dim} numbers, its reference {part.reference} {dims[part.reference]}"
+                yield (
+                    f"{part.key} has {part.dim} numbers, its reference {part.reference} has "
+                    f"{dims[part.reference]}"
+                )
 
     def _width_faults(self) -> Iterable[str]:
         for kind, dim, limit in (

@@ -34,8 +34,8 @@ def aligned_offsets(action_horizon: int, frames: int = FRAMES_PER_BLOCK) -> tupl
 class Timing:
     """Control rate, action horizon and frame grid.
 
-    A sample is ``blocks`` action blocks of ``action_horizon`` steps; each starts with a state row and carries
-    ``len(frame_offsets)`` frames; one closing frame ends the last block.
+    A sample is ``blocks`` action blocks of ``action_horizon`` steps; each starts with a state row
+    and carries ``len(frame_offsets)`` frames; one closing frame ends the last block.
     """
 
     control_hz: float
@@ -45,7 +45,7 @@ class Timing:
     """Actions per block, which is also what the network predicts at once."""
 
     frame_offsets: tuple[int, ...] = ()
-    """Steps from a block's start to its frames. Empty: derived, so that a block's frames cover its actions."""
+    """Steps from a block's start to its frames. Empty: derived, to cover the block's actions."""
 
     blocks: int = 4
     """Blocks per training sample (``max_chunk_size`` of the network)."""
@@ -54,7 +54,7 @@ class Timing:
     """Steps between the starts of two blocks. Zero: the action horizon."""
 
     sampling: Sampling = "aligned"
-    """``aligned``: consecutive blocks, gap-free. ``multi_anchor``: the reference's walk around a seed frame."""
+    """``aligned``: consecutive blocks. ``multi_anchor``: the published walk about a row."""
 
     def __post_init__(self) -> None:
         if not self.frame_offsets and self.action_horizon > 0:
@@ -95,13 +95,13 @@ class Timing:
             faults.append(f"anchor_stride={self.anchor_stride} must be at least 1 (0: the horizon)")
         if offsets and (offsets[0] != 0 or list(offsets) != sorted(set(offsets))):
             faults.append(
-                f"frame_offsets={offsets} must start at 0 and rise; a horizon below {FRAMES_PER_BLOCK} "
-                "needs its own offsets"
+                f"frame_offsets={offsets} must start at 0 and rise; a horizon below "
+                f"{FRAMES_PER_BLOCK} needs its own offsets"
             )
         if len(offsets) % LATENT_STRIDE:
             faults.append(
-                f"{len(offsets)} frame_offsets, but the video encoder packs {LATENT_STRIDE} frames into one: "
-                f"give a multiple of {LATENT_STRIDE}"
+                f"{len(offsets)} frame_offsets, but the video encoder packs {LATENT_STRIDE} frames "
+                f"into one: give a multiple of {LATENT_STRIDE}"
             )
         if self.sampling not in ("aligned", "multi_anchor"):
             faults.append(f"sampling={self.sampling!r} must be 'aligned' or 'multi_anchor'")
@@ -112,15 +112,20 @@ class Timing:
         faults = []
         if self.anchor_stride != self.action_horizon:
             faults.append(
-                f"anchor_stride={self.anchor_stride} differs from action_horizon={self.action_horizon}: blocks "
-                "would overlap or leave gaps"
+                f"anchor_stride={self.anchor_stride} differs from "
+                f"action_horizon={self.action_horizon}: blocks would overlap or leave gaps"
             )
         if offsets[-1] + offsets[1] != self.action_horizon:
             faults.append(
-                f"frame_offsets={offsets} do not cover action_horizon={self.action_horizon} evenly: the last "
-                f"offset plus the first gap must be {self.action_horizon}, as in frame_offsets="
-                f"{aligned_offsets(self.action_horizon)} (frame_offsets=() derives them; the uneven grids "
-                "of published recipes are in FRAME_GRIDS)"
+                f"frame_offsets={offsets} do not cover action_horizon={self.action_horizon} "
+                f"evenly: the last offset plus the first gap must be {self.action_horizon}, as in "
+                f"frame_offsets={aligned_offsets(self.action_horizon)} (frame_offsets=() derives "
+                "them; the uneven grids of published recipes are in FRAME_GRIDS)"
+            )
+        elif max(gaps := np.diff(offsets)) - min(gaps) > 1:
+            faults.append(
+                f"frame_offsets={offsets} have gaps between {min(gaps)} and {max(gaps)}; even ones "
+                f"are {aligned_offsets(self.action_horizon, len(offsets))}"
             )
         return faults
 
@@ -154,10 +159,10 @@ def valid_anchors(
     Args:
         length: Rows of the episode.
         timing: Grid of the sample.
-        labels: Instruction index of each row; a sample keeps to one instruction. None: one instruction.
+        labels: Instruction index of each row; a sample keeps to one. None: one for all.
 
     Returns:
-        Rising int64 starts for ``aligned`` sampling; for ``multi_anchor``, the seed rows whose walk is complete.
+        Rising int64 starts for ``aligned``; for ``multi_anchor``, the rows whose walk is complete.
     """
     marks = _labels(labels, length)
     if timing.sampling == "multi_anchor":
@@ -181,8 +186,8 @@ def window(t: int, length: int, timing: Timing, labels: Sequence[int] | None = N
         rows = multi_anchor_window(t, _labels(labels, length), timing)
         if not rows.is_complete(timing):
             raise DatasetError(
-                f"the walk around row {t} of {length} finds no {timing.blocks} whole blocks: take t from "
-                "valid_anchors"
+                f"the walk around row {t} of {length} finds no {timing.blocks} whole blocks: "
+                "take t from valid_anchors"
             )
         return rows
     if not 0 <= t < length - timing.span:
@@ -229,11 +234,11 @@ class _Walk:
 
 
 def multi_anchor_window(seed: int, labels: NDArray[np.int64], timing: Timing) -> Window:
-    """Return the rows that the published trainers draw around ``seed``, possibly fewer than a full sample.
+    """Return the rows that the published trainers draw around ``seed``, maybe short of a sample.
 
-    Anchors lie whole strides from the seed, in both directions, while the instruction at the anchor stays the
-    same. Frames, actions and states accept an anchor by three different end conditions (training, section 1.4),
-    so near an episode's end their blocks may not coincide.
+    Anchors lie whole strides from the seed, in both directions, while the instruction at the anchor
+    stays the same. Frames, actions and states accept an anchor by three different end conditions
+    (training, section 1.4), so near an episode's end their blocks may not coincide.
 
     Args:
         seed: Row the walk starts from.
@@ -277,7 +282,7 @@ def _labels(labels: Sequence[int] | None, length: int) -> NDArray[np.int64]:
 
 FRAME_GRIDS: Mapping[str, Timing] = {
     "official_droid": Timing(control_hz=15, action_horizon=24, sampling="multi_anchor"),
-    # Offsets meant for a horizon of 24 under a stride of 16: blocks overlap, gaps vary between 1 and 3.
+    # Offsets meant for a horizon of 24 under a stride of 16: blocks overlap, gaps vary from 1 to 3.
     "rlinf_libero_5b": Timing(
         control_hz=10,
         action_horizon=16,
@@ -292,7 +297,7 @@ FRAME_GRIDS: Mapping[str, Timing] = {
         sampling="multi_anchor",
     ),
 }
-"""Grids of published recipes, by name: for continuing a checkpoint on the data distribution it was made with."""
+"""Grids of published recipes, by name: to continue a checkpoint on data like its own."""
 
 
 def frame_grid(name: str) -> Timing:

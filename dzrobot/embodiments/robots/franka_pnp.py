@@ -1,4 +1,4 @@
-"""A real Franka picking and placing: LIBERO's cameras and tiling, its own state, horizon and resolution."""
+"""A real Franka that picks and places: LIBERO's cameras and tiling, another state and horizon."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""DROID: two exterior cameras and one in the wrist, joint actions relative to the measured joints at 15 Hz."""
+"""DROID: two exterior cameras, one in the wrist; joint actions relative to the state, at 15 Hz."""
 
 from dzrobot.embodiments.prompts import PROMPTS
 from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View
@@ -23,7 +23,7 @@ OXE_DROID = Embodiment(
         _view("exterior_image_2_left"),
         _view("wrist_image_left"),
     ),
-    # The state and action columns of the published dataset also hold Cartesian values and velocities.
+    # The columns of the published dataset also hold Cartesian values and velocities.
     state=(
         Part(
             key="state.joint_position",
