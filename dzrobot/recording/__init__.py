@@ -1,0 +1,13 @@
+"""Recordings in LeRobot's format: v2.0, v2.1 and v3.0, as pictures or as video.
+
+One episode after the other, each committed whole::
+
+    with EpisodeWriter(folder, robot, fps=10, version="v3.0", video=True) as writer:
+        writer.add_frame(observation, action, {"timestamp.video.image": seconds})
+        writer.save_episode(success=True)
+"""
+
+from dzrobot.recording.media import VideoCodec
+from dzrobot.recording.writer import EpisodeWriter
+
+__all__ = ["EpisodeWriter", "VideoCodec"]

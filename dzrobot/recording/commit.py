@@ -1,0 +1,254 @@
+"""How a finished episode joins a dataset, and how an interrupted one leaves no trace.
+
+Order of a commit: pictures and numbers, tasks, statistics, the list of episodes, and last
+``info.json``. Its ``total_episodes`` is the commit: whatever lies beyond that count is removed when
+the folder is opened again.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dzrobot.recording import files, layout, moments
+from dzrobot.recording.moments import Moments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """An episode whose files lie complete in the aside folder."""
+
+    index: int
+    first_row: int
+    """Rows of all episodes before it."""
+
+    length: int
+    seconds: float
+    tasks: tuple[str, ...]
+    data: Path
+    videos: dict[str, Path]
+    statistics: dict[str, Moments]
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further facts of the episode (``success``, operator, ...): numbers, booleans or strings."""
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The episode's entry in the list of episodes, in the part that all versions share."""
+        return {
+            "episode_index": self.index,
+            "tasks": list(self.tasks),
+            "length": self.length,
+        } | self.extra
+
+
+class Catalog(Protocol):
+    """The list of episodes and tasks of one format version."""
+
+    version: str
+
+    def recover(self, episodes: int) -> list[str]:
+        """Forget all but the first ``episodes`` episodes; return the tasks in index order."""
+        ...
+
+    def add(self, episode: Finished, tasks: list[str]) -> None:
+        """Move the episode's files into place and enter it in the lists."""
+        ...
+
+
+class CatalogV2:
+    """One file per episode, lists as JSON lines (v2.0 and v2.1)."""
+
+    def __init__(self, root: Path, version: str) -> None:
+        self._root = root
+        self.version = version
+        self._total: dict[str, Moments] = {}
+
+    def recover(self, episodes: int) -> list[str]:
+        """Forget all but the first ``episodes`` episodes; return the tasks in index order."""
+        for path in [
+            *self._root.glob("data/*/episode_*.parquet"),
+            *self._root.glob("videos/*/*/*.mp4"),
+        ]:
+            if int(path.stem.removeprefix("episode_")) >= episodes:
+                path.unlink()
+        for name in (layout.EPISODES_V2, layout.EPISODES_STATS_V2):
+            path = self._root / name
+            if path.exists():
+                files.write_json_lines(path, files.read_json_lines(path, episodes))
+        if self.version == "v2.0" and episodes:
+            self._total = files.read_json(self._root / layout.STATS)
+        if not (self._root / layout.TASKS_V2).exists():
+            return []
+        return [row["task"] for row in files.read_json_lines(self._root / layout.TASKS_V2)]
+
+    def add(self, episode: Finished, tasks: list[str]) -> None:
+        """Move the episode's files into place and enter it in the lists."""
+        where = layout.place(episode.index)
+        files.move(episode.data, self._root / layout.DATA_PATH[self.version].format(**where))
+        for key, path in episode.videos.items():
+            target = layout.VIDEO_PATH[self.version].format(video_key=key, **where)
+            files.move(path, self._root / target)
+        files.write_json_lines(
+            self._root / layout.TASKS_V2,
+            [{"task_index": i, "task": task} for i, task in enumerate(tasks)],
+        )
+        if self.version == "v2.0":
+            known = [self._total] if self._total else []
+            self._total = moments.merge([*known, episode.statistics])
+            files.write_json(self._root / layout.STATS, self._total)
+        else:
+            line = {"episode_index": episode.index, "stats": episode.statistics}
+            files.append_json_line(self._root / layout.EPISODES_STATS_V2, line)
+        files.append_json_line(self._root / layout.EPISODES_V2, episode.row)
+
+
+class CatalogV3:
+    """Numbered files that may hold many episodes, lists as parquet (v3.0).
+
+    Each episode first gets files of its own; :func:`dzrobot.recording.consolidate` packs them.
+    """
+
+    version = "v3.0"
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._rows: pa.Table | None = None
+
+    def recover(self, episodes: int) -> list[str]:
+        """Forget all but the first ``episodes`` episodes; return the tasks in index order."""
+        table = read_rows(self._root)
+        if table is not None:
+            self._rows = table.slice(0, episodes)
+            write_rows(self._root, self._rows)
+        self._remove_unlisted()
+        path = self._root / layout.TASKS_V3
+        if not path.exists():
+            return []
+        return list(pq.read_table(path).sort_by("task_index").column("task").to_pylist())
+
+    def add(self, episode: Finished, tasks: list[str]) -> None:
+        """Move the episode's files into place and enter it in the lists."""
+        number = self._next_number()
+        where = layout.place(number)
+        files.move(episode.data, self._root / layout.DATA_PATH[self.version].format(**where))
+        row = episode.row | {
+            "dataset_from_index": episode.first_row,
+            "dataset_to_index": episode.first_row + episode.length,
+        }
+        row |= _location("data", where)
+        for key, path in episode.videos.items():
+            target = layout.VIDEO_PATH[self.version].format(video_key=key, **where)
+            files.move(path, self._root / target)
+            row |= _location(f"videos/{key}", where)
+            row |= {
+                f"videos/{key}/from_timestamp": 0.0,
+                f"videos/{key}/to_timestamp": episode.seconds,
+            }
+        row |= _location("meta/episodes", layout.place(0))
+        for column, table in episode.statistics.items():
+            row |= {f"stats/{column}/{name}": value for name, value in table.items()}
+        write_tasks(self._root, tasks)
+        self._rows = append_row(self._rows, row)
+        files.write_json(self._root / layout.STATS, merged_statistics(self._rows))
+        write_rows(self._root, self._rows)
+
+    def _next_number(self) -> int:
+        if self._rows is None or not len(self._rows):
+            return 0
+        last = self._rows.slice(len(self._rows) - 1).to_pylist()[0]
+        return int(last["data/chunk_index"]) * layout.CHUNK_SIZE + int(last["data/file_index"]) + 1
+
+    def _remove_unlisted(self) -> None:
+        listed = set() if self._rows is None else set(listed_files(self._root, self._rows))
+        for path in [
+            *self._root.glob("data/*/file-*.parquet"),
+            *self._root.glob("videos/*/*/file-*.mp4"),
+        ]:
+            if path not in listed:
+                path.unlink()
+
+
+def read_rows(root: Path) -> pa.Table | None:
+    """Return the list of episodes of a v3.0 folder, or None before the first."""
+    path = root / layout.EPISODES_V3.format(**layout.place(0))
+    return pq.read_table(path) if path.exists() else None
+
+
+def write_rows(root: Path, rows: pa.Table) -> None:
+    """Replace the list of episodes of a v3.0 folder in one step."""
+    files.write_parquet(root / layout.EPISODES_V3.format(**layout.place(0)), rows)
+
+
+def append_row(rows: pa.Table | None, row: dict[str, Any]) -> pa.Table:
+    """Return ``rows`` with one more; columns that either side lacks are null there."""
+    added = pa.Table.from_pylist([row])
+    return added if rows is None else pa.concat_tables([rows, added], promote_options="default")
+
+
+def listed_files(root: Path, rows: pa.Table) -> list[Path]:
+    """Return every data and video file that the list of a v3.0 folder refers to."""
+    paths = []
+    for prefix in [
+        name.removesuffix("/file_index")
+        for name in rows.column_names
+        if name.endswith("/file_index")
+    ]:
+        if prefix == "meta/episodes":
+            continue
+        template = layout.DATA_PATH["v3.0"] if prefix == "data" else layout.VIDEO_PATH["v3.0"]
+        numbers = zip(
+            rows.column(f"{prefix}/chunk_index").to_pylist(),
+            rows.column(f"{prefix}/file_index").to_pylist(),
+            strict=True,
+        )
+        paths += [
+            root
+            / template.format(
+                chunk_index=chunk, file_index=file, video_key=prefix.removeprefix("videos/")
+            )
+            for chunk, file in numbers
+        ]
+    return paths
+
+
+def merged_statistics(rows: pa.Table) -> dict[str, Moments]:
+    """Return the statistics over all episodes of a v3.0 list."""
+    names = [name for name in rows.column_names if name.startswith("stats/")]
+    episodes = []
+    for row in rows.select(names).to_pylist():
+        table: dict[str, Moments] = {}
+        for name, value in row.items():
+            _, rest = name.split("/", 1)
+            column, measure = rest.rsplit("/", 1)
+            table.setdefault(column, {})[measure] = value
+        episodes.append(table)
+    return moments.merge(episodes)
+
+
+def write_tasks(root: Path, tasks: list[str]) -> None:
+    """Write ``tasks.parquet`` as pandas would: the text is the index, ``task_index`` the column."""
+    table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": tasks})
+    columns = [_pandas_column("task_index", "int64"), _pandas_column("task", "unicode")]
+    note = {"index_columns": ["task"], "column_indexes": [], "columns": columns}
+    note |= {"pandas_version": "2.0.0"}
+    files.write_parquet(
+        root / layout.TASKS_V3, table.replace_schema_metadata({"pandas": json.dumps(note)})
+    )
+
+
+def _pandas_column(name: str, kind: str) -> dict[str, str | None]:
+    stored = "object" if kind == "unicode" else kind
+    return {
+        "name": name,
+        "field_name": name,
+        "pandas_type": kind,
+        "numpy_type": stored,
+        "metadata": None,
+    }
+
+
+def _location(prefix: str, where: dict[str, int]) -> dict[str, int]:
+    return {f"{prefix}/{name}": where[name] for name in ("chunk_index", "file_index")}

@@ -1,0 +1,287 @@
+"""Write LeRobot datasets one episode at a time; an interruption never costs a finished episode."""
+
+import fcntl
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import DatasetError
+from dzrobot.recording import features, files, layout, moments
+from dzrobot.recording.commit import Catalog, CatalogV2, CatalogV3, Finished
+from dzrobot.recording.episode import Episode
+from dzrobot.recording.features import Feature
+from dzrobot.recording.media import VideoCodec, describe_video
+
+_log = logging.getLogger(__name__)
+
+PICTURE_ROWS_PER_GROUP = 64
+"""Rows of pictures read together: a training window touches two or three such groups, not the whole
+episode.
+"""
+
+
+class EpisodeWriter:
+    """Append episodes of one embodiment to a LeRobot folder.
+
+    Frames are added one by one; :meth:`save_episode` commits them all, :meth:`discard` none. After
+    a crash, even ``kill -9``, the folder holds exactly the committed episodes, and a new writer
+    continues after them.
+
+    Args:
+        root: Folder of the dataset; created, or continued when this class wrote it.
+        embodiment: Says which cameras, states and actions a frame holds and what their columns are
+            called.
+        fps: Frames per second of the recording; frame ``i`` is stamped ``i / fps``.
+        version: ``v2.0``, ``v2.1`` or ``v3.0``.
+        video: ``False`` stores pictures as PNG in the data files, ``True`` as H.264 video, a codec
+            as that.
+
+    Raises:
+        DatasetError: The folder holds something else, another writer is at work, or its columns
+            differ.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        embodiment: Embodiment,
+        *,
+        fps: float,
+        version: str = "v2.1",
+        video: VideoCodec | bool = False,
+    ) -> None:
+        layout.data_template(version)
+        self._root = Path(root)
+        self._embodiment = embodiment
+        self._fps = fps
+        self._codec = VideoCodec() if video is True else (video or None)
+        self._features = self._base_features()
+        self._catalog: Catalog = (
+            CatalogV3(self._root) if version == "v3.0" else CatalogV2(self._root, version)
+        )
+        self._lock = _lock(self._root)
+        self._episodes, self._rows, self._tasks = self._open()
+        self._episode: Episode | None = None
+
+    @property
+    def episodes(self) -> int:
+        """Committed episodes."""
+        return self._episodes
+
+    @property
+    def pending(self) -> int:
+        """Frames of the episode being recorded."""
+        return 0 if self._episode is None else self._episode.length
+
+    def add_frame(
+        self,
+        observation: Mapping[str, Any],
+        action: Mapping[str, np.ndarray] | np.ndarray,
+        extras: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add one step to the current episode.
+
+        Args:
+            observation: ``video.*`` (H, W, 3) uint8, ``state.*`` (D,), and the instruction under
+                the language key.
+            action: ``action.*`` vectors by key, or all of them joined, ``(action_dim,)``.
+            extras: Further columns (time stamps of sensors, reward): numbers, flat vectors or
+                strings; every frame of a dataset has the same ones.
+
+        Raises:
+            DatasetError: A value is missing, of another size, or not finite.
+        """
+        if self._episode is None:
+            self._episode = Episode(
+                self._root / layout.ASIDE, self._embodiment, self._fps, self._codec
+            )
+        self._episode.add(observation, action, dict(extras or {}))
+
+    def save_episode(self, *, success: bool | None = None, **facts: Any) -> int:
+        """Commit the current episode and return its index.
+
+        Args:
+            success: Whether the task was done; kept in the list of episodes.
+            facts: Further numbers, booleans or strings for the list of episodes.
+
+        Raises:
+            DatasetError: There is no frame, or the extra columns differ from those of earlier
+                episodes.
+        """
+        if self._episode is None:
+            raise DatasetError("there is no frame to save: call add_frame first")
+        episode, self._episode = self._episode, None
+        extra = facts if success is None else {"success": success, **facts}
+        described = self._features | episode.extra_features
+        if self._episodes:
+            features.check_same(self._features, described)
+        self._features = described
+        finished = self._finish(episode, extra)
+        self._catalog.add(finished, self._tasks)
+        self._episodes += 1
+        self._rows += finished.length
+        self._write_info()
+        shutil.rmtree(self._root / layout.ASIDE / "episode", ignore_errors=True)
+        return finished.index
+
+    def discard(self) -> None:
+        """Forget the frames since the last save."""
+        if self._episode is not None:
+            self._episode.close()
+            self._episode = None
+        shutil.rmtree(self._root / layout.ASIDE / "episode", ignore_errors=True)
+
+    def close(self) -> None:
+        """Discard an unsaved episode and let other writers in."""
+        self.discard()
+        self._lock.close()
+        shutil.rmtree(self._root / layout.ASIDE, ignore_errors=True)
+
+    def __enter__(self) -> "EpisodeWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _base_features(self) -> dict[str, Feature]:
+        table = features.describe(self._embodiment, dtype="video" if self._codec else "image")
+        if self._codec:
+            for view in self._embodiment.views:
+                table[view.feature]["info"] = describe_video(
+                    table[view.feature], self._fps, self._codec
+                )
+        return table
+
+    def _open(self) -> tuple[int, int, list[str]]:
+        info_path = self._root / layout.INFO
+        if not info_path.exists():
+            if (
+                any(path.name != layout.ASIDE.name for path in self._root.iterdir())
+                and not (self._root / layout.RECORDING).exists()
+            ):
+                raise DatasetError(
+                    f"{self._root} is not empty and is no recording: give a new folder"
+                )
+            self._catalog.recover(0)
+            files.write_json(self._root / layout.RECORDING, self._identity)
+            return 0, 0, []
+        info = files.read_json(info_path)
+        self._check_continues(info)
+        self._features = info["features"]
+        tasks = self._catalog.recover(info["total_episodes"])
+        shutil.rmtree(self._root / layout.ASIDE / "episode", ignore_errors=True)
+        return info["total_episodes"], info["total_frames"], tasks[: info["total_tasks"]]
+
+    def _check_continues(self, info: Mapping[str, Any]) -> None:
+        recording = self._root / layout.RECORDING
+        known = files.read_json(recording) if recording.exists() else {}
+        if known.get("writer") != self._identity["writer"]:
+            raise DatasetError(
+                f"{self._root} was not recorded by dzrobot, so it is left as it is: "
+                "record to a new folder"
+            )
+        given = self._identity | {"version": self._catalog.version, "fps": self._fps}
+        there = known | {"version": info["codebase_version"], "fps": info["fps"]}
+        faults = [
+            f"{name}: {there.get(name)} there, {given[name]} given"
+            for name in given
+            if there.get(name) != given[name]
+        ]
+        if faults:
+            raise DatasetError(
+                f"{self._root} cannot be continued ({'; '.join(faults)}): record to a new folder"
+            )
+        extra = info["features"].keys() - self._features.keys()
+        features.check_same(
+            {name: value for name, value in info["features"].items() if name not in extra},
+            self._features,
+        )
+
+    @property
+    def _identity(self) -> dict[str, str]:
+        return {"writer": "dzrobot", "embodiment": self._embodiment.tag}
+
+    def _finish(self, episode: Episode, extra: dict[str, Any]) -> Finished:
+        for task in episode.tasks:
+            if task not in self._tasks:
+                self._tasks.append(task)
+        columns = episode.columns() | self._standard_columns(episode)
+        schema = features.arrow_schema(self._features)
+        table = pa.table({name: columns[name] for name in schema.names}, schema=schema)
+        data = self._root / layout.ASIDE / "episode" / "data.parquet"
+        pictures = any(feature["dtype"] == "image" for feature in self._features.values())
+        files.write_parquet(
+            data, table, row_group_size=PICTURE_ROWS_PER_GROUP if pictures else None
+        )
+        numbers = {
+            name: moments.of_rows(np.array(columns[name]))
+            for name, feature in self._features.items()
+            if feature["dtype"] not in ("image", "video", "string")
+        }
+        return Finished(
+            index=self._episodes,
+            first_row=self._rows,
+            length=episode.length,
+            seconds=episode.length / self._fps,
+            tasks=tuple(dict.fromkeys(episode.tasks)),
+            data=data,
+            videos=episode.finish_videos(),
+            statistics=numbers | episode.picture_statistics(),
+            extra=extra,
+        )
+
+    def _standard_columns(self, episode: Episode) -> dict[str, Any]:
+        steps = np.arange(episode.length)
+        return {
+            "timestamp": (steps / self._fps).astype(np.float32),
+            "frame_index": steps,
+            "episode_index": np.full(episode.length, self._episodes),
+            "index": self._rows + steps,
+            "task_index": np.array([self._tasks.index(task) for task in episode.tasks]),
+        }
+
+    def _write_info(self) -> None:
+        version = self._catalog.version
+        videos = len(self._embodiment.views) if self._codec else 0
+        info: dict[str, Any] = {
+            "codebase_version": version,
+            "robot_type": self._embodiment.tag,
+            "total_episodes": self._episodes,
+            "total_frames": self._rows,
+            "total_tasks": len(self._tasks),
+            "chunks_size": layout.CHUNK_SIZE,
+            "fps": self._fps,
+            "splits": {"train": f"0:{self._episodes}"},
+            "data_path": layout.DATA_PATH[version],
+            "video_path": layout.VIDEO_PATH[version] if self._codec else None,
+            "features": self._features,
+        }
+        if version == "v3.0":
+            info |= {"data_files_size_in_mb": 100, "video_files_size_in_mb": 200}
+        else:
+            info |= {
+                "total_videos": videos * self._episodes,
+                "total_chunks": -(-self._episodes // layout.CHUNK_SIZE),
+            }
+        files.write_json(self._root / layout.MODALITY, features.modality(self._embodiment))
+        files.write_json(self._root / layout.INFO, info)
+
+
+def _lock(root: Path) -> Any:
+    aside = root / layout.ASIDE
+    aside.mkdir(parents=True, exist_ok=True)
+    handle = (aside / "lock").open("w")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        handle.close()
+        raise DatasetError(
+            f"another writer is recording to {root}: wait for it or use another folder"
+        ) from error
+    return handle
