@@ -1,0 +1,181 @@
+"""The one way from windows to tensors and from chunks to actions, for training and for acting."""
+
+from collections.abc import Mapping, Sequence
+from typing import NotRequired, TypedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import ModalityError
+from dzrobot.modality.augment import Augmentation
+from dzrobot.modality.stats import Statistics
+from dzrobot.modality.text import prompt_of
+from dzrobot.modality.vectors import Vectors
+from dzrobot.modality.video import encode_views
+from dzrobot.modality.window import Window, array, check_keys
+
+
+class EncodedVectors(TypedDict):
+    """All of a sample but its pictures. S state rows, A actions."""
+
+    state: Tensor
+    """``(S, 64)`` float32 in [-1, 1], zero beyond the real numbers."""
+
+    state_mask: Tensor
+    """``(S, 64)`` bool, true for real numbers."""
+
+    prompt: str
+    negative_prompt: str
+
+    action: NotRequired[Tensor]
+    """``(A, 32)`` float32 in [-1, 1], zero beyond the real numbers."""
+
+    action_mask: NotRequired[Tensor]
+    """``(A, 32)`` bool, true for real numbers."""
+
+    has_real_action: NotRequired[Tensor]
+    """``()`` bool."""
+
+
+class Encoded(EncodedVectors):
+    """One sample."""
+
+    images: Tensor
+    """``(T, H', W', 3)`` uint8, views tiled."""
+
+
+class Batch(TypedDict):
+    """Several samples: tensors gain a leading B, prompts become lists."""
+
+    images: Tensor
+    state: Tensor
+    state_mask: Tensor
+    prompt: list[str]
+    negative_prompt: list[str]
+    action: NotRequired[Tensor]
+    action_mask: NotRequired[Tensor]
+    has_real_action: NotRequired[Tensor]
+
+
+class Pipeline:
+    """Encodes windows of one embodiment and decodes predicted chunks."""
+
+    def __init__(self, embodiment: Embodiment, statistics: Statistics) -> None:
+        """Join a robot and its statistics.
+
+        Raises:
+            StatisticsError: ``statistics`` belong to another embodiment.
+        """
+        self.embodiment = embodiment
+        self.statistics = statistics
+        self._vectors = Vectors(embodiment, statistics)
+
+    def encode(self, window: Window) -> Encoded:
+        """Return the tensors of one window, with actions if it holds them.
+
+        Raises:
+            ModalityError: a key missing or unknown, a wrong shape or type, a number not finite.
+        """
+        views = {key: array(window, key) for key in self.embodiment.video_keys if key in window}
+        rest = {key: value for key, value in window.items() if key not in views}
+        images = self.encode_video({key: _tensor(frames) for key, frames in views.items()})
+        return Encoded(images=images, **self.encode_vectors(rest))
+
+    def encode_vectors(self, window: Window) -> EncodedVectors:
+        """Return all but the pictures.
+
+        ``window`` holds ``state.*``, the instruction, and ``action.*`` or not; no views.
+
+        Raises:
+            ModalityError: as :meth:`encode`.
+        """
+        robot = self.embodiment
+        with_actions = any(key in window for key in robot.action_keys)
+        allowed = (*robot.state_keys, robot.language, *(robot.action_keys if with_actions else ()))
+        check_keys(window, allowed, robot.tag)
+        state, state_mask = self._vectors.encode_state(window)
+        encoded = EncodedVectors(
+            state=torch.from_numpy(state),
+            state_mask=torch.from_numpy(state_mask),
+            prompt=prompt_of(window[robot.language], robot),
+            negative_prompt=robot.negative_prompt,
+        )
+        if with_actions:
+            action, action_mask = self._vectors.encode_action(window)
+            encoded["action"] = torch.from_numpy(action)
+            encoded["action_mask"] = torch.from_numpy(action_mask)
+            encoded["has_real_action"] = torch.tensor(True)
+        return encoded
+
+    def encode_video(
+        self,
+        views: Mapping[str, Tensor],
+        augmentations: Sequence[Augmentation] | None = None,
+    ) -> Tensor:
+        """Return tiled pictures ``(..., T, H', W', 3)`` uint8; see :func:`video.encode_views`."""
+        return encode_views(views, self.embodiment, augmentations)
+
+    def decode(
+        self, chunk: Tensor | NDArray[np.float32], state: Mapping[str, object]
+    ) -> dict[str, NDArray[np.float32]]:
+        """Return a predicted chunk in physical units, ``action.*`` to ``(..., H, dim)`` float32.
+
+        Args:
+            chunk: ``(..., H, 32)`` in [-1, 1].
+            state: Raw last state by key, ``(..., dim)`` float32, as observed.
+
+        Raises:
+            ModalityError: wrong shape, a number not finite, or a reference missing.
+        """
+        values = chunk.detach().float().cpu().numpy() if isinstance(chunk, Tensor) else chunk
+        return self._vectors.decode(np.asarray(values, dtype=np.float32), state)
+
+    def decode_actions(
+        self, chunk: Tensor | NDArray[np.float32], state: Mapping[str, object]
+    ) -> NDArray[np.float32]:
+        """Return what the environment executes: ``(..., H, action_dim)``, grippers made two-way."""
+        return self._vectors.command(self.decode(chunk, state))
+
+
+def collate(samples: Sequence[Encoded]) -> Batch:
+    """Return one batch of ``samples``, which must agree in keys and shapes.
+
+    Raises:
+        ModalityError: no sample, or samples that cannot be stacked.
+    """
+    if not samples:
+        raise ModalityError("no sample given: a batch needs at least one")
+    first = samples[0]
+    for sample in samples[1:]:
+        for key in sorted(first.keys() ^ sample.keys()):
+            raise ModalityError(f"some samples of the batch hold {key!r}, others do not")
+    batch = Batch(
+        images=_stack(samples, "images"),
+        state=_stack(samples, "state"),
+        state_mask=_stack(samples, "state_mask"),
+        prompt=[sample["prompt"] for sample in samples],
+        negative_prompt=[sample["negative_prompt"] for sample in samples],
+    )
+    if "action" in first:
+        batch["action"] = _stack(samples, "action")
+        batch["action_mask"] = _stack(samples, "action_mask")
+        batch["has_real_action"] = _stack(samples, "has_real_action")
+    return batch
+
+
+def _stack(samples: Sequence[Mapping[str, object]], key: str) -> Tensor:
+    tensors = [value for sample in samples if isinstance(value := sample[key], Tensor)]
+    shapes = {tuple(tensor.shape) for tensor in tensors}
+    if len(shapes) > 1:
+        raise ModalityError(f"{key} differs in shape within the batch: {sorted(shapes)}")
+    return torch.stack(tensors)
+
+
+def _tensor(values: NDArray[np.generic]) -> Tensor:
+    # A frame buffer may be read-only or flipped (negative strides); torch takes neither.
+    return torch.from_numpy(
+        np.ascontiguousarray(values) if values.flags.writeable else values.copy()
+    )

@@ -1,0 +1,170 @@
+"""Normalisation statistics, read from a checkpoint's or dataset's ``metadata.json``."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dzrobot.embodiments.spec import Embodiment, Normalization, Part
+from dzrobot.errors import StatisticsError, preview, suggest
+
+RELATIVE_KEYS = "relative_action_keys"
+"""Optional field beside ``statistics``: names of the action parts measured from the state."""
+
+ACTION_HORIZON = "action_horizon"
+"""Optional field beside ``statistics``: block length over which relative actions were measured."""
+
+_FIELDS: Mapping[Normalization, tuple[str, str]] = {
+    "q99": ("q01", "q99"),
+    "min_max": ("min", "max"),
+}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What maps to -1 and to 1, per number; double precision, in physical units."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Bounds of every state and action part of one embodiment."""
+
+    tag: str
+    bounds: Mapping[str, Bounds]
+    """By modality key."""
+
+    fingerprint: str
+    """Hex digest of everything that changes a normalised number: checkpoints carry it."""
+
+    @classmethod
+    def from_metadata(
+        cls, source: str | Path | Mapping[str, Any], embodiment: Embodiment
+    ) -> "Statistics":
+        """Return the statistics of ``embodiment``.
+
+        Args:
+            source: A ``metadata.json`` or its content, ``{tag: {"statistics": {"state" | "action":
+                {name: {"q01": [...], "q99": [...]}}}}}`` (DreamZero model, section 1.1). Parts that
+                the embodiment does not have are left out.
+            embodiment: Says which parts are needed, their sizes, how normalised, relative or not.
+
+        Raises:
+            StatisticsError: unreadable, or tag, part, field or number missing, or sizes differ, or
+                the file records other relative parts than the embodiment has.
+        """
+        content, where = _content(source)
+        entry = _entry(content, where, embodiment.tag)
+        _check_relative(entry, where, embodiment)
+        bounds = {
+            part.key: _bounds(entry, f"{where}, {embodiment.tag}", kind, part)
+            for kind, parts in (("state", embodiment.state), ("action", embodiment.action))
+            for part in parts
+        }
+        return cls(embodiment.tag, bounds, _fingerprint(embodiment, bounds))
+
+
+def _content(source: str | Path | Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    if isinstance(source, Mapping):
+        return source, "metadata"
+    path = Path(source)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StatisticsError(
+            f"no statistics at {path}: {error.strerror or error}. Give the metadata.json of the "
+            "checkpoint, or make one for a dataset with `dzrobot stats`."
+        ) from error
+    except ValueError as error:
+        raise StatisticsError(f"{path} is not valid JSON: {error}") from error
+    return _mapping(content, str(path)), str(path)
+
+
+def _entry(content: Mapping[str, Any], where: str, tag: str) -> Mapping[str, Any]:
+    if tag not in content:
+        raise StatisticsError(
+            f"{where} holds no statistics for the embodiment {tag!r}.{suggest(tag, content)} It "
+            f"holds: {preview(content)}. Use the embodiment the statistics were made for, or make "
+            "new ones with `dzrobot stats`."
+        )
+    return _mapping(content[tag], f"{where}, {tag}")
+
+
+def _check_relative(entry: Mapping[str, Any], where: str, embodiment: Embodiment) -> None:
+    if RELATIVE_KEYS not in entry:
+        return
+    wanted = sorted(part.name for part in embodiment.action if part.reference is not None)
+    if sorted(entry[RELATIVE_KEYS]) != wanted:
+        raise StatisticsError(
+            f"{where} was made with relative actions for {preview(entry[RELATIVE_KEYS])}, the "
+            f"embodiment {embodiment.tag!r} has {preview(wanted)}: their ranges differ widely. "
+            "Make new statistics with `dzrobot stats`, or set Part.reference as they were made."
+        )
+    horizon = entry.get(ACTION_HORIZON)
+    if wanted and horizon is not None and horizon != embodiment.timing.action_horizon:
+        raise StatisticsError(
+            f"{where} measured relative actions over {horizon} steps, {embodiment.tag!r} has an "
+            f"action horizon of {embodiment.timing.action_horizon}: make new ones with `dzrobot "
+            "stats`."
+        )
+
+
+def _bounds(entry: Mapping[str, Any], where: str, kind: str, part: Part) -> Bounds:
+    at = entry
+    for name in ("statistics", kind, part.name):
+        if name not in at:
+            raise StatisticsError(
+                f"{where} has no {name!r}, needed for {part.key}.{suggest(name, at)} "
+                f"It has: {preview(at)}."
+            )
+        where = f"{where}, {name}"
+        at = _mapping(at[name], where)
+    low, high = (_numbers(at, where, field, part) for field in _FIELDS[part.normalization])
+    for index, (least, most) in enumerate(zip(low, high, strict=True)):
+        if least > most:
+            raise StatisticsError(
+                f"{where}: lower bound {least} above upper {most} at number {index}"
+            )
+    return Bounds(low, high)
+
+
+def _numbers(at: Mapping[str, Any], where: str, field: str, part: Part) -> tuple[float, ...]:
+    if field not in at:
+        raise StatisticsError(
+            f"{where} has no {field!r}, which the normalisation {part.normalization!r} of "
+            f"{part.key} needs; it has {preview(at)}."
+        )
+    values = at[field]
+    if not isinstance(values, Sequence) or not all(isinstance(v, int | float) for v in values):
+        raise StatisticsError(f"{where}, {field} must be a list of numbers, got {values!r:.80}")
+    if len(values) != part.dim:
+        raise StatisticsError(
+            f"{where}, {field} has {len(values)} numbers, {part.key} of the embodiment has "
+            f"{part.dim}: use the embodiment the statistics were made for, or dataclasses.replace "
+            "the part's dim."
+        )
+    if not all(math.isfinite(value) for value in values):
+        raise StatisticsError(f"{where}, {field} holds a number that is not finite: {values!r:.80}")
+    return tuple(float(value) for value in values)
+
+
+def _fingerprint(embodiment: Embodiment, bounds: Mapping[str, Bounds]) -> str:
+    parts = [*embodiment.state, *embodiment.action]
+    described = [
+        [part.key, part.normalization, part.reference, bounds[part.key].low, bounds[part.key].high]
+        for part in parts
+    ]
+    horizon = embodiment.timing.action_horizon if embodiment.relative_keys else None
+    text = json.dumps([embodiment.tag, horizon, described], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _mapping(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise StatisticsError(f"{where} must be a JSON object, got {type(value).__name__}")
+    return value

@@ -1,0 +1,191 @@
+"""States and actions: physical units to padded numbers in [-1, 1], and back.
+
+Arithmetic is float32, as in the trainers of the published LIBERO and Franka checkpoints.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dzrobot.embodiments.spec import (
+    MAX_ACTION_DIM,
+    MAX_STATE_DIM,
+    Embodiment,
+    Gripper,
+    Normalization,
+    Part,
+)
+from dzrobot.errors import ModalityError, StatisticsError, preview
+from dzrobot.modality.stats import Bounds, Statistics
+from dzrobot.modality.window import array, rows
+
+Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Bounds of one part as float32, and what its constant numbers become."""
+
+    low: Floats
+    high: Floats
+    normalization: Normalization
+
+    @classmethod
+    def of(cls, bounds: Bounds, part: Part) -> "_Scale":
+        low, high = (np.asarray(value, dtype=np.float32) for value in (bounds.low, bounds.high))
+        return cls(low, high, part.normalization)
+
+    def normalize(self, values: Floats) -> Floats:
+        """Map ``[low, high]`` to [-1, 1] and clip.
+
+        A number that never varied passes through under ``q99`` and becomes 0 under ``min_max``.
+        """
+        constant = self.low == self.high
+        width = np.where(constant, np.float32(1), self.high - self.low)
+        scaled = np.float32(2) * (values - self.low) / width - np.float32(1)
+        kept = values if self.normalization == "q99" else np.zeros_like(values)
+        clipped: Floats = np.clip(np.where(constant, kept, scaled), -1, 1).astype(np.float32)
+        return clipped
+
+    def restore(self, values: Floats) -> Floats:
+        """Map [-1, 1] to ``[low, high]``, without clipping."""
+        half = (values + np.float32(1)) / np.float32(2)
+        return half * (self.high - self.low) + self.low
+
+
+class Vectors:
+    """Normalises, concatenates, pads and masks; and the way back."""
+
+    def __init__(self, embodiment: Embodiment, statistics: Statistics) -> None:
+        """Prepare the bounds.
+
+        Raises:
+            StatisticsError: ``statistics`` belong to another embodiment.
+        """
+        self._embodiment = embodiment
+        for part in (*embodiment.state, *embodiment.action):
+            if (
+                part.key not in statistics.bounds
+                or len(statistics.bounds[part.key].low) != part.dim
+            ):
+                raise StatisticsError(
+                    f"the statistics of {statistics.tag!r} do not fit {part.key} ({part.dim} "
+                    f"numbers) of {embodiment.tag!r}: read them with "
+                    "Statistics.from_metadata(path, embodiment)."
+                )
+        self._scales = {
+            part.key: _Scale.of(statistics.bounds[part.key], part)
+            for part in (*embodiment.state, *embodiment.action)
+        }
+
+    def encode_state(self, window: Mapping[str, object]) -> tuple[Floats, Bools]:
+        """Return the normalised state ``(S, 64)`` and the mask of its real numbers."""
+        raw = {part.key: rows(window, part) for part in self._embodiment.state}
+        _check_lengths(raw)
+        parts = [self._scales[key].normalize(values) for key, values in raw.items()]
+        return _pad(np.concatenate(parts, axis=1), MAX_STATE_DIM)
+
+    def encode_action(self, window: Mapping[str, object]) -> tuple[Floats, Bools]:
+        """Return the normalised actions ``(S * horizon, 32)`` and the mask of their real numbers.
+
+        Relative parts first lose the state at the start of their block.
+        """
+        raw = {part.key: rows(window, part) for part in self._embodiment.action}
+        _check_lengths(raw)
+        parts = [
+            self._scales[part.key].normalize(self._relative(part, raw[part.key], window))
+            for part in self._embodiment.action
+        ]
+        return _pad(np.concatenate(parts, axis=1), MAX_ACTION_DIM)
+
+    def decode(self, chunk: Floats, state: Mapping[str, object]) -> dict[str, Floats]:
+        """Return the actions in physical units, by key, each ``(..., H, dim)`` float32.
+
+        Args:
+            chunk: ``(..., H, 32)``, predicted, in [-1, 1]; the padding is dropped.
+            state: Raw last state by key, ``(..., dim)``; only the references are read.
+
+        Raises:
+            ModalityError: wrong shape, non-finite number, or reference missing.
+        """
+        if chunk.ndim < 2 or chunk.shape[-1] != MAX_ACTION_DIM:
+            raise ModalityError(
+                f"an action chunk has shape (..., steps, {MAX_ACTION_DIM}), got {chunk.shape}"
+            )
+        if not np.isfinite(chunk).all():
+            raise ModalityError(
+                "the predicted chunk holds numbers that are not finite: nothing to execute"
+            )
+        actions = {}
+        start = 0
+        for part in self._embodiment.action:
+            values = self._scales[part.key].restore(chunk[..., start : start + part.dim])
+            if part.reference is not None:
+                values = values + _reference(part, state, chunk.shape[:-2])[..., None, :]
+            actions[part.key] = values
+            start += part.dim
+        return actions
+
+    def command(self, actions: Mapping[str, Floats]) -> Floats:
+        """Return ``actions`` concatenated to ``(..., H, action_dim)``, grippers made two-way."""
+        parts = []
+        for part in self._embodiment.action:
+            values = actions[part.key]
+            parts.append(values if part.gripper is None else _two_way(values, part.gripper))
+        return np.concatenate(parts, axis=-1)
+
+    def _relative(self, part: Part, values: Floats, window: Mapping[str, object]) -> Floats:
+        """Return ``values``, with the reference at each block's start taken off if there is one."""
+        horizon = self._embodiment.timing.action_horizon
+        anchors = rows(
+            window, self._embodiment.state[0] if part.reference is None else self._state(part)
+        )
+        if len(values) != len(anchors) * horizon:
+            raise ModalityError(
+                f"{part.key} has {len(values)} rows: give {horizon} for each of the {len(anchors)} "
+                "state rows"
+            )
+        if part.reference is None:
+            return values
+        blocks = values.reshape(len(anchors), horizon, part.dim) - anchors[:, None]
+        return blocks.reshape(values.shape)
+
+    def _state(self, part: Part) -> Part:
+        return next(state for state in self._embodiment.state if state.key == part.reference)
+
+
+def _reference(part: Part, state: Mapping[str, object], lead: tuple[int, ...]) -> Floats:
+    if part.reference is None or part.reference not in state:
+        raise ModalityError(
+            f"{part.key} is relative: give the last raw {part.reference}; given: {preview(state)}"
+        )
+    value = array(state, part.reference)
+    if value.shape != (*lead, part.dim):
+        raise ModalityError(f"{part.reference} has shape {value.shape}: give {(*lead, part.dim)}")
+    if value.dtype != np.float32 or not np.isfinite(value).all():
+        raise ModalityError(f"{part.reference} must be finite float32, got {value.dtype} {value}")
+    return value
+
+
+def _two_way(values: Floats, gripper: Gripper) -> Floats:
+    result = values.copy()
+    shut = values[..., gripper.index] > gripper.threshold
+    result[..., gripper.index] = np.where(shut, gripper.high, gripper.low)
+    return result
+
+
+def _check_lengths(raw: Mapping[str, Floats]) -> None:
+    if len({len(values) for values in raw.values()}) > 1:
+        lengths = ", ".join(f"{key} {len(values)}" for key, values in raw.items())
+        raise ModalityError(f"parts of one window need equally many rows: {lengths}")
+
+
+def _pad(values: Floats, width: int) -> tuple[Floats, Bools]:
+    padded = np.zeros((len(values), width), dtype=np.float32)
+    padded[:, : values.shape[1]] = values
+    mask = np.zeros(padded.shape, dtype=np.bool_)
+    mask[:, : values.shape[1]] = True
+    return padded, mask
