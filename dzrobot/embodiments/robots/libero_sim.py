@@ -1,5 +1,6 @@
 """LIBERO in simulation: one exterior and one wrist camera, end-effector actions at 20 Hz."""
 
+from dzrobot.embodiments.layouts import side_by_side
 from dzrobot.embodiments.prompts import PROMPTS
 from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View
 from dzrobot.embodiments.timing import Timing
@@ -37,7 +38,7 @@ LIBERO_SIM = Embodiment(
             gripper=Gripper(index=6),
         ),
     ),
-    tiles=(("video.image", "video.wrist_image"),),
+    tiles=side_by_side("video.image", "video.wrist_image"),
     prompt=PROMPTS["libero_sim"],
     timing=Timing(control_hz=20, action_horizon=16),
 )

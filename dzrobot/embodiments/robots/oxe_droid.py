@@ -1,5 +1,6 @@
 """DROID: two exterior cameras, one in the wrist; joint actions relative to the state, at 15 Hz."""
 
+from dzrobot.embodiments.layouts import wrist_on_top
 from dzrobot.embodiments.prompts import PROMPTS
 from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View
 from dzrobot.embodiments.timing import Timing
@@ -58,9 +59,10 @@ OXE_DROID = Embodiment(
             gripper=Gripper(index=0, threshold=0.5, low=0.0, high=1.0),
         ),
     ),
-    tiles=(
-        ("video.wrist_image_left",),
-        ("video.exterior_image_1_left", "video.exterior_image_2_left"),
+    tiles=wrist_on_top(
+        left="video.exterior_image_1_left",
+        right="video.exterior_image_2_left",
+        wrist="video.wrist_image_left",
     ),
     prompt=PROMPTS["oxe_droid"],
     language_features=(
