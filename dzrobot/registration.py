@@ -19,7 +19,12 @@ def register_envs() -> None:
 
 
 def _register(
-    name: str, entry_point: str, steps: int, kwargs: dict[str, str], *, nondeterministic: bool = False
+    name: str,
+    entry_point: str,
+    steps: int,
+    kwargs: dict[str, str],
+    *,
+    nondeterministic: bool = False,
 ) -> None:
     if name not in gym.registry:
         gym.register(
