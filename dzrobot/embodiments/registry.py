@@ -37,7 +37,7 @@ def load_embodiment(name: str) -> Embodiment:
         return EMBODIMENTS[name]
     module_name, colon, attribute = name.partition(":")
     with _current_folder_importable():
-        if not colon and not _is_module(module_name):
+        if not _is_dotted_name(module_name) or not (colon or _is_module(module_name)):
             raise UnknownNameError(
                 f"unknown embodiment {name!r}.{suggest(name, EMBODIMENTS)} Known: "
                 f"{', '.join(EMBODIMENTS)}. Your own robot is written 'module:NAME'; the module "
@@ -75,10 +75,14 @@ def _attribute(module: ModuleType, attribute: str) -> Embodiment:
     )
 
 
+def _is_dotted_name(name: str) -> bool:
+    return all(word.isidentifier() for word in name.split("."))
+
+
 def _is_module(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except (ModuleNotFoundError, ValueError):
+    except ModuleNotFoundError:
         return False
 
 

@@ -1,0 +1,84 @@
+"""Finding embodiments by name: built in, on the import path, in the current folder."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dzrobot.embodiments.registry import EMBODIMENTS, load_embodiment
+from dzrobot.errors import UnknownNameError
+
+ROBOT = """
+from dataclasses import replace
+from dzrobot.embodiments.robots.libero_sim import LIBERO_SIM
+UR5 = replace(LIBERO_SIM, tag="ur5")
+EMBODIMENT = replace(LIBERO_SIM, tag="default")
+NOT_A_ROBOT = 5
+"""
+
+
+@pytest.fixture
+def cell(tmp_path, monkeypatch):
+    """A folder with a user's module, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
+    (tmp_path / "my_cell_robot.py").write_text(ROBOT)
+    yield tmp_path
+    sys.modules.pop("my_cell_robot", None)
+
+
+@pytest.mark.parametrize("tag", EMBODIMENTS)
+def test_built_in(tag):
+    assert load_embodiment(tag).tag == tag
+
+
+def test_from_the_current_folder(cell):
+    before = list(sys.path)
+    assert load_embodiment("my_cell_robot:UR5").tag == "ur5"
+    assert load_embodiment("my_cell_robot").tag == "default"
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("libero_sm", "Did you mean 'libero_sim'.*Known: libero_sim, franka_pnp, oxe_droid"),
+        ("nowhere_to_be_found:UR5", "no module 'nowhere_to_be_found'.*PYTHONPATH"),
+        ("my_cell_robot.deeper:UR5", "no module 'my_cell_robot.deeper'"),
+        (
+            "my_cell_robot:UR6",
+            "UR6 does not exist. Did you mean 'UR5'.*EMBODIMENT, LIBERO_SIM, UR5",
+        ),
+        ("my_cell_robot:NOT_A_ROBOT", "NOT_A_ROBOT is a int"),
+        ("json", "json:EMBODIMENT does not exist"),
+        ("", "unknown embodiment ''"),
+        (":UR5", "unknown embodiment ':UR5'"),
+        ("my-robot:UR5", "unknown embodiment 'my-robot:UR5'"),
+    ],
+)
+def test_refusals_say_what_is_there(cell, name, message):
+    with pytest.raises(UnknownNameError, match=message):
+        load_embodiment(name)
+
+
+def test_a_fault_inside_the_users_module_is_shown_as_it_is(cell):
+    (cell / "my_cell_broken.py").write_text("import a_library_that_is_missing\n")
+    with pytest.raises(ModuleNotFoundError, match="a_library_that_is_missing"):
+        load_embodiment("my_cell_broken:UR5")
+
+
+def test_describing_a_robot_imports_nothing_heavy():
+    code = (
+        "import sys; from dzrobot.embodiments.registry import load_embodiment; "
+        "load_embodiment('oxe_droid'); print([m for m in ('torch', 'cv2', 'mujoco') "
+        "if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.stdout.strip() == "[]"

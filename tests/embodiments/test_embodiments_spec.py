@@ -1,0 +1,152 @@
+"""Embodiments: what is accepted, and what the refusals say."""
+
+import pickle
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from dzrobot.embodiments.layouts import quadrants
+from dzrobot.embodiments.prompts import NEGATIVE, PROMPTS
+from dzrobot.embodiments.registry import EMBODIMENTS
+from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View
+from dzrobot.errors import ConfigError
+
+LIBERO, FRANKA, DROID = (EMBODIMENTS[tag] for tag in ("libero_sim", "franka_pnp", "oxe_droid"))
+EVERY = pytest.mark.parametrize("robot", EMBODIMENTS.values(), ids=EMBODIMENTS)
+
+
+@EVERY
+def test_is_a_value(robot):
+    assert hash(robot) == hash(pickle.loads(pickle.dumps(robot)))
+    assert pickle.loads(pickle.dumps(robot)) == robot
+    with pytest.raises(FrozenInstanceError):
+        robot.tag = "other"
+
+
+@EVERY
+def test_file_name_is_the_tag(robot):
+    module = pytest.importorskip(f"dzrobot.embodiments.robots.{robot.tag}")
+    assert vars(module)[robot.tag.upper()] is robot
+    assert EMBODIMENTS[robot.tag] is robot
+
+
+@EVERY
+def test_prompt_and_ids_match_the_published_checkpoints(robot):
+    assert robot.prompt == PROMPTS[robot.tag]
+    assert robot.negative_prompt == NEGATIVE
+    assert robot.language == "annotation.task"
+
+
+def test_published_sizes():
+    assert (LIBERO.state_dim, LIBERO.action_dim, LIBERO.image_size) == (8, 7, (256, 512))
+    assert (FRANKA.state_dim, FRANKA.action_dim, FRANKA.image_size) == (19, 7, (256, 512))
+    assert (DROID.state_dim, DROID.action_dim, DROID.image_size) == (8, 8, (352, 640))
+    assert [e.projector_id for e in (LIBERO, FRANKA, DROID)] == [21, 21, 17]
+    assert [e.timing.action_horizon for e in (LIBERO, FRANKA, DROID)] == [16, 12, 24]
+    assert {e.timing.frames for e in (LIBERO, FRANKA, DROID)} == {33}
+    assert DROID.relative_keys == ("action.joint_position",)
+    assert LIBERO.relative_keys == FRANKA.relative_keys == ()
+
+
+def test_droid_columns():
+    slices = {part.key: (part.start, part.dim) for part in (*DROID.state, *DROID.action)}
+    assert slices == {
+        "state.joint_position": (7, 7),
+        "state.gripper_position": (6, 1),
+        "action.joint_position": (14, 7),
+        "action.gripper_position": (12, 1),
+    }
+
+
+def test_quadrants_leave_what_is_unused_black():
+    assert quadrants("a", "b", "c") == (("a", "c"), ("b", None))
+    assert quadrants("a", "b") == (("a", None), ("b", None))
+    with pytest.raises(ConfigError, match="one to three views, got 4"):
+        quadrants("a", "b", "c", "d")
+
+
+def part(**fields) -> Part:
+    return Part(**{"key": "state.x", "feature": "x", "dim": 3, **fields})
+
+
+REFUSED_PARTS = {
+    "key='joint'": {"key": "joint"},
+    "dim=0 must be at least 1": {"dim": 0},
+    "start=-1 must be 0 or more": {"start": -1},
+    "normalization='q95' must be": {"normalization": "q95"},
+    "belong to action parts": {"reference": "state.y"},
+    "must be a tuple of names": {"aliases": "state"},
+    "repeat a column name": {"aliases": ("x",)},
+    "gripper.index=3 lies outside": {"key": "action.x", "gripper": Gripper(index=3)},
+}
+
+
+@pytest.mark.parametrize(("message", "fields"), REFUSED_PARTS.items(), ids=REFUSED_PARTS)
+def test_part_refuses(message, fields):
+    with pytest.raises(ConfigError, match=message):
+        part(**fields)
+
+
+def test_view_refuses():
+    with pytest.raises(ConfigError, match=r"size=\(0, 4\).*height, width"):
+        View(key="video.x", feature="x", size=(0, 4))
+    with pytest.raises(ConfigError, match=r"key='image' must be 'video\.<name>'"):
+        View(key="image", feature="x")
+
+
+VIEW = LIBERO.views[0]
+WIDE = Part(key="state.wide", feature="wide", dim=65)
+RELATIVE = Part(key="action.x", feature="action", dim=7, reference="state.stat")
+REFUSED = {
+    "tag='my robot'": {"tag": "my robot"},
+    r"views=.* must be a tuple of at least one View": {"views": VIEW},
+    r"state=\(\) must be a tuple of at least one Part": {"state": ()},
+    "one alone is written with a comma": {"tiles": ("video.image",)},
+    "action holds the part 'state.state'": {"action": LIBERO.state},
+    "keys occur more than once: video.image": {"views": (VIEW, VIEW)},
+    "tiles name 'video.wrist'.* Did you mean 'video.wrist_image'": {
+        "tiles": (("video.image", "video.wrist"),)
+    },
+    "views in no tile: video.wrist_image": {"tiles": (("video.image",),)},
+    "must divide the widest row of 3": {
+        "tiles": (("video.image", "video.wrist_image"), ("video.image", None, None))
+    },
+    "need the same size": {"views": (VIEW, replace(LIBERO.views[1], size=(128, 128)))},
+    "no state part. Did you mean 'state.state'": {"action": (RELATIVE,)},
+    "action.x has 7 numbers, its reference state.state has 8": {
+        "action": (replace(RELATIVE, reference="state.state"),)
+    },
+    "state parts add up to 65 numbers, the network takes 64": {"state": (WIDE,)},
+    r"prompt must hold \{task\} and no other field, got name": {"prompt": "do {name}"},
+    "prompt .* is no template": {"prompt": "do {task"},
+    r"language='task' must be 'annotation\.<name>'": {"language": "task"},
+    "crop_scale=1.5": {"crop_scale": 1.5},
+}
+
+
+@pytest.mark.parametrize(("message", "fields"), REFUSED.items(), ids=REFUSED)
+def test_embodiment_refuses(message, fields):
+    with pytest.raises(ConfigError, match=message):
+        replace(LIBERO, **fields)
+
+
+def test_every_fault_is_named_at_once():
+    with pytest.raises(ConfigError) as caught:
+        replace(LIBERO, prompt="{robot}", tiles=(("video.image",),), state=(WIDE,))
+    for fault in ("video.wrist_image", "65 numbers", "{task}"):
+        assert fault in str(caught.value)
+
+
+def test_a_robot_is_described_in_a_few_lines():
+    robot = Embodiment(
+        tag="arm",
+        projector_id=0,
+        views=(View(key="video.front", feature="observation.images.front"),),
+        state=(Part(key="state.joints", feature="observation.state", dim=6),),
+        action=(Part(key="action.joints", feature="action", dim=6),),
+        tiles=(("video.front",),),
+        prompt="A robot shall {task}",
+        timing=LIBERO.timing,
+    )
+    assert robot.observation_keys == ("video.front", "state.joints", "annotation.task")
+    assert robot.image_size == (256, 256)
