@@ -11,6 +11,7 @@ from dzrobot.policies.dreamzero.network.config import (
     TextConfig,
     VaeConfig,
 )
+from golden_kinds.registry import Golden
 
 # Entries of the manifests that say nothing about our network, with the only value they may have.
 _FIXED: dict[str, Any] = {
@@ -43,9 +44,13 @@ def vae_config(config: Mapping[str, Any], kind: str) -> VaeConfig:
     return VaeConfig(version={"vae21": "2.1", "vae22": "2.2"}[kind], **sizes)
 
 
-def network_config(config: Mapping[str, Any], **dit: Any) -> NetworkConfig:
+def network_config(golden: Golden, **dit: Any) -> NetworkConfig:
     """Return the whole network of a ``head_*`` or ``weights`` manifest."""
-    image = image_config(config["clip"])
+    config = golden.manifest["config"]
+    weights = golden.companion() if "weights_file" in golden.manifest else golden
+    # The manifest leaves out the width of the unused projection; only its weights tell.
+    (projection,) = (t for name, t in weights.tensors.items() if name.endswith("visual.head"))
+    image = image_config({**config["clip"], "embed_dim": projection.shape[1]})
     return NetworkConfig(
         dit=dit_config(config["dit"], clip_dim=image.vision_dim, **dit),
         text=text_config(config["text"]),
