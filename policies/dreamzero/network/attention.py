@@ -1,0 +1,149 @@
+"""Self-attention back ends: training (dense or packed) and inference over a key-value cache.
+
+All follow :mod:`~dzrobot.policies.dreamzero.network.pattern`. They are plain objects handed to the
+blocks, so the network holds no episode and no mask.
+
+Packed attention makes one dense call per group of queries with the same keys. Those calls take no
+mask, so every device runs its fastest kernel forward and backward, under activation checkpointing
+and ``torch.compile`` alike. A mask-compiling kernel (FlexAttention) was not chosen: segment edges
+(50, 100, 16 tokens) do not meet its 128-token tiles, and it has no backward without a GPU.
+
+Shapes: B batch, L tokens of the sequence, Q queries, T cached tokens, H heads, K width of one head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from dzrobot.policies.dreamzero.network.pattern import (
+    AttentionPattern,
+    Group,
+    Span,
+    dense_mask,
+    group_mask,
+)
+
+Backend = Literal["dense", "packed"]
+
+
+class Attention(Protocol):
+    """How the tokens of one sequence attend each other."""
+
+    @property
+    def first_query(self) -> int:
+        """Return the first token whose output is wanted; the earlier ones are only keys."""
+        ...
+
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """Return (timesteps, tokens per timestep) of each part of the sequence."""
+        ...
+
+    def __call__(self, q_BQHK: Tensor, k_BLHK: Tensor, v_BLHK: Tensor) -> Tensor:
+        """Return the attended values (B, Q, H, K) of the queries from ``first_query`` on."""
+        ...
+
+
+def train_attention(
+    pattern: AttentionPattern, backend: Backend, device: torch.device, *, noisy_only: bool = False
+) -> "DenseAttention | PackedAttention":
+    """Return the back end that runs a training pattern.
+
+    Args:
+        pattern: What attends what.
+        backend: ``packed``, or ``dense`` for the plain form with an (L, L) mask.
+        device: Where the mask lies.
+        noisy_only: Leave out the queries of the clean half: all that the last block is asked for.
+    """
+    first = len(pattern.layout.clean) if noisy_only else 0
+    runs = pattern.layout.runs
+    if backend == "dense":
+        return DenseAttention(dense_mask(pattern, device)[first:], runs, first)
+    groups = tuple(group for group in pattern.groups if group.queries[0].start >= first)
+    return PackedAttention(groups, runs, first)
+
+
+@dataclass(frozen=True, eq=False)
+class DenseAttention:
+    """One masked call over the whole sequence: the plain form."""
+
+    mask_QL: Tensor
+    runs: tuple[tuple[int, int], ...]
+    first_query: int
+
+    def __call__(self, q_BQHK: Tensor, k_BLHK: Tensor, v_BLHK: Tensor) -> Tensor:
+        """Return the attended values (B, Q, H, K)."""
+        return attend(q_BQHK, k_BLHK, v_BLHK, self.mask_QL)
+
+
+@dataclass(frozen=True)
+class PackedAttention:
+    """One dense call per group of queries with the same keys."""
+
+    groups: tuple[Group, ...]
+    runs: tuple[tuple[int, int], ...]
+    first_query: int
+
+    def __call__(self, q_BQHK: Tensor, k_BLHK: Tensor, v_BLHK: Tensor) -> Tensor:
+        """Return the attended values (B, Q, H, K)."""
+        pieces: list[tuple[int, Tensor]] = []
+        for group in self.groups:
+            out_BGHK = self._group(group, q_BQHK, k_BLHK, v_BLHK)
+            parts = out_BGHK.split_with_sizes([len(span) for span in group.queries], dim=1)
+            pieces += zip((span.start for span in group.queries), parts, strict=True)
+        pieces.sort(key=lambda piece: piece[0])
+        return torch.cat([part for _, part in pieces], dim=1)
+
+    def _group(self, group: Group, q_BQHK: Tensor, k_BLHK: Tensor, v_BLHK: Tensor) -> Tensor:
+        if group.queries == group.keys and len(group.keys[0]) == 1:
+            # A softmax over one key is one: a lone state token gets its own value.
+            return v_BLHK[:, group.keys[0].slice]
+        mask = group_mask(group).to(q_BQHK.device) if group.causal else None
+        return attend(
+            _take(q_BQHK, group.queries, -self.first_query),
+            _take(k_BLHK, group.keys),
+            _take(v_BLHK, group.keys),
+            mask,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class CachedAttention:
+    """Inference: new tokens see the cached past and each other, without a mask (section 2.7)."""
+
+    keys_BTHK: Tensor
+    """Preallocated keys of one layer; the first ``past`` are valid."""
+
+    values_BTHK: Tensor
+    """Preallocated values of one layer."""
+
+    past: int
+    """Cached tokens; the new ones are written behind them and stay only if committed."""
+
+    runs: tuple[tuple[int, int], ...]
+    """(timesteps, tokens per timestep) of each part of the new tokens."""
+
+    first_query: int = 0
+
+    def __call__(self, q_BQHK: Tensor, k_BLHK: Tensor, v_BLHK: Tensor) -> Tensor:
+        """Write the new keys and values behind the past, then attend all of them."""
+        stop = self.past + k_BLHK.shape[1]
+        self.keys_BTHK[:, self.past : stop] = k_BLHK
+        self.values_BTHK[:, self.past : stop] = v_BLHK
+        return attend(q_BQHK, self.keys_BTHK[:, :stop], self.values_BTHK[:, :stop])
+
+
+def attend(q_BQHK: Tensor, k_BLHK: Tensor, v_BLHK: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return softmax attention (B, Q, H, K); ``mask`` is boolean or an additive bias."""
+    q, k, v = (x.transpose(1, 2) for x in (q_BQHK, k_BLHK, v_BLHK))
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
+
+
+def _take(x_BLHK: Tensor, spans: Sequence[Span], shift: int = 0) -> Tensor:
+    """Return the tokens of the spans, a view where there is one span."""
+    parts = [x_BLHK[:, span.start + shift : span.stop + shift] for span in spans]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

@@ -1,0 +1,326 @@
+"""The causal transformer that denoises future video and actions together.
+
+Source: DreamZero model, section 2. Parameter names and shapes are those of published checkpoints
+below ``action_head.model.``; there are no buffers. Timesteps travel inside plain dataclasses and
+are used in float32 or better, so no mixed-precision cast of module inputs can round them.
+
+Shapes: B batch, F latent frames, C channels, Y latent rows, X latent columns, L tokens, D width,
+G distinct timesteps, A actions, M width of an action, S states, E width of an embedding, N rows of
+the prompt, P rows of the image embedding.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from dzrobot.policies.dreamzero.network.attention import (
+    Attention,
+    Backend,
+    CachedAttention,
+    train_attention,
+)
+from dzrobot.policies.dreamzero.network.cache import KVCache
+from dzrobot.policies.dreamzero.network.config import PATCH, DiTConfig
+from dzrobot.policies.dreamzero.network.layers import (
+    ActionEncoder,
+    Block,
+    CategoryLinear,
+    CategoryMLP,
+    Conditioning,
+    Context,
+    ContextKV,
+    Head,
+    ImageProjection,
+    sinusoid,
+)
+from dzrobot.policies.dreamzero.network.pattern import AttentionPattern, TokenLayout
+from dzrobot.policies.dreamzero.network.rope import rope_table
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Prompting:
+    """What a forward pass is conditioned on: prompt embedding and embedding of the first image."""
+
+    text_BNE: Tensor
+    """Prompt embedding; rows of padding are zero."""
+
+    image_BPE: Tensor
+
+    text_bias_BN: Tensor | None = None
+    """Added to the attention scores of the prompt rows, where rows stand for several; else None."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Controls:
+    """Noisy actions of one or more blocks, and the states they start from."""
+
+    action_BAM: Tensor
+    timestep_BA: Tensor
+    """Noise level of each action, 0 to 1000, float32 or integer."""
+
+    state_BSM: Tensor
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainInputs:
+    """One training forward pass."""
+
+    noisy_BCFYX: Tensor
+    clean_BCFYX: Tensor
+    timestep_BF: Tensor
+    """Noise level of each frame, 0 to 1000, float32 or integer."""
+
+    controls: Controls
+    prompting: Prompting
+    first_frame_BCFYX: Tensor | None = None
+    """Mask and latents of the first frame, concatenated to the channels; None for the 5B."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StepInputs:
+    """One inference forward pass over new frames."""
+
+    video_BCFYX: Tensor
+    timestep_BF: Tensor
+    start_frame: int
+    """Absolute index of the first new frame."""
+
+    controls: Controls | None = None
+    """None where frames are only read into the cache."""
+
+    first_frame_BCFYX: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class TrainForm:
+    """Which of the equal forms of the training forward pass runs."""
+
+    backend: Backend = "packed"
+    exact_savings: bool = True
+    """Leave out what nothing depends on: the last clean block, the last layer's clean half."""
+
+
+class CausalDiT(nn.Module):
+    """The transformer; :meth:`forward` trains, :meth:`step` denoises over a cache."""
+
+    def __init__(self, config: DiTConfig) -> None:
+        """Build the network of ``config`` with fresh weights."""
+        super().__init__()
+        self.config = config
+        dim, patch = config.dim, (1, PATCH, PATCH)
+        self.patch_embedding = nn.Conv3d(config.in_dim, dim, kernel_size=patch, stride=patch)
+        self.text_embedding = nn.Sequential(
+            nn.Linear(config.text_dim, dim), nn.GELU(approximate="tanh"), nn.Linear(dim, dim)
+        )
+        self.time_embedding = nn.Sequential(
+            nn.Linear(config.freq_dim, dim), nn.SiLU(), nn.Linear(dim, dim)
+        )
+        self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
+        self.img_emb = ImageProjection(config.clip_dim, dim)
+        self.state_encoder = CategoryMLP(config.max_state_dim, config.hidden_size, dim)
+        self.action_encoder = ActionEncoder(config.action_dim, dim)
+        self.action_decoder = CategoryMLP(dim, config.hidden_size, config.action_dim)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.head = Head(config, config.out_dim * PATCH**2)
+
+    def forward(self, inputs: TrainInputs, form: TrainForm = TrainForm()) -> tuple[Tensor, Tensor]:
+        """Return the predicted velocities of video (B, C, F, Y, X) and actions (B, A, M).
+
+        An odd last latent row or column is left out of the prediction.
+        """
+        layout = self.train_layout(inputs, form)
+        clean_BCFYX = inputs.clean_BCFYX[:, :, : layout.clean_frames]
+        clean_BLD = self.embed_video(clean_BCFYX, inputs.first_frame_BCFYX)
+        noisy_BLD = self.embed_video(inputs.noisy_BCFYX, inputs.first_frame_BCFYX)
+        x_BLD = torch.cat([clean_BLD, noisy_BLD, *self._controls(inputs.controls)], dim=1)
+
+        zero_B1 = torch.zeros_like(inputs.timestep_BF[:, :1])
+        time_BGD = self._time([zero_B1, inputs.timestep_BF], inputs.controls)
+        given = Conditioning(
+            self._modulation(time_BGD),
+            rope_table(layout, self.config.head_dim, x_BLD.device),
+            self.embed_context(inputs.prompting),
+        )
+        for block, attention in self._routes(layout, form, x_BLD.device):
+            x_BLD = block(x_BLD, given, attention)
+        # With the savings on, the clean half has already gone.
+        x_BLD = x_BLD[:, x_BLD.shape[1] - layout.length + len(layout.clean) :]
+        return self._decode(x_BLD, time_BGD[:, 1 : 1 + layout.frames], layout)
+
+    def step(
+        self, inputs: StepInputs, cache: KVCache, contexts: Sequence[Context | ContextKV]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the velocities of new frames (B, C, F, Y, X) and their actions (B, A, M), if any.
+
+        The keys and values of the new frames are written behind the cache's valid part; they stay
+        only if the caller commits them with :meth:`KVCache.commit`.
+
+        Args:
+            inputs: The new frames, noisy or, with timestep 0, clean.
+            cache: The past; its rows are the batch.
+            contexts: For each block the context, best with keys and values from :meth:`project`.
+        """
+        layout = self.step_layout(inputs)
+        x_BLD = self.embed_video(inputs.video_BCFYX, inputs.first_frame_BCFYX)
+        if inputs.controls is not None:
+            x_BLD = torch.cat([x_BLD, *self._controls(inputs.controls)], dim=1)
+        time_BGD = self._time([inputs.timestep_BF], inputs.controls)
+        time_BG6D = self._modulation(time_BGD)
+        rope = rope_table(layout, self.config.head_dim, x_BLD.device)
+        for index, (block, context) in enumerate(zip(self.blocks, contexts, strict=True)):
+            attention = CachedAttention(*cache.layer(index), cache.length, layout.runs)
+            x_BLD = block(x_BLD, Conditioning(time_BG6D, rope, context), attention)
+        video_BCFYX, action_BAM = self._decode(x_BLD, time_BGD[:, : layout.frames], layout)
+        return video_BCFYX, None if inputs.controls is None else action_BAM
+
+    def embed_context(self, prompting: Prompting) -> Context:
+        """Return prompt and image embedding in the width of the transformer."""
+        text_BND = self.text_embedding(prompting.text_BNE.to(self.dtype))
+        image_BPD = self.img_emb(prompting.image_BPE.to(self.dtype))
+        bias_BN = prompting.text_bias_BN
+        return Context(text_BND, image_BPD, None if bias_BN is None else bias_BN.to(self.dtype))
+
+    def project(self, context: Context) -> list[ContextKV]:
+        """Return the context's keys and values in every block: once per chunk, not per step."""
+        return [block.cross_attn.project(context) for block in self._blocks()]
+
+    def embed_video(self, video_BCFYX: Tensor, first_frame_BCFYX: Tensor | None) -> Tensor:
+        """Return video tokens (B, L, D) in the order frame, row, column."""
+        video_BCFYX = video_BCFYX.to(self.dtype)
+        if first_frame_BCFYX is not None:
+            y_BCFYX = first_frame_BCFYX[:, :, : video_BCFYX.shape[2]]
+            video_BCFYX = torch.cat([video_BCFYX, y_BCFYX.to(self.dtype)], dim=1)
+        rows, columns = (side // PATCH for side in video_BCFYX.shape[-2:])
+        even_BCFYX = video_BCFYX[..., : rows * PATCH, : columns * PATCH]
+        # The convolution does not overlap, so it is a linear layer on patches.
+        patches = even_BCFYX.reshape(*video_BCFYX.shape[:3], rows, PATCH, columns, PATCH)
+        patches_BLV = patches.permute(0, 2, 3, 5, 1, 4, 6).flatten(4).flatten(1, 3)
+        weight = self.patch_embedding.weight.flatten(1)
+        return nn.functional.linear(patches_BLV, weight, self.patch_embedding.bias)
+
+    def train_layout(self, inputs: TrainInputs, form: TrainForm) -> TokenLayout:
+        """Return where the tokens of a training pass lie.
+
+        Raises:
+            ValueError: Frames, actions and states make no whole blocks.
+        """
+        config = self.config
+        frames, rows, columns = _token_grid(inputs.noisy_BCFYX)
+        actions, states = inputs.controls.action_BAM.shape[1], inputs.controls.state_BSM.shape[1]
+        blocks = (frames - 1) // config.num_frame_per_block
+        wanted = (
+            1 + blocks * config.num_frame_per_block,
+            blocks * config.num_action_per_block,
+            blocks * config.num_state_per_block,
+        )
+        if blocks < 1 or (frames, actions, states) != wanted:
+            raise ValueError(
+                f"{frames} latent frames, {actions} actions and {states} states make no whole "
+                f"blocks of {config.num_frame_per_block}, {config.num_action_per_block} and "
+                f"{config.num_state_per_block}; the first frame stands alone"
+            )
+        dropped = config.num_frame_per_block if form.exact_savings else 0
+        return self._layout((frames, rows, columns), actions, states, clean_frames=frames - dropped)
+
+    def step_layout(self, inputs: StepInputs) -> TokenLayout:
+        """Return where the new tokens of an inference pass lie."""
+        grid, controls = _token_grid(inputs.video_BCFYX), inputs.controls
+        if controls is None:
+            return self._layout(grid, 0, 0, start_frame=inputs.start_frame)
+        actions, states = controls.action_BAM.shape[1], controls.state_BSM.shape[1]
+        return self._layout(grid, actions, states, start_frame=inputs.start_frame)
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Give every parameter a fresh value (section 1.4); the head predicts zero."""
+        for module in self.modules():
+            match module:
+                case nn.Linear():
+                    nn.init.xavier_uniform_(module.weight)
+                    nn.init.zeros_(module.bias)
+                case nn.Conv3d():
+                    nn.init.xavier_uniform_(module.weight.flatten(1))
+                    nn.init.zeros_(cast(Tensor, module.bias))
+                case CategoryLinear():
+                    nn.init.normal_(module.W, std=0.02)
+                    nn.init.zeros_(module.b)
+                case Block() | Head():
+                    nn.init.normal_(module.modulation, std=self.config.dim**-0.5)
+        for sequence in (self.text_embedding, self.time_embedding):
+            nn.init.normal_(cast(Tensor, sequence[0].weight), std=0.02)
+            nn.init.normal_(cast(Tensor, sequence[2].weight), std=0.02)
+        nn.init.zeros_(self.head.head.weight)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype that the forward pass computes in."""
+        return self.patch_embedding.weight.dtype
+
+    def _blocks(self) -> Iterator[Block]:
+        return (cast(Block, block) for block in self.blocks)
+
+    def _layout(
+        self, grid: tuple[int, int, int], actions: int, states: int, *, clean_frames: int = 0,
+        start_frame: int = 0,
+    ) -> TokenLayout:  # fmt: skip
+        frames, rows, columns = grid
+        return TokenLayout(
+            frames=frames, rows=rows, columns=columns, actions=actions, states=states,
+            block_frames=self.config.num_frame_per_block,
+            block_actions=self.config.num_action_per_block,
+            block_states=self.config.num_state_per_block,
+            clean_frames=clean_frames, start_frame=start_frame,
+        )  # fmt: skip
+
+    def _routes(
+        self, layout: TokenLayout, form: TrainForm, device: torch.device
+    ) -> Iterator[tuple[nn.Module, Attention]]:
+        """Yield each block with its attention; the last one may leave out the clean queries."""
+        pattern = AttentionPattern(layout, self.config.max_chunk_size)
+        whole = train_attention(pattern, form.backend, device)
+        last = train_attention(pattern, form.backend, device, noisy_only=form.exact_savings)
+        for index, block in enumerate(self.blocks):
+            yield block, last if index == len(self.blocks) - 1 else whole
+
+    def _controls(self, controls: Controls) -> tuple[Tensor, Tensor]:
+        """Return action tokens (B, A, D) and state tokens (B, S, D)."""
+        return (
+            self.action_encoder(controls.action_BAM.to(self.dtype), controls.timestep_BA),
+            self.state_encoder(controls.state_BSM.to(self.dtype)),
+        )
+
+    def _time(self, timesteps: list[Tensor], controls: Controls | None) -> Tensor:
+        """Return the time embeddings (B, G, D): given ones, actions, states."""
+        if controls is not None:
+            # A state has the noise level of its block's first action.
+            every = controls.timestep_BA.shape[1] // controls.state_BSM.shape[1]
+            timesteps = [*timesteps, controls.timestep_BA, controls.timestep_BA[:, ::every]]
+        waves_BGE = sinusoid(torch.cat(timesteps, dim=1), self.config.freq_dim)
+        time_BGD: Tensor = self.time_embedding(waves_BGE.to(self.dtype))
+        return time_BGD
+
+    def _modulation(self, time_BGD: Tensor) -> Tensor:
+        """Return shift, scale and gate of every timestep, (B, G, 6, D)."""
+        return torch.unflatten(self.time_projection(time_BGD), -1, (6, -1))
+
+    def _decode(
+        self, x_BLD: Tensor, time_BFD: Tensor, layout: TokenLayout
+    ) -> tuple[Tensor, Tensor]:
+        """Return the velocities of video and actions from tokens without the clean half."""
+        video_BLD, action_BAD, _ = x_BLD.split_with_sizes(
+            [len(layout.video), layout.actions, layout.states], dim=1
+        )
+        patches_BLV = self.head(video_BLD, time_BFD)
+        grid = (layout.frames, layout.rows, layout.columns)
+        patches = patches_BLV.view(len(patches_BLV), *grid, PATCH, PATCH, -1)
+        video_BCFYX = patches.permute(0, 6, 1, 2, 4, 3, 5).flatten(5).flatten(3, 4)
+        return video_BCFYX, self.action_decoder(action_BAD)
+
+
+def _token_grid(video_BCFYX: Tensor) -> tuple[int, int, int]:
+    """Return frames, token rows and token columns."""
+    frames, rows, columns = video_BCFYX.shape[2:]
+    return frames, rows // PATCH, columns // PATCH
