@@ -14,6 +14,7 @@ def register_envs() -> None:
     for suite, steps in LIBERO_STEPS.items():
         _register(f"dzrobot/libero_{suite}-v0", _LIBERO, steps, {"suite": f"libero_{suite}"})
     _register("dzrobot/lift-v0", "dzrobot.envs.libero.lift:LiftEnv", 150, {})
+    _register("dzrobot/point-v0", "dzrobot.envs.fakes:PointEnv", 60, {})
     for name in ("Franka-PnP-v0", "dzrobot/Franka-PnP-v0"):
         _register(name, _FRANKA, 240, {}, nondeterministic=True)
 

@@ -1,0 +1,137 @@
+"""A light environment that looks like LIBERO from outside, for trying out policies and rollouts."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.spaces import action_space, observation_space
+from dzrobot.envs.starts import Starts
+from dzrobot.errors import ModalityError, SimulatorError
+
+Observation = dict[str, Any]
+
+COLOURS = {"red": (200, 40, 40), "green": (40, 160, 40), "yellow": (220, 200, 40)}
+"""One task per colour of the mark."""
+
+STARTS = 50
+"""Numbered starts per task, as in LIBERO."""
+
+_POINT = (40, 40, 200)
+_STEP = 0.1
+_NEAR = 0.1
+
+
+class PointEnv(gym.Env[Observation, np.ndarray]):
+    """Move a point in the square [-1, 1] x [-1, 1] onto a coloured mark.
+
+    Observation and action have the keys and dimensions of ``libero_sim``; nothing is simulated, so
+    thousands of steps take a second. ``video.image`` shows the square from above,
+    ``video.wrist_image`` the surroundings of the point. ``state.state`` is point (x, y, 0), mark
+    (x, y, 0), gripper opening (g, -g). Action: the first two numbers move the point by up to 0.1,
+    the last closes the gripper above 0.
+
+    Args:
+        task_id: Which colour the mark has; in [0, 3).
+        resolution: Height and width of both pictures in pixels.
+        render_mode: ``"rgb_array"`` or None.
+        crash_at: Step of each episode, from 1, that raises :class:`SimulatorError`. None: never.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 (Gymnasium's own)
+
+    def __init__(
+        self,
+        *,
+        task_id: int = 0,
+        resolution: int = 64,
+        render_mode: str | None = None,
+        crash_at: int | None = None,
+    ) -> None:
+        if task_id not in range(len(COLOURS)):
+            raise ModalityError(
+                f"task_id={task_id} does not exist; there are 0 to {len(COLOURS) - 1}."
+            )
+        embodiment = load_embodiment("libero_sim")
+        self.observation_space = observation_space(
+            embodiment, {"state.state": (-1.0, 1.0)}, resolution=(resolution, resolution)
+        )
+        self.action_space = action_space(embodiment)
+        self.render_mode = render_mode
+        self.task_id = task_id
+        self.task = f"move the point to the {list(COLOURS)[task_id]} mark"
+        self._resolution = resolution
+        self._crash_at = crash_at
+        self._starts = Starts(STARTS)
+        self._start = -1
+        self._steps = 0
+        self._point = np.zeros(2, np.float32)
+        self._mark = np.zeros(2, np.float32)
+        self._closed = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode; see :class:`Starts` for which start it takes."""
+        super().reset(seed=seed)
+        self._start = self._starts.choose(seed, options)
+        generator = np.random.default_rng([self.task_id, self._start])
+        self._point = generator.uniform(-0.9, -0.3, 2).astype(np.float32)
+        self._mark = generator.uniform(0.2, 0.9, 2).astype(np.float32)
+        self._closed = False
+        self._steps = 0
+        return self._observe(), self._info()
+
+    def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Move the point by the first two numbers of ``action`` (7,), each in [-1, 1]."""
+        if np.shape(action) != self.action_space.shape or not np.isfinite(action).all():
+            raise ModalityError(f"an action is 7 finite numbers in [-1, 1], got {action!r}.")
+        self._steps += 1
+        if self._steps == self._crash_at:
+            raise SimulatorError(f"the point env was told to fail at step {self._crash_at}.")
+        move = np.clip(action[:2], -1.0, 1.0).astype(np.float32)
+        self._point = np.clip(self._point + np.float32(_STEP) * move, -1.0, 1.0)
+        self._closed = bool(action[6] > 0)
+        reached = self._reached()
+        return self._observe(), float(reached), reached, False, self._info()
+
+    def render(self) -> np.ndarray:  # type: ignore[override]
+        """Return the square from above, ``(H, W, 3)`` uint8."""
+        return self._picture(np.zeros(2, np.float32), 1.0)
+
+    def _reached(self) -> bool:
+        return bool(np.abs(self._mark - self._point).max() < _NEAR)
+
+    def _observe(self) -> Observation:
+        opening = 0.0 if self._closed else 0.04
+        return {
+            "video.image": self._picture(np.zeros(2, np.float32), 1.0),
+            "video.wrist_image": self._picture(self._point, 0.5),
+            "state.state": np.array(
+                [*self._point, 0, *self._mark, 0, opening, -opening], np.float32
+            ),
+            "annotation.task": self.task,
+        }
+
+    def _info(self) -> dict[str, Any]:
+        reached = self._reached()
+        return {
+            "is_success": reached,
+            "task": self.task,
+            "init_state_id": self._start,
+            "reset_reason": "success" if reached else "",
+        }
+
+    def _picture(self, centre: np.ndarray, reach: float) -> np.ndarray:
+        """Return the part of the square within ``reach`` of ``centre``."""
+        picture = np.full((self._resolution, self._resolution, 3), 230, np.uint8)
+        grid = np.linspace(-reach, reach, self._resolution, dtype=np.float32)
+        for place, colour in (
+            (self._mark, list(COLOURS.values())[self.task_id]),
+            (self._point, _POINT),
+        ):
+            columns = np.abs(grid + centre[0] - place[0]) < _NEAR
+            rows = np.abs(grid + centre[1] - place[1]) < _NEAR
+            picture[np.ix_(rows, columns)] = colour
+        return picture
