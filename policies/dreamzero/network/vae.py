@@ -56,9 +56,11 @@ class Vae(nn.Module):
         cache = _new_cache(self.coder.encoder)
         # The first frame stands alone; the causal convolutions carry on from chunk to chunk.
         chunks = video_B3THW.split([1] + [stride] * (frames // stride), dim=2)
-        encoded = [self.coder.encoder(x, feat_cache=cache, feat_idx=[0]) for x in chunks]
-        moments = self.coder.quant_conv(torch.cat(encoded, dim=2))
-        return self._normalise(moments[:, : self.config.z_dim])
+        moments = [
+            self.coder.quant_conv(self.coder.encoder(x, feat_cache=cache, feat_idx=[0]))
+            for x in chunks
+        ]
+        return self._normalise(torch.cat(moments, dim=2)[:, : self.config.z_dim])
 
     def encode_first_frame(self, frame_B3HW: Tensor) -> Tensor:
         """Return the latent (B, C, 1, h, w) of single frames; equals latent 0 of any such clip."""

@@ -1,0 +1,117 @@
+"""Prompt embeddings: exact savings, masks, cache and tokenizer."""
+
+import copy
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from dzrobot.errors import CheckpointError
+from dzrobot.policies.dreamzero.network.config import TextConfig
+from dzrobot.policies.dreamzero.network.text import PromptCache, TextEncoder
+from dzrobot.policies.dreamzero.network.tokenizer import PromptTokenizer, clean
+
+LENGTHS = (19, 8, 1, 40)
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    torch.manual_seed(0)
+    config = TextConfig(vocab=90, dim=16, dim_attn=16, dim_ffn=24, num_heads=4, num_layers=2)
+    return TextEncoder(config).eval().requires_grad_(requires_grad=False)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    ids = torch.randint(2, 90, (len(LENGTHS), 40), generator=torch.Generator().manual_seed(1))
+    mask = (torch.arange(40) < torch.tensor(LENGTHS)[:, None]).long()
+    return ids * mask, mask
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_real_length_equals_padded(encoder, prompts, dtype):
+    encoder = copy.deepcopy(encoder).to(dtype)
+    ids, mask = prompts
+    for count in range(1, len(ids)):
+        full = encoder.stack(input_ids=ids[:count], attention_mask=mask[:count]).last_hidden_state
+        embedded = encoder(ids[:count], mask[:count])
+        tolerance = 1e-6 if dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(
+            embedded, full * mask[:count, :, None].to(dtype), rtol=tolerance, atol=tolerance
+        )
+        assert embedded.dtype == dtype
+
+
+def test_each_prompt_is_masked_by_its_own_length(encoder, prompts):
+    ids, mask = prompts
+    embedded = encoder(ids, mask)
+    for row, length in zip(embedded, LENGTHS, strict=True):
+        assert not row[length:].any()
+        assert row[:length].abs().amin(dim=0).max() > 0
+    alone = torch.cat([encoder(ids[i : i + 1], mask[i : i + 1]) for i in range(len(ids))])
+    torch.testing.assert_close(embedded, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_cache_is_exact_whatever_comes_together(encoder, prompts):
+    ids, mask = prompts
+    cache, other = PromptCache(), PromptCache()
+    together = cache.embed(encoder, ids, mask)
+    again = torch.cat([other.embed(encoder, ids[i : i + 1], mask[i : i + 1]) for i in (3, 2, 1, 0)])
+
+    assert torch.equal(together, again.flip(0))
+    assert torch.equal(cache.embed(encoder, ids[[1, 1]], mask[[1, 1]]), together[[1, 1]])
+    assert len(cache) == len(ids)
+
+
+def test_cache_runs_the_encoder_once_per_prompt_and_forgets_the_oldest(encoder, prompts):
+    ids, mask = prompts
+    runs = []
+    hook = encoder.register_forward_hook(lambda *_: runs.append(1))
+    cache = PromptCache(capacity=2)
+    for i in (0, 1, 0, 2, 0, 1):
+        cache.embed(encoder, ids[i : i + 1], mask[i : i + 1])
+    hook.remove()
+    # 0 and 1 are new; 2 pushes out 1, which is then new again.
+    assert len(runs) == 4
+    assert len(cache) == 2
+
+
+def test_cached_rows_can_be_trained_on_after_inference(encoder, prompts):
+    ids, mask = prompts
+    cache = PromptCache()
+    with torch.inference_mode():
+        cache.embed(encoder, ids, mask)
+    weight = torch.ones(16, 3, requires_grad=True)
+    (cache.embed(encoder, ids, mask) @ weight).sum().backward()
+    assert weight.grad.any()
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory):
+    words = {word: i for i, word in enumerate(["<pad>", "<unk>", "pick", "&", "cup"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder = tmp_path_factory.mktemp("tokenizer")
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>"
+    ).save_pretrained(folder)
+    return folder
+
+
+def test_tokenizer_cleans_pads_and_cuts(tokenizer_folder):
+    ids, mask = PromptTokenizer(tokenizer_folder, text_len=4)(
+        [" pick \n &amp;amp;\tcup ", "pick " * 9]
+    )
+    assert ids.tolist() == [[2, 3, 4, 0], [2, 2, 2, 2]]
+    assert mask.tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+
+
+def test_cleaning_repairs_text():
+    assert clean("  the &lt;red&gt;   cup\n") == "the <red> cup"
+    assert clean("cafÃ© &amp;lt; bar") == "café < bar"
+
+
+def test_missing_tokenizer_names_the_remedy(tmp_path):
+    with pytest.raises(CheckpointError, match=r"download google/umt5-xxl"):
+        PromptTokenizer(tmp_path / "nothing")

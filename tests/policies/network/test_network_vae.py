@@ -1,0 +1,109 @@
+"""Video latents: chunks, batches, and no state between calls."""
+
+import copy
+import threading
+
+import pytest
+import torch
+
+from dzrobot.errors import ModalityError
+from dzrobot.policies.dreamzero.network.config import VaeConfig
+from dzrobot.policies.dreamzero.network.vae import Vae
+
+CONFIGS = {
+    "2.1": VaeConfig(version="2.1", dim=4, z_dim=4),
+    "2.2": VaeConfig(version="2.2", dim=4, z_dim=6, dec_dim=6),
+}
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def vae(request):
+    torch.manual_seed(0)
+    vae = Vae(CONFIGS[request.param]).eval().requires_grad_(requires_grad=False)
+    for parameter in vae.parameters():
+        parameter.add_(0.05 * torch.randn_like(parameter))
+    return vae
+
+
+@pytest.fixture(scope="module")
+def video():
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(3, 3, 9, 32, 64, generator=generator) * 2 - 1
+
+
+def test_shapes(vae, video):
+    config = vae.config
+    latents = vae.encode(video)
+    stride = config.spatial_stride
+    assert latents.shape == (3, config.z_dim, config.latent_frames(9), 32 // stride, 64 // stride)
+    assert vae.decode(latents).shape == video.shape
+    assert vae.decode(latents).abs().max() <= 1
+
+
+def test_first_frame_alone_is_latent_zero_of_the_clip(vae, video):
+    first = vae.encode_first_frame(video[:, :, 0])
+    assert torch.equal(first, vae.encode(video)[:, :, :1])
+    conditioning = vae.encode_conditioning(video[:, :, 0], 9)
+    assert torch.equal(first, conditioning[:, :, :1])
+    grey = torch.cat([video[:, :, :1], torch.zeros_like(video[:, :, 1:])], dim=2)
+    assert torch.equal(conditioning, vae.encode(grey))
+
+
+def test_a_later_frame_does_not_change_earlier_latents(vae, video):
+    changed = video.clone()
+    changed[:, :, 5:] = 0
+    torch.testing.assert_close(vae.encode(changed)[:, :, :2], vae.encode(video)[:, :, :2])
+    assert not torch.equal(vae.encode(changed)[:, :, 2], vae.encode(video)[:, :, 2])
+
+
+def test_a_batch_equals_its_clips_alone(vae, video):
+    latents = vae.encode(video)
+    alone = torch.cat([vae.encode(clip[None]) for clip in video])
+    torch.testing.assert_close(latents, alone, rtol=1e-4, atol=1e-5)
+    decoded = torch.cat([vae.decode(latent[None]) for latent in latents])
+    torch.testing.assert_close(vae.decode(latents), decoded, rtol=1e-4, atol=1e-4)
+
+
+def test_a_call_leaves_nothing_on_the_module(vae, video):
+    def attributes():
+        return {
+            name: {k: copy.copy(v) for k, v in vars(module).items() if k != "_modules"}
+            for name, module in vae.named_modules()
+        }
+
+    before = attributes()
+    vae.decode(vae.encode(video))
+    assert attributes() == before
+
+
+def test_calls_may_overlap(vae, video):
+    expected = [vae.encode(clip[None]) for clip in video]
+    results = [None] * len(video)
+
+    def work(i):
+        results[i] = vae.encode(video[i][None])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(video))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result, wanted in zip(results, expected, strict=True):
+        assert torch.equal(result, wanted)
+
+
+@pytest.mark.parametrize("frames", [2, 4, 8])
+def test_frames_that_would_be_dropped_are_refused(vae, video, frames):
+    with pytest.raises(ModalityError, match=f"a clip of {frames} frames"):
+        vae.encode(video[:, :, :frames])
+
+
+def test_folding_pixels_is_undone(vae, video):
+    assert torch.equal(vae._unfold(vae._fold(video)), video)
+
+
+def test_half_precision_stays_near(vae, video):
+    full = vae.encode(video)
+    half = copy.deepcopy(vae).bfloat16().encode(video)
+    assert half.dtype == torch.bfloat16
+    assert (half.float() - full).norm() / full.norm() < 0.05
