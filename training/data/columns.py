@@ -1,0 +1,249 @@
+"""Numbers and instruction codes of a whole dataset, copied once from parquet into mapped files.
+
+Every worker maps the same files, so a hundred gigabytes of recordings cost each of them nothing but
+the pages it touches.
+"""
+
+import hashlib
+import json
+import shutil
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from dzrobot.errors import DatasetError, preview
+from dzrobot.training.data.lerobot import Catalog
+from dzrobot.training.data.resolution import Resolution
+
+Progress = Callable[[int, int], None]
+"""Called with files done and files in all."""
+
+_READERS = 4
+_FORMAT = 1
+"""Raised when the layout of the cache changes."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Mapped columns of one dataset; row ``catalog.episodes.offset[ordinal] + frame``."""
+
+    folder: Path
+    widths: Mapping[str, int]
+    texts: Mapping[str, tuple[str, ...]]
+    """Instruction by code, for every instruction column."""
+
+    faults: Mapping[int, str]
+    """Episodes that cannot be used, by ordinal, and why."""
+
+    _open: dict[str, NDArray[Any]] = field(default_factory=dict, repr=False, compare=False)
+
+    def vector(self, column: str) -> NDArray[np.float32]:
+        """Return a column of numbers, (frames, width) float32."""
+        return self._map(column)
+
+    def codes(self, column: str) -> NDArray[np.int32]:
+        """Return an instruction column, (frames,) int32: positions in ``texts[column]``."""
+        return self._map(column)
+
+    @property
+    def first_row(self) -> NDArray[np.int64]:
+        """Row of each episode's first frame within its data file, (episodes,)."""
+        return self._map("first_row")
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A pickled mapping would carry the whole column.
+        return {**self.__dict__, "_open": {}}
+
+    def _map(self, name: str) -> NDArray[Any]:
+        if name not in self._open:
+            self._open[name] = np.load(self.folder / _file_name(name), mmap_mode="r")
+        return self._open[name]
+
+
+def open_columns(
+    catalog: Catalog,
+    resolution: Resolution,
+    cache: Path,
+    progress: Progress | None = None,
+) -> Columns:
+    """Return the columns that ``resolution`` needs, building them if the cache has none.
+
+    Episodes whose files are absent or damaged end up in ``faults``; nothing is dropped silently.
+    """
+    vectors = sorted({source.column for source in resolution.vectors.values()})
+    texts = {source.column: source.kind for source in resolution.texts}
+    key = json.dumps([_FORMAT, catalog.identity, vectors, sorted(texts.items())])
+    folder = cache / f"columns-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    if not (folder / "columns.json").exists():
+        aside = folder.with_name(f"{folder.name}-{uuid.uuid4().hex}")
+        aside.mkdir(parents=True)
+        _Builder(catalog, vectors, texts, aside).build(progress)
+        _publish(aside, folder)
+    known = json.loads((folder / "columns.json").read_text())
+    return Columns(
+        folder=folder,
+        widths=known["widths"],
+        texts={name: tuple(values) for name, values in known["texts"].items()},
+        faults={int(ordinal): reason for ordinal, reason in known["faults"].items()},
+    )
+
+
+def _publish(aside: Path, folder: Path) -> None:
+    """Move a finished cache into place; where another process was faster, keep its result."""
+    try:
+        aside.rename(folder)
+    except OSError:
+        if not (folder / "columns.json").exists():
+            raise
+        shutil.rmtree(aside)
+
+
+def _file_name(column: str) -> str:
+    return f"{column.replace('/', '_')}.npy"
+
+
+class _Builder:
+    """One pass over the data files."""
+
+    def __init__(
+        self, catalog: Catalog, vectors: Sequence[str], texts: Mapping[str, str], folder: Path
+    ) -> None:
+        self._catalog = catalog
+        self._texts = texts
+        self._folder = folder
+        self._widths = {name: int(catalog.features[name]["shape"][0]) for name in vectors}
+        frames = int(catalog.episodes.offset[-1])
+        shapes: dict[str, tuple[tuple[int, ...], type]] = {
+            name: ((frames, width), np.float32) for name, width in self._widths.items()
+        }
+        shapes |= dict.fromkeys(texts, ((frames,), np.int32))
+        shapes["first_row"] = ((len(catalog.episodes),), np.int64)
+        self._arrays = {
+            name: np.lib.format.open_memmap(folder / _file_name(name), "w+", dtype, shape)
+            for name, (shape, dtype) in shapes.items()
+        }
+        self._codes: dict[str, dict[str, int]] = {
+            name: {text: i for i, text in enumerate(catalog.tasks)} if kind == "task" else {}
+            for name, kind in texts.items()
+        }
+        self._faults: dict[int, str] = {}
+
+    def build(self, progress: Progress | None) -> None:
+        groups = self._files()
+        with ThreadPoolExecutor(_READERS) as readers:
+            # In slices, so that no more than a few hundred files wait in memory.
+            step = 64
+            for first in range(0, len(groups), step):
+                part = groups[first : first + step]
+                for (name, ordinals), table in zip(
+                    part, readers.map(self._read, [name for name, _ in part]), strict=True
+                ):
+                    self._take_file(name, ordinals, table)
+                if progress:
+                    progress(min(first + step, len(groups)), len(groups))
+        for array in self._arrays.values():
+            array.flush()
+        content = {
+            "widths": self._widths,
+            "texts": {
+                name: list(self._catalog.tasks if kind == "task" else self._codes[name])
+                for name, kind in self._texts.items()
+            },
+            "faults": self._faults,
+        }
+        (self._folder / "columns.json").write_text(json.dumps(content))
+
+    def _files(self) -> list[tuple[str, list[int]]]:
+        groups: dict[str, list[int]] = {}
+        for ordinal in range(len(self._catalog.episodes)):
+            groups.setdefault(self._catalog.data_file(ordinal), []).append(ordinal)
+        return list(groups.items())
+
+    def _read(self, name: str) -> pa.Table | str:
+        """Return the needed columns of a data file, or why there are none."""
+        wanted = ["episode_index", *self._widths, *self._texts]
+        path = self._catalog.root / name
+        if not self._catalog.sizes.get(name):
+            return f"{name} is missing"
+        try:
+            return pq.read_table(path, columns=wanted, partitioning=None)
+        except (pa.ArrowException, OSError) as error:
+            return f"{name} cannot be read: {error}"
+
+    def _take_file(self, name: str, ordinals: list[int], table: pa.Table | str) -> None:
+        if isinstance(table, str):
+            self._faults |= dict.fromkeys(ordinals, table)
+            return
+        absent = {"episode_index", *self._widths, *self._texts} - set(table.column_names)
+        if absent:
+            reason = f"{name} lacks the columns {preview(absent)}"
+            self._faults |= dict.fromkeys(ordinals, reason)
+            return
+        numbers = table["episode_index"].to_numpy()
+        for ordinal in ordinals:
+            rows = np.flatnonzero(numbers == self._catalog.episodes.index[ordinal])
+            try:
+                self._take_episode(ordinal, rows, table)
+            except DatasetError as error:
+                self._faults[ordinal] = f"{name}: {error}"
+
+    def _take_episode(self, ordinal: int, rows: NDArray[np.int64], table: pa.Table) -> None:
+        episodes = self._catalog.episodes
+        index, length = int(episodes.index[ordinal]), int(episodes.length[ordinal])
+        if len(rows) != length or (length and rows[-1] - rows[0] != length - 1):
+            raise DatasetError(
+                f"episode {index} has {len(rows)} rows, the list of episodes says {length}"
+            )
+        at = slice(episodes.offset[ordinal], episodes.offset[ordinal + 1])
+        part = table.slice(int(rows[0]) if length else 0, length)
+        self._arrays["first_row"][ordinal] = rows[0] if length else 0
+        for name, width in self._widths.items():
+            values = _matrix(part[name], name, width)
+            if not np.isfinite(values).all():
+                row, column = np.argwhere(~np.isfinite(values))[0]
+                raise DatasetError(
+                    f"episode {index}: {name}[{column}] of frame {row} is not finite"
+                )
+            self._arrays[name][at] = values
+        for name, kind in self._texts.items():
+            self._arrays[name][at] = self._encode(name, kind, part[name])
+
+    def _encode(self, name: str, kind: str, column: pa.ChunkedArray) -> NDArray[np.int32]:
+        if column.null_count:
+            raise DatasetError(f"{name} has {column.null_count} empty rows")
+        if kind == "task":
+            codes: NDArray[np.int32] = column.to_numpy().astype(np.int32)
+            known = len(self._catalog.tasks)
+            if len(codes) and not 0 <= codes.min() <= codes.max() < known:
+                raise DatasetError(f"{name} holds {codes.max()}; there are {known} tasks")
+            return codes
+        table = self._codes[name]
+        encoded = column.combine_chunks().dictionary_encode()
+        known_codes = [
+            table.setdefault(text, len(table)) for text in encoded.dictionary.to_pylist()
+        ]
+        return np.array(known_codes, dtype=np.int32)[encoded.indices.to_numpy()]
+
+
+def _matrix(column: pa.ChunkedArray, name: str, width: int) -> NDArray[np.float32]:
+    """Return a column of vectors as (rows, width) float32."""
+    values = [_flat(chunk) for chunk in column.chunks]
+    flat = np.concatenate(values) if values else np.zeros(0, np.float32)
+    if len(flat) != len(column) * width or column.null_count:
+        raise DatasetError(f"{name} does not hold {width} numbers in every row")
+    return flat.astype(np.float32, copy=False).reshape(-1, width)
+
+
+def _flat(chunk: pa.Array) -> NDArray[Any]:
+    nested = pa.types.is_list(chunk.type) or pa.types.is_fixed_size_list(chunk.type)
+    nested = nested or pa.types.is_large_list(chunk.type)
+    values: NDArray[Any] = (chunk.flatten() if nested else chunk).to_numpy(zero_copy_only=False)
+    return values

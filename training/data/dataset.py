@@ -1,0 +1,254 @@
+"""One LeRobot folder read as windows of one embodiment."""
+
+import hashlib
+import json
+import logging
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.timing import window as rows_of_window
+from dzrobot.errors import ConfigError, DatasetError, find, preview
+from dzrobot.training.data.columns import Columns, Progress, open_columns
+from dzrobot.training.data.lerobot import Catalog
+from dzrobot.training.data.pictures import Pictures
+from dzrobot.training.data.resolution import Resolution, Source, resolve, table_lines
+from dzrobot.training.data.video import DECODERS, Videos
+from dzrobot.training.data.windows import WindowTable, build_windows, require_windows
+
+_log = logging.getLogger(__name__)
+
+Window = dict[str, Any]
+"""Modality keys to arrays, as :mod:`dzrobot.modality` defines them."""
+
+DamagePolicy = Literal["refuse", "count"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReaderOptions:
+    """How recordings are read."""
+
+    decoder: str = "pyav"
+    """``pyav`` or ``torchcodec``."""
+
+    damaged: DamagePolicy = "refuse"
+    """Missing and corrupt files: ``refuse`` raises and names them; ``count`` leaves the episode or
+    window out, reports it and counts it."""
+
+    cache: Path | None = None
+    """Folder for what is derived. None: ``DZROBOT_CACHE`` or ``~/.cache/dzrobot``."""
+
+    def __post_init__(self) -> None:
+        find(DECODERS, "video decoder", self.decoder)
+        if self.damaged not in ("refuse", "count"):
+            raise ConfigError(f"damaged={self.damaged!r}: allowed are 'refuse' and 'count'")
+
+    def folder(self, catalog: Catalog) -> Path:
+        """Return where what is derived from ``catalog`` is kept."""
+        base = self.cache or Path(os.environ.get("DZROBOT_CACHE", Path.home() / ".cache/dzrobot"))
+        return Path(base) / "datasets" / catalog.identity[:24]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Episodes to use, by their number in the dataset."""
+
+    only: frozenset[int] | None = None
+    """None: all."""
+
+    without: frozenset[int] = field(default_factory=frozenset)
+
+    def leaves_out(self, episode: int) -> bool:
+        """Return whether ``episode`` is not to be used."""
+        return episode in self.without or (self.only is not None and episode not in self.only)
+
+
+class DatasetReader:
+    """Windows of one folder, by number; picklable, so that workers can share it."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        embodiment: Embodiment,
+        options: ReaderOptions | None = None,
+        selection: Selection | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Open the folder, copy its numbers into the cache and list its windows.
+
+        Raises:
+            DatasetError: Unreadable, unfitting, without a window, or, under ``refuse``, damaged.
+        """
+        self.options = options or ReaderOptions()
+        self.embodiment = embodiment
+        self.catalog = Catalog.open(path)
+        self.resolution: Resolution = resolve(self.catalog, embodiment)
+        cache = self.options.folder(self.catalog)
+        self.columns: Columns = open_columns(self.catalog, self.resolution, cache, progress)
+        self._videos = Videos(self.options.decoder, cache)
+        self._pictures = Pictures()
+        excluded = self._excluded(selection or Selection())
+        self.windows: WindowTable = self._windows(cache, excluded)
+        if self.catalog.uncommitted:
+            _log.warning(
+                "%s: %d unfinished episodes of an interrupted recording are not used",
+                self.catalog.root,
+                self.catalog.uncommitted,
+            )
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def report(self) -> str:
+        """Return the resolution table and the count of windows, as text."""
+        lines = [f"{self.catalog.root} (LeRobot {self.catalog.version})"]
+        lines += [f"  {line}" for line in table_lines(self.resolution)]
+        return "\n".join([*lines, f"  {self.windows.report()}"])
+
+    def vectors(self, number: int, choice: float = 0.0) -> Window:
+        """Return states, actions and instruction of window ``number``.
+
+        Args:
+            number: Window.
+            choice: In [0, 1): which of several instructions is taken.
+        """
+        ordinal, start = self.windows.locate(number)
+        rows = self._rows(ordinal, start)
+        offset = int(self.catalog.episodes.offset[ordinal])
+        result: Window = {self.embodiment.language: self.instruction(ordinal, start, choice)}
+        for kind, indices in (("state", rows.state), ("action", rows.action)):
+            for part in self.embodiment.state if kind == "state" else self.embodiment.action:
+                source = self.resolution.vectors[part.key]
+                column = self.columns.vector(source.column)
+                result[part.key] = np.array(column[offset + indices, source.start : source.stop])
+        return result
+
+    def views(self, number: int) -> dict[str, NDArray[np.uint8]]:
+        """Return the frames of window ``number``: ``video.*`` to (T, H, W, 3) uint8.
+
+        Raises:
+            DatasetError: A file is missing or damaged.
+        """
+        ordinal, start = self.windows.locate(number)
+        frames = self._rows(ordinal, start).video
+        return {
+            key: self.frames(ordinal, source, frames)
+            for key, source in self.resolution.views.items()
+        }
+
+    def window(self, number: int, choice: float = 0.0) -> Window:
+        """Return window ``number`` whole."""
+        return {**self.views(number), **self.vectors(number, choice)}
+
+    def frames(
+        self, ordinal: int, source: Source, numbers: Sequence[int] | NDArray[np.int64]
+    ) -> NDArray[np.uint8]:
+        """Return frames of an episode from one camera, (N, H, W, 3) uint8.
+
+        Raises:
+            DatasetError: The file is missing or damaged, or its frames have another size.
+        """
+        root = self.catalog.root
+        if source.kind == "video":
+            path = root / self.catalog.video_file(ordinal, source.column)
+            start_s = self.catalog.video_start_s(ordinal, source.column)
+            clip = self._videos.clip(path, start_s, list(numbers))
+        else:
+            path = root / self.catalog.data_file(ordinal)
+            rows = int(self.columns.first_row[ordinal]) + np.asarray(numbers)
+            clip = self._pictures.clip(path, source.column, list(rows))
+        expected = self.embodiment.view(source.key).resolution
+        if clip.shape[1:3] != expected:
+            raise DatasetError(
+                f"{path}: frames of {source.column} are {clip.shape[1:3]}, info.json says {expected}"
+            )
+        return clip
+
+    def instruction(self, ordinal: int, row: int, choice: float) -> str:
+        """Return the instruction of a row; ``choice`` in [0, 1) picks one of several."""
+        at = int(self.catalog.episodes.offset[ordinal]) + row
+        texts = [
+            self.columns.texts[source.column][int(self.columns.codes(source.column)[at])]
+            for source in self.resolution.texts
+        ]
+        given = [text for text in texts if text.strip()]
+        return given[int(choice * len(given))]
+
+    def states(self, ordinal: int) -> dict[str, NDArray[np.float32]]:
+        """Return all state and action rows of an episode, by key."""
+        offset = self.catalog.episodes.offset
+        rows = slice(int(offset[ordinal]), int(offset[ordinal + 1]))
+        return {
+            key: self.columns.vector(source.column)[rows, source.start : source.stop]
+            for key, source in self.resolution.vectors.items()
+        }
+
+    def forget_open_files(self) -> None:
+        """Start with no open file; they are opened again when needed."""
+        self._videos.forget()
+        self._pictures.forget()
+
+    def _rows(self, ordinal: int, start: int) -> Any:
+        length = int(self.catalog.episodes.length[ordinal])
+        marks = self._labels(ordinal).tolist()
+        return rows_of_window(start, length, self.embodiment.timing, marks)
+
+    def _labels(self, ordinal: int) -> NDArray[np.int64]:
+        """Return a number per row that changes with the instruction; -1 where there is none."""
+        offset = self.catalog.episodes.offset
+        rows = slice(int(offset[ordinal]), int(offset[ordinal + 1]))
+        labels = np.zeros(rows.stop - rows.start, dtype=np.int64)
+        empty = np.ones(len(labels), dtype=bool)
+        for source in self.resolution.texts:
+            texts = self.columns.texts[source.column]
+            codes = np.asarray(self.columns.codes(source.column)[rows], dtype=np.int64)
+            labels = labels * (len(texts) + 1) + codes
+            blank = np.array([not text.strip() for text in texts], dtype=bool)
+            empty &= blank[codes]
+        labels[empty] = -1
+        return labels
+
+    def _excluded(self, selection: Selection) -> dict[int, str]:
+        """Return why episodes are left out; under ``refuse``, damage raises instead."""
+        cameras = [source.column for source in self.resolution.views.values()]
+        absent = self.catalog.missing(cameras)
+        damage = {
+            ordinal: f"{preview(names)} missing or empty" for ordinal, names in absent.items()
+        }
+        damage |= self.columns.faults
+        numbers = self.catalog.episodes.index
+        chosen = [i for i, number in enumerate(numbers) if selection.leaves_out(int(number))]
+        damage = {ordinal: text for ordinal, text in damage.items() if ordinal not in set(chosen)}
+        if damage and self.options.damaged == "refuse":
+            lines = [f"episode {numbers[ordinal]}: {damage[ordinal]}" for ordinal in sorted(damage)]
+            raise DatasetError(
+                f"{self.catalog.root}: {len(damage)} of {len(numbers)} episodes cannot be used:\n  "
+                + "\n  ".join(lines[:8])
+                + ("\n  ..." if len(lines) > 8 else "")
+                + "\nFetch the files again, or train without these episodes: damaged=count."
+            )
+        for ordinal in sorted(damage):
+            _log.warning("%s: episode %d: %s", self.catalog.root, numbers[ordinal], damage[ordinal])
+        return {**dict.fromkeys(chosen, "not selected"), **dict.fromkeys(damage, "damaged")}
+
+    def _windows(self, cache: Path, excluded: Mapping[int, str]) -> WindowTable:
+        timing = self.embodiment.timing
+        texts = [source.column for source in self.resolution.texts]
+        key = json.dumps([self.catalog.identity, repr(timing), texts, sorted(excluded.items())])
+        path = cache / f"windows-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
+        if path.exists():
+            table = WindowTable.load(path)
+        else:
+            table = build_windows(self.catalog.episodes.length, timing, self._labels, excluded)
+            aside = path.with_name(f"aside-{uuid.uuid4().hex}.npz")
+            table.save(aside)
+            aside.replace(path)
+        require_windows(table, str(self.catalog.root), timing)
+        return table

@@ -1,0 +1,107 @@
+"""Batches in a fixed order, whatever the number of workers and ranks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import cv2
+import torch
+from torch.utils.data import DataLoader, Sampler, get_worker_info
+
+from dzrobot.errors import ConfigError
+from dzrobot.training.data.collate import TrainingBatch, collate
+from dzrobot.training.data.mixture import Slot, TrainingData
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderPlan:
+    """Which micro-batches a rank reads."""
+
+    global_batch: int
+    """Samples of one optimiser step, over all ranks and accumulation parts."""
+
+    micro_batch: int
+    """Samples of one forward pass on one rank."""
+
+    rank: int = 0
+    world_size: int = 1
+    start_step: int = 0
+    stop_step: int
+    """First step that is not read."""
+
+    def __post_init__(self) -> None:
+        whole = self.micro_batch * self.world_size
+        if self.micro_batch < 1 or self.global_batch % whole:
+            raise ConfigError(
+                f"global_batch={self.global_batch} is no multiple of micro_batch={self.micro_batch} "
+                f"times world_size={self.world_size}: try {-(-self.global_batch // whole) * whole}"
+            )
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(f"rank={self.rank} of world_size={self.world_size}")
+
+    @property
+    def parts(self) -> int:
+        """Micro-batches that a rank accumulates per step."""
+        return self.global_batch // (self.micro_batch * self.world_size)
+
+    def slots(self, part: int) -> list[int]:
+        """Return the places in the global batch of accumulation part ``part``."""
+        first = (part * self.world_size + self.rank) * self.micro_batch
+        return list(range(first, first + self.micro_batch))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions:
+    """How batches are fetched."""
+
+    num_workers: int = 0
+    """Processes that read and decode; 0 reads in the training process."""
+
+    prefetch_factor: int = 2
+    """Batches each worker holds ready."""
+
+    pin_memory: bool = False
+    """Copy batches to page-locked memory, from where a GPU fetches them without waiting."""
+
+
+def build_loader(
+    data: TrainingData, plan: LoaderPlan, options: LoaderOptions | None = None
+) -> DataLoader[TrainingBatch]:
+    """Return an iterable of micro-batches, ``plan.parts`` for every step from start to stop."""
+    chosen = options or LoaderOptions()
+    workers = chosen.num_workers
+    return DataLoader(
+        data,
+        batch_sampler=_MicroBatches(data, plan),
+        collate_fn=collate,
+        num_workers=workers,
+        prefetch_factor=chosen.prefetch_factor if workers else None,
+        pin_memory=chosen.pin_memory,
+        worker_init_fn=_prepare_worker,
+        multiprocessing_context="fork" if workers else None,
+    )
+
+
+class _MicroBatches(Sampler[list[Slot]]):
+    """Slots of each micro-batch, in order."""
+
+    def __init__(self, data: TrainingData, plan: LoaderPlan) -> None:
+        self._data = data
+        self._plan = plan
+
+    def __iter__(self) -> Iterator[list[Slot]]:
+        plan = self._plan
+        for step in range(plan.start_step, plan.stop_step):
+            for part in range(plan.parts):
+                yield self._data.slots(step, plan.slots(part), plan.global_batch)
+
+    def __len__(self) -> int:
+        return (self._plan.stop_step - self._plan.start_step) * self._plan.parts
+
+
+def _prepare_worker(_: int) -> None:
+    """Keep a worker to one core and away from its parent's files."""
+    cv2.setNumThreads(0)
+    torch.set_num_threads(1)
+    info = get_worker_info()
+    if info is not None and isinstance(info.dataset, TrainingData):
+        info.dataset.forget_open_files()

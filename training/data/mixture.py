@@ -1,0 +1,230 @@
+"""Several datasets as one: weights, and an embodiment, statistics and grid for each source."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import ConfigError, DatasetError
+from dzrobot.modality.pipeline import EncodedVectors, Pipeline
+from dzrobot.modality.stats import Statistics
+from dzrobot.training.data.columns import Progress
+from dzrobot.training.data.dataset import DatasetReader, ReaderOptions, Selection
+from dzrobot.training.data.provenance import check_provenance
+from dzrobot.training.data.sampler import SampleStream
+
+_log = logging.getLogger(__name__)
+
+SUBSTITUTES = 8
+"""Windows tried in place of one that cannot be read, before giving up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSpec:
+    """One entry of a mixture."""
+
+    paths: Sequence[str | Path]
+    """Folders or hub names; all recorded with ``embodiment``."""
+
+    embodiment: Embodiment
+    """What the recordings hold, and with which horizon and stride windows are cut."""
+
+    metadata: str | Path | Mapping[str, Any]
+    """``metadata.json`` with the statistics to normalise by."""
+
+    weight: float = 1.0
+    """Share in the mixture, relative to the other entries."""
+
+    distribute_weights: bool = True
+    """``True`` splits ``weight`` over the paths by their windows; ``False`` gives it to each."""
+
+    selection: Selection = field(default_factory=Selection)
+    """Episodes used, by number, in every path."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """An opened entry."""
+
+    spec: SourceSpec
+    pipeline: Pipeline
+    readers: tuple[DatasetReader, ...]
+
+    def weights(self) -> list[float]:
+        """Return the weight of each reader."""
+        windows = sum(len(reader) for reader in self.readers)
+        if not self.spec.distribute_weights:
+            return [self.spec.weight] * len(self.readers)
+        return [self.spec.weight * len(reader) / windows for reader in self.readers]
+
+
+class Slot(NamedTuple):
+    """A place in the sample stream and what is put there."""
+
+    step: int
+    slot: int
+    sample_id: int
+
+
+class Sample(NamedTuple):
+    """One sample before collation."""
+
+    place: Slot
+    source: int
+    views: dict[str, Tensor]
+    vectors: EncodedVectors
+    skipped: int
+
+
+class TrainingData(Dataset[Sample]):
+    """All windows of all sources; an item is addressed by :class:`Slot`."""
+
+    def __init__(self, sources: Sequence[Source], options: ReaderOptions, seed: int) -> None:
+        self.sources = tuple(sources)
+        self.seed = seed
+        self._options = options
+        self._parts = [
+            (index, reader)
+            for index, source in enumerate(self.sources)
+            for reader in source.readers
+        ]
+        sizes = [len(reader) for _, reader in self._parts]
+        self._offset = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        weights = [weight for source in self.sources for weight in source.weights()]
+        self.stream = SampleStream(sizes, weights, seed)
+        self._horizon = max(source.spec.embodiment.timing.action_horizon for source in self.sources)
+
+    @classmethod
+    def open(
+        cls,
+        specs: Sequence[SourceSpec],
+        *,
+        seed: int,
+        options: ReaderOptions | None = None,
+        progress: Progress | None = None,
+    ) -> "TrainingData":
+        """Open every path of every entry.
+
+        Args:
+            specs: Entries of the mixture.
+            seed: Decides the order of samples and the choice among several instructions.
+            options: How recordings are read.
+            progress: Called with files done and files in all, per path.
+
+        Raises:
+            ConfigError: The entries cannot share a batch.
+            DatasetError: A dataset is unreadable, unfitting or, under ``refuse``, damaged.
+            StatisticsError: Statistics are missing, stale or of the wrong size.
+        """
+        _check_together(specs)
+        chosen = options or ReaderOptions()
+        sources = []
+        for spec in specs:
+            statistics = Statistics.from_metadata(spec.metadata, spec.embodiment)
+            readers = tuple(
+                DatasetReader(path, spec.embodiment, chosen, spec.selection, progress=progress)
+                for path in spec.paths
+            )
+            identities = [reader.catalog.identity for reader in readers]
+            check_provenance(spec.metadata, spec.embodiment, identities)
+            sources.append(Source(spec, Pipeline(spec.embodiment, statistics), readers))
+        return cls(sources, chosen, seed)
+
+    def __len__(self) -> int:
+        """Return the number of windows."""
+        return int(self._offset[-1])
+
+    def report(self) -> str:
+        """Return what was opened, as text: resolution tables, windows and shares."""
+        total = sum(weight for source in self.sources for weight in source.weights())
+        lines = []
+        for source in self.sources:
+            for reader, weight in zip(source.readers, source.weights(), strict=True):
+                lines += [reader.report(), f"  share {weight / total:.1%}"]
+        return "\n".join(lines)
+
+    def slots(self, step: int, slots: Sequence[int], global_batch: int) -> list[Slot]:
+        """Return what stands in ``slots`` of the global batch of ``step``."""
+        draws = self.stream.at([step * global_batch + slot for slot in slots])
+        ids = draws.epoch * len(self) + self._offset[draws.part] + draws.window
+        return [Slot(step, slot, int(number)) for slot, number in zip(slots, ids, strict=True)]
+
+    def locate(self, sample_id: int) -> tuple[int, DatasetReader, int]:
+        """Return the source, the reader and the window of a sample."""
+        number = sample_id % len(self)
+        part = int(np.searchsorted(self._offset, number, side="right")) - 1
+        source, reader = self._parts[part]
+        return source, reader, number - int(self._offset[part])
+
+    def describe(self, sample_id: int) -> str:
+        """Return where a sample comes from: folder, episode and start row."""
+        _, reader, window = self.locate(sample_id)
+        ordinal, start = reader.windows.locate(window)
+        episode = reader.catalog.episodes.index[ordinal]
+        return f"sample {sample_id}: {reader.catalog.root}, episode {episode}, frame {start}"
+
+    def __getitem__(self, place: Slot) -> Sample:
+        """Return the sample for ``place``; equal arguments give equal results in every process.
+
+        Raises:
+            DatasetError: The window cannot be read; under ``count``, neither can its substitutes.
+        """
+        source, reader, window = self.locate(place.sample_id)
+        generator = np.random.default_rng([int.from_bytes(b"sample"), self.seed, place.sample_id])
+        choice = float(generator.random())
+        for skipped in range(SUBSTITUTES + 1):
+            try:
+                views = reader.views(window)
+            except DatasetError as error:
+                if self._options.damaged == "refuse" or skipped == SUBSTITUTES:
+                    raise DatasetError(f"{self.describe(place.sample_id)}: {error}") from error
+                _log.warning("%s is replaced: %s", self.describe(place.sample_id), error)
+                window = int(generator.integers(len(reader)))
+                continue
+            break
+        vectors = self.sources[source].pipeline.encode_vectors(reader.vectors(window, choice))
+        tensors = {key: torch.from_numpy(frames) for key, frames in views.items()}
+        padded = _pad_blocks(vectors, self.sources[source].spec.embodiment, self._horizon)
+        return Sample(place, source, tensors, padded, skipped)
+
+    def forget_open_files(self) -> None:
+        """Drop handles that a forked process inherited: their file positions are shared."""
+        for _, reader in self._parts:
+            reader.forget_open_files()
+
+
+def _check_together(specs: Sequence[SourceSpec]) -> None:
+    """Raise :class:`ConfigError` unless the entries can stand in one batch."""
+    if not specs or not all(spec.paths for spec in specs):
+        raise ConfigError("no training data: give at least one path for every entry")
+    for name, values in (
+        ("blocks", [spec.embodiment.timing.blocks for spec in specs]),
+        ("frames per sample", [spec.embodiment.timing.frames for spec in specs]),
+        ("size of the tiled picture", [spec.embodiment.image_size for spec in specs]),
+    ):
+        if len(set(values)) > 1:
+            given = ", ".join(
+                f"{spec.embodiment.tag} {value}" for spec, value in zip(specs, values, strict=True)
+            )
+            raise ConfigError(f"one batch needs the same {name} in all sources: {given}")
+
+
+def _pad_blocks(vectors: EncodedVectors, embodiment: Embodiment, horizon: int) -> EncodedVectors:
+    """Return ``vectors`` with every action block filled up to ``horizon`` masked rows."""
+    timing = embodiment.timing
+    if timing.action_horizon == horizon:
+        return vectors
+    padded = vectors.copy()
+    for key in ("action", "action_mask"):
+        blocks = vectors[key].reshape(timing.blocks, timing.action_horizon, -1)
+        filled = blocks.new_zeros(timing.blocks, horizon, blocks.shape[-1])
+        filled[:, : timing.action_horizon] = blocks
+        padded[key] = filled.flatten(0, 1)
+    return padded

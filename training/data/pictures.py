@@ -1,0 +1,96 @@
+"""Pictures stored inside parquet files, read a few row groups at a time."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from dzrobot.errors import DatasetError
+
+OPEN_FILES = 64
+CACHE_BYTES = 64 * 2**20
+"""Compressed pictures a reader keeps."""
+
+
+class Pictures:
+    """Reader of picture columns with a bounded memory."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def clip(self, path: Path, column: str, rows: Sequence[int]) -> NDArray[np.uint8]:
+        """Return the pictures of ``rows`` of ``path`` as (N, H, W, 3) uint8 RGB.
+
+        Raises:
+            DatasetError: The file is missing or damaged, or a picture does not decode.
+        """
+        wanted = np.asarray(rows, dtype=np.int64)
+        distinct, places = np.unique(wanted, return_inverse=True)
+        try:
+            parquet, ends = self._file(path)
+            groups = np.searchsorted(ends, distinct, side="right")
+            cells = [
+                self._group(path, parquet, int(group), column)[
+                    int(row - (ends[group - 1] if group else 0))
+                ].as_py()
+                for row, group in zip(distinct, groups, strict=True)
+            ]
+        except (pa.ArrowException, OSError, IndexError, KeyError) as error:
+            raise DatasetError(f"{path} cannot be read: {error}") from error
+        pictures = [
+            _decode(cell, path, column, int(row)) for cell, row in zip(cells, distinct, strict=True)
+        ]
+        return np.stack(pictures)[places]
+
+    def forget(self) -> None:
+        """Let go of every open file and kept picture."""
+        self._files: OrderedDict[Path, tuple[Any, NDArray[np.int64]]] = OrderedDict()
+        self._groups: OrderedDict[tuple[Path, int, str], pa.ChunkedArray] = OrderedDict()
+        self._bytes = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Open files do not cross processes; each worker opens its own.
+        return {**self.__dict__, "_files": OrderedDict(), "_groups": OrderedDict(), "_bytes": 0}
+
+    def _file(self, path: Path) -> tuple[Any, NDArray[np.int64]]:
+        if path not in self._files:
+            parquet = pq.ParquetFile(path, memory_map=True)
+            sizes = [
+                parquet.metadata.row_group(i).num_rows
+                for i in range(parquet.metadata.num_row_groups)
+            ]
+            self._files[path] = (parquet, np.cumsum(sizes, dtype=np.int64))
+            if len(self._files) > OPEN_FILES:
+                _, (oldest, _) = self._files.popitem(last=False)
+                oldest.close()
+        self._files.move_to_end(path)
+        return self._files[path]
+
+    def _group(self, path: Path, parquet: Any, group: int, column: str) -> pa.ChunkedArray:
+        key = (path, group, column)
+        if key not in self._groups:
+            cells = parquet.read_row_group(group, columns=[column], use_threads=False)[column]
+            self._groups[key] = cells
+            self._bytes += cells.nbytes
+            while self._bytes > CACHE_BYTES and len(self._groups) > 1:
+                _, oldest = self._groups.popitem(last=False)
+                self._bytes -= oldest.nbytes
+        self._groups.move_to_end(key)
+        return self._groups[key]
+
+
+def _decode(cell: Any, path: Path, column: str, row: int) -> NDArray[np.uint8]:
+    data = cell.get("bytes") if isinstance(cell, dict) else cell
+    if data is None:
+        raise DatasetError(f"{path}: {column} of row {row} holds no picture bytes")
+    picture = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    if picture is None:
+        raise DatasetError(f"{path}: {column} of row {row} is no readable picture")
+    rgb: NDArray[np.uint8] = cv2.cvtColor(picture, cv2.COLOR_BGR2RGB)
+    return rgb

@@ -1,0 +1,63 @@
+"""Whether statistics were made from the data they are used with."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import StatisticsError
+from dzrobot.modality.stats import ACTION_HORIZON, RELATIVE_KEYS
+from dzrobot.recording.files import read_json
+
+_log = logging.getLogger(__name__)
+
+PROVENANCE = "provenance"
+"""Field beside ``statistics``: what the numbers were made from."""
+
+
+def provenance(embodiment: Embodiment, identities: Sequence[str]) -> dict[str, Any]:
+    """Return the fields that tie statistics to datasets, grid and relative parts."""
+    timing = embodiment.timing
+    relative = [part.name for part in embodiment.action if part.reference is not None]
+    return {
+        RELATIVE_KEYS: relative,
+        ACTION_HORIZON: timing.action_horizon,
+        PROVENANCE: {
+            "datasets": sorted(identities),
+            "anchor_stride": timing.anchor_stride,
+            "sampling": timing.sampling,
+        },
+    }
+
+
+def check_provenance(
+    metadata: str | Path | Mapping[str, Any], embodiment: Embodiment, identities: Sequence[str]
+) -> None:
+    """Raise :class:`StatisticsError` if ``metadata`` says it was made from other recordings.
+
+    Statistics without such a note, those of published checkpoints, are taken as they are: going on
+    from a checkpoint needs its own statistics, not those of the new data.
+    """
+    content = metadata if isinstance(metadata, Mapping) else read_json(Path(metadata))
+    note = content[embodiment.tag].get(PROVENANCE)
+    if note is None:
+        _log.info("the statistics of %s do not say which data made them", embodiment.tag)
+        return
+    unknown = sorted(set(identities) - set(note["datasets"]))
+    if unknown:
+        raise StatisticsError(
+            f"the statistics of {embodiment.tag!r} were made from {len(note['datasets'])} other "
+            f"dataset(s); {len(unknown)} of the {len(identities)} given changed since, or were "
+            "never measured. Make them anew: dzrobot stats "
+            f"{embodiment.tag} --dataset PATH... --output metadata.json"
+        )
+    if not embodiment.relative_keys:
+        return
+    there = (note["anchor_stride"], note["sampling"])
+    here = (embodiment.timing.anchor_stride, embodiment.timing.sampling)
+    if there != here:
+        raise StatisticsError(
+            f"the relative actions of {embodiment.tag!r} were measured with anchor_stride and "
+            f"sampling {there}, this run uses {here}: make the statistics anew with `dzrobot stats`"
+        )

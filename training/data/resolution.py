@@ -1,0 +1,228 @@
+"""Which column of a dataset feeds which modality key: stated, never inferred from widths."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dzrobot.embodiments.spec import Embodiment, Part, View
+from dzrobot.errors import DatasetError, ModalityError, preview
+from dzrobot.training.data.lerobot import Catalog
+
+TASK_COLUMN = "task_index"
+
+_DEFAULT_COLUMN = {"state": "observation.state", "action": "action"}
+"""What ``modality.json`` means when an entry names no ``original_key``."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where one modality key is read."""
+
+    key: str
+    column: str
+    start: int | None
+    """First number within the column; None for pictures and texts."""
+
+    stop: int | None
+    kind: str
+    """``image``, ``video``, ``vector``, ``text`` or ``task`` (an index into the task table)."""
+
+    stated_by: str
+    """Who says so: ``modality.json``, ``embodiment`` or ``alias``."""
+
+    @property
+    def cell(self) -> str:
+        """The column as a reader would write it: ``action[14:21]``."""
+        return self.column if self.start is None else f"{self.column}[{self.start}:{self.stop}]"
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """The table for one dataset and one embodiment."""
+
+    views: Mapping[str, Source]
+    vectors: Mapping[str, Source]
+    """State and action parts."""
+
+    texts: tuple[Source, ...]
+    """Instructions; one of several is drawn per sample."""
+
+    @property
+    def rows(self) -> tuple[Source, ...]:
+        """All entries, in the embodiment's order."""
+        return (*self.views.values(), *self.vectors.values(), *self.texts)
+
+
+def resolve(catalog: Catalog, embodiment: Embodiment) -> Resolution:
+    """Return the source of every key of ``embodiment``.
+
+    ``meta/modality.json`` decides where it names a key; then the column named by the embodiment, or
+    the one alias that exists.
+
+    Raises:
+        DatasetError: Keys without a column, with several, or of another width; all are listed.
+    """
+    faults: list[str] = []
+    views: dict[str, Source] = {}
+    vectors: dict[str, Source] = {}
+    texts: tuple[Source, ...] = ()
+    for view in embodiment.views:
+        with _Collect(faults):
+            views[view.key] = _view(catalog, view)
+    for part in (*embodiment.state, *embodiment.action):
+        with _Collect(faults):
+            vectors[part.key] = _vector(catalog, part)
+    with _Collect(faults):
+        texts = _texts(catalog, embodiment)
+    if faults:
+        columns = (f"{name} {_shape(table)}" for name, table in catalog.features.items())
+        raise DatasetError(
+            f"{catalog.root} does not fit the embodiment {embodiment.tag!r}:\n  "
+            + "\n  ".join(faults)
+            + "\nColumns: "
+            + ", ".join(columns)
+            + "\nName the right ones in meta/modality.json, or in feature, start and dim of your "
+            "own embodiment."
+        )
+    return Resolution(views, vectors, texts)
+
+
+class _Collect:
+    """Gathers faults, so that all are reported at once."""
+
+    def __init__(self, faults: list[str]) -> None:
+        self._faults = faults
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if isinstance(error, DatasetError | ModalityError):
+            self._faults.append(str(error))
+            return True
+        return False
+
+
+def _view(catalog: Catalog, view: View) -> Source:
+    entry = _entry(catalog, "video", view.name)
+    if entry is None:
+        column, stated_by = _choose(catalog, view.key, view.feature, view.aliases)
+    else:
+        column, stated_by = _named(catalog, view.key, entry.get("original_key", view.feature))
+    if column not in catalog.cameras:
+        raise DatasetError(
+            f"{view.key}: {column} is {_shape(catalog.features[column])}, no camera; cameras are "
+            f"{preview(catalog.cameras, 12)}"
+        )
+    recorded = frame_size(catalog, column)
+    if recorded != view.resolution:
+        raise DatasetError(
+            f"{view.key}: {column} was recorded at {recorded[0]}x{recorded[1]} (height x width), "
+            f"the embodiment says {view.resolution[0]}x{view.resolution[1]}; dataclasses.replace "
+            "the view's resolution"
+        )
+    return Source(view.key, column, None, None, catalog.features[column]["dtype"], stated_by)
+
+
+def frame_size(catalog: Catalog, column: str) -> tuple[int, int]:
+    """Return ``(height, width)`` of a camera column, whichever way its shape is written."""
+    feature = catalog.features[column]
+    names = [str(name)[:1].lower() for name in feature.get("names") or ("h", "w", "c")]
+    sizes = dict(zip(names, feature["shape"], strict=False))
+    if not {"h", "w"} <= sizes.keys():
+        raise DatasetError(f"{column}: the shape {_shape(feature)} names no height and width")
+    return int(sizes["h"]), int(sizes["w"])
+
+
+def _vector(catalog: Catalog, part: Part) -> Source:
+    kind = part.key.partition(".")[0]
+    entry = _entry(catalog, kind, part.name)
+    if entry is None:
+        column, stated_by = _choose(catalog, part.key, part.feature, part.aliases)
+        start = part.start or 0
+        width = _width(catalog, part.key, column)
+        stop = width if part.start is None else start + part.dim
+    else:
+        name = entry.get("original_key", _DEFAULT_COLUMN[kind])
+        column, stated_by = _named(catalog, part.key, name)
+        width = _width(catalog, part.key, column)
+        start, stop = int(entry.get("start", 0)), int(entry.get("end", width))
+    if not 0 <= start < stop <= width:
+        raise DatasetError(f"{part.key}: {column} is {width} wide and has no [{start}:{stop}]")
+    if stop - start != part.dim:
+        raise DatasetError(
+            f"{part.key}: {column}[{start}:{stop}] is {stop - start} wide, the embodiment says "
+            f"{part.dim}"
+        )
+    return Source(part.key, column, start, stop, "vector", stated_by)
+
+
+def _texts(catalog: Catalog, embodiment: Embodiment) -> tuple[Source, ...]:
+    key = embodiment.language
+    found = []
+    for feature in embodiment.language_features:
+        entry = _entry(catalog, "annotation", feature.removeprefix("annotation."))
+        if entry is not None:
+            column, stated_by = _named(catalog, key, entry.get("original_key", feature))
+            found.append(_text(catalog, key, column, stated_by))
+        elif feature in catalog.features:
+            found.append(_text(catalog, key, feature, "embodiment"))
+    if found:
+        return tuple(found)
+    entry = _entry(catalog, "annotation", key.removeprefix("annotation."))
+    if entry is not None:
+        return (_text(catalog, key, *_named(catalog, key, entry.get("original_key", TASK_COLUMN))),)
+    if embodiment.language_features:
+        raise DatasetError(
+            f"{key}: no column {preview(embodiment.language_features)}; for the task table use an "
+            "embodiment with language_features=()"
+        )
+    return (_text(catalog, key, *_named(catalog, key, TASK_COLUMN), "embodiment"),)
+
+
+def _text(catalog: Catalog, key: str, column: str, *stated_by: str) -> Source:
+    kind = "text" if catalog.features[column]["dtype"] == "string" else "task"
+    if kind == "task" and _width(catalog, key, column) != 1:
+        raise DatasetError(f"{key}: {column} is {_shape(catalog.features[column])}, no instruction")
+    return Source(key, column, None, None, kind, stated_by[-1])
+
+
+def _entry(catalog: Catalog, kind: str, name: str) -> Mapping[str, Any] | None:
+    table = (catalog.modality or {}).get(kind, {})
+    return table.get(name)
+
+
+def _named(catalog: Catalog, key: str, column: str) -> tuple[str, str]:
+    if column not in catalog.features:
+        raise DatasetError(
+            f"{key}: modality.json names the column {column!r}, which does not exist"
+        )
+    return column, "modality.json"
+
+
+def _choose(catalog: Catalog, key: str, feature: str, aliases: tuple[str, ...]) -> tuple[str, str]:
+    present = [name for name in (feature, *aliases) if name in catalog.features]
+    if len(present) > 1:
+        raise DatasetError(f"{key}: {preview(present)} all exist; which one is meant?")
+    if not present:
+        raise DatasetError(f"{key}: no column {' or '.join((feature, *aliases))}")
+    return present[0], "embodiment" if present[0] == feature else "alias"
+
+
+def _width(catalog: Catalog, key: str, column: str) -> int:
+    table = catalog.features[column]
+    if table["dtype"] in ("image", "video", "string") or len(table["shape"]) != 1:
+        raise DatasetError(f"{key}: {column} is {_shape(table)}, no vector of numbers")
+    return int(table["shape"][0])
+
+
+def _shape(table: Mapping[str, Any]) -> str:
+    return f"{table['dtype']} {'x'.join(str(n) for n in table['shape'])}"
+
+
+def table_lines(resolution: Resolution) -> Iterator[str]:
+    """Yield the table as aligned text, one key a line."""
+    rows = [(row.key, row.cell, row.kind, row.stated_by) for row in resolution.rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    for row in rows:
+        cells = (text.ljust(width) for text, width in zip(row, widths, strict=False))
+        yield "  ".join((*cells, row[3])).rstrip()
