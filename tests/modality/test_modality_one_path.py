@@ -1,0 +1,132 @@
+"""The DataLoader's route and the policy's route give the same bits, for every robot."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from dzrobot.errors import ModalityError
+from dzrobot.modality.augment import draw_augmentation
+from dzrobot.modality.pipeline import collate
+from dzrobot.modality.window import window_of
+
+
+class Rows(Dataset):
+    """What a worker does: vectors are encoded, pictures travel as they are."""
+
+    def __init__(self, pipeline, windows):
+        self.pipeline, self.windows = pipeline, windows
+
+    def __len__(self):
+        return len(self.windows)
+
+    def __getitem__(self, index):
+        window = self.windows[index]
+        views = {key: window[key] for key in self.pipeline.embodiment.video_keys}
+        rest = {key: value for key, value in window.items() if key not in views}
+        return {"views": views, "vectors": self.pipeline.encode_vectors(rest)}
+
+
+def equal(first, second):
+    return first == second if isinstance(first, str) else torch.equal(first, second)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loader_and_policy_encode_alike(pipeline, window_maker, workers):
+    windows = [window_maker(pipeline.embodiment, seed=i, actions=True) for i in range(3)]
+    loader = DataLoader(
+        Rows(pipeline, windows),
+        batch_size=3,
+        num_workers=workers,
+        multiprocessing_context="fork" if workers else None,
+    )
+    (batch,) = loader
+    trained = {**batch["vectors"], "images": pipeline.encode_video(batch["views"])}
+    for index, window in enumerate(windows):
+        seen = pipeline.encode(window)
+        assert seen.keys() == trained.keys()
+        for key, value in seen.items():
+            assert equal(value, trained[key][index]), key
+
+
+def test_observations_and_window_encode_alike(pipeline, window_maker):
+    robot = pipeline.embodiment
+    window = window_maker(robot, frames=4)
+    observations = [
+        {
+            **{key: window[key][t] for key in robot.video_keys},
+            **{key: window[key][0] for key in robot.state_keys},
+            robot.language: window[robot.language],
+        }
+        for t in range(4)
+    ]
+    acted, trained = pipeline.encode(window_of(observations, robot)), pipeline.encode(window)
+    assert acted.keys() == trained.keys()
+    for key, value in acted.items():
+        assert equal(value, trained[key]), key
+
+
+def test_a_frame_encodes_alike_alone_and_among_others(pipeline, window_maker):
+    robot = pipeline.embodiment
+    window = window_maker(robot, frames=3)
+    together = pipeline.encode(window)["images"]
+    for t in range(3):
+        one = {k: v[t : t + 1] if k in robot.video_keys else v for k, v in window.items()}
+        assert torch.equal(pipeline.encode(one)["images"][0], together[t])
+
+
+def test_augmented_batch_equals_its_samples(pipeline, window_maker):
+    robot = pipeline.embodiment
+    windows = [window_maker(robot, frames=2, seed=i) for i in range(2)]
+    draws = [draw_augmentation(7, i) for i in range(2)]
+    views = {
+        key: torch.stack([torch.from_numpy(w[key]) for w in windows]) for key in robot.video_keys
+    }
+    together = pipeline.encode_video(views, draws)
+    for i in range(2):
+        alone = pipeline.encode_video({k: v[i] for k, v in views.items()}, draws[i : i + 1])
+        assert torch.equal(alone, together[i])
+
+
+def test_collate_stacks(pipeline, window_maker):
+    robot = pipeline.embodiment
+    samples = [pipeline.encode(window_maker(robot, seed=i, actions=True)) for i in range(2)]
+    batch = collate(samples)
+    horizon = robot.timing.action_horizon
+    assert batch["images"].shape == (2, 3, *robot.image_size, 3)
+    assert batch["images"].dtype == torch.uint8
+    assert batch["state"].shape == batch["state_mask"].shape == (2, 2, 64)
+    assert batch["action"].shape == batch["action_mask"].shape == (2, 2 * horizon, 32)
+    assert batch["action_mask"].sum() == 2 * 2 * horizon * robot.action_dim
+    assert batch["state_mask"].sum() == 2 * 2 * robot.state_dim
+    assert batch["has_real_action"].tolist() == [True, True]
+    assert batch["prompt"] == [robot.prompt.format(task=f"stack the {i} cups") for i in range(2)]
+
+
+def test_collate_refuses_what_cannot_be_stacked(libero, window_maker):
+    robot = libero.embodiment
+    plain = libero.encode(window_maker(robot))
+    with pytest.raises(ModalityError, match="some samples of the batch hold 'action'"):
+        collate([plain, libero.encode(window_maker(robot, actions=True))])
+    with pytest.raises(ModalityError, match="images differs in shape"):
+        collate([plain, libero.encode(window_maker(robot, frames=2))])
+    with pytest.raises(ModalityError, match="at least one"):
+        collate([])
+
+
+def test_inputs_are_left_as_they_were(pipeline, window_maker):
+    window = window_maker(pipeline.embodiment, actions=True)
+    kept = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in window.items()}
+    for value in window.values():
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
+    pipeline.encode(window)
+    for key, value in kept.items():
+        np.testing.assert_array_equal(window[key], value)
+
+
+def test_flipped_frames_are_taken_as_seen(libero, window_maker):
+    window = window_maker(libero.embodiment)
+    flipped = {**window, "video.image": window["video.image"][:, ::-1, ::-1]}
+    copied = {**window, "video.image": flipped["video.image"].copy()}
+    assert torch.equal(libero.encode(flipped)["images"], libero.encode(copied)["images"])
