@@ -1,0 +1,181 @@
+"""From any layout to any other; tensors pass unchanged unless a change is asked for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from dzrobot.errors import CheckpointError
+from dzrobot.policies.dreamzero.checkpoints.coldstart import (
+    cold_start,
+    find_components,
+    has_components,
+)
+from dzrobot.policies.dreamzero.checkpoints.dcp import write_dcp
+from dzrobot.policies.dreamzero.checkpoints.directory import (
+    CONFIG_FILE,
+    Checkpoint,
+    Sidecars,
+    open_checkpoint,
+    open_weights,
+    write_directory,
+)
+from dzrobot.policies.dreamzero.checkpoints.hub import locate
+from dzrobot.policies.dreamzero.checkpoints.load import (
+    build_network,
+    check_weights,
+    complete_source,
+    expected_shapes,
+    slots,
+)
+from dzrobot.policies.dreamzero.checkpoints.lora import MergedSource, adapter_scale, inject_adapters
+from dzrobot.policies.dreamzero.checkpoints.names import adapted_names, peft_name
+from dzrobot.policies.dreamzero.checkpoints.sources import WeightSource, read_json
+from dzrobot.policies.dreamzero.checkpoints.writer import SHARD_BYTES, ShardOptions, written_aside
+from dzrobot.policies.dreamzero.network.config import NetworkConfig
+
+Layout = Literal["directory", "full_weights", "dcp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """What is converted how."""
+
+    to: Layout = "directory"
+    """Official folder, one ``.pt`` state dict, or a distributed checkpoint."""
+
+    config_from: str | Path | None = None
+    """Folder with config.json and experiment_cfg, where the source has none."""
+
+    base: tuple[str, ...] = ()
+    """Base checkpoint or component folders, for a source that holds only what was trained."""
+
+    merge: bool = False
+    """Whether to merge adapters into the weights."""
+
+    dtype: torch.dtype | None = None
+    """Dtype to convert to; None keeps each tensor's own."""
+
+    shard_bytes: int = SHARD_BYTES
+    """Largest file of an official folder."""
+
+    seed: int = 0
+    """Of the tensors that Wan component files lack."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converted:
+    """What was written."""
+
+    path: Path
+    tensors: int
+    initialised: tuple[str, ...] = ()
+    """Tensors drawn fresh because no file holds them."""
+
+
+def convert(sources: Sequence[str | Path], target: Path, options: ConvertOptions) -> Converted:
+    """Write the checkpoint in ``sources`` to the new path ``target``.
+
+    Args:
+        sources: One checkpoint of any layout, or the folders of Wan component files.
+        target: Folder, or ``.pt`` file; appears complete or not at all.
+        options: The new layout and what changes on the way.
+
+    Raises:
+        CheckpointError: Something does not fit; nothing is written then.
+    """
+    paths = [locate(source) for source in sources]
+    if any(path.is_dir() and has_components(path) for path in paths):
+        return _convert_components(paths, target, options)
+    if len(paths) != 1:
+        raise CheckpointError(
+            f"{len(paths)} sources given, none of them with Wan component files; give one "
+            "checkpoint"
+        )
+    if options.to == "directory" or options.merge or options.base:
+        checkpoint = open_checkpoint(paths[0], config_from=options.config_from)
+        weights, complete = _checked(checkpoint, options)
+        sidecars = Sidecars(
+            config_json=_config(checkpoint, merged=options.merge), complete=complete,
+            copy_from=checkpoint.folder, passport=checkpoint.own_passport,
+        )  # fmt: skip
+    else:
+        weights, sidecars = open_weights(paths[0]), None
+    _write(weights, sidecars, target, options)
+    return Converted(path=target, tensors=len(weights.tensors))
+
+
+def _convert_components(
+    folders: Sequence[Path], target: Path, options: ConvertOptions
+) -> Converted:
+    if options.config_from is None:
+        raise CheckpointError(
+            f"{', '.join(map(str, folders))} holds Wan component files, which do not say what "
+            "robot they shall serve; name a "
+            "folder with config.json and experiment_cfg/metadata.json (--config-from)"
+        )
+    folder = locate(options.config_from)
+    config_json = read_json(folder / CONFIG_FILE)
+    config = NetworkConfig.from_dict(config_json)
+    start = cold_start(
+        find_components(folders, config), config, expected_shapes(config), seed=options.seed
+    )
+    check_weights(build_network(config), start.source)
+    _write(start.source, Sidecars(config_json=config_json, copy_from=folder), target, options)
+    return Converted(path=target, tensors=len(start.source.tensors), initialised=start.initialised)
+
+
+def _checked(checkpoint: Checkpoint, options: ConvertOptions) -> tuple[WeightSource, bool]:
+    """Return the weights to write, checked, and whether they are complete."""
+    network = build_network(checkpoint.config)
+    head, weights = checkpoint.config.head, checkpoint.weights
+    lacking = slots(network).keys() - weights.tensors.keys()
+    only_trained = checkpoint.has_adapters or checkpoint.passport_base is not None
+    if lacking and only_trained and not options.base and not options.merge:
+        return weights, False
+    weights = complete_source(checkpoint, options.base or None, network)
+    if options.merge:
+        if not checkpoint.has_adapters:
+            raise CheckpointError(
+                f"{checkpoint.path} holds no adapters; leave the merging out (--merge)"
+            )
+        weights = MergedSource(weights, adapter_scale(head))
+    elif checkpoint.has_adapters:
+        inject_adapters(network.model, head)
+    check_weights(network, weights)
+    return weights, True
+
+
+def _config(checkpoint: Checkpoint, *, merged: bool) -> dict[str, Any]:
+    config = dict(checkpoint.config_json)
+    if merged:
+        head = config["action_head_cfg"]
+        config["action_head_cfg"] = {
+            **head,
+            "config": {**head["config"], "train_architecture": "full"},
+        }
+    return config
+
+
+def _write(
+    weights: WeightSource, sidecars: Sidecars | None, target: Path, options: ConvertOptions
+) -> None:
+    rename = partial(peft_name, adapted=adapted_names(weights.tensors))
+    shards = ShardOptions(shard_bytes=options.shard_bytes, dtype=options.dtype, rename=rename)
+    if options.to == "directory":
+        assert sidecars is not None
+        write_directory(target, weights, sidecars, shards)
+        return
+    # Both formats are written in one piece by torch: this needs host memory for all weights.
+    state = {
+        rename(name): tensor.to(options.dtype or weights.tensors[name].dtype, copy=True)
+        for name, tensor in weights.stream(weights.tensors)
+    }
+    with written_aside(target) as aside:
+        if options.to == "dcp":
+            write_dcp(aside, state)
+        else:
+            torch.save(state, aside)

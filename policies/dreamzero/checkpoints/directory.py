@@ -1,0 +1,239 @@
+"""Opening a checkpoint of any layout, and writing the official one.
+
+DreamZero model, sections 1.1 to 1.4.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dzrobot.errors import CheckpointError, preview
+from dzrobot.policies.dreamzero.checkpoints.dcp import open_dcp
+from dzrobot.policies.dreamzero.checkpoints.hub import locate
+from dzrobot.policies.dreamzero.checkpoints.names import check_part_names, is_adapter
+from dzrobot.policies.dreamzero.checkpoints.passport import (
+    PASSPORT_FILE,
+    Passport,
+    published_passport,
+    read_passport,
+    write_passport,
+)
+from dzrobot.policies.dreamzero.checkpoints.sources import (
+    WeightSource,
+    open_pickled,
+    open_safetensors,
+    read_json,
+)
+from dzrobot.policies.dreamzero.checkpoints.writer import (
+    ShardOptions,
+    write_json,
+    write_weights,
+    written_aside,
+)
+from dzrobot.policies.dreamzero.network.config import NetworkConfig
+
+CONFIG_FILE = "config.json"
+METADATA_FILE = Path("experiment_cfg/metadata.json")
+TRAINING_FILE = Path("experiment_cfg/conf.yaml")
+TOKENIZER_FOLDER = "tokenizer"
+
+# RLinf spells the second name in its documentation.
+_PICKLED = ("full_weights.pt", "full_weigths.pt")
+_RUN_FOLDERS = ("", "model_state_dict", "actor/model_state_dict")
+_DCP_FOLDERS = ("", "dcp_checkpoint", "actor/dcp_checkpoint")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """Weights and what is written beside them; nothing but headers has been read."""
+
+    path: Path
+    """Where the weights lie."""
+
+    weights: WeightSource
+    folder: Path
+    """Where config.json, experiment_cfg and the tokenizer lie."""
+
+    config_json: Mapping[str, Any] = field(repr=False)
+    """config.json as it is."""
+
+    @cached_property
+    def config(self) -> NetworkConfig:
+        """Return what config.json describes."""
+        return NetworkConfig.from_dict(self.config_json)
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """Return metadata.json: normalisation statistics by tag.
+
+        Raises:
+            CheckpointError: There is none.
+        """
+        file = self.folder / METADATA_FILE
+        if not file.is_file():
+            raise CheckpointError(
+                f"{self.folder} has no {METADATA_FILE}, which holds the normalisation statistics; "
+                "copy it from where the "
+                "checkpoint was published, or make it from the training data with `dzrobot stats`"
+            )
+        return read_json(file)
+
+    @cached_property
+    def training(self) -> dict[str, Any] | None:
+        """Return experiment_cfg/conf.yaml, None if there is none."""
+        file = self.folder / TRAINING_FILE
+        if not file.is_file():
+            return None
+        try:
+            data = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{file} is no valid YAML; copy it again") from error
+        if not isinstance(data, dict):
+            raise CheckpointError(f"{file} holds no mapping; copy it again")
+        return data
+
+    @cached_property
+    def own_passport(self) -> Passport | None:
+        """Return the passport beside the weights or the config, None if there is none."""
+        beside = self.path if self.path.is_dir() else self.path.parent
+        return read_passport(beside) or read_passport(self.folder)
+
+    @cached_property
+    def passport(self) -> Passport:
+        """Return the passport, or what the published files say in its place."""
+        return self.own_passport or published_passport(self.config, self.metadata, self.training)
+
+    @property
+    def passport_base(self) -> str | None:
+        """Return the fingerprint of the base that the checkpoint names, None if it names none."""
+        return None if self.own_passport is None else self.own_passport.base
+
+    @property
+    def has_adapters(self) -> bool:
+        """Return whether LoRA matrices are among the weights."""
+        return any(is_adapter(name) for name in self.weights.tensors)
+
+
+def open_checkpoint(
+    path_or_repo: str | Path, *, revision: str | None = None, config_from: str | Path | None = None
+) -> Checkpoint:
+    """Return the checkpoint at ``path_or_repo``, of any layout, without reading its weights.
+
+    Args:
+        path_or_repo: An official folder; a ``.pt`` or ``.pth`` state dict; a ``dcp_checkpoint``
+            folder or the ``global_step_N`` folder of a run; or a Hugging Face id.
+        revision: Branch, tag or commit of a Hugging Face repository.
+        config_from: Folder with config.json and experiment_cfg, for layouts that have none beside
+            the weights.
+
+    Raises:
+        CheckpointError: Not there, incomplete, damaged or foreign.
+    """
+    path = locate(path_or_repo, revision)
+    weights = open_weights(path)
+    check_part_names(weights.tensors, weights.origin)
+    if config_from is not None:
+        folder = locate(config_from)
+    else:
+        folder = path if path.is_dir() else path.parent
+    if not (folder / CONFIG_FILE).is_file():
+        raise CheckpointError(
+            f"{folder} has no {CONFIG_FILE}, which says what network the weights are; name a "
+            "folder that has it and "
+            "experiment_cfg/metadata.json (config_from, on the command line --config-from)"
+        )
+    return Checkpoint(
+        path=path, weights=weights, folder=folder, config_json=read_json(folder / CONFIG_FILE)
+    )
+
+
+def open_weights(path: Path) -> WeightSource:
+    """Return the tensors at ``path``, whatever their layout.
+
+    Raises:
+        CheckpointError: No known layout, or incomplete or damaged files.
+    """
+    if path.is_file():
+        if path.suffix in (".pt", ".pth", ".bin"):
+            return open_pickled(path)
+        if path.suffix == ".safetensors":
+            return open_safetensors(path.parent, path.stem)
+        raise CheckpointError(
+            f"{path} is no .safetensors, .pt or .pth file; give a checkpoint's folder or file"
+        )
+    if any((path / f"model.safetensors{end}").is_file() for end in ("", ".index.json")):
+        return open_safetensors(path)
+    pickled = [path / folder / name for folder in _RUN_FOLDERS for name in _PICKLED]
+    if found := next((file for file in pickled if file.is_file()), None):
+        return open_pickled(found)
+    folders = [path / name for name in _DCP_FOLDERS]
+    if dcp := next(
+        (f for f in folders if (f / ".metadata").is_file() or any(f.glob("*.distcp"))), None
+    ):
+        return open_dcp(dcp)
+    held = preview(entry.name for entry in path.iterdir())
+    raise CheckpointError(
+        f"{path} holds no weights (it holds {held}); expected model.safetensors, "
+        "model.safetensors.index.json, "
+        "full_weights.pt, or *.distcp files with .metadata"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sidecars:
+    """What an official folder holds beside the weights."""
+
+    config_json: Mapping[str, Any]
+    complete: bool = True
+    """Whether the weights are all there, so that nothing else is to be loaded."""
+
+    metadata: Mapping[str, Any] | None = None
+    passport: Passport | None = None
+    copy_from: Path | None = None
+    """Folder whose other files (training config, tokenizer, metadata) are copied."""
+
+
+def write_directory(
+    target: Path, weights: WeightSource, sidecars: Sidecars, options: ShardOptions | None = None
+) -> Path:
+    """Write a checkpoint in the official layout; ``target`` appears complete or not at all.
+
+    Raises:
+        CheckpointError: ``target`` exists already.
+    """
+    with written_aside(target) as folder:
+        folder.mkdir()
+        write_weights(folder, weights, options)
+        config_json = sidecars.config_json
+        write_json(
+            folder / CONFIG_FILE, exported_config(config_json) if sidecars.complete else config_json
+        )
+        if sidecars.copy_from is not None:
+            _copy_beside(sidecars.copy_from, folder)
+        if sidecars.metadata is not None:
+            (folder / METADATA_FILE).parent.mkdir(exist_ok=True)
+            write_json(folder / METADATA_FILE, sidecars.metadata)
+        if sidecars.passport is not None:
+            write_passport(folder, sidecars.passport)
+    return target
+
+
+def _copy_beside(origin: Path, folder: Path) -> None:
+    for name in ("experiment_cfg", TOKENIZER_FOLDER):
+        if (origin / name).is_dir():
+            shutil.copytree(origin / name, folder / name)
+    for name in ("wandb_config.json", PASSPORT_FILE):
+        if (origin / name).is_file():
+            shutil.copyfile(origin / name, folder / name)
+
+
+def exported_config(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json for complete weights: nothing else is to be loaded with them."""
+    head = config_json["action_head_cfg"]
+    inner = {**head["config"], "skip_component_loading": True, "defer_lora_injection": False}
+    return {**config_json, "action_head_cfg": {**head, "config": inner}}

@@ -1,0 +1,60 @@
+"""From what the user typed to a folder or file on disk: a local path, or a Hugging Face id."""
+
+import re
+from pathlib import Path
+
+from dzrobot.errors import CheckpointError
+
+_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_PATTERNS = [
+    "config.json", "*.safetensors", "*.safetensors.index.json", "experiment_cfg/*", "tokenizer/*",
+    "dzrobot_passport.json",
+]  # fmt: skip
+
+
+def locate(path_or_repo: str | Path, revision: str | None = None) -> Path:
+    """Return the local path of a checkpoint; an ``owner/name`` id is fetched from the hub.
+
+    The hub's cache is used, also offline (``HF_HUB_OFFLINE=1``).
+
+    Args:
+        path_or_repo: Folder, file, or ``owner/name``.
+        revision: Branch, tag or commit of a hub repository.
+
+    Raises:
+        CheckpointError: There is no such path, or the repository cannot be had.
+    """
+    path = Path(path_or_repo).expanduser()
+    if path.exists():
+        if revision is not None:
+            raise CheckpointError(
+                f"{path} is a local path, revision={revision!r} has no meaning for it; leave the "
+                "revision out"
+            )
+        return path
+    if isinstance(path_or_repo, Path) or not _REPO_ID.fullmatch(path_or_repo):
+        raise CheckpointError(
+            f"no checkpoint at {path}; give a folder, a file, or a Hugging Face id owner/name"
+        )
+    return fetch(path_or_repo, revision, _PATTERNS)
+
+
+def fetch(repo: str, revision: str | None, patterns: list[str]) -> Path:
+    """Return the local copy of the matching files of a hub repository.
+
+    Raises:
+        CheckpointError: The hub cannot be reached and the cache lacks it, or it does not exist.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"no local path {repo!r}, and the hub gave no repository of that name at revision "
+            f"{revision or 'main'} ({reason}); check the spelling and the network, log in if it is "
+            "gated, or download "
+            "it elsewhere and give the folder"
+        ) from error

@@ -1,0 +1,263 @@
+"""From files to a network: checked on headers first, then filled shard by shard, in place.
+
+The network is built on the meta device and gets its memory once, on the target device and in the
+target dtype. Host memory therefore holds one shard at a time, never the whole model.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from dzrobot.errors import CheckpointError, preview
+from dzrobot.policies.dreamzero.checkpoints.coldstart import (
+    find_components,
+    has_components,
+    open_components,
+)
+from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint, open_weights
+from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
+from dzrobot.policies.dreamzero.checkpoints.hub import locate
+from dzrobot.policies.dreamzero.checkpoints.lora import (
+    MergedSource,
+    adapter_scale,
+    check_adapters,
+    inject_adapters,
+)
+from dzrobot.policies.dreamzero.checkpoints.names import canonical, is_adapter
+from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo, UnionSource, WeightSource
+from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.network.keymap import Entry, entries
+from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
+
+_WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+Adapters = Literal["merge", "keep"]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one published tensor goes."""
+
+    entry: Entry
+    targets: tuple[Tensor, ...]
+    """The network's own tensors it is made of."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return its published shape."""
+        return self.entry.shape({name: t.shape for name, t in self.by_name.items()})
+
+    @property
+    def by_name(self) -> dict[str, Tensor]:
+        """Return the network's own tensors by their names there."""
+        return dict(zip(self.entry.library, self.targets, strict=True))
+
+
+def slots(network: nn.Module) -> dict[str, Slot]:
+    """Return canonical name -> slot for every tensor of the network, adapters included."""
+    state = network.state_dict()
+    return {
+        canonical(e.official): Slot(e, tuple(state[name] for name in e.library))
+        for e in entries(network)
+    }
+
+
+def build_network(config: NetworkConfig) -> WorldActionModel:
+    """Return the network of ``config`` without memory for its weights, on the meta device."""
+    with torch.device("meta"):
+        return WorldActionModel(config)
+
+
+def expected_shapes(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
+    """Return official name -> shape of every tensor of the network."""
+    return {name: slot.shape for name, slot in slots(build_network(config)).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """What a network becomes when loaded."""
+
+    device: torch.device | str = "cpu"
+    dtype: torch.dtype = torch.float32
+    adapters: Adapters = "merge"
+    """``merge`` LoRA matrices into the weights, or ``keep`` them apart."""
+
+    base: str | Path | Sequence[str | Path] | None = None
+    """Checkpoint, or Wan component folders, that holds what the checkpoint leaves out."""
+
+
+def load_network(checkpoint: Checkpoint, options: LoadOptions) -> WorldActionModel:
+    """Return the network of ``checkpoint``, in evaluation mode, as ``options`` ask.
+
+    Raises:
+        CheckpointError: Incomplete, foreign, misshapen or of a wrong dtype; nothing is loaded then.
+    """
+    network = build_network(checkpoint.config)
+    source = complete_source(checkpoint, options.base, network)
+    if checkpoint.has_adapters and options.adapters == "keep":
+        inject_adapters(network.model, checkpoint.config.head)
+    elif checkpoint.has_adapters:
+        source = MergedSource(source, adapter_scale(checkpoint.config.head))
+    check_weights(network, source)
+    network.to(options.dtype).to_empty(device=options.device)
+    fill_network(network, source)
+    return network.eval().requires_grad_(requires_grad=False)
+
+
+def complete_source(
+    checkpoint: Checkpoint, base: str | Path | Sequence[str | Path] | None, network: nn.Module
+) -> WeightSource:
+    """Return the weights of ``checkpoint``, with what it leaves out taken from ``base``.
+
+    Raises:
+        CheckpointError: A base is needed and not given, not needed and given, or not the right one.
+    """
+    weights = checkpoint.weights
+    absent = slots(network).keys() - weights.tensors.keys()
+    if base is None and not checkpoint.has_adapters:
+        return _known_complete(checkpoint, absent)
+    if base is None and absent:
+        raise CheckpointError(
+            f"{checkpoint.path} holds adapters without the weights they "
+            f"change{_base_hint(checkpoint)}; name the base "
+            "(LoadOptions(base=...), on the command line --base)"
+        )
+    source = weights
+    if base is not None:
+        if not absent:
+            raise CheckpointError(
+                f"{checkpoint.path} is complete and needs no base; leave the base out"
+            )
+        source = UnionSource(sources=(open_base(base, checkpoint.config), weights))
+        _check_base(checkpoint, source.sources[0])
+    if checkpoint.has_adapters:
+        check_adapters(source.tensors, checkpoint.config.head, weights.origin)
+    return source
+
+
+def _known_complete(checkpoint: Checkpoint, absent: set[str]) -> WeightSource:
+    """Return the weights; a checkpoint that lacks some and names its base needs that base."""
+    if absent and checkpoint.passport_base is not None:
+        raise CheckpointError(
+            f"{checkpoint.path} holds only what was trained{_base_hint(checkpoint)}; name the base "
+            "(LoadOptions(base=...), on the command line --base)"
+        )
+    return checkpoint.weights
+
+
+def _base_hint(checkpoint: Checkpoint) -> str:
+    return "" if checkpoint.passport_base is None else f" (base {checkpoint.passport_base[:12]})"
+
+
+def open_base(base: str | Path | Sequence[str | Path], config: NetworkConfig) -> WeightSource:
+    """Return the tensors of a base: a checkpoint of any layout, or Wan component folders."""
+    given = [base] if isinstance(base, str | Path) else list(base)
+    folders = [locate(path) for path in given]
+    if any(has_components(folder) for folder in folders if folder.is_dir()):
+        return open_components(find_components(folders, config))
+    if len(folders) != 1:
+        raise CheckpointError(
+            f"the base {', '.join(map(str, given))} is no set of Wan component folders; give one "
+            "checkpoint"
+        )
+    return open_weights(folders[0])
+
+
+def base_fingerprint(base: WeightSource, kept: Sequence[str] | set[str]) -> str:
+    """Return the hash of the tensors of ``base`` but those named in ``kept``."""
+    return fingerprint(base, {name for name in base.tensors if not is_adapter(name)} - set(kept))
+
+
+def _check_base(checkpoint: Checkpoint, base: WeightSource) -> None:
+    named = checkpoint.passport_base
+    if named is None:
+        return
+    found = base_fingerprint(base, set(checkpoint.weights.tensors))
+    if found != named:
+        raise CheckpointError(
+            f"{base.origin} is not the base of {checkpoint.path}: its weights hash to "
+            f"{found[:12]}, the passport names "
+            f"{named[:12]}; give the base it was trained on"
+        )
+
+
+def check_weights(network: nn.Module, source: WeightSource) -> None:
+    """Check every name, shape and dtype on the files' headers.
+
+    Raises:
+        CheckpointError: They are not exactly those of ``network``.
+    """
+    wanted, given = slots(network), source.tensors
+    missing, unexpected = wanted.keys() - given.keys(), given.keys() - wanted.keys()
+    if missing or unexpected:
+        raise CheckpointError(
+            f"{source.origin} does not hold the weights of its config.json: missing "
+            f"{preview(missing)}; unexpected "
+            f"{preview(unexpected)}; use the config.json published with these weights, or download "
+            "them again"
+        )
+    misshapen = [
+        text for name, info in given.items() if (text := _misfit(name, info, wanted[name].shape))
+    ]
+    if misshapen:
+        raise CheckpointError(
+            f"{source.origin} holds {preview(misshapen)}; use the config.json published with these "
+            "weights"
+        )
+    odd = {
+        f"{name} ({info.dtype})" for name, info in given.items() if info.dtype not in _WEIGHT_DTYPES
+    }
+    if odd:
+        raise CheckpointError(
+            f"{source.origin} holds {preview(odd)}; weights must be float32, bfloat16 or float16: "
+            "convert them first"
+        )
+
+
+def _misfit(name: str, info: TensorInfo, shape: tuple[int, ...]) -> str:
+    # Sharded training stores scalars with one axis.
+    same = info.shape == shape or (shape == () and info.shape == (1,))
+    return "" if same else f"{name} of shape {info.shape} instead of {shape}"
+
+
+def fill_network(network: nn.Module, source: WeightSource) -> None:
+    """Copy the tensors of ``source`` into the network, converting dtype and device on the way.
+
+    Every tensor of the network must be in ``source``: call :func:`check_weights` before giving it
+    memory. Sharded parameters get their own part and nothing is communicated: every process reads
+    the files.
+    """
+    table = slots(network)
+    with torch.no_grad():
+        for name, tensor in source.stream(table):
+            for target, piece in _pieces(table[name], tensor):
+                _copy(target, piece)
+
+
+def _pieces(slot: Slot, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    # Reshaped because a scalar may be stored with one axis.
+    for name, piece in slot.entry.split(tensor.reshape(slot.shape)):
+        yield slot.by_name[name], piece
+
+
+def _copy(target: Tensor, piece: Tensor) -> None:
+    if isinstance(target, DTensor):
+        own = distribute_tensor(
+            piece.to(target.device), target.device_mesh, target.placements, src_data_rank=None
+        )
+        target.to_local().copy_(own.to_local())
+    else:
+        target.copy_(piece)
+
+
+def official_state(network: nn.Module) -> Mapping[str, Tensor]:
+    """Return canonical name -> tensor of a network in memory, adapters included.
+
+    Tensors are the network's own, except those that several are joined to.
+    """
+    return {name: slot.entry.join(slot.by_name) for name, slot in slots(network).items()}

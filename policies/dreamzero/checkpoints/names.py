@@ -1,0 +1,98 @@
+"""The names of tensors in files: every published spelling, reduced to one.
+
+Inside this package a tensor is called what the official full checkpoints call it
+(``action_head.model.blocks.0...``); adapters are called ``<layer>.lora_A.default.weight``.
+DreamZero model, sections 1.2 and 1.3.
+"""
+
+import re
+from collections.abc import Iterable
+
+from dzrobot.errors import CheckpointError, preview
+
+DIT = "action_head.model."
+TEXT = "action_head.text_encoder."
+IMAGE = "action_head.image_encoder.model."
+VAE = "action_head.vae.model."
+PREFIXES = {"transformer": DIT, "text encoder": TEXT, "image encoder": IMAGE, "autoencoder": VAE}
+"""The parts of a network and how the names of their tensors begin."""
+
+_PEFT_INFIX = "base_model.model."
+_WRAPPERS = re.compile(r"^(?:(?:_orig_mod|module)\.)+")
+_INNER_WRAPPERS = re.compile(
+    r"\.(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(?=\.)"
+)
+_NAMELESS_ADAPTER = re.compile(r"\.lora_([AB])\.weight$")
+_ADAPTER = re.compile(r"\.lora_[AB]\.default\.weight$")
+
+
+def canonical(name: str) -> str:
+    """Return the one name used here for a tensor that a file calls ``name``.
+
+    Drops what compilers, parallel wrappers and adapter libraries add: ``_orig_mod.``, ``module.``,
+    ``base_model.model.``, ``.base_layer``.
+    """
+    name = _INNER_WRAPPERS.sub("", _WRAPPERS.sub("", name))
+    name = name.replace(DIT + _PEFT_INFIX, DIT).replace(".base_layer.", ".")
+    return _NAMELESS_ADAPTER.sub(r".lora_\1.default.weight", name)
+
+
+def canonical_table(names: Iterable[str], origin: str) -> dict[str, str]:
+    """Return canonical name -> name in the file.
+
+    Raises:
+        CheckpointError: Two names in the file stand for the same tensor.
+    """
+    table: dict[str, str] = {}
+    for name in names:
+        clean = canonical(name)
+        if clean in table:
+            raise CheckpointError(
+                f"{origin} holds the tensor {clean} twice, as {table[clean]!r} and as {name!r}; "
+                "write the checkpoint again from one consistent state dict"
+            )
+        table[clean] = name
+    return table
+
+
+def is_adapter(name: str) -> bool:
+    """Return whether the canonical ``name`` is that of a LoRA matrix."""
+    return _ADAPTER.search(name) is not None
+
+
+def adapted_layer(name: str) -> str:
+    """Return the canonical name of the weight that the LoRA matrix ``name`` changes."""
+    return _ADAPTER.sub(".weight", name)
+
+
+def adapted_names(names: Iterable[str]) -> frozenset[str]:
+    """Return the canonical names, without ``.weight``, of the layers that ``names`` adapt."""
+    return frozenset(
+        adapted_layer(name).removesuffix(".weight") for name in names if is_adapter(name)
+    )
+
+
+def peft_name(name: str, adapted: frozenset[str]) -> str:
+    """Return what a published checkpoint calls the canonical ``name``.
+
+    Args:
+        name: Canonical name.
+        adapted: From :func:`adapted_names`; empty for a checkpoint without adapters.
+    """
+    if not adapted or not name.startswith(DIT):
+        return name
+    below = name.removeprefix(DIT)
+    layer, _, leaf = name.rpartition(".")
+    if layer in adapted:
+        below = f"{layer.removeprefix(DIT)}.base_layer.{leaf}"
+    return DIT + _PEFT_INFIX + below
+
+
+def check_part_names(names: Iterable[str], origin: str) -> None:
+    """Raise :class:`CheckpointError` unless some of ``names`` are those of a DreamZero network."""
+    found = list(names)
+    if not any(name.startswith("action_head.") for name in found):
+        raise CheckpointError(
+            f"{origin} holds no tensor named action_head.* (it holds {preview(found)}); "
+            "give a DreamZero checkpoint, or the Wan component files as a cold start"
+        )

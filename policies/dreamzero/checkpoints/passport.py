@@ -1,0 +1,253 @@
+"""The passport: what a checkpoint was made for, in a file beside its weights, and compared.
+
+Published checkpoints carry none; for them the same questions are put to config.json, metadata.json
+and the training config, as far as those answer.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import CheckpointError, ConfigError, preview
+from dzrobot.modality.stats import Statistics
+from dzrobot.policies.dreamzero.checkpoints.sources import read_json
+from dzrobot.policies.dreamzero.checkpoints.writer import write_json
+from dzrobot.policies.dreamzero.network.config import NetworkConfig
+
+PASSPORT_FILE = "dzrobot_passport.json"
+
+TRANSFORM_VERSION = 1
+"""Raised whenever the same observation or action would be encoded to other numbers than before."""
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a checkpoint knows of one embodiment; None: not recorded."""
+
+    state_dim: int | None = None
+    action_dim: int | None = None
+    relative: tuple[str, ...] | None = None
+    """Names of the action parts measured from the state."""
+
+    statistics: str | None = None
+    """Fingerprint of the normalisation statistics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passport:
+    """What a checkpoint was made for; None: not recorded."""
+
+    embodiments: Mapping[str, Trained]
+    """By tag."""
+
+    action_horizon: int
+    """Actions of one call."""
+
+    frame_size: tuple[int, int] | None = None
+    """(height, width) in pixels of the frame the network sees."""
+
+    base: str | None = None
+    """Fingerprint of the weights it was fine-tuned from."""
+
+    transforms: int | None = None
+    """:data:`TRANSFORM_VERSION` of the pipeline it was trained with."""
+
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """Training configuration, plain values."""
+
+
+def passport_for(
+    embodiment: Embodiment,
+    statistics: Statistics,
+    config: NetworkConfig,
+    *,
+    base: str | None = None,
+    recipe: Mapping[str, Any] | None = None,
+) -> Passport:
+    """Return the passport of a network that runs, or is trained, as described."""
+    trained = Trained(
+        state_dim=embodiment.state_dim,
+        action_dim=embodiment.action_dim,
+        relative=_relative(embodiment),
+        statistics=statistics.fingerprint,
+    )
+    return Passport(
+        embodiments={embodiment.tag: trained},
+        action_horizon=embodiment.timing.action_horizon,
+        frame_size=config.target_size or embodiment.image_size,
+        base=base,
+        transforms=TRANSFORM_VERSION,
+        recipe=dict(recipe or {}),
+    )
+
+
+def published_passport(
+    config: NetworkConfig, metadata: Mapping[str, Any], training: Mapping[str, Any] | None
+) -> Passport:
+    """Return what the files of a checkpoint without a passport say.
+
+    Args:
+        config: From config.json.
+        metadata: metadata.json.
+        training: experiment_cfg/conf.yaml, if there is one.
+    """
+    relative = None if training is None else _published_relative(training)
+    return Passport(
+        embodiments={tag: Trained(relative=relative) for tag in metadata},
+        action_horizon=config.head.action_horizon,
+        frame_size=config.target_size,
+    )
+
+
+def _published_relative(training: Mapping[str, Any]) -> tuple[str, ...] | None:
+    if "relative_action" not in training:
+        return None
+    if not (training["relative_action"] or training.get("relative_action_per_horizon")):
+        return ()
+    keys = training.get("relative_action_keys") or ()
+    return tuple(sorted(str(key).removeprefix("action.") for key in keys))
+
+
+def _relative(embodiment: Embodiment) -> tuple[str, ...]:
+    return tuple(sorted(key.removeprefix("action.") for key in embodiment.relative_keys))
+
+
+def write_passport(folder: Path, passport: Passport) -> None:
+    """Write ``passport`` beside the weights in ``folder``."""
+    write_json(folder / PASSPORT_FILE, {"format": _FORMAT, **asdict(passport)})
+
+
+def read_passport(folder: Path) -> Passport | None:
+    """Return the passport in ``folder``, None if there is none.
+
+    Raises:
+        CheckpointError: The file is damaged or of a newer format.
+    """
+    file = folder / PASSPORT_FILE
+    if not file.is_file():
+        return None
+    data = read_json(file)
+    if data.pop("format", None) != _FORMAT:
+        raise CheckpointError(f"{file} is of a format this version cannot read; update dzrobot")
+    known, needed = {f.name for f in fields(Passport)}, {"embodiments", "action_horizon"}
+    if not needed <= data.keys() <= known or not isinstance(data["embodiments"], dict):
+        raise CheckpointError(
+            f"{file} has the entries {preview(data, 8)}, expected {preview(known, 8)}; copy it "
+            "again"
+        )
+    try:
+        trained = {
+            tag: Trained(**{**entry, "relative": _tuple(entry.get("relative"))})
+            for tag, entry in data.pop("embodiments").items()
+        }
+        size = _tuple(data.pop("frame_size", None))
+        return Passport(embodiments=trained, frame_size=size, **data)  # type: ignore[arg-type]
+    except (TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} is damaged ({error}); copy it again") from error
+
+
+def _tuple(value: list[Any] | None) -> tuple[Any, ...] | None:
+    return None if value is None else tuple(value)
+
+
+def check_passport(passport: Passport, asked: Passport, origin: str) -> None:
+    """Check that a checkpoint was made for what is asked of it.
+
+    Args:
+        passport: The checkpoint's.
+        asked: Of the one embodiment to run or train, from :func:`passport_for`.
+        origin: The checkpoint's path, for the message.
+
+    Raises:
+        CheckpointError: It was not; lists every difference.
+    """
+    lines = [
+        f"  {name}: checkpoint {_shown(held)}, asked {_shown(wanted)}"
+        for name, held, wanted in differences(passport, asked)
+    ]
+    if lines:
+        raise CheckpointError(
+            "\n".join([f"{origin} was made for something else than it is asked to do:", *lines])
+            + "\nChoose the embodiment and statistics it was trained with, or another checkpoint."
+        )
+
+
+def differences(passport: Passport, asked: Passport) -> Iterator[tuple[str, object, object]]:
+    """Yield (what, in the checkpoint, asked) wherever both are recorded and differ."""
+    pairs: list[tuple[str, object, object]] = [
+        ("action horizon", passport.action_horizon, asked.action_horizon),
+        ("frame size", passport.frame_size, asked.frame_size),
+        ("base weights", passport.base, asked.base),
+        ("transform version", passport.transforms, asked.transforms),
+    ]
+    for tag, wanted in asked.embodiments.items():
+        if tag not in passport.embodiments:
+            yield "embodiment", ", ".join(sorted(passport.embodiments)) or "none", tag
+            continue
+        held = passport.embodiments[tag]
+        pairs += [
+            (f"{tag} state numbers", held.state_dim, wanted.state_dim),
+            (f"{tag} action numbers", held.action_dim, wanted.action_dim),
+            (f"{tag} relative actions", held.relative, wanted.relative),
+            (f"{tag} statistics", held.statistics, wanted.statistics),
+        ]
+    for name, held_value, wanted_value in pairs:
+        if held_value is not None and wanted_value is not None and held_value != wanted_value:
+            yield name, held_value, wanted_value
+
+
+def _shown(value: object) -> str:
+    match value:
+        case tuple():
+            return (
+                " x ".join(map(str, value))
+                if all(isinstance(v, int) for v in value) and value
+                else ", ".join(value) or "none"
+            )
+        case str() if len(value) == 64:
+            return value[:12]
+        case _:
+            return str(value)
+
+
+def check_compatible(embodiment: Embodiment, config: NetworkConfig) -> None:
+    """Check that a network can see and act as ``embodiment``.
+
+    Raises:
+        CheckpointError: It cannot; lists every reason.
+    """
+    dit, timing = config.dit, embodiment.timing
+    faults = []
+    if embodiment.state_dim > dit.max_state_dim:
+        faults.append(
+            f"a state of {embodiment.state_dim} numbers, the network takes {dit.max_state_dim}"
+        )
+    if embodiment.action_dim > dit.action_dim:
+        faults.append(
+            f"an action of {embodiment.action_dim} numbers, the network makes {dit.action_dim}"
+        )
+    for name, value in (
+        ("action_horizon", config.head.action_horizon),
+        ("num_action_per_block", dit.num_action_per_block),
+    ):
+        if timing.action_horizon != value:
+            faults.append(
+                f"a horizon of {timing.action_horizon} actions, the network has {name}={value}"
+            )
+    frames = dit.num_frame_per_block * config.vae.temporal_stride
+    if len(timing.frame_offsets) != frames:
+        faults.append(f"{len(timing.frame_offsets)} frames per block, the network takes {frames}")
+    try:
+        config.check_size(*(config.target_size or embodiment.image_size))
+    except ConfigError as error:
+        faults.append(str(error))
+    if faults:
+        raise CheckpointError(
+            f"the embodiment {embodiment.tag!r} does not fit the network: {'; '.join(faults)}. "
+            "Choose the embodiment the "
+            "checkpoint was trained for, or dataclasses.replace its timing or sizes."
+        )

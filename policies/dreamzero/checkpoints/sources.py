@@ -1,0 +1,350 @@
+"""Where tensors lie: files on disk, read one file at a time, under canonical names.
+
+A source knows the name, shape and dtype of every tensor from the files' headers alone, so that
+everything can be checked before the first byte of a weight is read. Pickled files are only ever
+opened with ``weights_only=True``.
+"""
+
+import json
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from dzrobot.errors import CheckpointError, preview
+from dzrobot.policies.dreamzero.checkpoints.names import canonical_table
+
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+    "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+
+_NESTINGS = (
+    ("fsdp_checkpoint", "model"),
+    ("state_dict",),
+    ("model_state_dict",),
+    ("model",),
+    ("module",),
+)
+_FLAT_NESTING = "fsdp_checkpoint.model."
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorInfo:
+    """What a file's header says about one tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    file: Path
+    """The file it lies in."""
+
+    @property
+    def nbytes(self) -> int:
+        """Return its size in bytes."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def numel(self) -> int:
+        """Return its number of elements."""
+        return torch.Size(self.shape).numel()
+
+
+class WeightSource(Protocol):
+    """Tensors in files."""
+
+    @property
+    def origin(self) -> str:
+        """Return the path, for messages."""
+
+    @property
+    def layout(self) -> str:
+        """Return what kind of files these are, in words."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Return canonical name -> header entry."""
+
+    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the named tensors on the host, file by file.
+
+        A tensor may be a view into the file: copy it before the next one is asked for.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class SafetensorsSource:
+    """One or several safetensors files."""
+
+    origin: str
+    layout: str
+    tensors: Mapping[str, TensorInfo]
+    raw: Mapping[str, str]
+    """Canonical name -> name in the file."""
+
+    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the named tensors, one shard after the other."""
+        by_file: dict[Path, list[str]] = {}
+        for name in names:
+            by_file.setdefault(self.tensors[name].file, []).append(name)
+        for file, wanted in sorted(by_file.items()):
+            with _opened(file) as handle:
+                for name in wanted:
+                    yield name, handle.get_tensor(self.raw[name])
+
+
+def open_safetensors(folder: Path, stem: str = "model") -> SafetensorsSource:
+    """Return the tensors of ``folder/<stem>.safetensors`` or of its shards and their index.
+
+    Raises:
+        CheckpointError: No such file, a missing or damaged shard, or an index that does not match
+            its shards.
+    """
+    index, single = folder / f"{stem}.safetensors.index.json", folder / f"{stem}.safetensors"
+    if index.is_file() and single.is_file():
+        raise CheckpointError(
+            f"{folder} holds both {index.name} and {single.name}; remove the stale one"
+        )
+    if single.is_file():
+        return _gather(folder, "single safetensors file", {single: _header(single)})
+    if not index.is_file():
+        held = preview(path.name for path in folder.iterdir())
+        raise CheckpointError(
+            f"{folder} holds neither {single.name} nor {index.name} (it holds {held}); download "
+            "the weights again"
+        )
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{index} has no weight_map; download it again")
+    files = sorted({folder / str(name) for name in weight_map.values()})
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise CheckpointError(
+            f"{folder} lacks the shard {preview(missing)} that its index names; download it again"
+        )
+    headers = {file: _header(file) for file in files}
+    _check_index(index, weight_map, headers)
+    return _gather(folder, f"{len(files)} safetensors shards", headers)
+
+
+def _check_index(
+    index: Path, weight_map: Mapping[str, str], headers: Mapping[Path, Mapping[str, Any]]
+) -> None:
+    listed = set(weight_map.items())
+    held = {(name, file.name) for file, header in headers.items() for name in header}
+    if absent := [f"{name} ({file})" for name, file in listed - held]:
+        raise CheckpointError(
+            f"{index} lists {preview(absent)}, which is not in that shard; download the shards "
+            "again"
+        )
+    if extra := [f"{name} ({file})" for name, file in held - listed]:
+        raise CheckpointError(
+            f"{index} has no entry for {preview(extra)}; download the index again"
+        )
+
+
+def _gather(
+    folder: Path, layout: str, headers: Mapping[Path, Mapping[str, TensorInfo]]
+) -> SafetensorsSource:
+    merged = {name: info for header in headers.values() for name, info in header.items()}
+    raw = canonical_table(merged, str(folder))
+    return SafetensorsSource(
+        origin=str(folder),
+        layout=layout,
+        raw=raw,
+        tensors={name: merged[raw[name]] for name in raw},
+    )
+
+
+def _header(file: Path) -> dict[str, TensorInfo]:
+    """Return the header of one safetensors file, whose length on disk is checked on the way."""
+    with _opened(file) as handle:
+        header = {}
+        for name in handle.keys():  # noqa: SIM118 - not a mapping
+            part = handle.get_slice(name)
+            if part.get_dtype() not in _DTYPES:
+                raise CheckpointError(
+                    f"{file} holds {name} as {part.get_dtype()}, which is not supported"
+                )
+            header[name] = TensorInfo(
+                shape=tuple(part.get_shape()), dtype=_DTYPES[part.get_dtype()], file=file
+            )
+    return header
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{file} is damaged or cut short ({error}); download it again"
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySource:
+    """Tensors of one unpickled file; mapped from disk where its format allows."""
+
+    origin: str
+    layout: str
+    tensors: Mapping[str, TensorInfo]
+    values: Mapping[str, Tensor]
+
+    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the named tensors."""
+        for name in names:
+            yield name, self.values[name]
+
+
+def open_pickled(file: Path) -> MemorySource:
+    """Return the tensors of a ``.pt`` or ``.pth`` state dict, nested in any of the published ways.
+
+    Raises:
+        CheckpointError: The file is damaged, holds anything but tensors, or wants to run code when
+            opened.
+    """
+    payload = load_pickled(file)
+    values, nesting = _unnest(payload, file)
+    raw = canonical_table(values, str(file))
+    clean = {name: values[raw[name]] for name in raw}
+    return MemorySource(
+        origin=str(file), layout=f"pickled state dict ({nesting})", values=clean,
+        tensors={
+            n: TensorInfo(shape=tuple(t.shape), dtype=t.dtype, file=file) for n, t in clean.items()
+        },
+    )  # fmt: skip
+
+
+def load_pickled(file: Path) -> Any:
+    """Return the content of a torch file of tensors and plain containers; no code in it is run."""
+    if not file.is_file():
+        raise CheckpointError(f"no file {file}; give the path of the .pt or .pth file")
+    # Only the zip format can be mapped; older files must be read whole.
+    with file.open("rb") as handle:
+        is_zip = handle.read(2) == b"PK"
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{file} holds something other than tensors and was not opened: it could run code "
+            f"({_first_line(error)}); "
+            "get the weights as safetensors from a source you trust"
+        ) from error
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"{file} is damaged or cut short ({_first_line(error)}); copy it again"
+        ) from error
+
+
+def _unnest(payload: Any, file: Path) -> tuple[dict[str, Tensor], str]:
+    """Return the flat state dict inside ``payload`` and how it was nested."""
+    nesting = "flat"
+    for path in _NESTINGS:
+        inner = payload
+        for key in path:
+            inner = inner.get(key) if isinstance(inner, Mapping) else None
+        if isinstance(inner, Mapping):
+            payload, nesting = inner, ".".join(path)
+            break
+    if not isinstance(payload, Mapping):
+        raise CheckpointError(f"{file} holds a {type(payload).__name__}, not a state dict")
+    flat = {
+        k.removeprefix(_FLAT_NESTING): v for k, v in payload.items() if k.startswith(_FLAT_NESTING)
+    }
+    found = flat or dict(payload)
+    if foreign := [name for name, value in found.items() if not isinstance(value, Tensor)]:
+        raise CheckpointError(
+            f"{file} holds entries that are no tensors: {preview(map(str, foreign))}; give a file "
+            "whose state dict lies "
+            "flat or under fsdp_checkpoint.model, state_dict, model_state_dict, model or module"
+        )
+    return found, nesting if not flat else "fsdp_checkpoint.model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartSource:
+    """Part of another source under other names."""
+
+    source: WeightSource
+    layout: str
+    names: Mapping[str, str]
+    """Name here -> name there."""
+
+    @property
+    def origin(self) -> str:
+        """Return where the tensors lie."""
+        return self.source.origin
+
+    @property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Return the header entries."""
+        return {here: self.source.tensors[there] for here, there in self.names.items()}
+
+    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the named tensors."""
+        back = {self.names[name]: name for name in names}
+        for there, tensor in self.source.stream(back):
+            yield back[there], tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnionSource:
+    """Several sources; a later one replaces the tensors of an earlier one."""
+
+    sources: tuple[WeightSource, ...]
+
+    @property
+    def origin(self) -> str:
+        """Return where the tensors lie."""
+        return ", ".join(dict.fromkeys(source.origin for source in self.sources))
+
+    @property
+    def layout(self) -> str:
+        """Return the kinds of files."""
+        return " + ".join(source.layout for source in self.sources)
+
+    @property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Return the header entries."""
+        return {name: info for source in self.sources for name, info in source.tensors.items()}
+
+    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the named tensors, one source after the other."""
+        left = set(names)
+        for source in reversed(self.sources):
+            mine = [name for name in source.tensors if name in left]
+            left.difference_update(mine)
+            yield from source.stream(mine)
+
+
+def renamed(source: WeightSource, rename: Callable[[str], str | None]) -> PartSource:
+    """Return ``source`` with ``rename`` applied to every name; None drops the tensor."""
+    names = {new: old for old in source.tensors if (new := rename(old)) is not None}
+    return PartSource(source=source, layout=source.layout, names=names)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the mapping in a JSON file.
+
+    Raises:
+        CheckpointError: The file is missing or is no JSON object.
+    """
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"no file {file}; copy it from the checkpoint's origin") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file} is no valid JSON ({error}); copy it again") from error
+    if not isinstance(data, dict):
+        raise CheckpointError(
+            f"{file} holds a {type(data).__name__}, expected an object; copy it again"
+        )
+    return data
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

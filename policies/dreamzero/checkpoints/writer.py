@@ -1,0 +1,140 @@
+"""Writing weights: safetensors shards with an index, made aside, then moved into place."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dzrobot.errors import CheckpointError
+from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo, WeightSource
+
+SHARD_BYTES = 4 * 1000**3
+"""Largest shard of an exported checkpoint."""
+
+
+@contextmanager
+def written_aside(target: Path) -> Iterator[Path]:
+    """Yield a path beside ``target`` to write to; renamed to ``target`` if all goes well.
+
+    Raises:
+        CheckpointError: ``target`` exists already.
+    """
+    if target.exists():
+        raise CheckpointError(f"{target} exists already; choose another path or remove it first")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    _remove(aside)
+    try:
+        yield aside
+        aside.rename(target)
+    finally:
+        _remove(aside)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateDictSource:
+    """Tensors already in memory, as a source."""
+
+    values: Mapping[str, Tensor]
+    origin: str = "memory"
+    layout: str = "state dict in memory"
+
+    @property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Return shape and dtype of each."""
+        return {
+            name: TensorInfo(shape=tuple(value.shape), dtype=value.dtype, file=Path(self.origin))
+            for name, value in self.values.items()
+        }
+
+    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the named tensors."""
+        for name in names:
+            yield name, self.values[name]
+
+
+def plan_shards(tensors: Mapping[str, TensorInfo], limit: int = SHARD_BYTES) -> list[list[str]]:
+    """Return the names of each shard: sorted, filled in order, none above ``limit`` bytes.
+
+    A single tensor above the limit gets a shard of its own.
+    """
+    shards: list[list[str]] = []
+    room = 0
+    for name in sorted(tensors):
+        size = tensors[name].nbytes
+        if not shards or size > room:
+            shards.append([])
+            room = limit
+        shards[-1].append(name)
+        room -= size
+    return shards
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardOptions:
+    """How weights are written."""
+
+    shard_bytes: int = SHARD_BYTES
+    """Largest file."""
+
+    dtype: torch.dtype | None = None
+    """Dtype to convert to; None keeps each tensor's own."""
+
+    rename: Callable[[str], str] = str
+    """Name in the file of a canonical name."""
+
+
+def write_weights(
+    folder: Path, source: WeightSource, options: ShardOptions | None = None
+) -> list[Path]:
+    """Write all tensors of ``source`` to ``folder`` as ``model*.safetensors``; returns the files.
+
+    Host memory stays at one shard.
+    """
+    options = options or ShardOptions()
+    shards = plan_shards(source.tensors, options.shard_bytes)
+    files = _file_names(len(shards))
+    weight_map: dict[str, str] = {}
+    for names, file in zip(shards, files, strict=True):
+        shard = {
+            options.rename(name): _own(tensor, options.dtype or source.tensors[name].dtype)
+            for name, tensor in source.stream(names)
+        }
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(shard, file))
+    if len(files) > 1:
+        total = sum(info.nbytes for info in source.tensors.values())
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        write_json(folder / "model.safetensors.index.json", index)
+    return [folder / file for file in files]
+
+
+def _own(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a contiguous host tensor that shares no memory with others, as the format demands."""
+    return tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
+
+
+def _file_names(count: int) -> Sequence[str]:
+    if count == 1:
+        return ["model.safetensors"]
+    return [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+
+
+def write_json(file: Path, data: Mapping[str, Any]) -> None:
+    """Write ``data`` as indented JSON."""
+    file.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
