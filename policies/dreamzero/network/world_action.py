@@ -1,0 +1,269 @@
+"""The whole network: frozen encoders around the transformer, and the training loss.
+
+Source: DreamZero model, section 3. Sub-modules carry the names that the checkpoint tables know.
+
+Shapes: B batch, T frames, H pixel rows, W pixel columns, C latent channels, F latent frames,
+Y latent rows, X latent columns, A actions, M width of an action, S states, N rows of the prompt,
+P rows of the image embedding, E width of an embedding.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.network.dit import (
+    CausalDiT,
+    Controls,
+    Prompting,
+    TrainForm,
+    TrainInputs,
+)
+from dzrobot.policies.dreamzero.network.image import ImageEncoder
+from dzrobot.policies.dreamzero.network.noise import Noise
+from dzrobot.policies.dreamzero.network.prompting import PromptEmbedding, compact
+from dzrobot.policies.dreamzero.network.schedule import TrainingSchedule, velocity
+from dzrobot.policies.dreamzero.network.text import TextEncoder
+from dzrobot.policies.dreamzero.network.vae import Vae
+
+_MASK_CHANNELS = 4
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainBatch:
+    """Training samples as they come from the pipeline, on the device."""
+
+    images_BTHW3: Tensor
+    """Tiled frames, uint8."""
+
+    state_BSM: Tensor
+    action_BAM: Tensor
+    """Normalised to [-1, 1] and padded."""
+
+    action_mask_BAM: Tensor
+    """True on the robot's own dimensions."""
+
+    has_real_action_B: Tensor
+    """False where a sample's actions are to be ignored."""
+
+    prompt: PromptEmbedding
+    """From :meth:`WorldActionModel.embed_prompts`, or from a cache of its results."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Prepared:
+    """Training samples after the frozen encoders; nothing here needs a gradient."""
+
+    latents_BCFYX: Tensor
+    prompting: Prompting
+    state_BSM: Tensor
+    action_BAM: Tensor
+    action_mask_BAM: Tensor
+    has_real_action_B: Tensor
+    first_frame_BCFYX: Tensor | None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LossCounts:
+    """What sums of per-sample losses are divided by, over all micro-batches and ranks of a step."""
+
+    samples: Tensor | float
+    actions: Tensor | float
+    """Samples that the action loss is averaged over; see :class:`LossOptions`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossOptions:
+    """How the losses are averaged and which form of the forward pass runs."""
+
+    action_loss_norm: Literal["padded", "masked"] = "padded"
+    """``padded``: mean over all dimensions and samples, as published: 7 of 32 weigh 7/32.
+    ``masked``: mean over a robot's own dimensions and over the samples with real actions."""
+
+    form: TrainForm = field(default_factory=TrainForm)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Losses:
+    """Losses of one batch; only ``loss`` is to be differentiated."""
+
+    loss: Tensor
+    dynamics_loss: Tensor
+    action_loss: Tensor
+    dynamics_B: Tensor
+    """Video loss of each sample."""
+
+    action_B: Tensor
+    """Action loss of each sample; zero where it has no real action."""
+
+    counted_action_B: Tensor
+    """1 for the samples that the action loss is averaged over; sum it for :class:`LossCounts`."""
+
+
+class WorldActionModel(nn.Module):
+    """Frozen prompt, image and video encoders, and the transformer."""
+
+    def __init__(self, config: NetworkConfig, *, text_encoder: bool = True) -> None:
+        """Build the network of ``config`` with fresh weights.
+
+        Args:
+            config: Sizes.
+            text_encoder: False to leave out the prompt encoder: prompts then come embedded.
+        """
+        super().__init__()
+        self.config = config
+        self.model = CausalDiT(config.dit)
+        self.text_encoder = TextEncoder(config.text) if text_encoder else None
+        self.image_encoder = ImageEncoder(config.image)
+        self.vae = Vae(config.vae)
+
+    @torch.no_grad()
+    def embed_prompts(self, ids_BN: Tensor, mask_BN: Tensor) -> PromptEmbedding:
+        """Return the embeddings of tokenised prompts, each by itself whatever the others' length.
+
+        Raises:
+            ConfigError: The network was built without its prompt encoder.
+        """
+        if self.text_encoder is None:
+            raise ConfigError(
+                "this network was built without its prompt encoder; give prompt embeddings, or "
+                "build it with text_encoder=True"
+            )
+        rows_BNE = self.text_encoder(ids_BN, mask_BN)
+        return PromptEmbedding(rows_BNE, tuple(mask_BN.sum(dim=1).tolist()))
+
+    @torch.no_grad()
+    def prepare(self, batch: TrainBatch) -> Prepared:
+        """Return what the transformer trains on: latents, conditioning, state and actions."""
+        video_B3THW = self.pixels(batch.images_BTHW3)
+        first_B3HW = video_B3THW[:, :, 0]
+        # Float32 from here on: noising and targets must not add bf16 rounding of their own.
+        return Prepared(
+            latents_BCFYX=self.vae.encode(video_B3THW).float(),
+            prompting=self.prompting(batch.prompt, self.image_encoder(first_B3HW)),
+            state_BSM=batch.state_BSM,
+            action_BAM=batch.action_BAM.float(),
+            action_mask_BAM=batch.action_mask_BAM,
+            has_real_action_B=batch.has_real_action_B,
+            first_frame_BCFYX=self.first_frame(first_B3HW, video_B3THW.shape[2]),
+        )
+
+    def loss(
+        self,
+        prepared: Prepared,
+        noise: Noise,
+        counts: LossCounts | None = None,
+        options: LossOptions = LossOptions(),
+    ) -> Losses:
+        """Return the losses of one batch (section 3.3).
+
+        Args:
+            prepared: The samples.
+            noise: Their noise.
+            counts: What to divide by when the batch is part of a larger one; None if it is whole.
+            options: How to average.
+        """
+        schedule = training_schedule(prepared.latents_BCFYX.device)
+        inputs = self.train_inputs(prepared, noise, schedule)
+        video_BCFYX, action_BAM = self.model(inputs, options.form)
+
+        target_BCFYX = velocity(prepared.latents_BCFYX, noise.video_BCFYX)
+        rows, columns = video_BCFYX.shape[-2:]
+        error_BCFYX = video_BCFYX.float() - target_BCFYX[..., :rows, :columns]
+        error_BF = error_BCFYX.square().mean(dim=(1, 3, 4))
+        dynamics_B = (schedule.weights[noise.frame_index_BF] * error_BF).mean(dim=1)
+
+        error_BAM = action_BAM.float() - velocity(prepared.action_BAM, noise.action_BAM)
+        error_BA = _mean_action_error(error_BAM.square(), prepared, options)
+        action_B = (schedule.weights[noise.action_index_BA] * error_BA).mean(dim=1)
+        counted_B = torch.ones_like(action_B)
+        if options.action_loss_norm == "masked":
+            counted_B = prepared.has_real_action_B.to(action_B.dtype)
+        if counts is None:
+            counts = LossCounts(samples=len(action_B), actions=counted_B.sum().clamp(min=1))
+        dynamics_loss, action_loss = (
+            dynamics_B.sum() / counts.samples,
+            action_B.sum() / counts.actions,
+        )
+        return Losses(
+            loss=dynamics_loss + action_loss,
+            dynamics_loss=dynamics_loss.detach(),
+            action_loss=action_loss.detach(),
+            dynamics_B=dynamics_B.detach(),
+            action_B=action_B.detach(),
+            counted_action_B=counted_B,
+        )
+
+    def train_inputs(
+        self, prepared: Prepared, noise: Noise, schedule: TrainingSchedule
+    ) -> TrainInputs:
+        """Return the transformer's inputs: samples mixed with their noise."""
+        latents_BCFYX, frame_index_BF = prepared.latents_BCFYX, noise.frame_index_BF
+        controls = Controls(
+            action_BAM=schedule.add_noise(
+                prepared.action_BAM, noise.action_BAM, noise.action_index_BA, axis=1
+            ),
+            timestep_BA=schedule.timesteps[noise.action_index_BA],
+            state_BSM=prepared.state_BSM,
+        )
+        return TrainInputs(
+            noisy_BCFYX=schedule.add_noise(
+                latents_BCFYX, noise.video_BCFYX, frame_index_BF, axis=2
+            ),
+            clean_BCFYX=latents_BCFYX,
+            timestep_BF=schedule.timesteps[frame_index_BF],
+            controls=controls,
+            prompting=prepared.prompting,
+            first_frame_BCFYX=prepared.first_frame_BCFYX,
+        )
+
+    def pixels(self, images_BTHW3: Tensor) -> Tensor:
+        """Return uint8 frames as (B, 3, T, H, W) in [-1, 1], resized to the network's size."""
+        video_BT3HW = (images_BTHW3.permute(0, 1, 4, 2, 3).float() / 255 - 0.5) / 0.5
+        size = self.config.target_size
+        if size is not None and size != tuple(video_BT3HW.shape[-2:]):
+            flat = nn.functional.interpolate(
+                video_BT3HW.flatten(0, 1), size=size, mode="bilinear", align_corners=False
+            )
+            video_BT3HW = flat.view(*video_BT3HW.shape[:3], *size)
+        return video_BT3HW.transpose(1, 2)
+
+    def prompting(self, prompt: PromptEmbedding, image_BPE: Tensor) -> Prompting:
+        """Return the conditioning of a batch, prompts without most of their padding."""
+        text_BNE, bias_BN = compact(prompt)
+        return Prompting(text_BNE=text_BNE, image_BPE=image_BPE, text_bias_BN=bias_BN)
+
+    def first_frame(self, frame_B3HW: Tensor, frames: int) -> Tensor | None:
+        """Return mask and latents of the frame followed by grey ones; None where they are not used.
+
+        Args:
+            frame_B3HW: First frames in [-1, 1].
+            frames: Frames of the clip, grey ones included.
+        """
+        if not self.config.dit.concat_first_frame_latent:
+            return None
+        latents_BCFYX = self.vae.encode_conditioning(frame_B3HW, frames)
+        mask_BCFYX = torch.zeros_like(latents_BCFYX[:, :1]).repeat(1, _MASK_CHANNELS, 1, 1, 1)
+        mask_BCFYX[:, :, 0] = 1
+        return torch.cat([mask_BCFYX, latents_BCFYX], dim=1)
+
+
+@lru_cache(maxsize=8)
+def training_schedule(device: torch.device) -> TrainingSchedule:
+    """Return the training tables on ``device``, made once."""
+    return TrainingSchedule.on(device)
+
+
+def _mean_action_error(error_BAM: Tensor, prepared: Prepared, options: LossOptions) -> Tensor:
+    """Return the mean over dimensions (B, A), zero where a sample has no real action."""
+    kept_BAM = prepared.action_mask_BAM * prepared.has_real_action_B[:, None, None]
+    kept_BAM = kept_BAM.to(error_BAM.dtype)
+    match options.action_loss_norm:
+        case "padded":
+            return (error_BAM * kept_BAM).mean(dim=-1)
+        case "masked":
+            return (error_BAM * kept_BAM).sum(dim=-1) / kept_BAM.sum(dim=-1).clamp(min=1)
