@@ -1,0 +1,189 @@
+"""Floating-point operations of one training sample, by formula.
+
+A multiply-add counts as two. Two numbers are kept apart. The *model* cost is that of the published definition (every
+token, both halves of the sequence); utilisation against it can be compared between implementations. The *executed*
+cost is what this implementation runs: the last clean block is never attended and is left out, the last layer computes
+only the noisy half, and timesteps are embedded once per frame instead of once per token.
+"""
+
+from dataclasses import dataclass
+
+from dzrobot.policies.dreamzero.network.config import DiTConfig
+
+_IMAGE_TOKENS = 257
+_PATCH_PIXELS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleShape:
+    """Tokens of one training sample."""
+
+    latent_frames: int
+    """Latent frames, the first one included."""
+
+    frame_tokens: int
+    """Tokens of one latent frame."""
+
+    actions: int
+    """Action tokens of all blocks."""
+
+    states: int
+    """State tokens of all blocks."""
+
+    @property
+    def video(self) -> int:
+        """Return the tokens of one half of the video."""
+        return self.latent_frames * self.frame_tokens
+
+    @property
+    def length(self) -> int:
+        """Return the tokens of the published sequence: clean, noisy, actions, states."""
+        return 2 * self.video + self.actions + self.states
+
+
+def sample_shape(config: DiTConfig, frames: int, temporal_stride: int = 4) -> SampleShape:
+    """Return the tokens of a clip of ``frames`` frames."""
+    latent = 1 + (frames - 1) // temporal_stride
+    blocks = (latent - 1) // config.num_frame_per_block
+    return SampleShape(
+        latent_frames=latent,
+        frame_tokens=config.frame_seqlen,
+        actions=blocks * config.num_action_per_block,
+        states=blocks * config.num_state_per_block,
+    )
+
+
+def model_flops(config: DiTConfig, shape: SampleShape) -> float:
+    """Return the forward cost of one sample by the published definition of the transformer."""
+    length, context = shape.length, config.text_len + _IMAGE_TOKENS
+    layer = _linear(config, length) + _scores(config, length * context + _pairs(config, shape))
+    layer += _context(config)
+    return config.num_layers * layer + _times(config, length) + _ends(config, shape, halves=2)
+
+
+def executed_flops(config: DiTConfig, shape: SampleShape) -> float:
+    """Return the forward cost of one sample as this implementation runs it."""
+    clean_frames = shape.latent_frames - config.num_frame_per_block
+    clean = clean_frames * shape.frame_tokens
+    noisy = shape.video + shape.actions + shape.states
+    context = config.text_len + _IMAGE_TOKENS
+    clean_pairs = _clean_pairs(config, clean_frames, shape.frame_tokens)
+    noisy_pairs = _noisy_pairs(config, shape)
+    inner = _linear(config, clean + noisy) + _scores(config, (clean + noisy) * context + clean_pairs + noisy_pairs)
+    # The last layer asks the clean half for keys and values only.
+    last = _linear(config, noisy) + 2 * 2 * clean * config.dim**2
+    last += _scores(config, noisy * context + noisy_pairs)
+    total = (config.num_layers - 1) * inner + last + config.num_layers * _context(config)
+    timesteps = 1 + shape.latent_frames + shape.actions + shape.states
+    return total + _times(config, timesteps) + _ends(config, shape, halves=1 + clean_frames / shape.latent_frames)
+
+
+def _linear(config: DiTConfig, tokens: float) -> float:
+    """Return one layer's matrix products on its tokens: 4 of self-, 2 of cross-attention, 2 of the MLP."""
+    return 2 * tokens * (6 * config.dim**2 + 2 * config.dim * config.ffn_dim)
+
+
+def _scores(config: DiTConfig, pairs: float) -> float:
+    """Return the cost of ``pairs`` query-key pairs over all heads: one product each for scores and values."""
+    return 4 * pairs * config.dim
+
+
+def _context(config: DiTConfig) -> float:
+    """Return one layer's keys and values of prompt and image."""
+    return 4 * (config.text_len + _IMAGE_TOKENS) * config.dim**2
+
+
+def _times(config: DiTConfig, timesteps: float) -> float:
+    return 2 * timesteps * (config.freq_dim * config.dim + 7 * config.dim**2)
+
+
+def _ends(config: DiTConfig, shape: SampleShape, halves: float) -> float:
+    """Return everything outside the layers but the time embedding."""
+    dim, hidden = config.dim, config.hidden_size
+    patch = 2 * halves * shape.video * config.in_dim * _PATCH_PIXELS * dim
+    head = 2 * shape.video * dim * config.out_dim * _PATCH_PIXELS
+    text = 2 * config.text_len * (config.text_dim * dim + dim**2)
+    image = 2 * _IMAGE_TOKENS * (config.clip_dim**2 + config.clip_dim * dim)
+    action = 2 * shape.actions * (config.action_dim * dim + 2 * dim**2 + dim**2)
+    action += 2 * shape.actions * (dim * hidden + hidden * config.action_dim)
+    state = 2 * shape.states * (config.max_state_dim * hidden + hidden * dim)
+    return patch + head + text + image + action + state
+
+
+def _pairs(config: DiTConfig, shape: SampleShape) -> float:
+    clean = _clean_pairs(config, shape.latent_frames, shape.frame_tokens)
+    return clean + _noisy_pairs(config, shape) + _state_pairs(config, shape)
+
+
+def _clean_pairs(config: DiTConfig, frames: int, frame_tokens: int) -> float:
+    step = config.num_frame_per_block
+    if config.max_chunk_size == -1:
+        tokens = frames * frame_tokens
+        return tokens * (tokens + 1) / 2
+    window = config.max_chunk_size * step + 1
+    pairs = 1.0
+    for first in range(1, frames, step):
+        stop = min(first + step, frames)
+        pairs += (stop - first) * (1 + stop - max(1, stop - window))
+    return pairs * frame_tokens**2
+
+
+def _noisy_pairs(config: DiTConfig, shape: SampleShape) -> float:
+    step, tokens = config.num_frame_per_block, shape.frame_tokens
+    pairs = float(tokens**2)
+    for first in range(1, shape.latent_frames, step):
+        queries = step * tokens + config.num_action_per_block
+        pairs += queries * (first * tokens + queries + config.num_state_per_block)
+    return pairs
+
+
+def _state_pairs(config: DiTConfig, shape: SampleShape) -> float:
+    return float(shape.states * config.num_state_per_block)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleCost:
+    """Operations of one training sample."""
+
+    model_forward: float
+    """Transformer forward by the published definition."""
+
+    executed_forward: float
+    """Transformer forward as run."""
+
+    encoders: float
+    """Frozen encoders as run, forward only."""
+
+    recomputed_share: float
+    """Share of the executed forward that the backward pass runs again."""
+
+    @property
+    def model(self) -> float:
+        """Return forward and backward of the transformer, encoders left out: the base of MFU."""
+        return 3 * self.model_forward
+
+    @property
+    def executed(self) -> float:
+        """Return everything that is run: forward, backward, recompute, encoders."""
+        return (3 + self.recomputed_share) * self.executed_forward + self.encoders
+
+
+PEAK_TFLOPS = {
+    "B200": 2250.0,
+    "H200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "H800": 989.0,
+    "A100": 312.0,
+    "A800": 312.0,
+    "L40S": 362.0,
+    "RTX PRO 6000": 503.0,
+    "RTX 4090": 165.0,
+    "RTX 5090": 210.0,
+}
+"""Dense bf16 peak of accelerators in TFLOP/s by a part of their name, longer parts first within a family."""
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """Return the dense bf16 peak of a device in TFLOP/s, None where it is not known."""
+    return next((peak for part, peak in PEAK_TFLOPS.items() if part in device_name), None)

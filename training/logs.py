@@ -1,0 +1,156 @@
+"""Where log lines go: a JSONL file always, TensorBoard, Weights & Biases, one progress line on the terminal."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from dzrobot.errors import MissingDependencyError
+from dzrobot.training.metrics import Line
+from dzrobot.training.settings import LoggingConfig
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class Sink(Protocol):
+    """Takes numbers by name."""
+
+    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
+        """Take the numbers of one step."""
+        ...
+
+    def close(self) -> None:
+        """Write out what is pending."""
+        ...
+
+
+class JsonlSink:
+    """Appends one JSON object per line; a number that is not finite becomes null."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Line buffered: a killed run keeps every finished line.
+        self._file = path.open("a", buffering=1)
+
+    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
+        """Append one line."""
+        self._file.write(json.dumps({"step": step} | {k: _finite(v) for k, v in numbers.items()}) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoardSink:
+    """Writes scalars below ``train/``."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+
+    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
+        """Write each number as a scalar."""
+        for name, value in numbers.items():
+            if value is not None:
+                self._writer.add_scalar(f"train/{name}", value, step)  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._writer.close()  # type: ignore[no-untyped-call]
+
+
+class WandbSink:
+    """Logs to a Weights & Biases project; resumed runs continue the same run."""
+
+    def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise MissingDependencyError(
+                "logging.wandb_project is set, but wandb is missing: pip install 'dzrobot[wandb]', or set it to null"
+            ) from error
+        self._run = wandb.init(project=project, dir=str(folder), name=folder.name, config=dict(config), resume="allow")
+
+    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
+        """Log the numbers of one step."""
+        self._run.log({name: value for name, value in numbers.items() if value is not None}, step=step)
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class RunLog:
+    """All sinks of one run and its progress line; does nothing on processes other than the main one."""
+
+    def __init__(self, sinks: list[Sink], progress: Progress | None) -> None:
+        self._sinks = sinks
+        self._progress = progress
+        self._task = progress.add_task("train", total=None, numbers="") if progress else None
+
+    @classmethod
+    def open(cls, config: LoggingConfig, folder: Path, recipe: Mapping[str, Any], *, is_main: bool) -> "RunLog":
+        """Open the sinks that ``config`` asks for in ``folder``."""
+        if not is_main:
+            return cls([], None)
+        sinks: list[Sink] = [JsonlSink(folder / METRICS_FILE)]
+        if config.tensorboard:
+            sinks.append(TensorBoardSink(folder / "tensorboard"))
+        if config.wandb_project is not None:
+            sinks.append(WandbSink(config.wandb_project, folder, recipe))
+        columns = (
+            TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=20), TimeElapsedColumn(),
+            TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[numbers]}"),
+        )  # fmt: skip
+        return cls(sinks, Progress(*columns, console=Console(stderr=True), refresh_per_second=2))
+
+    def advance(self, step: int, total: int) -> None:
+        """Move the progress line."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=step, total=total)
+
+    def write(self, line: Line) -> None:
+        """Write a log line everywhere."""
+        numbers = line.as_dict()
+        step = int(numbers.pop("step") or 0)
+        for sink in self._sinks:
+            sink.write(step, numbers)
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, numbers=_short(line))
+
+    def note(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Write numbers that are not part of every line, such as an evaluation."""
+        for sink in self._sinks:
+            sink.write(step, numbers)
+
+    def __enter__(self) -> "RunLog":
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+        for sink in self._sinks:
+            sink.close()
+
+
+def _short(line: Line) -> str:
+    mfu = "" if line.mfu is None else f" mfu {line.mfu:.1%}"
+    return (
+        f"loss {line.loss:.4f} (video {line.dynamics_loss:.4f} action {line.action_loss:.4f}) "
+        f"norm {line.grad_norm:.2f} lr {line.lr:.1e} {line.samples_per_s:.2f} samples/s{mfu} "
+        f"wait {line.data_wait_pct:.0f}% skips {line.skips}"
+    )
+
+
+def _finite(value: float | int | None) -> float | int | None:
+    return value if value is None or math.isfinite(value) else None

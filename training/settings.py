@@ -1,0 +1,321 @@
+"""How one fine-tuning run trains: every field of a recipe, frozen and documented.
+
+Field names are those of the published DreamZero recipes where the meaning is the same. What the robot sees and does
+is the embodiment's; what the weights are is the checkpoint's: neither is repeated here. Nothing here imports torch,
+so a recipe is checked in well under a second.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+def _one_or_many(value: object) -> object:
+    return [value] if isinstance(value, str | Path | dict) else value
+
+
+class Section(BaseModel):
+    """A frozen group of fields; unknown names are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ModelConfig(Section):
+    """Which weights, which robot, and whether all of them are trained."""
+
+    preset: Literal["5b", "14b"] | None = None
+    """Architecture to build when ``model_path`` is null."""
+
+    model_path: str | None = None
+    """Checkpoint directory (or hub id) to continue from; gives architecture and weights."""
+
+    revision: str | None = None
+    """Hub revision of ``model_path``."""
+
+    config_path: Path | None = None
+    """A config.json that gives the architecture when there is neither checkpoint nor preset."""
+
+    tokenizer_path: str | None = None
+    """umT5 tokenizer: a directory or hub id; null: the one beside the checkpoint, else google/umt5-xxl."""
+
+    diffusion_model_pretrained_path: str | None = None
+    """Cold start: video transformer weights."""
+
+    image_encoder_pretrained_path: str | None = None
+    """Cold start: image encoder weights (those of Wan 2.1, for Wan 2.2 too)."""
+
+    text_encoder_pretrained_path: str | None = None
+    """Cold start: prompt encoder weights."""
+
+    vae_pretrained_path: str | None = None
+    """Cold start: video autoencoder weights."""
+
+    random_init: bool = False
+    """Train from random weights, encoders included: for tests, benchmarks and the bundled tiny policy."""
+
+    metadata_json_path: Path | None = None
+    """Normalisation statistics; null: those of ``model_path``."""
+
+    embodiment_tag: str
+    """Robot of the run: a built-in tag or ``module:NAME``."""
+
+    action_horizon: Positive | None = None
+    """Actions per block, in the data and in the network; null: the embodiment's."""
+
+    max_chunk_size: Positive | None = None
+    """Blocks per sample, in the data and in the network; null: the embodiment's. Frames are 8 per block and one."""
+
+    target_video_height: Positive | None = None
+    """Rows of the tiled frame inside the network; null: as the checkpoint says."""
+
+    target_video_width: Positive | None = None
+    """Columns of the tiled frame inside the network; null: as the checkpoint says."""
+
+    relative_action: bool | None = None
+    """Expected use of relative actions; null: as the embodiment says. A contradiction is an error."""
+
+    relative_action_keys: tuple[str, ...] | None = None
+    """Expected relative action keys; null: as the embodiment says."""
+
+    is_lora: bool = False
+    """Train adapters and the state and action modules instead of the whole transformer."""
+
+    lora_rank: Positive | None = None
+    """Rank of the adapters; null: the checkpoint's (4). Only with ``is_lora``."""
+
+    lora_alpha: Annotated[float, Field(gt=0)] | None = None
+    """Adapter scale times rank; null: the checkpoint's (4). Only with ``is_lora``."""
+
+    cache_prompts: bool = True
+    """Encode every instruction once, then free the prompt encoder."""
+
+    action_loss_norm: Literal["padded", "masked"] = "padded"
+    """``padded``: divide by all 32 action dimensions, as published; ``masked``: by the real ones."""
+
+
+class SourceConfig(Section):
+    """One source of a mixture."""
+
+    dataset_path: Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
+    """LeRobot folder, or several that share robot and statistics."""
+
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Share of the samples drawn from this source, relative to the other weights."""
+
+    embodiment_tag: str
+    """Robot of this source."""
+
+    metadata_json_path: Path
+    """Normalisation statistics of this source."""
+
+    distribute_weights: bool = False
+    """Spread ``weight`` over several folders by their size instead of giving it to each."""
+
+
+class DataConfig(Section):
+    """What is read, how samples are cut, and who reads them."""
+
+    train_data_paths: Annotated[tuple[str | SourceConfig, ...], BeforeValidator(_one_or_many), Field(min_length=1)]
+    """A LeRobot folder, several folders, or mixture entries."""
+
+    holdout_episodes: NonNegative = 0
+    """Last episodes of every folder kept for open-loop evaluation."""
+
+    sampling_mode: Literal["aligned", "multi_anchor"] = "aligned"
+    """``aligned``: frames cover their actions evenly; ``multi_anchor``: the published walk around a seed frame."""
+
+    frame_grid: str | None = None
+    """Named published frame grid for ``multi_anchor``; null: the embodiment's own."""
+
+    video_backend: Literal["pyav", "torchcodec"] = "pyav"
+    """Video decoder."""
+
+    num_workers: NonNegative = 8
+    """Reader processes per rank; 0 reads in the training process."""
+
+    prefetch_factor: Positive = 2
+    """Batches each reader prepares ahead."""
+
+    on_corrupt: Literal["refuse", "count"] = "refuse"
+    """What happens at an unreadable file: stop and name it, or count and replace the sample."""
+
+    augment: bool = True
+    """Random crop and colour jitter, keyed by (seed, sample)."""
+
+
+class OptimConfig(Section):
+    """AdamW, its schedule, clipping and averaging."""
+
+    lr: Annotated[float, Field(gt=0)] = 1e-5
+    """Peak learning rate."""
+
+    adam_beta1: Share = 0.95
+    """Decay of the first moment."""
+
+    adam_beta2: Share = 0.999
+    """Decay of the second moment."""
+
+    adam_eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the square root of the second moment."""
+
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-5
+    """Decoupled decay of matrices; norms, biases and modulation are never decayed."""
+
+    clip_grad: Annotated[float, Field(gt=0)] = 1.0
+    """Largest global gradient norm."""
+
+    lr_scheduler: Literal["constant", "cosine"] = "cosine"
+    """Shape after the warm-up."""
+
+    lr_warmup_steps: NonNegative | None = None
+    """Steps of linear warm-up; null: ``lr_warmup_ratio`` decides."""
+
+    lr_warmup_ratio: Share = 0.05
+    """Warm-up as a share of all steps."""
+
+    min_lr_ratio: Share = 0.0
+    """Where the cosine ends, as a share of ``lr``."""
+
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Decay of an averaged copy of the weights, exported instead of the raw ones; null: none."""
+
+    max_skips: Positive = 10
+    """Non-finite steps in a row after which the run stops and names the samples."""
+
+    def warmup_updates(self, total: int) -> int:
+        """Return the updates of linear warm-up in a run of ``total``."""
+        return round(total * self.lr_warmup_ratio) if self.lr_warmup_steps is None else self.lr_warmup_steps
+
+
+class ParallelConfig(Section):
+    """How the network is laid out over processes, and what is computed twice to save memory."""
+
+    strategy: Literal["fsdp", "hsdp", "ddp", "single"] = "fsdp"
+    """``fsdp``: shard over all ranks; ``hsdp``: shard within groups, replicate across; ``ddp``: replicate."""
+
+    shard_size: Positive | None = None
+    """Ranks that share one copy under ``hsdp``; null: the ranks of one machine."""
+
+    param_dtype: Literal["bf16", "fp32"] = "bf16"
+    """Dtype of weights and matrix products in forward and backward; masters are float32."""
+
+    reduce_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Dtype in which gradients are summed over ranks."""
+
+    activation_checkpointing: Literal["none", "selective", "full"] = "full"
+    """What a block recomputes in the backward pass: nothing, all but matrix products, everything."""
+
+    compile: bool = True
+    """Compile each transformer block."""
+
+    kept_blocks: NonNegative = 0
+    """Last blocks that keep their activations even so, to use memory that is left."""
+
+    reshard_after_forward: bool = True
+    """Free gathered weights between forward and backward."""
+
+    cpu_offload: bool = False
+    """Keep masters, gradients and optimiser state in host memory."""
+
+    prefetch_blocks: NonNegative = 1
+    """Blocks whose weights are gathered ahead."""
+
+
+class CheckpointConfig(Section):
+    """When and how the training state is written."""
+
+    save_interval: Positive = 1000
+    """Steps between checkpoints."""
+
+    keep_last_k: Annotated[int, Field(ge=2)] = 3
+    """Checkpoints kept; at least 2, so that a torn newest one loses no more than one interval."""
+
+    async_save: bool = True
+    """Write in the background."""
+
+    export: bool = True
+    """Write the official checkpoint layout at the end of the run."""
+
+    export_dtype: Literal["bf16", "fp32"] = "bf16"
+    """Dtype of exported weights."""
+
+
+class LoggingConfig(Section):
+    """Where numbers go; a JSONL file is always written."""
+
+    log_interval: Positive = 10
+    """Steps between log lines; the device is read once per line."""
+
+    tensorboard: bool = True
+    """Write TensorBoard events."""
+
+    wandb_project: str | None = None
+    """Also log to this Weights & Biases project."""
+
+    peak_tflops: Annotated[float, Field(gt=0)] | None = None
+    """Dense bf16 peak of one device in TFLOP/s; null: looked up by its name."""
+
+
+class RunnerConfig(Section):
+    """Size and course of the run."""
+
+    output_dir: Path
+    """Everything the run writes: checkpoints, logs, export."""
+
+    max_steps: Positive
+    """Optimiser steps in the whole run."""
+
+    micro_batch_size: Positive
+    """Samples one process computes at once."""
+
+    global_batch_size: Positive
+    """Samples of one optimiser step over all processes."""
+
+    seed: NonNegative = 0
+    """Key of sample order, augmentation, noise and fresh weights."""
+
+    resume_dir: Path | Literal["auto"] | None = None
+    """Checkpoint or run folder to resume; ``auto``: the newest complete one in ``output_dir``, if any."""
+
+    deterministic: bool = False
+    """Refuse operations whose result depends on timing."""
+
+    eval_interval: Positive | None = None
+    """Steps between open-loop evaluations on the held-out episodes; null: none."""
+
+    eval_windows: Positive = 16
+    """Samples of one open-loop evaluation."""
+
+
+class SFTConfig(Section):
+    """One supervised fine-tuning run."""
+
+    model: ModelConfig
+    """Weights and robot."""
+
+    data: DataConfig
+    """Recordings and their reading."""
+
+    optim: OptimConfig = OptimConfig()
+    """Optimiser."""
+
+    parallel: ParallelConfig = ParallelConfig()
+    """Layout over processes."""
+
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Training checkpoints and export."""
+
+    logging: LoggingConfig = LoggingConfig()
+    """Logs."""
+
+    runner: RunnerConfig
+    """Size and course of the run."""
+
+    def accumulation(self, world_size: int) -> int:
+        """Return the micro-batches each process computes per optimiser step."""
+        return self.runner.global_batch_size // (self.runner.micro_batch_size * world_size)

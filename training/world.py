@@ -1,0 +1,76 @@
+"""The processes of one run: ranks, devices, process groups."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from dzrobot.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all processes of the run."""
+
+    rank: int
+    """Index among all processes."""
+
+    size: int
+    """Processes of the run."""
+
+    local_rank: int
+    """Index on this machine."""
+
+    local_size: int
+    """Processes on this machine."""
+
+    device: torch.device
+    """Where this process computes."""
+
+    host_group: dist.ProcessGroup
+    """Group for small host-side messages, apart from the gradient traffic."""
+
+    save_group: dist.ProcessGroup
+    """Group of the background checkpoint writer, which must not share one with the training loop."""
+
+    @property
+    def is_main(self) -> bool:
+        """Return whether this process writes logs and exports."""
+        return self.rank == 0
+
+
+def join_world(device_type: str | None = None) -> World:
+    """Join the run that torchrun started, or make one of a single process.
+
+    Args:
+        device_type: ``cuda`` or ``cpu``; None for an accelerator where there is one.
+
+    Raises:
+        ConfigError: More processes on this machine than accelerators.
+    """
+    kind = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if kind == "cuda" and local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"process {local_rank} of this machine has no accelerator of its own: there are "
+            f"{torch.cuda.device_count()}. Start torchrun with --nproc-per-node {torch.cuda.device_count()}."
+        )
+    device = torch.device(kind, local_rank) if kind == "cuda" else torch.device("cpu")
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    # Offloaded gradients and checkpoints are host tensors, hence gloo next to NCCL.
+    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return World(
+        rank=dist.get_rank(),
+        size=dist.get_world_size(),
+        local_rank=local_rank,
+        local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        device=device,
+        host_group=dist.new_group(backend="gloo"),
+        save_group=dist.new_group(backend="gloo"),
+    )
