@@ -1,4 +1,4 @@
-"""A gripper server that the real client library connects to: TCP requests, UDP states at about 12 Hz."""
+"""A gripper server for the real client library: TCP requests, UDP states at about 12 Hz."""
 
 import contextlib
 import socket

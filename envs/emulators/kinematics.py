@@ -1,7 +1,7 @@
 """Forward kinematics, Jacobian and inverse steps of a 7-joint Franka arm, in NumPy.
 
-Constants are the published kinematic parameters of the arm with the Franka Hand. Lengths in metres, angles in radians;
-poses are 4x4 homogeneous matrices of the end effector in the base frame.
+Constants are the published kinematic parameters of the arm with the Franka Hand. Lengths in metres,
+angles in radians; poses are 4x4 homogeneous matrices of the end effector in the base frame.
 """
 
 import numpy as np

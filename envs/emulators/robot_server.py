@@ -1,7 +1,8 @@
 """A robot server that the real client libraries connect to: TCP requests, 1 kHz UDP states.
 
-The clock is in lockstep: once a motion has started, the next state waits for the command that answers the last one
-(at most 250 ms), so a busy machine slows the robot's time down instead of dropping commands.
+The clock is in lockstep: once a motion has started, the next state waits for the command that
+answers the last one (at most 250 ms), so a busy machine slows the robot's time down instead of
+dropping commands.
 """
 
 import socket
@@ -217,11 +218,8 @@ class RobotServer:
 
     def _move(self, client: Client, identity: int, body: bytes) -> None:
         controller, generator = wire.MOVE_REQUEST.unpack(body)[:2]
-        if (
-            self.faults.reject_moves
-            or self.arm.mode is not RobotMode.IDLE
-            and client.move_id is None
-        ):
+        ready = self.arm.mode is RobotMode.IDLE or client.move_id is not None
+        if self.faults.reject_moves or not ready:
             self.faults.reject_moves = max(0, self.faults.reject_moves - 1)
             client.reply(Command.MOVE, identity, bytes([MoveStatus.REJECTED]))
             return

@@ -1,0 +1,36 @@
+"""``dzrobot emulate franka``: an arm, a gripper and two cameras that need no hardware."""
+
+import argparse
+import json
+import signal
+import threading
+
+from dzrobot.envs.emulators.bench import SERIALS, Bench, BenchAddress
+
+SUMMARY = "start an emulated robot and cameras on the loopback interface"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``dzrobot emulate``."""
+    parser.add_argument("robot", choices=["franka"], help="what to emulate")
+    parser.add_argument("--host", default="127.0.0.1", help="loopback address of the arm")
+    parser.add_argument("--domain", type=int, default=42, help="domain of the camera bus")
+    parser.add_argument("--no-cameras", action="store_true", help="start the arm alone")
+    parser.add_argument("--rate", type=float, default=1.0, help="robot seconds per wall second")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until interrupted."""
+    serials = () if arguments.no_cameras else SERIALS
+    address = BenchAddress(host=arguments.host, domain=arguments.domain)
+    with Bench(address, serials, arguments.rate) as bench:
+        print(f"robot and gripper at {address.host} (robot server 10, gripper server 3)")
+        if serials:
+            print(f"cameras {', '.join(serials)} on the loopback camera bus; context settings:")
+            print(f"  {json.dumps(bench.camera_settings())}")
+        print("Ctrl-C stops them.")
+        stopped = threading.Event()
+        signal.signal(signal.SIGINT, lambda *_: stopped.set())
+        signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+        stopped.wait()
+    return 0

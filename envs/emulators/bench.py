@@ -1,0 +1,154 @@
+"""An emulated workcell: arm, gripper and cameras as child processes on the loopback interface."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import dzrobot
+from dzrobot.envs.emulators.camera_server import bus_settings
+from dzrobot.errors import RobotError
+
+SERIALS = ("910000000001", "910000000002")
+"""Serial numbers of the two emulated cameras."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchAddress:
+    """Where an emulated workcell listens: nothing leaves the loopback interface."""
+
+    host: str
+    """Loopback address of the robot and gripper servers."""
+
+    domain: int
+    """Domain of the camera bus; a fresh one per bench avoids stale peers."""
+
+    @classmethod
+    def for_process(cls, offset: int = 0) -> Self:
+        """Return an address that no other process of this machine is likely to use."""
+        number = (os.getpid() * 7 + offset) % 60000
+        return cls(
+            host=f"127.{64 + offset % 8}.{1 + number // 250}.{1 + number % 250}",
+            domain=1 + number % 200,
+        )
+
+
+class Bench:
+    """Starts the emulators, injects faults, and stops them with the context.
+
+    Args:
+        address: Where to listen.
+        serials: Camera serial numbers; an empty sequence starts no camera process.
+        rate: Robot seconds per wall second.
+    """
+
+    def __init__(
+        self, address: BenchAddress, serials: Sequence[str] = SERIALS, rate: float = 1.0
+    ) -> None:
+        self.address = address
+        self.serials = tuple(serials)
+        self._rate = rate
+        self._arm: subprocess.Popen[str] | None = None
+        self._cameras: subprocess.Popen[str] | None = None
+
+    def start(self) -> Self:
+        """Start the processes and wait until they listen."""
+        self.start_arm()
+        if self.serials:
+            self.start_cameras()
+        return self
+
+    def start_arm(self) -> None:
+        """Start the arm and gripper process."""
+        self._arm = _spawn("arm_server", "--host", self.address.host, "--rate", str(self._rate))
+
+    def start_cameras(self) -> None:
+        """Start (or restart) the camera process."""
+        self._cameras = _spawn("camera_server", "--domain", str(self.address.domain), *self.serials)
+
+    def kill_cameras(self) -> None:
+        """Kill the camera process, as if both cables were pulled."""
+        if self._cameras is not None:
+            self._cameras.kill()
+            self._cameras.wait()
+            self._cameras = None
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Run a named call of the arm process, such as ``trip`` or ``press_user_stop``."""
+        self._request({"call": name, "arguments": arguments})
+
+    def set(self, **faults: Any) -> None:
+        """Set fields of :class:`~dzrobot.envs.emulators.faults.Faults`."""
+        self._request({"set": faults})
+
+    def camera_settings(self) -> dict[str, Any]:
+        """Return the RealSense context settings that find these cameras."""
+        return {"dds": bus_settings(self.address.domain)}
+
+    def close(self) -> None:
+        """Stop every process; closing twice is harmless."""
+        for process in (self._arm, self._cameras):
+            if process is not None:
+                _stop(process)
+        self._arm = self._cameras = None
+
+    def __enter__(self) -> Self:
+        """Start the processes."""
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the processes."""
+        self.close()
+
+    def _request(self, message: dict[str, Any]) -> None:
+        if self._arm is None or self._arm.stdin is None or self._arm.stdout is None:
+            raise RobotError("the emulated arm is not running: call start() first")
+        self._arm.stdin.write(json.dumps(message) + "\n")
+        self._arm.stdin.flush()
+        answer = json.loads(self._arm.stdout.readline())
+        if "error" in answer:
+            raise RobotError(answer["error"])
+
+
+def _spawn(module: str, *arguments: str) -> subprocess.Popen[str]:
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    # The child must find this package also from a plain checkout.
+    root = str(Path(dzrobot.__file__).resolve().parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        part for part in (root, environment.get("PYTHONPATH", "")) if part
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"dzrobot.envs.emulators.{module}", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    assert process.stdout is not None
+    if not process.stdout.readline():
+        raise RobotError(f"the emulator process {module} ended with code {process.wait()}")
+    return process
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+    try:
+        process.wait(timeout=3.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

@@ -1,0 +1,251 @@
+"""The emulated arm, gripper and cameras against the real client libraries, one process for all."""
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from dzrobot.envs.emulators import kinematics, wire
+from dzrobot.envs.emulators.arm import EmulatedArm
+from dzrobot.envs.emulators.bench import SERIALS, Bench, BenchAddress
+from dzrobot.envs.emulators.faults import Faults
+from dzrobot.errors import RobotError
+
+
+def test_ready_posture_is_where_the_arm_documents_it():
+    tip = kinematics.forward(kinematics.READY, kinematics.flange_to_hand())[:3, 3]
+    np.testing.assert_allclose(tip, (0.3069, 0.0, 0.4869), atol=1e-4)
+
+
+def test_jacobian_equals_finite_differences():
+    hand, step = kinematics.flange_to_hand(), 1e-6
+    q = np.random.default_rng(0).uniform(kinematics.JOINT_LOW, kinematics.JOINT_HIGH)
+    here = kinematics.forward(q, hand)
+    columns = [
+        kinematics.pose_difference(kinematics.forward(q + step * unit, hand), here) / step
+        for unit in np.eye(7)
+    ]
+    np.testing.assert_allclose(kinematics.jacobian(q, hand), np.stack(columns, 1), atol=1e-5)
+
+
+def test_state_message_shows_errors_in_their_bits():
+    arm = EmulatedArm()
+    for index, name in enumerate(wire.ERRORS):
+        arm.errors.clear()
+        arm.trip(name)
+        state = np.frombuffer(arm.message(), wire.ROBOT_STATE)[0]
+        assert np.flatnonzero(state["errors"]).tolist() == [index]
+        assert np.flatnonzero(state["reflex_reason"]).tolist() == [index]
+        assert state["robot_mode"] == wire.RobotMode.REFLEX
+
+
+def test_packet_loss_is_repeatable_and_has_the_asked_share():
+    lost = [Faults(packet_loss=0.2, loss_seed=3).lost(n) for n in range(2000)]
+    assert lost == [Faults(packet_loss=0.2, loss_seed=3).lost(n) for n in range(2000)]
+    assert abs(np.mean(lost) - 0.2) < 0.03
+
+
+@pytest.fixture(scope="module")
+def bench():
+    pytest.importorskip("franky", reason="needs franky-control (x86_64 Linux)")
+    pytest.importorskip("pyrealsense2", reason="needs pyrealsense2 (x86_64 Linux)")
+    with Bench(BenchAddress.for_process(1)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def robot_thread():
+    # The client may make the calling thread real-time; one thread owns it, as in the driver.
+    with ThreadPoolExecutor(1) as thread:
+        yield lambda job: thread.submit(job).result(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def robot(bench, robot_thread):
+    import franky
+
+    return robot_thread(
+        lambda: franky.Robot(bench.address.host, realtime_config=franky.RealtimeConfig.Ignore)
+    )
+
+
+@pytest.fixture
+def ready(robot, robot_thread):
+    import franky
+
+    robot_thread(lambda: _recover(robot))
+    robot_thread(
+        lambda: robot.move(franky.JointMotion(kinematics.READY, relative_dynamics_factor=0.5))
+    )
+    return robot
+
+
+def _recover(robot):
+    robot.recover_from_errors()
+    deadline = time.monotonic() + 1
+    while robot.has_errors and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert not robot.has_errors
+
+
+@pytest.mark.robot
+def test_cartesian_motion_reaches_its_target(ready, robot_thread):
+    import franky
+
+    target = ready.state.O_T_EE.matrix.copy()
+    target[:3, 3] += (0.03, -0.02, 0.04)
+    robot_thread(
+        lambda: ready.move(
+            franky.CartesianMotion(franky.Affine(target), relative_dynamics_factor=0.3)
+        )
+    )
+    np.testing.assert_allclose(ready.state.O_T_EE.translation, target[:3, 3], atol=1e-4)
+
+
+@pytest.mark.robot
+def test_impedance_tracker_settles_near_its_target(ready, robot_thread):
+    import franky
+
+    def track():
+        tracker = franky.CartesianImpedanceTracker(
+            ready, translational_stiffness=500.0, rotational_stiffness=40.0
+        )
+        target = ready.state.O_T_EE.matrix.copy()
+        target[1, 3] += 0.02
+        tracker.set_target(franky.Affine(target))
+        time.sleep(0.8)
+        error = ready.state.O_T_EE.translation - target[:3, 3]
+        tracker.stop()
+        return error
+
+    assert np.linalg.norm(robot_thread(track)) < 2e-3
+
+
+@pytest.mark.robot
+def test_reflex_reaches_the_client_and_recovers(ready, bench, robot_thread):
+    import franky
+
+    def run():
+        motion = franky.CartesianVelocityMotion(franky.Twist([0.02, 0, 0]), franky.Duration(3000))
+        ready.move(motion, asynchronous=True)
+        time.sleep(0.1)
+        bench.call("trip", "cartesian_reflex")
+        with pytest.raises(franky.ControlException, match="cartesian_reflex"):
+            ready.join_motion()
+        assert ready.state.robot_mode == franky.RobotMode.Reflex
+        _recover(ready)
+
+    robot_thread(run)
+
+
+@pytest.mark.robot
+def test_user_stop_refuses_recovery_until_released(ready, bench, robot_thread):
+    import franky
+
+    def run():
+        bench.call("press_user_stop")
+        time.sleep(0.05)
+        assert ready.state.robot_mode == franky.RobotMode.UserStopped
+        with pytest.raises(franky.CommandException):
+            ready.recover_from_errors()
+        bench.call("release_user_stop")
+        time.sleep(0.05)
+        _recover(ready)
+
+    robot_thread(run)
+
+
+@pytest.mark.robot
+def test_lost_commands_barely_slow_a_motion_down(ready, bench, robot_thread):
+    import franky
+
+    def timed():
+        start = ready.state.time.to_sec()
+        ready.move(franky.JointMotion(kinematics.READY + 0.1, relative_dynamics_factor=0.3))
+        moved = ready.state.time.to_sec() - start
+        ready.move(franky.JointMotion(kinematics.READY, relative_dynamics_factor=0.3))
+        return moved
+
+    plain = robot_thread(timed)
+    bench.set(packet_loss=0.05, loss_seed=1)
+    lossy = robot_thread(timed)
+    bench.set(packet_loss=0.0)
+    assert lossy < 2.0 * plain
+
+
+@pytest.mark.robot
+def test_second_client_is_refused(robot, bench):
+    import franky
+
+    errors = []
+
+    def connect():
+        try:
+            franky.Robot(bench.address.host, realtime_config=franky.RealtimeConfig.Ignore)
+        except franky.NetworkException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert len(errors) == 1
+
+
+@pytest.mark.robot
+def test_gripper_moves_grasps_fails_and_hangs(bench):
+    import franky
+
+    gripper = franky.Gripper(bench.address.host)
+    assert gripper.move(0.02, 0.2)
+    assert gripper.width == pytest.approx(0.02)
+    assert gripper.open(0.2)
+    bench.set(object_width_m=0.04)
+    assert gripper.grasp(0.0, 0.2, 20.0, 1.0, 1.0)
+    assert gripper.is_grasped
+    bench.set(object_width_m=None, gripper_fails=1)
+    with pytest.raises(franky.CommandException):
+        gripper.open(0.2)
+    assert not gripper.grasp(0.0, 0.2, 20.0, 0.005, 0.005)
+    bench.set(gripper_stuck=True)
+    pending = gripper.move_async(0.08, 0.2)
+    assert not pending.wait(0.3)
+    bench.set(gripper_stuck=False)
+    assert pending.get()
+
+
+@pytest.mark.robot
+def test_both_cameras_are_listed_and_stream_a_moving_scene(bench):
+    import pyrealsense2 as rs
+
+    context = rs.context(json.dumps(bench.camera_settings()))
+    deadline = time.monotonic() + 10
+    while len(context.query_devices()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    found = {device.get_info(rs.camera_info.serial_number) for device in context.query_devices()}
+    assert found == set(SERIALS)
+    pipelines = []
+    for serial in SERIALS:
+        config = rs.config()
+        config.enable_device(serial)
+        config.enable_stream(rs.stream.color, 640, 480, rs.format.rgb8, 15)
+        pipelines.append(rs.pipeline(context))
+        pipelines[-1].start(config)
+    pictures = []
+    for _ in range(8):
+        frames = [pipeline.wait_for_frames(3000).get_color_frame() for pipeline in pipelines]
+        pictures.append([np.asanyarray(frame.get_data()).copy() for frame in frames])
+    for pipeline in pipelines:
+        pipeline.stop()
+    assert pictures[-1][0].shape == (480, 640, 3)
+    assert not np.array_equal(pictures[0][0], pictures[-1][0])
+    assert not np.array_equal(pictures[-1][0], pictures[-1][1])
+
+
+def test_unknown_calls_and_faults_are_refused(bench):
+    with pytest.raises(RobotError, match="press_user_stop"):
+        bench.call("press_user_stopp")
+    with pytest.raises(RobotError, match="packet_loss"):
+        bench.set(packet_los=1)
