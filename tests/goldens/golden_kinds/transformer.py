@@ -16,9 +16,8 @@ from dzrobot.policies.dreamzero.network.dit import (
 )
 from dzrobot.policies.dreamzero.network.layers import spread
 from dzrobot.policies.dreamzero.network.pattern import AttentionPattern, TokenLayout, dense_mask
-
-from .configs import dit_config
-from .registry import Golden, Results, checker, exact, relative_l2
+from golden_kinds.configs import dit_config
+from golden_kinds.registry import Golden, Results, checker, exact, relative_l2
 
 OUTPUT, GRADIENT = 1e-5, 1e-4
 FORMS = [TrainForm(backend=b, exact_savings=s) for b in ("dense", "packed") for s in (False, True)]
