@@ -193,12 +193,12 @@ class VaeConfig:
     @property
     def spatial_stride(self) -> int:
         """Return the pixels along one side of a latent pixel."""
-        return self.patch_size * 2 ** (len(self.dim_mult) - 1)
+        return self.patch_size << (len(self.dim_mult) - 1)
 
     @property
     def temporal_stride(self) -> int:
         """Return the frames of one latent frame, all but the first."""
-        return int(2 ** sum(self.temporal_downsample))
+        return 1 << sum(self.temporal_downsample)
 
     def latent_frames(self, frames: int) -> int:
         """Return the latent frames of a clip of ``frames`` frames."""

@@ -55,10 +55,12 @@ class Vae(nn.Module):
         video_B3THW = self._fold(video_B3THW.to(self._dtype))
         cache = _new_cache(self.coder.encoder)
         # The first frame stands alone; the causal convolutions carry on from chunk to chunk.
-        chunks = video_B3THW.split([1] + [stride] * (frames // stride), dim=2)
+        bounds = [(0, 1), *((start, start + stride) for start in range(1, frames, stride))]
         moments = [
-            self.coder.quant_conv(self.coder.encoder(x, feat_cache=cache, feat_idx=[0]))
-            for x in chunks
+            self.coder.quant_conv(
+                self.coder.encoder(video_B3THW[:, :, start:end], feat_cache=cache, feat_idx=[0])
+            )
+            for start, end in bounds
         ]
         return self._normalise(torch.cat(moments, dim=2)[:, : self.config.z_dim])
 
@@ -81,8 +83,10 @@ class Vae(nn.Module):
         latent_BCFhw = self.coder.post_quant_conv(self._denormalise(latent_BCFhw))
         cache = _new_cache(self.coder.decoder)
         decoded = [
-            self.coder.decoder(x, feat_cache=cache, feat_idx=[0], first_chunk=i == 0)
-            for i, x in enumerate(latent_BCFhw.split(1, dim=2))
+            self.coder.decoder(
+                latent_BCFhw[:, :, i : i + 1], feat_cache=cache, feat_idx=[0], first_chunk=i == 0
+            )
+            for i in range(latent_BCFhw.shape[2])
         ]
         video_B3THW = self._unfold(torch.cat(decoded, dim=2))
         return video_B3THW.clamp(-1, 1) if clamp else video_B3THW
@@ -111,14 +115,16 @@ class Vae(nn.Module):
     def _fold(self, video_B3THW: Tensor) -> Tensor:
         """Move each p x p square of pixels into channels: colour, column, row, row fastest."""
         p = self.config.patch_size
-        folded = video_B3THW.unflatten(4, (-1, p)).unflatten(3, (-1, p))
-        return folded.permute(0, 1, 6, 4, 2, 3, 5).flatten(1, 3)
+        B, C, T, H, W = video_B3THW.shape
+        squares = video_B3THW.reshape(B, C, T, H // p, p, W // p, p)
+        return squares.permute(0, 1, 6, 4, 2, 3, 5).flatten(1, 3)
 
     def _unfold(self, video_BCTHW: Tensor) -> Tensor:
         """Undo :meth:`_fold`."""
         p = self.config.patch_size
-        unfolded = video_BCTHW.unflatten(1, (-1, p, p)).permute(0, 1, 4, 5, 3, 6, 2)
-        return unfolded.flatten(5, 6).flatten(3, 4)
+        B, C, T, H, W = video_BCTHW.shape
+        squares = video_BCTHW.reshape(B, C // p**2, p, p, T, H, W)
+        return squares.permute(0, 1, 4, 5, 3, 6, 2).flatten(5, 6).flatten(3, 4)
 
 
 def _new_cache(side: nn.Module) -> list[Tensor | str | None]:

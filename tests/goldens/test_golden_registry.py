@@ -1,0 +1,61 @@
+"""The harness itself: names of files do not matter, and nothing passes by accident."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from golden_kinds.registry import (
+    Golden,
+    all_checkers,
+    exact,
+    manifests,
+    passes,
+    relative_l2,
+    worst,
+)
+
+pytestmark = pytest.mark.goldens
+
+
+def test_every_kind_of_the_folder_has_a_checker(goldens):
+    kinds = {golden.kind for golden in manifests(goldens)}
+    assert kinds
+    assert kinds <= all_checkers().keys()
+
+
+def test_files_under_other_names_are_checked_alike(goldens, tmp_path):
+    kinds = {"umt5_text_encoder", "weights", "schedulers"}
+    chosen = [golden for golden in manifests(goldens) if golden.kind in kinds]
+    for number, golden in enumerate(chosen):
+        path = tmp_path / f"file_{number}.json"
+        stored = f"numbers_{number}.safetensors"
+        shutil.copy(goldens / golden.manifest["file"], tmp_path / stored)
+        path.write_text(json.dumps(golden.manifest | {"file": stored}))
+        assert Golden(path).check() == golden.check()
+
+
+def test_changed_numbers_and_unknown_kinds_fail(goldens, tmp_path):
+    golden = next(g for g in manifests(goldens) if g.kind == "umt5_text_encoder")
+    data = bytearray((goldens / golden.manifest["file"]).read_bytes())
+    data[-1] ^= 1
+    (tmp_path / golden.manifest["file"]).write_bytes(data)
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(golden.manifest))
+    assert Golden(path).check()["sha256"] == (math.inf, 0.0)
+
+    path.write_text(json.dumps(golden.manifest | {"kind": "another"}))
+    with pytest.raises(KeyError, match="no checker for kind 'another'"):
+        Golden(path).check()
+
+
+def test_errors_are_relative_and_nan_or_another_shape_never_passes():
+    ones = torch.ones(3)
+    assert relative_l2(ones * 1.5, ones) == pytest.approx(0.5)
+    assert relative_l2(ones[:2], ones) == math.inf
+    assert not passes({"a": (math.nan, 1.0)})
+    assert not passes({"a": exact(1, 2)})
+    assert passes({"a": exact([1], [1]), "b": (1e-6, 1e-5)})
+    assert worst({"a": (0.0, 0.0), "b": (9e-6, 1e-5), "c": (1e-6, 1e-5)})[0] == "b"
+    assert worst({"a": (math.nan, 1.0), "b": (9e-6, 1e-5)})[0] == "a"
