@@ -106,8 +106,12 @@ def test_windows_stay_in_range_and_are_even(timing, length, data):
     assert rows.video[-1] == rows.action[-1] + 1
 
 
-@given(st.lists(st.integers(0, 2), min_size=17, max_size=60), st.integers(8, 12))
-def test_samples_keep_to_one_instruction(labels, horizon):
+RUNS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 20)), min_size=1, max_size=5)
+
+
+@given(RUNS, st.integers(8, 12))
+def test_samples_keep_to_one_instruction(runs, horizon):
+    labels = [label for label, count in runs for _ in range(count)]
     timing = Timing(control_hz=10, action_horizon=horizon, blocks=1)
     starts = valid_anchors(len(labels), timing, labels).tolist()
     expected = [
@@ -170,6 +174,11 @@ def test_published_walk_overlaps_blocks_where_ours_does_not():
     published = window(0, 180, FRAME_GRIDS["rlinf_libero_5b"])
     assert set(np.diff(published.video)) == {1, 2, 3}
     assert published.video[-1] == published.action[-1] + 9
+
+
+def test_published_walk_needs_one_row_more_than_its_actions():
+    assert valid_anchors(48, FRAME_GRIDS["rlinf_franka"]).tolist() == []
+    assert valid_anchors(49, FRAME_GRIDS["rlinf_franka"]).tolist() == [0, 12, 24, 36, 48]
 
 
 @pytest.mark.parametrize("name", FRAME_GRIDS)

@@ -50,13 +50,14 @@ def test_loader_and_policy_encode_alike(pipeline, window_maker, workers):
 
 
 def test_observations_and_window_encode_alike(pipeline, window_maker):
+    """All frames count; of state and instruction, the last."""
     robot = pipeline.embodiment
     window = window_maker(robot, frames=4)
     observations = [
         {
             **{key: window[key][t] for key in robot.video_keys},
-            **{key: window[key][0] for key in robot.state_keys},
-            robot.language: window[robot.language],
+            **{key: window[key][0] + np.float32(3 - t) for key in robot.state_keys},
+            robot.language: window[robot.language] if t == 3 else "Wait",
         }
         for t in range(4)
     ]
