@@ -35,6 +35,10 @@ class CheckpointError(DzrobotError):
     """A checkpoint that is incomplete, foreign, damaged or does not fit what was asked."""
 
 
+class SessionError(DzrobotError):
+    """A session of a policy that is not open, or too many of them."""
+
+
 class DatasetError(DzrobotError):
     """A dataset that cannot be read as asked."""
 

@@ -5,6 +5,7 @@ made from them moves the robot at random.
 """
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,7 +174,7 @@ class RandomSource:
         if leaf in ("bias", "b") or len(shape) < 2:
             return 0.05 * noise
         fan_in = shape[-2] if leaf == "W" else torch.Size(shape[1:]).numel()
-        return noise * fan_in**-0.5
+        return noise / math.sqrt(fan_in)
 
 
 def tiny_metadata(embodiment: Embodiment, seed: int = 0) -> dict[str, Any]:

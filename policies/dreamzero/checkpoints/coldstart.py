@@ -5,7 +5,7 @@ What they lack is drawn fresh and listed.
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,15 +111,24 @@ def cold_start(
         CheckpointError: A file is damaged or lacks something that may not be fresh.
     """
     union = open_components(components)
-    absent = shapes.keys() - union.tensors.keys()
-    if lost := {name for name in absent if not _may_be_fresh(name, config)}:
-        raise CheckpointError(
-            f"{union.origin}: the component files lack {preview(lost)}; download them again, for "
-            "the right variant "
-            f"(model_type={config.dit.model_type})"
-        )
+    absent = fresh_names(shapes.keys(), union.tensors.keys(), config)
     fresh = FreshSource({name: shapes[name] for name in absent}, seed)
     return ColdStart(source=UnionSource(sources=(union, fresh)), initialised=tuple(sorted(absent)))
+
+
+def fresh_names(wanted: Set[str], held: Set[str], config: NetworkConfig) -> Set[str]:
+    """Return the canonical names of tensors that are to be drawn fresh.
+
+    Raises:
+        CheckpointError: One of them is in every published component file of this variant.
+    """
+    absent = wanted - held
+    if lost := {name for name in absent if not _may_be_fresh(name, config)}:
+        raise CheckpointError(
+            f"the component files lack {preview(lost)}; download them again, for the right variant "
+            f"(model_type={config.dit.model_type})"
+        )
+    return absent
 
 
 def open_components(components: Components) -> UnionSource:

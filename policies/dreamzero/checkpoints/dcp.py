@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-import torch.distributed.checkpoint as torch_dcp
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from dzrobot.errors import CheckpointError, preview
 from dzrobot.policies.dreamzero.checkpoints.names import canonical_table
@@ -138,9 +138,7 @@ def open_dcp(folder: Path) -> DcpSource:
 def write_dcp(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write ``tensors`` as a one-process distributed checkpoint under the key a trainer uses."""
     writer = FileSystemWriter(folder, single_file_per_rank=True, thread_count=1)
-    torch_dcp.save(
-        {"fsdp_checkpoint": {"model": dict(tensors)}}, storage_writer=writer, no_dist=True
-    )
+    save({"fsdp_checkpoint": {"model": dict(tensors)}}, storage_writer=writer, no_dist=True)
 
 
 def _read_description(file: Path) -> Metadata:

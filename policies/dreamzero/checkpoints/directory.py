@@ -4,9 +4,9 @@ DreamZero model, sections 1.1 to 1.4.
 """
 
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,12 @@ import yaml
 from dzrobot.errors import CheckpointError, preview
 from dzrobot.policies.dreamzero.checkpoints.dcp import open_dcp
 from dzrobot.policies.dreamzero.checkpoints.hub import locate
-from dzrobot.policies.dreamzero.checkpoints.names import check_part_names, is_adapter
+from dzrobot.policies.dreamzero.checkpoints.names import (
+    adapted_names,
+    check_part_names,
+    is_adapter,
+    peft_name,
+)
 from dzrobot.policies.dreamzero.checkpoints.passport import (
     PASSPORT_FILE,
     Passport,
@@ -28,6 +33,7 @@ from dzrobot.policies.dreamzero.checkpoints.sources import (
     open_pickled,
     open_safetensors,
     read_json,
+    renamed,
 )
 from dzrobot.policies.dreamzero.checkpoints.writer import (
     ShardOptions,
@@ -67,9 +73,9 @@ class Checkpoint:
         """Return what config.json describes."""
         return NetworkConfig.from_dict(self.config_json)
 
-    @cached_property
-    def metadata(self) -> dict[str, Any]:
-        """Return metadata.json: normalisation statistics by tag.
+    @property
+    def metadata_file(self) -> Path:
+        """Return the path of metadata.json.
 
         Raises:
             CheckpointError: There is none.
@@ -81,7 +87,12 @@ class Checkpoint:
                 "copy it from where the "
                 "checkpoint was published, or make it from the training data with `dzrobot stats`"
             )
-        return read_json(file)
+        return file
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """Return metadata.json: normalisation statistics by tag."""
+        return read_json(self.metadata_file)
 
     @cached_property
     def training(self) -> dict[str, Any] | None:
@@ -221,6 +232,33 @@ def write_directory(
         if sidecars.passport is not None:
             write_passport(folder, sidecars.passport)
     return target
+
+
+def write_trained(
+    target: Path, weights: WeightSource, trained: Iterable[str], sidecars: Sidecars
+) -> Path:
+    """Write only the trained tensors of ``weights``; they need the base that the passport names.
+
+    Args:
+        target: New folder.
+        weights: Source of at least the trained tensors, under canonical names.
+        trained: Their canonical names, freshly initialised ones included.
+        sidecars: What lies beside them; its passport must name the base.
+
+    Raises:
+        CheckpointError: ``target`` exists, or no passport names the base.
+    """
+    if sidecars.passport is None or sidecars.passport.base is None:
+        raise CheckpointError(
+            "a checkpoint of trained tensors alone needs a passport that names its base; make the "
+            "fingerprint with base_fingerprint()"
+        )
+    names = set(trained)
+    part = renamed(weights, lambda name: name if name in names else None)
+    rename = partial(peft_name, adapted=adapted_names(part.tensors))
+    return write_directory(
+        target, part, replace(sidecars, complete=False), ShardOptions(rename=rename)
+    )
 
 
 def _copy_beside(origin: Path, folder: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dzrobot.errors import CheckpointError, preview
@@ -31,7 +31,7 @@ from dzrobot.policies.dreamzero.checkpoints.lora import (
 from dzrobot.policies.dreamzero.checkpoints.names import canonical, is_adapter
 from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo, UnionSource, WeightSource
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
-from dzrobot.policies.dreamzero.network.keymap import Entry, entries
+from dzrobot.policies.dreamzero.network.keymap import PREFIXES, Entry, entries
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 
 _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -58,19 +58,21 @@ class Slot:
         return dict(zip(self.entry.library, self.targets, strict=True))
 
 
-def slots(network: nn.Module) -> dict[str, Slot]:
+def slots(network: WorldActionModel) -> dict[str, Slot]:
     """Return canonical name -> slot for every tensor of the network, adapters included."""
-    state = network.state_dict()
-    return {
-        canonical(e.official): Slot(e, tuple(state[name] for name in e.library))
-        for e in entries(network)
-    }
+    table = {}
+    for child, module in network.named_children():
+        state = module.state_dict()
+        for entry in entries(module):
+            targets = tuple(state[name] for name in entry.library)
+            table[canonical(PREFIXES[child] + entry.official)] = Slot(entry, targets)
+    return table
 
 
-def build_network(config: NetworkConfig) -> WorldActionModel:
+def build_network(config: NetworkConfig, *, text_encoder: bool = True) -> WorldActionModel:
     """Return the network of ``config`` without memory for its weights, on the meta device."""
     with torch.device("meta"):
-        return WorldActionModel(config)
+        return WorldActionModel(config, text_encoder=text_encoder)
 
 
 def expected_shapes(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
@@ -110,7 +112,9 @@ def load_network(checkpoint: Checkpoint, options: LoadOptions) -> WorldActionMod
 
 
 def complete_source(
-    checkpoint: Checkpoint, base: str | Path | Sequence[str | Path] | None, network: nn.Module
+    checkpoint: Checkpoint,
+    base: str | Path | Sequence[str | Path] | None,
+    network: WorldActionModel,
 ) -> WeightSource:
     """Return the weights of ``checkpoint``, with what it leaves out taken from ``base``.
 
@@ -186,13 +190,19 @@ def _check_base(checkpoint: Checkpoint, base: WeightSource) -> None:
         )
 
 
-def check_weights(network: nn.Module, source: WeightSource) -> None:
+def check_weights(network: WorldActionModel, source: WeightSource) -> None:
     """Check every name, shape and dtype on the files' headers.
+
+    Tensors of an encoder that the network was built without are not asked for.
 
     Raises:
         CheckpointError: They are not exactly those of ``network``.
     """
-    wanted, given = slots(network), source.tensors
+    wanted = slots(network)
+    left_out = tuple(
+        p for child, p in PREFIXES.items() if child not in dict(network.named_children())
+    )
+    given = {n: info for n, info in source.tensors.items() if not n.startswith(left_out)}
     missing, unexpected = wanted.keys() - given.keys(), given.keys() - wanted.keys()
     if missing or unexpected:
         raise CheckpointError(
@@ -219,13 +229,16 @@ def check_weights(network: nn.Module, source: WeightSource) -> None:
         )
 
 
+def fits(given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Return whether a stored shape is the wanted one; training shards scalars as one axis."""
+    return given == wanted or (wanted == () and given == (1,))
+
+
 def _misfit(name: str, info: TensorInfo, shape: tuple[int, ...]) -> str:
-    # Sharded training stores scalars with one axis.
-    same = info.shape == shape or (shape == () and info.shape == (1,))
-    return "" if same else f"{name} of shape {info.shape} instead of {shape}"
+    return "" if fits(info.shape, shape) else f"{name} of shape {info.shape} instead of {shape}"
 
 
-def fill_network(network: nn.Module, source: WeightSource) -> None:
+def fill_network(network: WorldActionModel, source: WeightSource) -> None:
     """Copy the tensors of ``source`` into the network, converting dtype and device on the way.
 
     Every tensor of the network must be in ``source``: call :func:`check_weights` before giving it
@@ -255,7 +268,7 @@ def _copy(target: Tensor, piece: Tensor) -> None:
         target.copy_(piece)
 
 
-def official_state(network: nn.Module) -> Mapping[str, Tensor]:
+def official_state(network: WorldActionModel) -> Mapping[str, Tensor]:
     """Return canonical name -> tensor of a network in memory, adapters included.
 
     Tensors are the network's own, except those that several are joined to.

@@ -6,6 +6,7 @@ opened with ``weights_only=True``.
 """
 
 import json
+import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class TensorInfo:
     @property
     def numel(self) -> int:
         """Return its number of elements."""
-        return torch.Size(self.shape).numel()
+        return math.prod(self.shape)
 
 
 class WeightSource(Protocol):

@@ -1,0 +1,68 @@
+"""`dzrobot convert`: write a checkpoint in another layout."""
+
+import argparse
+from pathlib import Path
+
+from dzrobot.errors import find
+
+_LAYOUTS = ("directory", "full_weights", "dcp")
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.description = (
+        "Write a checkpoint in another layout: official folder, full_weights.pt, or distributed "
+        "checkpoint. Tensors pass unchanged unless --dtype or --merge is given."
+    )
+    parser.add_argument(
+        "source", nargs="+",
+        help="checkpoint of any layout, a Hugging Face id, or the folders of Wan component files",
+    )  # fmt: skip
+    parser.add_argument("target", type=Path, help="new folder, or new .pt file")
+    parser.add_argument(
+        "--to", choices=_LAYOUTS, help="layout; else by the target: .pt is full_weights"
+    )
+    parser.add_argument(
+        "--config-from", metavar="DIR",
+        help="folder with config.json and experiment_cfg, where the source has none",
+    )  # fmt: skip
+    parser.add_argument(
+        "--base", nargs="+", default=[], metavar="PATH",
+        help="base checkpoint or component folders, for a source that holds only what was trained",
+    )  # fmt: skip
+    parser.add_argument("--merge", action="store_true", help="merge adapters into the weights")
+    parser.add_argument("--dtype", choices=_DTYPES, help="convert to this dtype")
+    parser.add_argument(
+        "--shard-gb", type=float, default=4.0, metavar="GB", help="largest file (default: 4)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the tensors that Wan component files lack"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert, and say what was written."""
+    import torch
+
+    from dzrobot.policies.dreamzero.checkpoints.convert import ConvertOptions, Layout, convert
+
+    dtypes = {name: vars(torch)[name] for name in _DTYPES}
+    by_suffix: Layout = "full_weights" if args.target.suffix == ".pt" else "directory"
+    to: Layout = args.to or by_suffix
+    options = ConvertOptions(
+        to=to,
+        config_from=args.config_from,
+        base=tuple(args.base),
+        merge=args.merge,
+        dtype=find(dtypes, "dtype", args.dtype) if args.dtype else None,
+        shard_bytes=int(args.shard_gb * 1000**3),
+        seed=args.seed,
+    )
+    done = convert(args.source, args.target, options)
+    print(f"wrote {done.tensors} tensors to {done.path}")
+    if done.initialised:
+        print(f"{len(done.initialised)} of them are in no file and were drawn fresh:")
+        for name in done.initialised:
+            print(f"  {name}")
+    return 0

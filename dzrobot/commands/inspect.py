@@ -1,0 +1,113 @@
+"""`dzrobot inspect`: one screen about a checkpoint."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from dzrobot.errors import preview
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dzrobot.policies.dreamzero.checkpoints.report import Report
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.description = "Say what a checkpoint is; no weight is read."
+    parser.add_argument("checkpoint", help="checkpoint of any layout, or a Hugging Face id")
+    parser.add_argument("--revision", help="branch, tag or commit of a Hugging Face repository")
+    parser.add_argument(
+        "--config-from", metavar="DIR",
+        help="folder with config.json and experiment_cfg, where the checkpoint has none",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; 1 if the weights are not those of config.json."""
+    from rich.console import Console
+
+    from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+    from dzrobot.policies.dreamzero.checkpoints.report import inspect_checkpoint
+
+    checkpoint = open_checkpoint(
+        args.checkpoint, revision=args.revision, config_from=args.config_from
+    )
+    report = inspect_checkpoint(checkpoint)
+    console = Console()
+    console.print(_facts(report))
+    console.print(_parts(report))
+    return 0 if _verdict(report)[1] else 1
+
+
+def _facts(report: "Report") -> "Table":
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    tags = "no metadata.json" if report.tags is None else ", ".join(report.tags) or "none"
+    size = report.frame_size
+    memory = report.memory
+    there = [name for name, present in report.sidecars.items() if present]
+    absent = [name for name, present in report.sidecars.items() if not present]
+    rows = {
+        "checkpoint": str(report.path),
+        "layout": report.layout,
+        "variant": report.variant,
+        "embodiments": tags,
+        "action horizon": str(report.action_horizon),
+        "frame": f"{size[0]} x {size[1]} pixels" if size else "as the embodiment tiles it",
+        "passport": _passport(report),
+        "beside it": f"{', '.join(there) or 'nothing'}; absent: {', '.join(absent) or 'nothing'}",
+        "weights": _verdict(report)[0],
+        "to run": f"{_gb(memory.inference)} in bf16 + {_gb(memory.session)} per session",
+        "to train": f"{_gb(memory.full)} whole, {_gb(memory.lora)} LoRA, shared by the devices, "
+        "working memory not counted",
+    }
+    for name, value in rows.items():
+        table.add_row(f"[bold]{name}", value)
+    return table
+
+
+def _verdict(report: "Report") -> tuple[str, bool]:
+    """Return the state of the weights in words, and whether they can be used."""
+    faults = {
+        "missing": report.missing,
+        "unexpected": report.unexpected,
+        "misshapen": report.misshapen,
+    }
+    named = report.passport is not None and report.passport.base is not None
+    partial = bool(report.missing) and (report.adapters or named)
+    texts = [f"{len(names)} {kind}: {preview(names, 3)}" for kind, names in faults.items() if names]
+    if partial:
+        texts[0] = f"{len(report.missing)} tensors are to come from the base"
+    usable = not report.unexpected and not report.misshapen and (partial or not report.missing)
+    return "; ".join(texts) or "complete", usable
+
+
+def _passport(report: "Report") -> str:
+    passport = report.passport
+    if passport is None:
+        return "none (checked against config.json and metadata.json)"
+    base = f", base {passport.base[:12]}" if passport.base else ""
+    recipe = passport.recipe.get("recipe", "not named")
+    return f"transforms {passport.transforms}{base}, recipe {recipe}"
+
+
+def _parts(report: "Report") -> "Table":
+    from rich.table import Table
+
+    table = Table("part", "tensors", "parameters", "stored", "dtypes")
+    for part in report.parts:
+        table.add_row(
+            part.name,
+            str(part.tensors),
+            f"{part.parameters:,}",
+            _gb(part.nbytes),
+            ", ".join(part.dtypes) or "none",
+        )
+    return table
+
+
+def _gb(nbytes: int) -> str:
+    if nbytes < 10**7:
+        return f"{nbytes / 1000:.0f} kB"
+    return f"{nbytes / 1000**3:.2f} GB"

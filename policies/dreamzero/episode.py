@@ -1,0 +1,132 @@
+"""All that lasts one episode of one session: frames seen, the network's memory, pending actions."""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import ModalityError
+from dzrobot.modality.window import Observation, Window, check_keys, window_of
+from dzrobot.policies.dreamzero.network.session import SessionCache
+
+History = Literal["off", "recent", "grid"]
+
+_RECENT = 4
+
+
+class Episode:
+    """One episode; a new one is a new object, so nothing of the last one can survive."""
+
+    def __init__(self, embodiment: Embodiment, history: History, number: int) -> None:
+        """Begin.
+
+        Args:
+            embodiment: Says what one observation holds and when frames were taken in training.
+            history: Which frames the network is shown, see :func:`frame_offsets`.
+            number: Of the episode within its session; keyed noise depends on it.
+        """
+        self.number = number
+        self.chunks = 0
+        """Plans made."""
+
+        self.memory: SessionCache | None = None
+        """What the network remembers; made with the first plan."""
+
+        self.video: list[Tensor] = []
+        """Predicted latents (C, F, Y, X) of each plan since the network last began anew."""
+
+        self._embodiment = embodiment
+        self._history = history
+        self._seen: deque[Observation] = deque(maxlen=embodiment.timing.action_horizon + 1)
+        self._pending: deque[NDArray[np.float32]] = deque()
+
+    @property
+    def needs_plan(self) -> bool:
+        """Return whether no planned action is left."""
+        return not self._pending
+
+    @property
+    def state(self) -> Mapping[str, object]:
+        """Return the last observation, which relative actions are measured from."""
+        return self._seen[-1]
+
+    def see(self, observation: Observation) -> None:
+        """Take in the observation of one step, or of several if its views are stacks of frames.
+
+        Raises:
+            ModalityError: A key is missing or unknown, or views hold unlike numbers of frames.
+        """
+        check_keys(observation, self._embodiment.observation_keys, self._embodiment.tag)
+        for frame in _unstacked(observation, self._embodiment):
+            self._seen.append(frame)
+
+    def window(self, offsets: Sequence[int]) -> Window:
+        """Return the frames at ``offsets`` from the newest, 0; the first one stands for earlier ones.
+
+        The first plan of an episode is made from the newest frame alone.
+        """
+        if self.chunks == 0:
+            offsets = (0,)
+        newest = len(self._seen) - 1
+        return window_of([self._seen[max(0, newest + o)] for o in offsets], self._embodiment)
+
+    def step_offsets(self) -> tuple[int, ...]:
+        """Return which frames a plan is made from where every step of the robot was seen."""
+        return frame_offsets(self._embodiment, self._history)
+
+    def call_offsets(self) -> tuple[int, ...]:
+        """Return which frames a plan is made from where only some steps were sent: the last four."""
+        return (0,) if self._history == "off" else tuple(range(1 - _RECENT, 1))
+
+    def plan(self, actions: NDArray[np.float32]) -> None:
+        """Take ``actions`` (k, A) as the next ones."""
+        self._pending = deque(actions)
+
+    def next_action(self) -> NDArray[np.float32]:
+        """Return the next planned action (A,) and forget it."""
+        return self._pending.popleft()
+
+
+def frame_offsets(embodiment: Embodiment, history: History) -> tuple[int, ...]:
+    """Return the steps, relative to the newest frame, that the network is shown after the first call.
+
+    Args:
+        embodiment: Its horizon H is what one block of latent frames stands for.
+        history: ``recent``: four frames spread over the last H, as published servers send them
+            (-23, -16, -8, 0 for a horizon of 24). ``grid``: all frames that training takes from one
+            block, with the closing frame of the block before. ``off``: the newest alone.
+    """
+    timing = embodiment.timing
+    match history:
+        case "off":
+            return (0,)
+        case "recent":
+            span = timing.action_horizon - 1
+            return tuple(math.floor(-span + i * span / (_RECENT - 1)) for i in range(_RECENT))
+        case "grid":
+            return (*(offset - timing.action_horizon for offset in timing.frame_offsets), 0)
+
+
+def _unstacked(observation: Observation, embodiment: Embodiment) -> list[Observation]:
+    """Return one observation per frame; arrays are copied, as an environment may reuse its own."""
+    views = {key: np.asarray(observation[key]) for key in embodiment.video_keys}
+    rest = {
+        key: np.array(value) if isinstance(value, np.ndarray) else value
+        for key, value in observation.items()
+        if key not in views
+    }
+    counts = {frames.shape[0] if frames.ndim == 4 else 0 for frames in views.values()}
+    if len(counts) > 1:
+        shapes = ", ".join(f"{key} {frames.shape}" for key, frames in views.items())
+        raise ModalityError(f"views hold unlike numbers of frames ({shapes}): give equally many")
+    if counts == {0}:
+        return [{**rest, **{key: frames.copy() for key, frames in views.items()}}]
+    return [
+        {**rest, **{key: frames[i].copy() for key, frames in views.items()}}
+        for i in range(min(counts))
+    ]

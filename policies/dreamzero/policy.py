@@ -1,0 +1,463 @@
+"""DreamZero as a policy: observations in, actions out, for any number of episodes at a time."""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import CheckpointError, ConfigError, SessionError, preview
+from dzrobot.modality.pipeline import Encoded, Pipeline
+from dzrobot.modality.stats import Statistics
+from dzrobot.modality.window import Observation, Window
+from dzrobot.policies.base import DEFAULT_SESSION, Action
+from dzrobot.policies.dreamzero.checkpoints.directory import (
+    TOKENIZER_FOLDER,
+    Checkpoint,
+    open_checkpoint,
+)
+from dzrobot.policies.dreamzero.checkpoints.load import Adapters, LoadOptions, load_network
+from dzrobot.policies.dreamzero.checkpoints.passport import (
+    check_compatible,
+    check_passport,
+    passport_for,
+)
+from dzrobot.policies.dreamzero.episode import Episode, History
+from dzrobot.policies.dreamzero.network.generate import predict
+from dzrobot.policies.dreamzero.network.session import (
+    GenerateOptions,
+    InferenceNoise,
+    Prompt,
+    Request,
+    SessionCache,
+)
+from dzrobot.policies.dreamzero.network.text import PromptCache
+from dzrobot.policies.dreamzero.network.tokenizer import DEFAULT_TOKENIZER, PromptTokenizer
+from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """How a policy acts; the defaults are those of the published servers."""
+
+    execute: int | None = None
+    """Actions of each plan that are executed before the next one; None for all."""
+
+    history: History = "recent"
+    """Frames the network is shown of what happened; see :func:`.episode.frame_offsets`."""
+
+    dit_steps: int | Literal["dynamic"] = 8
+    """Solver steps, of 16, that run the transformer."""
+
+    cfg_scale: float = 5.0
+    """Guidance of the predicted video; 1 leaves out the negative prompt and half the work."""
+
+    seed: int = 1140
+    """Of the noise every plan starts from."""
+
+    noise: Literal["fixed", "keyed"] = "fixed"
+    """``fixed``: the same noise for every plan, as published, drawn on the network's device and in
+    its dtype. ``keyed``: a function of seed, episode and plan, the same on every device."""
+
+    max_sessions: int = 64
+    """Sessions that may be open at a time; none is ever dropped silently."""
+
+    independent: bool = False
+    """Whether batch calls run session by session: the numbers then do not depend, not even in the
+    last bits, on which sessions share a call."""
+
+    def __post_init__(self) -> None:
+        if self.max_sessions < 1:
+            raise ConfigError(f"max_sessions={self.max_sessions} must be at least 1")
+        if self.execute is not None and self.execute < 1:
+            raise ConfigError(f"execute={self.execute} must be at least 1, or None for all actions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightOptions:
+    """Where weights come from beyond the checkpoint itself."""
+
+    config_from: str | Path | None = None
+    """Folder with config.json and experiment_cfg, where the checkpoint has none."""
+
+    base: str | Path | tuple[str | Path, ...] | None = None
+    """Base checkpoint, or Wan component folders, of a checkpoint of trained tensors alone."""
+
+    adapters: Adapters = "merge"
+    """Whether LoRA matrices are merged into the weights."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PolicyParts:
+    """What a policy is made of."""
+
+    network: WorldActionModel
+    pipeline: Pipeline
+    tokenizer: PromptTokenizer
+    source: str
+    """Where the weights come from, for records."""
+
+
+class DreamZeroPolicy:
+    """A DreamZero network behind the policy protocol. Not to be called from two threads at once.
+
+    Every episode lives in a session. A session opens with its first observation or with
+    :meth:`reset`, is replaced by :meth:`reset`, and ends with :meth:`evict`.
+    """
+
+    def __init__(self, parts: PolicyParts, options: PolicyOptions | None = None) -> None:
+        """Put the parts together; see :meth:`from_pretrained`.
+
+        Raises:
+            CheckpointError: Robot and network do not fit.
+            ConfigError: More actions are to be executed than are planned.
+        """
+        self.options = options or PolicyOptions()
+        self.embodiment: Embodiment = parts.pipeline.embodiment
+        self.source = parts.source
+        self._network, self._pipeline, self._tokenizer = (
+            parts.network,
+            parts.pipeline,
+            parts.tokenizer,
+        )
+        check_compatible(self.embodiment, self._network.config)
+        horizon = self.embodiment.timing.action_horizon
+        if self.options.execute is not None and self.options.execute > horizon:
+            raise ConfigError(
+                f"execute={self.options.execute} but only {horizon} actions are planned at a time; "
+                f"choose 1 to {horizon}"
+            )
+        self._generate = GenerateOptions(
+            dit_steps=self.options.dit_steps,
+            cfg_scale=self.options.cfg_scale,
+            seed=self.options.seed,
+            history=self.options.history != "off",
+        )
+        self._embeddings = PromptCache()
+        self._prompts: dict[str, Prompt] = {}
+        self._episodes: dict[str, Episode] = {}
+        self._evicted: set[str] = set()
+
+    @classmethod
+    def from_pretrained(  # noqa: PLR0913 - the one call users write
+        cls,
+        path_or_repo: str | Path,
+        *,
+        embodiment: Embodiment,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype | None = None,
+        revision: str | None = None,
+        tokenizer: str | Path | PromptTokenizer | None = None,
+        options: PolicyOptions | None = None,
+        weights: WeightOptions | None = None,
+    ) -> Self:
+        """Return the policy of a checkpoint.
+
+        Args:
+            path_or_repo: Folder or file of any published layout, or a Hugging Face id.
+            embodiment: The robot; the checkpoint must have been trained for it.
+            device: Where the network runs.
+            dtype: What it computes in; None for float32 on a CPU and bfloat16 elsewhere.
+            revision: Branch, tag or commit of a Hugging Face repository.
+            tokenizer: Folder, repository or tokenizer; None for the checkpoint's own, else the one
+                that published checkpoints were trained with.
+            options: How it acts.
+            weights: Where weights come from beyond the checkpoint.
+
+        Raises:
+            CheckpointError: Incomplete, damaged, foreign, or made for something else.
+            StatisticsError: metadata.json does not fit the embodiment.
+        """
+        weights = weights or WeightOptions()
+        checkpoint = open_checkpoint(
+            path_or_repo, revision=revision, config_from=weights.config_from
+        )
+        check_compatible(embodiment, checkpoint.config)
+        statistics = Statistics.from_metadata(checkpoint.metadata_file, embodiment)
+        asked = passport_for(embodiment, statistics, checkpoint.config)
+        check_passport(checkpoint.passport, asked, str(checkpoint.path))
+        prompts = _tokenizer(checkpoint, tokenizer)
+        target = torch.device(device)
+        network = load_network(
+            checkpoint,
+            LoadOptions(
+                device=target,
+                dtype=dtype or (torch.float32 if target.type == "cpu" else torch.bfloat16),
+                adapters=weights.adapters,
+                base=weights.base,
+            ),
+        )
+        parts = PolicyParts(
+            network=network,
+            pipeline=Pipeline(embodiment, statistics),
+            tokenizer=prompts,
+            source=str(path_or_repo),
+        )
+        return cls(parts, options)
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """Return what the actions depend on, as plain values for records."""
+        parameter = self._network.model.patch_embedding.weight
+        return {
+            "policy": "dreamzero",
+            "checkpoint": self.source,
+            "embodiment": self.embodiment.tag,
+            "statistics": self._pipeline.statistics.fingerprint,
+            "device": parameter.device.type,
+            "dtype": str(parameter.dtype).removeprefix("torch."),
+            **asdict(self.options),
+        }
+
+    @property
+    def sessions(self) -> tuple[str, ...]:
+        """Return the open sessions."""
+        return tuple(self._episodes)
+
+    def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
+        """Start a new episode in ``session``; without a name, end all sessions.
+
+        Args:
+            session: Which; also opens one that is new or was evicted.
+            episode: Number that keyed noise depends on; None counts on from the last one.
+
+        Raises:
+            SessionError: Too many sessions are open.
+        """
+        if session is None:
+            self._episodes.clear()
+            self._evicted.clear()
+            return
+        last = self._episodes.get(session)
+        if last is None:
+            self._check_room(session)
+        number = episode if episode is not None else 0 if last is None else last.number + 1
+        self._episodes[session] = Episode(self.embodiment, self.options.history, number)
+        self._evicted.discard(session)
+
+    def evict(self, session: str) -> None:
+        """End ``session`` and free its memory; using it again without a reset is an error."""
+        self._open(session)
+        del self._episodes[session]
+        self._evicted.add(session)
+
+    def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> Action:
+        """Return the next action (A,) float32; to be called once per step of the robot.
+
+        Raises:
+            ModalityError: The observation does not fit the embodiment.
+            SessionError: The session was evicted, or too many are open.
+        """
+        return self.act_batch([obs], [session])[0]
+
+    def act_batch(
+        self, observations: Sequence[Observation], sessions: Sequence[str]
+    ) -> list[Action]:
+        """Return the next action of each session; those without a planned one plan together."""
+        episodes = self._take(observations, sessions)
+        due = [episode for episode in episodes if episode.needs_plan]
+        if due:
+            chunks, _ = self._plan(due, [e.window(e.step_offsets()) for e in due])
+            for episode, chunk in zip(due, chunks, strict=True):
+                episode.plan(chunk[: self.options.execute])
+        return [episode.next_action() for episode in episodes]
+
+    def infer(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> dict[str, Any]:
+        """Return a whole plan; the caller executes as much of it as it likes.
+
+        Observations may hold stacks of frames (T, H, W, 3) instead of one. The network is shown the
+        last four frames sent, as published servers do.
+
+        Returns:
+            ``actions`` (H, A) float32 in physical units, and ``timing`` in milliseconds.
+        """
+        return self.infer_batch([obs], sessions=[session])[0]
+
+    def infer_batch(
+        self, observations: Sequence[Observation], sessions: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """Return a plan for each session, made together; see :meth:`infer`."""
+        episodes = self._take(observations, sessions)
+        chunks, timing = self._plan(episodes, [e.window(e.call_offsets()) for e in episodes])
+        return [{"actions": chunk, "timing": dict(timing)} for chunk in chunks]
+
+    def predict_action_chunk(
+        self, obs: Observation, *, session: str = DEFAULT_SESSION
+    ) -> NDArray[np.float32]:
+        """Return the ``actions`` of :meth:`infer`."""
+        actions: NDArray[np.float32] = self.infer(obs, session=session)["actions"]
+        return actions
+
+    def select_action(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> Action:
+        """Return what :meth:`act` returns."""
+        return self.act(obs, session=session)
+
+    def video_latents(self, session: str = DEFAULT_SESSION) -> Tensor:
+        """Return the normalised latents (C, F, Y, X) that the last plan predicts.
+
+        Where the network began anew, the latent of the observed frame comes first.
+
+        Raises:
+            SessionError: The session is not open or has made no plan.
+        """
+        return self._imagined(session)[-1]
+
+    @torch.no_grad()
+    def imagine(self, session: str = DEFAULT_SESSION) -> NDArray[np.uint8]:
+        """Return the video (T, H, W, 3) uint8 that the last plan predicts, views tiled.
+
+        Raises:
+            SessionError: The session is not open or has made no plan.
+        """
+        parts = self._imagined(session)
+        # Decoded with what came before: the decoder carries frames over, like the encoder.
+        video_3THW = self._network.vae.decode(torch.cat(parts, dim=1)[None])[0]
+        stride = self._network.config.vae.temporal_stride
+        frames = stride * parts[-1].shape[1] - (stride - 1 if len(parts) == 1 else 0)
+        pixels = ((video_3THW[:, -frames:].float() + 1) * 127.5).round().to(torch.uint8)
+        return np.ascontiguousarray(pixels.permute(1, 2, 3, 0).cpu().numpy())
+
+    def _imagined(self, session: str) -> list[Tensor]:
+        video = self._open(session).video
+        if not video:
+            raise SessionError(f"session {session!r} has made no plan yet; call act or infer first")
+        return video
+
+    def _take(self, observations: Sequence[Observation], sessions: Sequence[str]) -> list[Episode]:
+        """Return the episodes of ``sessions`` after they have seen their observations."""
+        if len(observations) != len(sessions) or len(set(sessions)) != len(sessions):
+            raise SessionError(
+                f"{len(observations)} observations for the sessions "
+                f"{', '.join(sessions) or 'none'}; "
+                "give one each, every session once"
+            )
+        for session in sessions:
+            if session not in self._episodes and session not in self._evicted:
+                self.reset(session)
+        episodes = [self._open(session) for session in sessions]
+        for episode, observation in zip(episodes, observations, strict=True):
+            episode.see(observation)
+        return episodes
+
+    def _open(self, session: str) -> Episode:
+        if session in self._episodes:
+            return self._episodes[session]
+        raise SessionError(
+            f"session {session!r} {'was evicted' if session in self._evicted else 'is not open'} "
+            f"(open: {preview(self._episodes)}); call reset({session!r}) to start an episode in it"
+        )
+
+    def _check_room(self, session: str) -> None:
+        if len(self._episodes) >= self.options.max_sessions:
+            raise SessionError(
+                f"no room for session {session!r}: {len(self._episodes)} of max_sessions="
+                f"{self.options.max_sessions} are open; evict one that has ended, or raise "
+                "PolicyOptions.max_sessions"
+            )
+
+    def _plan(
+        self, episodes: Sequence[Episode], windows: Sequence[Window]
+    ) -> tuple[list[NDArray[np.float32]], Mapping[str, float]]:
+        """Return the actions (H, A) of every episode, and where the time went in milliseconds."""
+        began = time.perf_counter()
+        requests = [
+            self._request(episode, self._pipeline.encode(window))
+            for episode, window in zip(episodes, windows, strict=True)
+        ]
+        encoded = time.perf_counter()
+        group = 1 if self.options.independent else len(requests)
+        predicted: list[Tensor] = []
+        for first in range(0, len(requests), group):
+            part = slice(first, first + group)
+            predicted += self._predict(episodes[part], requests[part])
+        generated = time.perf_counter()
+        chunks = [
+            self._pipeline.decode_actions(action_AM, episode.state)
+            for episode, action_AM in zip(episodes, predicted, strict=True)
+        ]
+        done = time.perf_counter()
+        marks = {"encode_ms": (began, encoded), "generate_ms": (encoded, generated)}
+        marks |= {"decode_ms": (generated, done), "total_ms": (began, done)}
+        return chunks, {name: 1000 * (stop - start) for name, (start, stop) in marks.items()}
+
+    def _predict(self, episodes: Sequence[Episode], requests: Sequence[Request]) -> list[Tensor]:
+        """Return the normalised actions (H, 32) of each episode, on the host."""
+        memories = []
+        for episode in episodes:
+            if episode.memory is None:
+                episode.memory = SessionCache(prompts=self._embeddings)
+            memories.append(episode.memory)
+        prediction = predict(self._network, memories, requests, self._generate)
+        for episode, start, video_CFYX in zip(
+            episodes, prediction.starts, prediction.videos, strict=True
+        ):
+            if start == 0:
+                episode.video = []
+            episode.video.append(video_CFYX)
+            episode.chunks += 1
+        return list(prediction.action_BAM.float().cpu())
+
+    def _request(self, episode: Episode, encoded: Encoded) -> Request:
+        guided = self._generate.prompts == 2
+        return Request(
+            images_THW3=encoded["images"],
+            state_SM=encoded["state"],
+            prompt=self._prompt(encoded["prompt"]),
+            negative=self._prompt(encoded["negative_prompt"]) if guided else None,
+            noise=self._noise(episode),
+        )
+
+    def _prompt(self, text: str) -> Prompt:
+        if text not in self._prompts:
+            ids_1N, mask_1N = self._tokenizer([text])
+            if int(ids_1N.max()) >= self._network.config.text.vocab:
+                raise CheckpointError(
+                    f"the tokenizer gives ids up to {int(ids_1N.max())}, the network knows "
+                    f"{self._network.config.text.vocab}; give the tokenizer it was trained with"
+                )
+            self._prompts[text] = Prompt(ids_1N[0], mask_1N[0])
+        return self._prompts[text]
+
+    def _noise(self, episode: Episode) -> InferenceNoise:
+        """Return what the coming plan starts from; video and actions are seeded alike, as published."""
+        config = self._network.config
+        height, width = config.latent_size(*(config.target_size or self.embodiment.image_size))
+        video = (config.dit.out_dim, config.dit.num_frame_per_block, height, width)
+        action = (config.head.action_horizon, config.dit.action_dim)
+        weight = self._network.model.patch_embedding.weight
+        seed, device, dtype = self.options.seed, weight.device, weight.dtype
+        if self.options.noise == "keyed":
+            seed, device, dtype = _key(seed, episode), torch.device("cpu"), torch.float32
+        drawn = (
+            torch.randn(
+                shape,
+                generator=torch.Generator(device).manual_seed(seed),
+                device=device,
+                dtype=dtype,
+            ).to(weight.device, weight.dtype)
+            for shape in (video, action)
+        )
+        return InferenceNoise(*drawn)
+
+
+def _key(seed: int, episode: Episode) -> int:
+    """Return the generator seed of the coming plan."""
+    text = f"policy noise/{seed}/{episode.number}/{episode.chunks}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
+
+
+def _tokenizer(
+    checkpoint: Checkpoint, given: str | Path | PromptTokenizer | None
+) -> PromptTokenizer:
+    if isinstance(given, PromptTokenizer):
+        return given
+    own = checkpoint.folder / TOKENIZER_FOLDER
+    source = given or (own if own.is_dir() else DEFAULT_TOKENIZER)
+    return PromptTokenizer(source, text_len=checkpoint.config.dit.text_len)
