@@ -33,10 +33,13 @@ class KVCache:
             frames: Latent frames, those being denoised included.
             like: A tensor of the dtype and on the device of the network.
         """
-        extra = config.num_action_per_block + config.num_state_per_block
-        capacity = frames * config.frame_seqlen + extra
-        shape = (config.num_layers, 2, rows, capacity, config.num_heads, config.head_dim)
+        tokens = tokens_of(config, frames)
+        shape = (config.num_layers, 2, rows, tokens, config.num_heads, config.head_dim)
         return cls(like.new_empty(shape))
+
+    def fits(self, config: DiTConfig, frames: int) -> bool:
+        """Return whether ``frames`` frames and the tokens of one block have room."""
+        return self.data.shape[3] >= tokens_of(config, frames)
 
     @property
     def rows(self) -> int:
@@ -61,31 +64,21 @@ class KVCache:
         """Return some rows; memory is shared, the length is not."""
         return KVCache(self.data[:, :, first:stop], self.length)
 
-    @classmethod
-    def gather(cls, caches: Sequence["KVCache"]) -> "KVCache":
-        """Return one cache with the rows of all sessions, all prompts of kind 0 first.
-
-        A single cache is returned itself; several are copied, and :meth:`scatter` writes the news
-        back.
-        """
-        if len(caches) == 1:
-            return caches[0]
-        first, count = caches[0], len(caches)
-        shape = list(first.data.shape)
-        shape[2] *= count
-        joint = cls(first.data.new_empty(shape), first.length)
+    def load(self, caches: Sequence["KVCache"]) -> None:
+        """Copy the valid tokens of several sessions; rows are ordered by prompt, then session."""
+        self.length = caches[0].length
         for index, cache in enumerate(caches):
-            joint._rows_of(index, count)[:, :, :, : joint.length] = cache.valid
-        return joint
+            self.data[:, :, index :: len(caches), : self.length] = cache.valid
 
-    def scatter(self, caches: Sequence["KVCache"], start: int) -> None:
-        """Copy the tokens from ``start`` on to the sessions' own caches."""
+    def store(self, caches: Sequence["KVCache"]) -> None:
+        """Copy tokens that the sessions' own caches lack back to them; undoes :meth:`load`."""
         for index, cache in enumerate(caches):
-            if cache is not self:
-                news = self._rows_of(index, len(caches))[:, :, :, start : self.length]
-                cache.data[:, :, :, start : self.length] = news
-                cache.length = self.length
+            news = slice(cache.length, self.length)
+            cache.data[:, :, :, news] = self.data[:, :, index :: len(caches), news]
+            cache.length = self.length
 
-    def _rows_of(self, index: int, count: int) -> Tensor:
-        """Return a view of the rows of one of ``count`` sessions."""
-        return self.data[:, :, index::count]
+
+def tokens_of(config: DiTConfig, frames: int) -> int:
+    """Return the tokens of ``frames`` frames and of one block's actions and states."""
+    controls = config.num_action_per_block + config.num_state_per_block
+    return frames * config.frame_seqlen + controls

@@ -10,7 +10,7 @@ the prompt, P rows of the image embedding.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -63,6 +63,14 @@ class Controls:
 
     state_BSM: Tensor
 
+    def repeat(self, times: int) -> "Controls":
+        """Return the batch ``times`` times over."""
+        return Controls(
+            action_BAM=self.action_BAM.repeat(times, 1, 1),
+            timestep_BA=self.timestep_BA.repeat(times, 1),
+            state_BSM=self.state_BSM.repeat(times, 1, 1),
+        )
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TrainInputs:
@@ -92,6 +100,19 @@ class StepInputs:
     """None where frames are only read into the cache."""
 
     first_frame_BCFYX: Tensor | None = None
+
+    def repeat(self, times: int) -> "StepInputs":
+        """Return the batch ``times`` times over, once per prompt."""
+        first_BCFYX = self.first_frame_BCFYX
+        return replace(
+            self,
+            video_BCFYX=self.video_BCFYX.repeat(times, 1, 1, 1, 1),
+            timestep_BF=self.timestep_BF.repeat(times, 1),
+            controls=None if self.controls is None else self.controls.repeat(times),
+            first_frame_BCFYX=None
+            if first_BCFYX is None
+            else first_BCFYX.repeat(times, 1, 1, 1, 1),
+        )
 
 
 @dataclass(frozen=True)

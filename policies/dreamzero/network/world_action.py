@@ -128,13 +128,21 @@ class WorldActionModel(nn.Module):
         Raises:
             ConfigError: The network was built without its prompt encoder.
         """
+        rows_BNE = self.require_text_encoder()(ids_BN, mask_BN)
+        return PromptEmbedding(rows_BNE, tuple(mask_BN.sum(dim=1).tolist()))
+
+    def require_text_encoder(self) -> TextEncoder:
+        """Return the prompt encoder.
+
+        Raises:
+            ConfigError: The network was built without it.
+        """
         if self.text_encoder is None:
             raise ConfigError(
                 "this network was built without its prompt encoder; give prompt embeddings, or "
                 "build it with text_encoder=True"
             )
-        rows_BNE = self.text_encoder(ids_BN, mask_BN)
-        return PromptEmbedding(rows_BNE, tuple(mask_BN.sum(dim=1).tolist()))
+        return self.text_encoder
 
     @torch.no_grad()
     def prepare(self, batch: TrainBatch) -> Prepared:

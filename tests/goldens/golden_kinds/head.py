@@ -3,8 +3,17 @@
 import torch
 from torch import Tensor
 
+from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.keymap import load_official
 from dzrobot.policies.dreamzero.network.noise import Noise
+from dzrobot.policies.dreamzero.network.session import (
+    GenerateOptions,
+    InferenceNoise,
+    Prompt,
+    Request,
+    SessionCache,
+    seeded_noise,
+)
 from dzrobot.policies.dreamzero.network.world_action import (
     LossOptions,
     TrainBatch,
@@ -12,7 +21,7 @@ from dzrobot.policies.dreamzero.network.world_action import (
     training_schedule,
 )
 from golden_kinds.configs import network_config
-from golden_kinds.registry import Golden, Results, checker, relative_l2
+from golden_kinds.registry import Golden, Results, checker, exact, relative_l2
 from golden_kinds.transformer import FORMS
 
 LOSS, GRADIENT, ROLLOUT = 1e-5, 1e-4, 1e-4
@@ -113,3 +122,118 @@ def _model(golden: Golden) -> WorldActionModel:
     for module in (model.text_encoder, model.image_encoder, model.vae):
         module.requires_grad_(False)
     return model
+
+
+@checker("head_ar_inference")
+def head_rollout(golden: Golden) -> Results:
+    """Every call of a rollout: start frames, cache lengths, evaluations and what they returned."""
+    model, batch = _model(golden), range(golden.manifest["B"])
+    sessions, videos = [SessionCache() for _ in batch], None
+    mode = golden.manifest["step_mode"]
+    options = GenerateOptions(
+        dit_steps=mode if mode == "dynamic" else int(mode),
+        solver_steps=golden.manifest["num_inference_steps"],
+        cfg_scale=golden.manifest["cfg_scale"],
+    )
+    results: Results = _seed_results(golden, model, options) if len(batch) == 1 else {}
+    for call in golden.manifest["calls"]:
+        tag, before = f"call{call['call']}", sessions[0].start
+        latents = videos if call["used_latent_video"] else None
+        with _StepRecorder(model) as steps:
+            requests = [_request(golden, tag, b, latents) for b in batch]
+            prediction = predict(model, sessions, requests, options)
+        videos = torch.stack(prediction.videos)
+        results |= _call_results(golden, tag, steps)
+        kept = [session.keys_values.valid[-1] for session in sessions]
+        pairs = {
+            "action_pred": prediction.action_BAM,
+            "video_pred": videos,
+            "kv_cache_last_block": torch.cat([kv[:, 0:1] for kv in kept], dim=1),
+            "kv_cache_neg_last_block": torch.cat([kv[:, 1:2] for kv in kept], dim=1),
+        }
+        for key, value in pairs.items():
+            results[f"{tag}.{key}"] = (relative_l2(value, golden[f"{tag}.out.{key}"]), ROLLOUT)
+        found = {
+            "current_start_frame_before": before,
+            "current_start_frame_after": sessions[0].start,
+            "dit_evals": prediction.evaluations[0],
+            "kv_tokens_after": sessions[0].keys_values.length,
+            "video_pred_frames": videos.shape[2],
+        }
+        results |= {f"{tag}.{key}": exact(value, call[key]) for key, value in found.items()}
+        times = [t for n, *t in golden.manifest["dit_eval_timesteps"] if n == call["call"]]
+        results[f"{tag}.timesteps"] = exact(steps.timesteps, times)
+    return results
+
+
+def _request(golden: Golden, tag: str, b: int, latents: Tensor | None) -> Request:
+    """Return what one sample of a call asks for."""
+    negative = [golden[f"in.{name}_negative"] for name in ("text", "text_attention_mask")]
+    return Request(
+        images_THW3=golden[f"{tag}.in.images"][b],
+        state_SM=golden[f"{tag}.in.state"][b],
+        prompt=Prompt(golden[f"{tag}.in.text"][b], golden[f"{tag}.in.text_attention_mask"][b]),
+        negative=Prompt(*(rows[min(b, len(rows) - 1)] for rows in negative)),
+        latent_video_CFYX=None if latents is None else latents[b],
+        noise=InferenceNoise(golden["noise.video"][b], golden["noise.action"][b]),
+    )
+
+
+class _StepRecorder:
+    """Keeps what the transformer was asked and what it answered during one call."""
+
+    def __init__(self, model: WorldActionModel) -> None:
+        self._transformer = model.model
+        self.calls: list[tuple] = []
+
+    def __enter__(self) -> "_StepRecorder":
+        plain = self._transformer.step
+
+        def step(inputs, cache, contexts):
+            outputs = plain(inputs, cache, contexts)
+            self.calls.append((inputs, outputs))
+            return outputs
+
+        self._transformer.step = step
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._transformer.step
+
+    @property
+    def timesteps(self) -> list[list[int]]:
+        return [
+            [int(inputs.timestep_BF[0, 0]), int(inputs.controls.timestep_BA[0, 0])]
+            for inputs, _ in self.calls
+            if inputs.controls is not None
+        ]
+
+
+def _call_results(golden: Golden, tag: str, steps: _StepRecorder) -> Results:
+    results: Results = {}
+    evaluation, batch = 0, golden.manifest["B"]
+    for inputs, (video, action) in steps.calls:
+        if inputs.controls is None:
+            pairs = {f"prefill_start{inputs.start_frame}.latents": inputs.video_BCFYX[:batch]}
+        else:
+            pairs = {
+                f"eval{evaluation}.noisy_video_in": inputs.video_BCFYX[:batch],
+                f"eval{evaluation}.noisy_action_in": inputs.controls.action_BAM[:batch],
+                f"eval{evaluation}.video_cond": video[:batch],
+                f"eval{evaluation}.video_uncond": video[batch:],
+                f"eval{evaluation}.action_cond": action[:batch],
+            }
+            evaluation += 1
+        for name, value in pairs.items():
+            key = f"{tag}.{name}"
+            if key in golden.tensors:
+                results[key] = (relative_l2(value, golden[key]), ROLLOUT)
+    return results
+
+
+def _seed_results(golden: Golden, model: WorldActionModel, options: GenerateOptions) -> Results:
+    """Compare the noise that a call draws by itself."""
+    latent = tuple(golden["noise.video"].shape[-2:])
+    noise = seeded_noise(model.config, latent, options.seed, golden["noise.video"])
+    pairs = {"noise.video": noise.video_CFYX, "noise.action": noise.action_AM}
+    return {key: (relative_l2(value[None], golden[key]), LOSS) for key, value in pairs.items()}

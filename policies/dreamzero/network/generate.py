@@ -1,0 +1,354 @@
+"""Autoregressive generation of actions and future video, for one session or many.
+
+Source: DreamZero model, section 4. A call reads the newest frames into the session's cache, then
+denoises the next block. Sessions that stand at the same frame run as one batch.
+
+Shapes: B sessions, R rows of the batch (prompts times sessions), C latent channels, F latent
+frames, Y latent rows, X latent columns, A actions, M width of an action.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.network.cache import KVCache
+from dzrobot.policies.dreamzero.network.dit import Controls, Prompting, StepInputs
+from dzrobot.policies.dreamzero.network.layers import Context, ContextKV
+from dzrobot.policies.dreamzero.network.prompting import PromptEmbedding
+from dzrobot.policies.dreamzero.network.schedule import inference_schedule
+from dzrobot.policies.dreamzero.network.session import (
+    GenerateOptions,
+    InferenceNoise,
+    Prompt,
+    Request,
+    SessionCache,
+    clip_of_block,
+    first_image,
+    newest_frame_only,
+    seeded_noise,
+)
+from dzrobot.policies.dreamzero.network.skipping import DYNAMIC, step_plan
+from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
+
+_PUBLISHED = GenerateOptions()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Prediction:
+    """Results of one call, one entry per session."""
+
+    action_BAM: Tensor
+    """Actions in [-1, 1], padding included."""
+
+    videos: tuple[Tensor, ...]
+    """Latents (C, F, Y, X) of the future; with the first frame before them on a fresh start."""
+
+    starts: tuple[int, ...]
+    """Latent frame that each session's call began at; 0 means that the past was forgotten."""
+
+    evaluations: tuple[int, ...]
+    """Evaluations of the transformer per prompt, without those that read frames."""
+
+
+@torch.no_grad()
+def predict(
+    model: WorldActionModel,
+    sessions: Sequence[SessionCache],
+    requests: Sequence[Request],
+    options: GenerateOptions = _PUBLISHED,
+) -> Prediction:
+    """Generate the next actions of every session; the sessions remember what they saw.
+
+    Args:
+        model: The network, in evaluation mode.
+        sessions: Distinct sessions, in any state.
+        requests: One per session; all frames of one size.
+        options: How to generate; the same during an episode.
+
+    Raises:
+        ConfigError: The frames do not fit the network, the guided call lacks a negative prompt, or
+            the guidance was switched on or off during an episode.
+        ModalityError: The number of frames fits no block.
+    """
+    if not options.history:
+        requests = [newest_frame_only(request) for request in requests]
+    window = options.window(model.config.dit)
+    groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for index, (session, request) in enumerate(zip(sessions, requests, strict=True)):
+        # Which steps a dynamic call skips is the session's own affair: it runs alone.
+        alone = index if options.dit_steps == DYNAMIC else 0
+        groups[session.next_start(request, window), alone].append(index)
+    results: dict[int, tuple[Tensor, Tensor, int, int]] = {}
+    for (start, _), members in groups.items():
+        call = _Call(
+            model, [sessions[i] for i in members], [requests[i] for i in members], options, start
+        )
+        actions, videos, evaluations = call.run()
+        for i, action_AM, video_CFYX in zip(members, actions, videos, strict=True):
+            results[i] = (action_AM, video_CFYX, start, evaluations)
+    ordered = [results[i] for i in range(len(sessions))]
+    return Prediction(
+        action_BAM=torch.stack([action_AM for action_AM, *_ in ordered]),
+        videos=tuple(video_CFYX for _, video_CFYX, *_ in ordered),
+        starts=tuple(start for *_, start, _ in ordered),
+        evaluations=tuple(evaluations for *_, evaluations in ordered),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """One call of sessions that stand at the same frame."""
+
+    model: WorldActionModel
+    sessions: list[SessionCache]
+    requests: list[Request]
+    options: GenerateOptions
+    start: int
+    """Frames in the caches; 0 forgets them."""
+
+    def run(self) -> tuple[Tensor, Tensor, int]:
+        """Return actions (B, A, M), video latents (B, C, F, Y, X) and the evaluations made."""
+        fresh = self.start == 0
+        read_BCFYX = self._begin() if fresh else self._history()
+        cache = self._open_cache()
+        first = max(0, self.start - self._block)
+        self._velocities(read_BCFYX, 0, first, cache, None)
+        cache.commit(read_BCFYX.shape[2] * self.model.config.dit.frame_seqlen)
+        start = 1 if fresh else self.start
+        action_BAM, video_BCFYX, evaluations = self._denoise(read_BCFYX, start, cache)
+        self._close(cache, start + self._block)
+        if fresh:
+            video_BCFYX = torch.cat([read_BCFYX.to(video_BCFYX.dtype), video_BCFYX], dim=2)
+        return action_BAM, video_BCFYX, evaluations
+
+    @property
+    def _block(self) -> int:
+        return self.model.config.dit.num_frame_per_block
+
+    @property
+    def _device(self) -> torch.device:
+        return self.model.model.patch_embedding.weight.device
+
+    def _begin(self) -> Tensor:
+        """Take the first frame's embedding and conditioning; return its latents (B, C, 1, Y, X)."""
+        images = [first_image(request.images_THW3, self._block) for request in self.requests]
+        _check_network(self.model, images[0])
+        frame_B3HW = self.model.pixels(torch.stack(images)[:, None].to(self._device))[:, :, 0]
+        image_BPE = self.model.image_encoder(frame_B3HW)
+        first_frame = self.model.first_frame(frame_B3HW, self.model.config.head.num_frames)
+        for index, session in enumerate(self.sessions):
+            session.image_PE = image_BPE[index]
+            session.first_frame_CFYX = None if first_frame is None else first_frame[index]
+            session.prompt_key = self.requests[index].prompt.key
+        if first_frame is None:
+            return self.model.vae.encode_first_frame(frame_B3HW)
+        return first_frame[:, -self.model.config.dit.out_dim :, :1]
+
+    def _history(self) -> Tensor:
+        """Return the latents (B, C, F, Y, X) of the block seen since the last call."""
+        return torch.stack([self._seen(request) for request in self.requests])
+
+    def _seen(self, request: Request) -> Tensor:
+        if request.latent_video_CFYX is not None:
+            return request.latent_video_CFYX[:, -self._block :].to(self._device)
+        clip_THW3 = clip_of_block(request.images_THW3, self._block)
+        video_B3THW = self.model.pixels(clip_THW3[None].to(self._device))
+        return self.model.vae.encode(video_B3THW)[0, :, -self._block :]
+
+    def _open_cache(self) -> KVCache:
+        """Return the cache of this call, past included: a lone session's own, or a joint one."""
+        frames = max(1, self.start) + self._block
+        if self.start:
+            for session in self.sessions:
+                self._check_rows(session)
+        if len(self.sessions) == 1:
+            return self._own_cache(self.sessions[0], frames)
+        joint = self._allocate(frames, len(self.sessions))
+        if self.start:
+            joint.load([self._own_cache(session, frames) for session in self.sessions])
+        return joint
+
+    def _own_cache(self, session: SessionCache, frames: int) -> KVCache:
+        """Return a session's cache with room for ``frames`` frames, kept from call to call."""
+        old = session.keys_values
+        rows, dit = self.options.prompts, self.model.config.dit
+        if old is None or old.rows != rows or not old.fits(dit, frames):
+            # A session that never continues needs no more than its first call does.
+            most = self.options.cached_frames(dit) if self.start else frames
+            session.keys_values = self._allocate(max(most, frames), 1)
+            if self.start and old is not None:
+                session.keys_values.load([old])
+        assert session.keys_values is not None
+        if not self.start:
+            session.keys_values.length = 0
+        return session.keys_values
+
+    def _allocate(self, frames: int, sessions: int) -> KVCache:
+        like = self.model.model.patch_embedding.weight
+        rows = sessions * self.options.prompts
+        return KVCache.allocate(self.model.config.dit, rows=rows, frames=frames, like=like)
+
+    def _check_rows(self, session: SessionCache) -> None:
+        if session.keys_values is None or session.keys_values.rows != self.options.prompts:
+            raise ConfigError(
+                "the options changed during an episode: guidance (cfg_scale other than 1) and "
+                "history cannot be switched between two calls; start a new session"
+            )
+
+    def _close(self, cache: KVCache, start: int) -> None:
+        """Leave in the sessions what the next call needs."""
+        if len(self.sessions) > 1 and self.options.history:
+            frames = max(1, self.start) + self._block
+            cache.store([self._own_cache(session, frames) for session in self.sessions])
+        for session in self.sessions:
+            session.start = start
+            if not self.options.history:
+                session.keys_values = None
+
+    def _denoise(
+        self, read_BCFYX: Tensor, start: int, cache: KVCache
+    ) -> tuple[Tensor, Tensor, int]:
+        """Return actions, video latents and the evaluations made."""
+        head, options = self.model.config.head, self.options
+        final = head.video_inference_final_noise if head.decouple_inference_noise else 0.0
+        video_schedule = inference_schedule(options.solver_steps, final_noise=final)
+        action_schedule = inference_schedule(options.solver_steps)
+        plan = step_plan(options.dit_steps, options.solver_steps)
+        noise = [self._noise(r, read_BCFYX) for r in self.requests]
+        video = video_schedule.start(torch.stack([n.video_CFYX for n in noise]))
+        action = action_schedule.start(torch.stack([n.action_AM for n in noise]))
+        state_BSM = torch.stack([r.state_SM for r in self.requests]).to(self._device)
+        evaluations = 0
+        for step in range(options.solver_steps):
+            if plan.due(step):
+                timestep_BA = torch.full_like(
+                    action.sample[..., 0], action_schedule.timesteps[step], dtype=torch.int64
+                )
+                controls = Controls(
+                    action_BAM=action.sample, timestep_BA=timestep_BA, state_BSM=state_BSM
+                )
+                video_flow, action_flow = self._velocities(
+                    video.sample, video_schedule.timesteps[step], start, cache, controls
+                )
+                plan.executed(video_flow)
+                evaluations += 1
+            video.step(video_flow)
+            action.step(action_flow)
+        return action.sample, video.sample, evaluations
+
+    def _noise(self, request: Request, like_BCFYX: Tensor) -> InferenceNoise:
+        if request.noise is not None:
+            return InferenceNoise(
+                request.noise.video_CFYX.to(self._device), request.noise.action_AM.to(self._device)
+            )
+        latent = (like_BCFYX.shape[-2], like_BCFYX.shape[-1])
+        weight = self.model.model.patch_embedding.weight
+        return seeded_noise(self.model.config, latent, self.options.seed, weight)
+
+    def _velocities(
+        self, video_BCFYX: Tensor, timestep: int, start: int, cache: KVCache,
+        controls: Controls | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Return the guided video velocity and the conditional action velocity."""
+        sessions = len(self.sessions)
+        step = StepInputs(
+            video_BCFYX=video_BCFYX,
+            timestep_BF=torch.full(
+                (sessions, video_BCFYX.shape[2]), timestep, dtype=torch.int64, device=self._device
+            ),
+            start_frame=start,
+            controls=controls,
+            first_frame_BCFYX=self._first_frames(start, video_BCFYX.shape[2]),
+        )
+        videos: list[Tensor] = []
+        actions: list[Tensor | None] = []
+        for prompts, context in zip(self._passes, self._contexts, strict=True):
+            rows = cache.select(prompts.start * sessions, prompts.stop * sessions)
+            repeated = step.repeat(prompts.stop - prompts.start)
+            video_RCFYX, action_RAM = self.model.model.step(repeated, rows, context)
+            videos.append(video_RCFYX)
+            actions.append(action_RAM)
+        video_RCFYX = torch.cat(videos)
+        conditional = video_RCFYX[:sessions]
+        # Reading frames predicts no actions, and nobody asks for them.
+        action_BAM = conditional if actions[0] is None else actions[0][:sessions]
+        if self.options.prompts == 1:
+            return conditional, action_BAM
+        negative = video_RCFYX[sessions:]
+        # Only the video is guided; actions follow the prompt as predicted.
+        return negative + self.options.cfg_scale * (conditional - negative), action_BAM
+
+    def _first_frames(self, start: int, frames: int) -> Tensor | None:
+        """Return the conditioning of the frames from ``start`` on; the last ones if beyond it."""
+        parts = [s.first_frame_CFYX for s in self.sessions if s.first_frame_CFYX is not None]
+        if not parts:
+            return None
+        first_BCFYX = torch.stack(parts)
+        if start + frames > first_BCFYX.shape[2]:
+            return first_BCFYX[:, :, -frames:]
+        return first_BCFYX[:, :, start : start + frames]
+
+    @cached_property
+    def _passes(self) -> list[slice]:
+        """Return which prompts run together."""
+        count = self.options.prompts
+        if self.options.batched_guidance:
+            return [slice(0, count)]
+        return [slice(prompt, prompt + 1) for prompt in range(count)]
+
+    @cached_property
+    def _contexts(self) -> list[list[ContextKV] | list[Context]]:
+        """Return for each pass the context of every block."""
+        kinds = [self._embedded([request.prompt for request in self.requests])]
+        if self.options.prompts == 2:
+            kinds.append(self._embedded([_negative(request) for request in self.requests]))
+        images = [s.image_PE for s in self.sessions if s.image_PE is not None]
+        image_BPE = torch.stack(images)
+        contexts: list[list[ContextKV] | list[Context]] = []
+        for prompts in self._passes:
+            text = PromptEmbedding.stack(kinds[prompts])
+            image_RPE = image_BPE.repeat(prompts.stop - prompts.start, 1, 1)
+            prompting: Prompting = self.model.prompting(text, image_RPE)
+            context = self.model.model.embed_context(prompting)
+            if self.options.cached_context:
+                contexts.append(self.model.model.project(context))
+            else:
+                contexts.append([context] * self.model.config.dit.num_layers)
+        return contexts
+
+    def _embedded(self, prompts: list[Prompt]) -> PromptEmbedding:
+        """Return the embeddings of one prompt per session."""
+        rows = []
+        for session, prompt in zip(self.sessions, prompts, strict=True):
+            if prompt.rows_NE is None:
+                ids_1N, mask_1N = (x[None].to(self._device) for x in (prompt.ids_N, prompt.mask_N))
+                encoder = self.model.require_text_encoder()
+                rows.append(session.prompts.embed(encoder, ids_1N, mask_1N))
+            else:
+                rows.append(prompt.rows_NE[None].to(self._device))
+        return PromptEmbedding(torch.cat(rows), tuple(len(prompt.key) for prompt in prompts))
+
+
+def _check_network(model: WorldActionModel, image_HW3: Tensor) -> None:
+    """Raise :class:`ConfigError` where the network cannot generate from such a frame."""
+    config = model.config
+    config.check_size(*(config.target_size or (image_HW3.shape[0], image_HW3.shape[1])))
+    if config.head.action_horizon != config.dit.num_action_per_block:
+        raise ConfigError(
+            f"action_horizon={config.head.action_horizon} but num_action_per_block="
+            f"{config.dit.num_action_per_block}: a call generates one block, so set both alike in "
+            "the checkpoint's config.json"
+        )
+
+
+def _negative(request: Request) -> Prompt:
+    if request.negative is None:
+        raise ConfigError(
+            "guidance needs a negative prompt: give Request(negative=...), or set cfg_scale=1"
+        )
+    return request.negative

@@ -1,0 +1,211 @@
+"""What a policy asks of the network, and all that lasts from one call of an episode to the next.
+
+Source: DreamZero model, section 4.1.
+
+Shapes: T frames, H pixel rows, W pixel columns, C latent channels, F latent frames, Y latent rows,
+X latent columns, N rows of the prompt, P rows of the image embedding, E width of an embedding,
+S states, A actions, M width of an action or state.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dzrobot.errors import ConfigError, ModalityError
+from dzrobot.policies.dreamzero.network.cache import KVCache
+from dzrobot.policies.dreamzero.network.config import DiTConfig, NetworkConfig
+from dzrobot.policies.dreamzero.network.text import PromptCache
+
+_TEMPORAL_STRIDE = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """A tokenised prompt."""
+
+    ids_N: Tensor
+    mask_N: Tensor
+    """True on the tokens, False on padding."""
+
+    rows_NE: Tensor | None = None
+    """The embedding, zero on padding; None to have it computed and cached."""
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Return the tokens without padding: equal keys are equal prompts."""
+        return tuple(self.ids_N[self.mask_N.bool()].tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class InferenceNoise:
+    """What the denoising starts from."""
+
+    video_CFYX: Tensor
+    action_AM: Tensor
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Request:
+    """One call of one session."""
+
+    images_THW3: Tensor
+    """Tiled frames, uint8, oldest first: 1 starts anew; 4, 8 or 9 continue (blocks of two)."""
+
+    state_SM: Tensor
+    """Normalised and padded states; one for the coming block."""
+
+    prompt: Prompt
+    negative: Prompt | None = None
+    """What guidance moves away from; needed unless ``cfg_scale`` is 1."""
+
+    latent_video_CFYX: Tensor | None = None
+    """Latents to remember instead of the frames; their last block is used."""
+
+    noise: InferenceNoise | None = None
+    """None for the noise of ``GenerateOptions.seed``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """How actions are generated; the defaults are the published ones."""
+
+    dit_steps: int | Literal["dynamic"] = 8
+    """How many of the solver steps run the transformer; ``dynamic``: as results change."""
+
+    solver_steps: int = 16
+    """Steps of the solver."""
+
+    cfg_scale: float = 5.0
+    """Guidance of the video; 1 leaves out the negative prompt and half the work."""
+
+    seed: int = 1140
+    """Seed of the noise that every call starts from."""
+
+    history: bool = True
+    """Whether earlier frames of the episode are remembered; else only the newest frame is used."""
+
+    max_history_frames: int | None = None
+    """Latent frames after which history is dropped; None for the network's own window."""
+
+    batched_guidance: bool = True
+    """Whether both prompts run in one batch; else one after the other."""
+
+    cached_context: bool = True
+    """Whether the keys and values of prompt and image are computed once per call, not per step."""
+
+    def __post_init__(self) -> None:
+        if self.max_history_frames is not None and self.max_history_frames < 1:
+            raise ConfigError(
+                f"max_history_frames={self.max_history_frames} must be at least 1; to forget "
+                "everything between calls set history=False"
+            )
+
+    @property
+    def prompts(self) -> int:
+        """Return how many prompts condition a call."""
+        return 1 if self.cfg_scale == 1 else 2
+
+    def window(self, config: DiTConfig) -> int:
+        """Return the latent frames after which history is dropped."""
+        if self.max_history_frames is not None:
+            return self.max_history_frames
+        return config.max_chunk_size * config.num_frame_per_block + 1
+
+    def cached_frames(self, config: DiTConfig) -> int:
+        """Return the most latent frames that one call attends, the generated ones included."""
+        block = config.num_frame_per_block
+        blocks = max(0, self.window(config) - 2) // block if self.history else 0
+        return 1 + (blocks + 1) * block
+
+
+@dataclass(eq=False)
+class SessionCache:
+    """All that lasts an episode. A new episode is a new object; none is stored on the network."""
+
+    prompts: PromptCache = field(default_factory=PromptCache, repr=False)
+    """Prompt embeddings; may be shared by all sessions of one network."""
+
+    start: int = 0
+    """Absolute latent frame that the next call generates from; 0 before the first call."""
+
+    prompt_key: tuple[int, ...] | None = None
+    keys_values: KVCache | None = None
+    image_PE: Tensor | None = None
+    """Embedding of the first frame."""
+
+    first_frame_CFYX: Tensor | None = None
+    """Mask and latents of the first frame; None where the network takes none."""
+
+    def next_start(self, request: Request, window: int) -> int:
+        """Return where this call begins: 0 forgets the past (first match wins)."""
+        if self.prompt_key is None or self.prompt_key != request.prompt.key:
+            return 0
+        if request.images_THW3.shape[0] == 1 or self.start >= window:
+            return 0
+        return self.start
+
+
+def newest_frame_only(request: Request) -> Request:
+    """Return the request of a policy without memory."""
+    return replace(request, images_THW3=request.images_THW3[-1:], latent_video_CFYX=None)
+
+
+def first_image(images_THW3: Tensor, block_frames: int) -> Tensor:
+    """Return the frame (H, W, 3) that a call which forgets the past starts from.
+
+    The newest one of a block of observations (4, or 9 with an overlap), else the first.
+    """
+    frames = images_THW3.shape[0]
+    newest = frames in (2 * block_frames, _TEMPORAL_STRIDE * block_frames + 1)
+    return images_THW3[-1 if newest else 0]
+
+
+def clip_of_block(images_THW3: Tensor, block_frames: int) -> Tensor:
+    """Return the 1 + 4 * block_frames frames that encode to the last block.
+
+    Too few frames are repeated, then the first one is put before them.
+
+    Raises:
+        ModalityError: The number of frames fits no block.
+    """
+    frames, wanted = images_THW3.shape[0], _TEMPORAL_STRIDE * block_frames
+    if frames == wanted + 1:
+        return images_THW3
+    if frames < _TEMPORAL_STRIDE or wanted % frames:
+        allowed = [n for n in range(_TEMPORAL_STRIDE, wanted + 1) if wanted % n == 0]
+        raise ModalityError(
+            f"{frames} frames do not make a block of history: give 1 frame to start anew, or "
+            f"{', '.join(map(str, [*allowed, wanted + 1]))} frames"
+        )
+    repeated = images_THW3.repeat_interleave(wanted // frames, dim=0)
+    return torch.cat([repeated[:1], repeated])
+
+
+def seeded_noise(
+    config: NetworkConfig, latent: tuple[int, int], seed: int, like: Tensor
+) -> InferenceNoise:
+    """Return the noise of one call; as published, video and actions each start from the seed anew.
+
+    Args:
+        config: The network.
+        latent: Latent rows and columns.
+        seed: Seed.
+        like: A tensor of the dtype and on the device to draw in; other devices draw other numbers.
+    """
+    dit = config.dit
+    shapes = (
+        (1, dit.out_dim, dit.num_frame_per_block, *latent),
+        (1, config.head.action_horizon, dit.action_dim),
+    )
+    video_CFYX, action_AM = (
+        torch.randn(
+            shape,
+            generator=torch.Generator(like.device).manual_seed(seed),
+            device=like.device,
+            dtype=like.dtype,
+        )[0]
+        for shape in shapes
+    )
+    return InferenceNoise(video_CFYX, action_AM)
