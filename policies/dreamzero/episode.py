@@ -66,7 +66,7 @@ class Episode:
             self._seen.append(frame)
 
     def window(self, offsets: Sequence[int]) -> Window:
-        """Return the frames at ``offsets`` from the newest, 0; the first one stands for earlier ones.
+        """Return the frames at ``offsets`` from the newest; the first stands for earlier ones.
 
         The first plan of an episode is made from the newest frame alone.
         """
@@ -80,7 +80,7 @@ class Episode:
         return frame_offsets(self._embodiment, self._history)
 
     def call_offsets(self) -> tuple[int, ...]:
-        """Return which frames a plan is made from where only some steps were sent: the last four."""
+        """Return which frames a plan is made from where only some steps were sent."""
         return (0,) if self._history == "off" else tuple(range(1 - _RECENT, 1))
 
     def plan(self, actions: NDArray[np.float32]) -> None:
@@ -93,7 +93,7 @@ class Episode:
 
 
 def frame_offsets(embodiment: Embodiment, history: History) -> tuple[int, ...]:
-    """Return the steps, relative to the newest frame, that the network is shown after the first call.
+    """Return the steps, from the newest frame, that the network is shown after its first call.
 
     Args:
         embodiment: Its horizon H is what one block of latent frames stands for.

@@ -318,10 +318,10 @@ class DreamZeroPolicy:
         """
         parts = self._imagined(session)
         # Decoded with what came before: the decoder carries frames over, like the encoder.
-        video_3THW = self._network.vae.decode(torch.cat(parts, dim=1)[None])[0]
+        video = self._network.vae.decode(torch.cat(parts, dim=1)[None])[0]
         stride = self._network.config.vae.temporal_stride
         frames = stride * parts[-1].shape[1] - (stride - 1 if len(parts) == 1 else 0)
-        pixels = ((video_3THW[:, -frames:].float() + 1) * 127.5).round().to(torch.uint8)
+        pixels = ((video[:, -frames:].float() + 1) * 127.5).round().to(torch.uint8)
         return np.ascontiguousarray(pixels.permute(1, 2, 3, 0).cpu().numpy())
 
     def _imagined(self, session: str) -> list[Tensor]:
@@ -379,8 +379,8 @@ class DreamZeroPolicy:
             predicted += self._predict(episodes[part], requests[part])
         generated = time.perf_counter()
         chunks = [
-            self._pipeline.decode_actions(action_AM, episode.state)
-            for episode, action_AM in zip(episodes, predicted, strict=True)
+            self._pipeline.decode_actions(action, episode.state)
+            for episode, action in zip(episodes, predicted, strict=True)
         ]
         done = time.perf_counter()
         marks = {"encode_ms": (began, encoded), "generate_ms": (encoded, generated)}
@@ -395,12 +395,12 @@ class DreamZeroPolicy:
                 episode.memory = SessionCache(prompts=self._embeddings)
             memories.append(episode.memory)
         prediction = predict(self._network, memories, requests, self._generate)
-        for episode, start, video_CFYX in zip(
+        for episode, start, latents in zip(
             episodes, prediction.starts, prediction.videos, strict=True
         ):
             if start == 0:
                 episode.video = []
-            episode.video.append(video_CFYX)
+            episode.video.append(latents)
             episode.chunks += 1
         return list(prediction.action_BAM.float().cpu())
 
@@ -416,17 +416,17 @@ class DreamZeroPolicy:
 
     def _prompt(self, text: str) -> Prompt:
         if text not in self._prompts:
-            ids_1N, mask_1N = self._tokenizer([text])
-            if int(ids_1N.max()) >= self._network.config.text.vocab:
+            ids, mask = self._tokenizer([text])
+            if int(ids.max()) >= self._network.config.text.vocab:
                 raise CheckpointError(
-                    f"the tokenizer gives ids up to {int(ids_1N.max())}, the network knows "
+                    f"the tokenizer gives ids up to {int(ids.max())}, the network knows "
                     f"{self._network.config.text.vocab}; give the tokenizer it was trained with"
                 )
-            self._prompts[text] = Prompt(ids_1N[0], mask_1N[0])
+            self._prompts[text] = Prompt(ids[0], mask[0])
         return self._prompts[text]
 
     def _noise(self, episode: Episode) -> InferenceNoise:
-        """Return what the coming plan starts from; video and actions are seeded alike, as published."""
+        """Return what the coming plan starts from; video and actions share a seed, as published."""
         config = self._network.config
         height, width = config.latent_size(*(config.target_size or self.embodiment.image_size))
         video = (config.dit.out_dim, config.dit.num_frame_per_block, height, width)
