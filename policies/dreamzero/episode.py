@@ -11,9 +11,10 @@ from torch import Tensor
 
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ModalityError
-from dzrobot.modality.window import Observation, Window, check_keys, window_of
+from dzrobot.modality.window import Observation, Window, array, check_keys, window_of
 from dzrobot.policies.dreamzero.network.session import SessionCache
 
+Value = NDArray[np.uint8] | NDArray[np.float32] | str
 History = Literal["off", "recent", "grid"]
 
 _RECENT = 4
@@ -114,19 +115,19 @@ def frame_offsets(embodiment: Embodiment, history: History) -> tuple[int, ...]:
 
 def _unstacked(observation: Observation, embodiment: Embodiment) -> list[Observation]:
     """Return one observation per frame; arrays are copied, as an environment may reuse its own."""
-    views = {key: np.asarray(observation[key]) for key in embodiment.video_keys}
-    rest = {
-        key: np.array(value) if isinstance(value, np.ndarray) else value
-        for key, value in observation.items()
-        if key not in views
-    }
+    views = {key: array(observation, key) for key in embodiment.video_keys}
     counts = {frames.shape[0] if frames.ndim == 4 else 0 for frames in views.values()}
     if len(counts) > 1:
         shapes = ", ".join(f"{key} {frames.shape}" for key, frames in views.items())
         raise ModalityError(f"views hold unlike numbers of frames ({shapes}): give equally many")
-    if counts == {0}:
-        return [{**rest, **{key: frames.copy() for key, frames in views.items()}}]
-    return [
-        {**rest, **{key: frames[i].copy() for key, frames in views.items()}}
-        for i in range(min(counts))
-    ]
+    stacked = min(counts)
+    copies: list[Observation] = []
+    for i in range(stacked or 1):
+        frames = {key: (view[i] if stacked else view).copy() for key, view in views.items()}
+        rest = {key: _copied(value) for key, value in observation.items() if key not in views}
+        copies.append({**rest, **frames})
+    return copies
+
+
+def _copied(value: Value) -> Value:
+    return value if isinstance(value, str) else value.copy()

@@ -1,11 +1,10 @@
 """DreamZero as a policy: observations in, actions out, for any number of episodes at a time."""
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -13,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import CheckpointError, ConfigError, SessionError, preview
-from dzrobot.modality.pipeline import Encoded, Pipeline
+from dzrobot.errors import ConfigError, SessionError, preview
+from dzrobot.modality.pipeline import Pipeline
 from dzrobot.modality.stats import Statistics
 from dzrobot.modality.window import Observation, Window
 from dzrobot.policies.base import DEFAULT_SESSION, Action
@@ -23,75 +22,22 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
     Checkpoint,
     open_checkpoint,
 )
-from dzrobot.policies.dreamzero.checkpoints.load import Adapters, LoadOptions, load_network
+from dzrobot.policies.dreamzero.checkpoints.load import LoadOptions, load_network
 from dzrobot.policies.dreamzero.checkpoints.passport import (
     check_compatible,
     check_passport,
     passport_for,
 )
-from dzrobot.policies.dreamzero.episode import Episode, History
+from dzrobot.policies.dreamzero.episode import Episode
 from dzrobot.policies.dreamzero.network.generate import predict
-from dzrobot.policies.dreamzero.network.session import (
-    GenerateOptions,
-    InferenceNoise,
-    Prompt,
-    Request,
-    SessionCache,
-)
+from dzrobot.policies.dreamzero.network.session import Request, SessionCache
 from dzrobot.policies.dreamzero.network.text import PromptCache
 from dzrobot.policies.dreamzero.network.tokenizer import DEFAULT_TOKENIZER, PromptTokenizer
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
+from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions
+from dzrobot.policies.dreamzero.request import Requests
 
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyOptions:
-    """How a policy acts; the defaults are those of the published servers."""
-
-    execute: int | None = None
-    """Actions of each plan that are executed before the next one; None for all."""
-
-    history: History = "recent"
-    """Frames the network is shown of what happened; see :func:`.episode.frame_offsets`."""
-
-    dit_steps: int | Literal["dynamic"] = 8
-    """Solver steps, of 16, that run the transformer."""
-
-    cfg_scale: float = 5.0
-    """Guidance of the predicted video; 1 leaves out the negative prompt and half the work."""
-
-    seed: int = 1140
-    """Of the noise every plan starts from."""
-
-    noise: Literal["fixed", "keyed"] = "fixed"
-    """``fixed``: the same noise for every plan, as published, drawn on the network's device and in
-    its dtype. ``keyed``: a function of seed, episode and plan, the same on every device."""
-
-    max_sessions: int = 64
-    """Sessions that may be open at a time; none is ever dropped silently."""
-
-    independent: bool = False
-    """Whether batch calls run session by session: the numbers then do not depend, not even in the
-    last bits, on which sessions share a call."""
-
-    def __post_init__(self) -> None:
-        if self.max_sessions < 1:
-            raise ConfigError(f"max_sessions={self.max_sessions} must be at least 1")
-        if self.execute is not None and self.execute < 1:
-            raise ConfigError(f"execute={self.execute} must be at least 1, or None for all actions")
-
-
-@dataclass(frozen=True, kw_only=True)
-class WeightOptions:
-    """Where weights come from beyond the checkpoint itself."""
-
-    config_from: str | Path | None = None
-    """Folder with config.json and experiment_cfg, where the checkpoint has none."""
-
-    base: str | Path | tuple[str | Path, ...] | None = None
-    """Base checkpoint, or Wan component folders, of a checkpoint of trained tensors alone."""
-
-    adapters: Adapters = "merge"
-    """Whether LoRA matrices are merged into the weights."""
+__all__ = ["DreamZeroPolicy", "PolicyOptions", "PolicyParts", "WeightOptions"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -122,11 +68,7 @@ class DreamZeroPolicy:
         self.options = options or PolicyOptions()
         self.embodiment: Embodiment = parts.pipeline.embodiment
         self.source = parts.source
-        self._network, self._pipeline, self._tokenizer = (
-            parts.network,
-            parts.pipeline,
-            parts.tokenizer,
-        )
+        self._network, self._pipeline = parts.network, parts.pipeline
         check_compatible(self.embodiment, self._network.config)
         horizon = self.embodiment.timing.action_horizon
         if self.options.execute is not None and self.options.execute > horizon:
@@ -134,14 +76,9 @@ class DreamZeroPolicy:
                 f"execute={self.options.execute} but only {horizon} actions are planned at a time; "
                 f"choose 1 to {horizon}"
             )
-        self._generate = GenerateOptions(
-            dit_steps=self.options.dit_steps,
-            cfg_scale=self.options.cfg_scale,
-            seed=self.options.seed,
-            history=self.options.history != "off",
-        )
+        self._generate = self.options.generate
+        self._requests = Requests(parts.tokenizer, self._network, self.embodiment, self.options)
         self._embeddings = PromptCache()
-        self._prompts: dict[str, Prompt] = {}
         self._episodes: dict[str, Episode] = {}
         self._evicted: set[str] = set()
 
@@ -368,7 +305,7 @@ class DreamZeroPolicy:
         """Return the actions (H, A) of every episode, and where the time went in milliseconds."""
         began = time.perf_counter()
         requests = [
-            self._request(episode, self._pipeline.encode(window))
+            self._requests.make(self._pipeline.encode(window), episode)
             for episode, window in zip(episodes, windows, strict=True)
         ]
         encoded = time.perf_counter()
@@ -403,54 +340,6 @@ class DreamZeroPolicy:
             episode.video.append(latents)
             episode.chunks += 1
         return list(prediction.action_BAM.float().cpu())
-
-    def _request(self, episode: Episode, encoded: Encoded) -> Request:
-        guided = self._generate.prompts == 2
-        return Request(
-            images_THW3=encoded["images"],
-            state_SM=encoded["state"],
-            prompt=self._prompt(encoded["prompt"]),
-            negative=self._prompt(encoded["negative_prompt"]) if guided else None,
-            noise=self._noise(episode),
-        )
-
-    def _prompt(self, text: str) -> Prompt:
-        if text not in self._prompts:
-            ids, mask = self._tokenizer([text])
-            if int(ids.max()) >= self._network.config.text.vocab:
-                raise CheckpointError(
-                    f"the tokenizer gives ids up to {int(ids.max())}, the network knows "
-                    f"{self._network.config.text.vocab}; give the tokenizer it was trained with"
-                )
-            self._prompts[text] = Prompt(ids[0], mask[0])
-        return self._prompts[text]
-
-    def _noise(self, episode: Episode) -> InferenceNoise:
-        """Return what the coming plan starts from; video and actions share a seed, as published."""
-        config = self._network.config
-        height, width = config.latent_size(*(config.target_size or self.embodiment.image_size))
-        video = (config.dit.out_dim, config.dit.num_frame_per_block, height, width)
-        action = (config.head.action_horizon, config.dit.action_dim)
-        weight = self._network.model.patch_embedding.weight
-        seed, device, dtype = self.options.seed, weight.device, weight.dtype
-        if self.options.noise == "keyed":
-            seed, device, dtype = _key(seed, episode), torch.device("cpu"), torch.float32
-        drawn = (
-            torch.randn(
-                shape,
-                generator=torch.Generator(device).manual_seed(seed),
-                device=device,
-                dtype=dtype,
-            ).to(weight.device, weight.dtype)
-            for shape in (video, action)
-        )
-        return InferenceNoise(*drawn)
-
-
-def _key(seed: int, episode: Episode) -> int:
-    """Return the generator seed of the coming plan."""
-    text = f"policy noise/{seed}/{episode.number}/{episode.chunks}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
 
 def _tokenizer(

@@ -1,0 +1,71 @@
+"""How a DreamZero policy acts, and where its weights come from."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.checkpoints.load import Adapters
+from dzrobot.policies.dreamzero.episode import History
+from dzrobot.policies.dreamzero.network.session import GenerateOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """How a policy acts; the defaults are those of the published servers."""
+
+    execute: int | None = None
+    """Actions of each plan that are executed before the next one; None for all."""
+
+    history: History = "recent"
+    """Frames the network is shown of what happened; see :func:`.episode.frame_offsets`."""
+
+    dit_steps: int | Literal["dynamic"] = 8
+    """Solver steps, of 16, that run the transformer."""
+
+    cfg_scale: float = 5.0
+    """Guidance of the predicted video; 1 leaves out the negative prompt and half the work."""
+
+    seed: int = 1140
+    """Of the noise every plan starts from."""
+
+    noise: Literal["fixed", "keyed"] = "fixed"
+    """``fixed``: the same noise for every plan, as published, drawn on the network's device and in
+    its dtype. ``keyed``: a function of seed, episode and plan, the same on every device."""
+
+    max_sessions: int = 64
+    """Sessions that may be open at a time; none is ever dropped silently."""
+
+    independent: bool = False
+    """Whether batch calls run session by session: the numbers then do not depend, not even in the
+    last bits, on which sessions share a call."""
+
+    def __post_init__(self) -> None:
+        if self.max_sessions < 1:
+            raise ConfigError(f"max_sessions={self.max_sessions} must be at least 1")
+        if self.execute is not None and self.execute < 1:
+            raise ConfigError(f"execute={self.execute} must be at least 1, or None for all actions")
+
+    @property
+    def generate(self) -> GenerateOptions:
+        """Return what the network is told of them."""
+        return GenerateOptions(
+            dit_steps=self.dit_steps,
+            cfg_scale=self.cfg_scale,
+            seed=self.seed,
+            history=self.history != "off",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightOptions:
+    """Where weights come from beyond the checkpoint itself."""
+
+    config_from: str | Path | None = None
+    """Folder with config.json and experiment_cfg, where the checkpoint has none."""
+
+    base: str | Path | tuple[str | Path, ...] | None = None
+    """Base checkpoint, or Wan component folders, of a checkpoint of trained tensors alone."""
+
+    adapters: Adapters = "merge"
+    """Whether LoRA matrices are merged into the weights."""

@@ -1,0 +1,80 @@
+"""From encoded observations to what the network is asked: tokens and noise."""
+
+import hashlib
+
+import torch
+
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import CheckpointError
+from dzrobot.modality.pipeline import Encoded
+from dzrobot.policies.dreamzero.episode import Episode
+from dzrobot.policies.dreamzero.network.session import InferenceNoise, Prompt, Request
+from dzrobot.policies.dreamzero.network.tokenizer import PromptTokenizer
+from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
+from dzrobot.policies.dreamzero.options import PolicyOptions
+
+
+class Requests:
+    """Makes requests; remembers the tokens of prompts, and nothing of an episode."""
+
+    def __init__(
+        self,
+        tokenizer: PromptTokenizer,
+        network: WorldActionModel,
+        embodiment: Embodiment,
+        options: PolicyOptions,
+    ) -> None:
+        """Prepare for one network and robot."""
+        self._tokenizer = tokenizer
+        self._config = network.config
+        self._weight = network.model.patch_embedding.weight
+        self._size = self._config.target_size or embodiment.image_size
+        self._options = options
+        self._guided = options.generate.prompts == 2
+        self._prompts: dict[str, Prompt] = {}
+
+    def make(self, encoded: Encoded, episode: Episode) -> Request:
+        """Return the request of the coming plan of ``episode``."""
+        return Request(
+            images_THW3=encoded["images"],
+            state_SM=encoded["state"],
+            prompt=self._prompt(encoded["prompt"]),
+            negative=self._prompt(encoded["negative_prompt"]) if self._guided else None,
+            noise=self._noise(episode),
+        )
+
+    def _prompt(self, text: str) -> Prompt:
+        if text not in self._prompts:
+            ids, mask = self._tokenizer([text])
+            if int(ids.max()) >= self._config.text.vocab:
+                raise CheckpointError(
+                    f"the tokenizer gives ids up to {int(ids.max())}, the network knows "
+                    f"{self._config.text.vocab}; give the tokenizer it was trained with"
+                )
+            self._prompts[text] = Prompt(ids[0], mask[0])
+        return self._prompts[text]
+
+    def _noise(self, episode: Episode) -> InferenceNoise:
+        """Return what the coming plan starts from; video and actions share a seed, as published."""
+        dit = self._config.dit
+        video = (dit.out_dim, dit.num_frame_per_block, *self._config.latent_size(*self._size))
+        action = (self._config.head.action_horizon, dit.action_dim)
+        seed, device, dtype = self._options.seed, self._weight.device, self._weight.dtype
+        if self._options.noise == "keyed":
+            seed, device, dtype = _key(seed, episode), torch.device("cpu"), torch.float32
+        drawn = (
+            torch.randn(
+                shape,
+                generator=torch.Generator(device).manual_seed(seed),
+                device=device,
+                dtype=dtype,
+            ).to(self._weight.device, self._weight.dtype)
+            for shape in (video, action)
+        )
+        return InferenceNoise(*drawn)
+
+
+def _key(seed: int, episode: Episode) -> int:
+    """Return the generator seed of the coming plan."""
+    text = f"policy noise/{seed}/{episode.number}/{episode.chunks}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
