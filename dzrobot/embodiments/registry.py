@@ -9,13 +9,14 @@ from pathlib import Path
 from types import ModuleType
 
 from dzrobot.embodiments.robots.franka_pnp import FRANKA_PNP
+from dzrobot.embodiments.robots.libero_mini import LIBERO_MINI
 from dzrobot.embodiments.robots.libero_sim import LIBERO_SIM
 from dzrobot.embodiments.robots.oxe_droid import OXE_DROID
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import UnknownNameError, preview, suggest
 
 EMBODIMENTS: Mapping[str, Embodiment] = {
-    embodiment.tag: embodiment for embodiment in (LIBERO_SIM, FRANKA_PNP, OXE_DROID)
+    embodiment.tag: embodiment for embodiment in (LIBERO_SIM, LIBERO_MINI, FRANKA_PNP, OXE_DROID)
 }
 """The built-in robots, by tag."""
 

@@ -1,0 +1,74 @@
+"""``dzrobot collect``: demonstrations from a simulator as a LeRobot dataset."""
+
+import argparse
+from pathlib import Path
+
+import yaml
+from rich.progress import Progress as Bar
+from rich.progress import TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from dzrobot.errors import ConfigError
+from dzrobot.rollout.collection import CollectionPlan, Progress, collect
+
+SUMMARY = "record demonstrations of the scripted expert as a LeRobot dataset"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``dzrobot collect``."""
+    parser.add_argument("--env", required=True, help="Gymnasium id, such as dzrobot/lift-v0")
+    parser.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--embodiment", default="libero_sim")
+    parser.add_argument("--policy", default="expert", help="expert, or module:factory")
+    parser.add_argument("--episodes", type=int, default=10, help="successes to keep")
+    parser.add_argument("--noise", type=float, default=0.0, help="std of noise on executed actions")
+    parser.add_argument("--hold-steps", type=int, default=0, help="steps to go on after success")
+    parser.add_argument("--max-steps", type=int, default=150, help="longest attempt")
+    parser.add_argument("--first-seed", type=int, default=CollectionPlan.first_seed)
+    parser.add_argument("--version", choices=["v2.1", "v3.0"], default="v2.1")
+    parser.add_argument("--video", action="store_true", help="store pictures as video")
+    parser.add_argument("--workers", type=int, default=1, help="simulators at the same time")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the dataset")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Collect, or go on collecting."""
+    plan = CollectionPlan(
+        env=arguments.env,
+        env_arguments=_keywords(arguments.env_arg),
+        embodiment=arguments.embodiment,
+        policy=arguments.policy,
+        episodes=arguments.episodes,
+        noise=arguments.noise,
+        hold_steps=arguments.hold_steps,
+        max_steps=arguments.max_steps,
+        first_seed=arguments.first_seed,
+    )
+    columns = (*Bar.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
+    with Bar(*columns, TextColumn("{task.fields[attempts]} attempts")) as bar:
+        task = bar.add_task("episodes", total=plan.episodes, attempts=0)
+
+        def show(progress: Progress) -> None:
+            bar.update(task, completed=progress.episodes, attempts=progress.attempts)
+
+        done = collect(
+            plan,
+            arguments.output,
+            format=(arguments.version, arguments.video),
+            workers=arguments.workers,
+            report=show,
+        )
+    print(
+        f"{done.episodes} episodes in {arguments.output} "
+        f"({done.attempts} attempts, {done.episodes / max(1, done.attempts):.0%} succeeded)"
+    )
+    return 0
+
+
+def _keywords(pairs: list[str]) -> dict[str, object]:
+    keywords: dict[str, object] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--env-arg takes KEY=VALUE, got {pair!r}")
+        keywords[name] = yaml.safe_load(value)
+    return keywords

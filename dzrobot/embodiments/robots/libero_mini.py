@@ -1,0 +1,14 @@
+"""LIBERO's robot in small pictures and with a short horizon: what the tiny policy sees."""
+
+from dataclasses import replace
+
+from dzrobot.embodiments.robots.libero_sim import LIBERO_SIM
+from dzrobot.embodiments.timing import Timing
+
+LIBERO_MINI = replace(
+    LIBERO_SIM,
+    tag="libero_mini",
+    views=tuple(replace(view, resolution=(128, 128), size=(64, 64)) for view in LIBERO_SIM.views),
+    # One frame per action: 0.4 s blocks, of which two are remembered.
+    timing=Timing(control_hz=20, action_horizon=8, blocks=2),
+)
