@@ -1,0 +1,109 @@
+"""``dzrobot COMMAND ...``: finds the command, runs it, and puts errors into one message."""
+
+import argparse
+import importlib
+import importlib.util
+import logging
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from dzrobot import __version__
+from dzrobot.errors import DzrobotError, suggest
+
+COMMANDS = {
+    "eval": ("eval", "evaluate a policy in an environment"),
+    "merge": ("merge", "put shards of one evaluation together"),
+    "libero": ("libero", "set LIBERO up and check its assets"),
+    "collect": ("collect", "record episodes of a policy as a dataset"),
+    "inspect": ("inspect", "show what a checkpoint holds"),
+    "convert": ("convert", "write a checkpoint in another layout"),
+    "stats": ("stats", "measure normalisation statistics of datasets"),
+    "inspect-data": ("inspect_data", "show what a dataset holds"),
+    "train": ("train", "fine-tune a checkpoint"),
+    "plan": ("plan", "check a training run and tell what it will need"),
+    "emulate": ("emulate", "start an emulated robot and cameras"),
+    "doctor": ("doctor", "check a robot cell"),
+    "record": ("record", "record demonstrations on the robot"),
+    "replay": ("replay", "replay recorded actions"),
+}
+"""Command -> (module below ``dzrobot.commands``, what it does). Imported only when chosen."""
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+FAULT = 2
+"""Exit code of an error that is the user's to fix."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        print(f"dzrobot {__version__}")
+        return 0
+    name, *rest = arguments
+    known = available()
+    if name not in known:
+        print(
+            f"dzrobot: unknown command {name!r}.{suggest(name, known)} "
+            f"Known: {', '.join(known)}. `dzrobot --help` explains them.",
+            file=sys.stderr,
+        )
+        return FAULT
+    return guarded(f"dzrobot {name}", rest, known[name])
+
+
+def available() -> dict[str, str]:
+    """Return the commands that are installed, each with the full name of its module."""
+    modules = {name: f"dzrobot.commands.{module}" for name, (module, _) in COMMANDS.items()}
+    return {name: module for name, module in modules.items() if importlib.util.find_spec(module)}
+
+
+def guarded(program: str, argv: Sequence[str], module: str) -> int:
+    """Run the command in ``module``; an error that is the user's becomes one message and code 2."""
+    try:
+        return _run(program, argv, importlib.import_module(module))
+    except DzrobotError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return FAULT
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(program: str, argv: Sequence[str], command: ModuleType) -> int:
+    parser = argparse.ArgumentParser(
+        prog=program, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.add_arguments(parser)
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as stop:
+        # argparse has printed its message; whoever called main() gets a code back.
+        return int(stop.code or 0)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    code: int = command.run(arguments)
+    return code
+
+
+def _overview() -> str:
+    known = available()
+    width = max(map(len, known), default=0)
+    lines = [f"  {name:<{width}}  {COMMANDS[name][1]}" for name in known]
+    return "\n".join(
+        [
+            f"dzrobot {__version__}: DreamZero policies on LIBERO and on a real Franka",
+            "",
+            "usage: dzrobot COMMAND [options]     (dzrobot COMMAND --help shows the options)",
+            "",
+            *lines,
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,284 @@
+"""One strict way from a YAML file and ``key=value`` overrides to a frozen, typed configuration."""
+
+import re
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dzrobot.errors import ConfigError, suggest
+
+Model = TypeVar("Model", bound=BaseModel)
+Place = tuple[str | int, ...]
+"""Keys and list positions from the root to one value."""
+
+
+class FrozenConfig(BaseModel):
+    """Base of configurations: never edited after construction, unknown fields are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+@dataclass(frozen=True)
+class RawConfig:
+    """Values as they were written, and where each was written."""
+
+    values: dict[str, Any]
+    origins: Mapping[Place, str] = field(default_factory=dict)
+    """``file:line`` or the override itself, by place."""
+
+    def where(self, place: Place) -> str:
+        """Return where the value at ``place``, or what contains it, was written; else ''."""
+        for length in range(len(place), 0, -1):
+            if place[:length] in self.origins:
+                return self.origins[place[:length]]
+        return ""
+
+    def build(self, model: type[Model]) -> Model:
+        """Return the values as a ``model``.
+
+        Raises:
+            ConfigError: they do not fit; one line per fault.
+        """
+        try:
+            return model.model_validate(self.values)
+        except ValidationError as error:
+            raise self.error(_faults(error, model)) from error
+
+    def error(self, faults: Sequence[tuple[str, str]]) -> ConfigError:
+        """Return the error that lists ``faults``, pairs of dotted field and message."""
+        lines = []
+        for name, message in faults:
+            origin = self.where(_place(name))
+            lines.append(f"  {name}: {message}" + (f" ({origin})" if origin else ""))
+        count = f"{len(lines)} fault" + ("s" if len(lines) != 1 else "")
+        return ConfigError("\n".join([f"the configuration has {count}:", *lines]))
+
+
+def load_config(
+    model: type[Model],
+    source: str | Path | Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+) -> Model:
+    """Return a ``model`` from ``source`` with ``overrides`` on top.
+
+    Args:
+        model: The pydantic model to build; its own rules decide.
+        source: YAML file, or a mapping; None for an empty one.
+        overrides: ``a.b=value`` each, the value read as YAML; ``a.0.b=value`` for list items.
+
+    Raises:
+        ConfigError: the file cannot be read, or any value is unknown or wrong. All faults are
+            listed, one a line: dotted name, what is wrong, what to do, and where it was written.
+    """
+    return read_config(source, overrides).build(model)
+
+
+def read_config(
+    source: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()
+) -> RawConfig:
+    """Return the values of ``source`` with ``overrides`` on top, unchecked; see `load_config`.
+
+    Raises:
+        ConfigError: the file is missing, no YAML mapping, names a key twice; or an override is not
+            ``key=value``.
+    """
+    if isinstance(source, str | Path):
+        values, origins = _read_yaml(Path(source).expanduser())
+    else:
+        values, origins = _copied(dict(source or {})), {}
+    for override in overrides:
+        place, value = _parsed(override)
+        _put(values, place, value, override)
+        origins = {known: at for known, at in origins.items() if known[: len(place)] != place}
+        origins[place] = f"given as {override!r}"
+    return RawConfig(values, origins)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people mean it: ``1e-4`` is a number."""
+
+
+# PyYAML follows YAML 1.1, where an exponent needs a dot and a sign: 1e-4 would be a string.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[Place, str]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        origins: dict[Place, str] = {}
+        if node is None:
+            return {}, origins
+        for place, line in _lines(node, ()):
+            if place in origins:
+                raise ConfigError(
+                    f"{dotted(place)} is given twice: {origins[place]} and {path}:{line}; keep one"
+                )
+            origins[place] = f"{path}:{line}"
+        values = loader.construct_document(node)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is no YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds a {type(values).__name__}; a configuration is a mapping")
+    return values, origins
+
+
+def _lines(node: yaml.Node, place: Place) -> Iterator[tuple[Place, int]]:
+    """Yield every key and list item below ``node`` with its line, from 1."""
+    match node:
+        case yaml.MappingNode():
+            for key, value in node.value:
+                below = (*place, str(key.value))
+                yield below, key.start_mark.line + 1
+                yield from _lines(value, below)
+        case yaml.SequenceNode():
+            for index, value in enumerate(node.value):
+                below = (*place, index)
+                yield below, value.start_mark.line + 1
+                yield from _lines(value, below)
+
+
+def _parsed(override: str) -> tuple[Place, Any]:
+    name, equals, text = override.partition("=")
+    if not equals or not name or not all(name.split(".")):
+        raise ConfigError(f"{override!r} is no override; write key=value or section.key=value")
+    return _place(name), parse_value(text)
+
+
+def parse_value(text: str) -> Any:
+    """Return ``text`` read as a YAML value: ``1e-4`` a float, ``[1, 2]`` a list, ``null`` None.
+
+    Raises:
+        ConfigError: it is no YAML.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{text!r} is no YAML value: {error}; quote it") from error
+
+
+def _put(values: dict[str, Any], place: Place, value: Any, override: str) -> None:
+    inner: Any = values
+    for depth, key in enumerate(place):
+        if isinstance(inner, list):
+            if not isinstance(key, int) or key >= len(inner):
+                raise ConfigError(
+                    f"{override!r}: {dotted(place[:depth])} is a list of {len(inner)} items; "
+                    "name one by its position, from 0"
+                )
+        elif not isinstance(inner, dict):
+            raise ConfigError(f"{override!r}: {dotted(place[:depth])} is a value, not a section")
+        if depth == len(place) - 1:
+            inner[key] = value
+        elif isinstance(inner, list):
+            inner = inner[int(key)]
+        else:
+            inner = inner.setdefault(key, {})
+            if inner is None:
+                raise ConfigError(
+                    f"{override!r}: {dotted(place[: depth + 1])} is null, not a section"
+                )
+
+
+def _copied(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _copied(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_copied(item) for item in value]
+    return value
+
+
+def _place(name: str) -> Place:
+    return tuple(int(part) if part.isdigit() else part for part in name.split("."))
+
+
+def dotted(place: Place) -> str:
+    """Return ``place`` as one name, such as ``data.train_data_paths.0.weight``."""
+    return ".".join(map(str, place)) or "the whole"
+
+
+def _faults(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, str]]:
+    """Return ``(dotted name, message)`` of every fault, one per field."""
+    found: dict[Place, list[str]] = {}
+    for fault in error.errors(include_url=False):
+        place, models = _resolve(fault["loc"], model)
+        match fault["type"]:
+            case "extra_forbidden":
+                known = sorted({name for owner in models for name in owner.model_fields})
+                guess = suggest(str(place[-1]), known)
+                message = f"no such field.{guess} Known: {', '.join(known)}"
+            case "missing":
+                message = "is needed; give it a value"
+            case "value_error" | "assertion_error":
+                message = fault["msg"].partition(", ")[2]
+            case _:
+                what = fault["msg"].removeprefix("Input should be ")
+                message = f"got {_short(fault['input'])}, allowed: {what}"
+        found.setdefault(place, []).append(message)
+    # Every branch of a union reports: what lies deeper is the branch that was meant.
+    deepest = [
+        place
+        for place in found
+        if not any(other != place and other[: len(place)] == place for other in found)
+    ]
+    return [(dotted(place), "; or ".join(dict.fromkeys(found[place]))) for place in deepest]
+
+
+def _resolve(
+    loc: tuple[int | str, ...], model: type[BaseModel]
+) -> tuple[Place, list[type[BaseModel]]]:
+    """Return the place without pydantic's branch names, and the models that own its last key."""
+    models: list[type[BaseModel]] = [model]
+    owners = models
+    place: list[str | int] = []
+    for index, key in enumerate(loc):
+        fields = [owner.model_fields[key] for owner in models if key in owner.model_fields]
+        last = index == len(loc) - 1
+        if isinstance(key, int):
+            place.append(key)
+        elif fields:
+            place.append(key)
+            owners = models
+            models = [inner for info in fields for inner in _models(info.annotation)]
+        elif last and not _is_branch(key, models):
+            place.append(key)
+            owners = models
+        elif named := [owner for owner in models if owner.__name__ == key]:
+            models = named
+    return tuple(place), owners
+
+
+def _is_branch(key: str, models: Sequence[type[BaseModel]]) -> bool:
+    """Return whether pydantic names a branch of a union, rather than a key, by ``key``."""
+    kinds = {"str", "int", "float", "bool", "path", "dict", "list", "tuple", "none", "constrained"}
+    return (
+        key in {model.__name__ for model in models}
+        or re.split(r"[-\[(]", key)[0] in kinds | {"function", "literal", "lax", "json"}
+        or key.startswith("is-")
+    )
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in typing.get_args(annotation):
+        yield from _models(inner)
+
+
+def _short(value: object, limit: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

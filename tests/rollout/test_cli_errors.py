@@ -1,0 +1,70 @@
+"""The command line: clean messages, exit codes, nothing imported too early."""
+
+import subprocess
+import sys
+
+import pytest
+
+import dzrobot
+from dzrobot import cli
+from dzrobot.errors import ConfigError
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "dzrobot.cli", *arguments],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_every_listed_command_has_its_parts(capsys):
+    for name in cli.available():
+        assert cli.main([name, "--help"]) == 0
+        assert f"dzrobot {name}" in capsys.readouterr().out
+
+
+def test_version_and_overview(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"dzrobot {dzrobot.__version__}\n"
+    assert cli.main([]) == 0
+    overview = capsys.readouterr().out
+    assert all(f"\n  {name} " in overview for name in cli.available())
+
+
+def test_unknown_command_is_suggested():
+    done = run("inspec")
+    assert done.returncode == 2
+    assert "Did you mean 'inspect'?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_unknown_option():
+    done = run("inspect", "--no-such-option")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "message"),
+    [
+        (ConfigError("lower it"), 2, "dzrobot x: lower it\n"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_errors_become_codes(raised, code, message, tmp_path, monkeypatch, capsys):
+    body = f"from dzrobot.errors import ConfigError\ndef run(args): raise {raised!r}\n"
+    (tmp_path / "a_command.py").write_text(f"def add_arguments(parser): pass\n{body}")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cli.guarded("dzrobot x", [], "a_command") == code
+    sys.modules.pop("a_command")
+    assert message in capsys.readouterr().err
+
+
+def test_overview_imports_nothing_heavy():
+    program = (
+        "import sys; from dzrobot.cli import main; main([]);"
+        "print(sorted({'torch', 'mujoco', 'transformers'} & sys.modules.keys()), file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"

@@ -1,0 +1,103 @@
+"""The loader is strict, tells everything at once and says where."""
+
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from pydantic import Field, ValidationError, model_validator
+
+from dzrobot.config import FrozenConfig, load_config
+from dzrobot.errors import ConfigError
+
+
+class Source(FrozenConfig):
+    path: str
+    weight: Annotated[float, Field(gt=0)] = 1.0
+
+
+class Optim(FrozenConfig):
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+
+
+class Run(FrozenConfig):
+    steps: Annotated[int, Field(ge=1)]
+    optim: Optim = Optim()
+    data: tuple[str | Source, ...] = ()
+    output: Path | None = None
+
+    @model_validator(mode="after")
+    def few(self):
+        if self.steps > 1000:
+            raise ValueError(f"steps={self.steps} is more than 1000; lower it")
+        return self
+
+
+def write(tmp_path, text):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_file_then_overrides(tmp_path):
+    path = write(tmp_path, "steps: 5\noptim:\n  lr: 1e-4\ndata: [a, {path: b, weight: 2}]\n")
+    run = load_config(Run, path, ["optim.betas=[0.5, 6e-1]", "data.1.weight=3e0", "output=out"])
+    assert run == Run(
+        steps=5, optim=Optim(lr=0.0001, betas=(0.5, 0.6)), output=Path("out"),
+        data=("a", Source(path="b", weight=3.0)),
+    )  # fmt: skip
+    with pytest.raises(ValidationError):
+        run.steps = 6
+
+
+@pytest.mark.parametrize("text", ["1e-4", "1E-4", "1.e-4", ".1e-3", "0.0001", "1e-04"])
+def test_small_numbers_are_numbers(text):
+    assert load_config(Optim, None, [f"lr={text}"]).lr == 1e-4
+
+
+def test_mapping_is_left_alone():
+    given = {"steps": 1, "optim": {"lr": 1.0}}
+    assert load_config(Run, given, ["optim.lr=2"]).optim.lr == 2.0
+    assert given == {"steps": 1, "optim": {"lr": 1.0}}
+
+
+def test_all_faults_at_once_with_place_and_remedy(tmp_path):
+    optim = "optim:\n  lr: fast\n  betas: [1]\n"
+    path = write(tmp_path, f"stepz: 5\n{optim}data:\n  - a\n  - {{path: b, weight: -1}}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(Run, path, ["optim.momentun=1"])
+    lines = str(caught.value).splitlines()
+    expected = [
+        ("stepz", "Did you mean 'steps'?", f"{path}:1"),
+        ("optim.lr", "'fast'", f"{path}:3"),
+        ("optim.betas.1", "is needed", f"{path}:4"),
+        ("optim.momentun", "Known: betas, lr", "optim.momentun=1"),
+        ("data.1.weight", "greater than 0", f"{path}:7"),
+        ("steps", "is needed", ""),
+    ]
+    assert len(lines) == 1 + len(expected)
+    for name, *parts in expected:
+        (line,) = [line for line in lines if line.startswith(f"  {name}: ")]
+        assert all(part in line for part in parts), line
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        ("steps: 1\nsteps: 2\n", [], "given twice"),
+        ("- 1\n", [], "mapping"),
+        ("a: [\n", [], "no YAML"),
+        ("steps: 1\n", ["steps"], "key=value"),
+        ("steps: 1\n", ["steps.a=1"], "not a section"),
+        ("data: [a]\nsteps: 1\n", ["data.4=b"], "list of 1"),
+        ("steps: 2000\n", [], "lower it"),
+    ],
+)
+def test_refusals(tmp_path, text, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(Run, write(tmp_path, text), overrides)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.yaml"):
+        load_config(Run, tmp_path / "none.yaml")
