@@ -9,8 +9,8 @@ from dzrobot.errors import ModalityError
 class Starts:
     """A cursor over ``count`` numbered starts.
 
-    A seed names a start (``seed % count``), so that ``reset(seed=s)`` repeats itself and fixes every
-    unseeded reset after it. ``options={"init_state_id": k}`` names one outright. Otherwise the next
+    A seed names a start (``seed % count``), so that ``reset(seed=s)`` repeats itself and fixes
+    every unseeded reset after it. ``options={"init_state_id": k}`` names one. Otherwise the next
     one follows, from 0 onwards.
     """
 

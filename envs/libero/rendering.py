@@ -1,0 +1,72 @@
+"""Off-screen OpenGL: which backend, does it work, and how to let it go."""
+
+import functools
+import os
+from importlib import import_module
+from typing import Any
+
+from dzrobot.errors import SimulatorError
+
+BACKENDS = ("egl", "osmesa", "glx")
+"""What MuJoCo and robosuite can draw with off screen; egl needs no display and no GPU."""
+
+
+def choose_backend() -> str:
+    """Return the OpenGL backend, and set ``MUJOCO_GL`` to it where it is not set.
+
+    Must run before mujoco is imported. Without a setting it is egl, which draws with and without a
+    display.
+
+    Raises:
+        SimulatorError: ``MUJOCO_GL`` asks for something that cannot draw off screen.
+    """
+    asked = os.environ.get("MUJOCO_GL", "").strip().lower()
+    if asked and asked not in BACKENDS:
+        raise SimulatorError(
+            f"MUJOCO_GL={asked!r} cannot draw off screen here. Allowed: {', '.join(BACKENDS)}; "
+            "unset it for egl."
+        )
+    os.environ["MUJOCO_GL"] = asked or "egl"
+    return os.environ["MUJOCO_GL"]
+
+
+@functools.cache
+def check_rendering() -> None:
+    """Open and free a small context, once per process; call after robosuite is imported.
+
+    Raises:
+        SimulatorError: the backend cannot open a context.
+    """
+    opengl_error = import_module("OpenGL.error").Error
+    context_class = import_module("robosuite.utils.binding_utils").GLContext
+    try:
+        context = context_class(max_width=64, max_height=64)
+        context.make_current()
+        context.free()
+    except (ImportError, AttributeError, OSError, RuntimeError, opengl_error) as error:
+        backend = os.environ["MUJOCO_GL"]
+        other = "osmesa" if backend == "egl" else "egl"
+        raise SimulatorError(
+            f"OpenGL through {backend} does not work ({type(error).__name__}: {error}). Install "
+            "`apt-get install libegl1 libgl1 libglib2.0-0 libosmesa6`, or try "
+            f"MUJOCO_GL={other}."
+        ) from error
+
+
+def use_context(sim: Any) -> None:
+    """Make the OpenGL context of ``sim`` current, if it has one.
+
+    robosuite draws into, and frees from, whichever context happens to be current; with two
+    simulators in a process that may be the other one's.
+    """
+    if sim is not None and sim._render_context_offscreen is not None:
+        sim._render_context_offscreen.gl_ctx.make_current()
+
+
+def free_context(sim: Any) -> None:
+    """Free what ``sim`` holds on the OpenGL side, now: at interpreter exit it is too late."""
+    context = sim._render_context_offscreen
+    if context is not None:
+        context.gl_ctx.make_current()
+        context.con.free()
+        context.gl_ctx.free()

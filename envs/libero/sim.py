@@ -1,0 +1,250 @@
+"""One robosuite arm, stepped, drawn and let go in a way that repeats to the bit."""
+
+import atexit
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal
+
+import numpy as np
+
+from dzrobot.envs.libero.rendering import check_rendering, free_context, use_context
+from dzrobot.errors import SimulatorError
+
+Raw = Mapping[str, Any]
+"""robosuite's own observation: raw names, pictures bottom row first."""
+
+CAMERAS = ("agentview", "robot0_eye_in_hand")
+CONTROL_HZ = 20
+
+_ATTEMPTS = 50
+_open: "weakref.WeakSet[Simulation]" = weakref.WeakSet()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """How the cameras draw."""
+
+    resolution: int = 256
+    """Height and width in pixels."""
+
+    cameras: bool = True
+    """Draw both cameras at every step. A step without them takes a tenth of the time."""
+
+    on_demand: bool = False
+    """Keep a drawing context although no camera draws at every step."""
+
+    quality: Literal["full", "draft"] = "full"
+    """``draft`` leaves out anti-aliasing, shadows and reflections: for tests, not for scores."""
+
+
+class Simulation:
+    """A robosuite environment behind four verbs: reset, restore, step, close.
+
+    Args:
+        environment_class: Lift, or the class LIBERO maps a problem to.
+        arguments: For its constructor, beyond the robot, controller and cameras, which are the same
+            for all.
+        picture: How the cameras draw.
+        seed: For what the constructor samples.
+
+    Raises:
+        SimulatorError: there is no OpenGL to draw with.
+    """
+
+    def __init__(
+        self, environment_class: type, arguments: Mapping[str, Any], picture: Picture, seed: int
+    ) -> None:
+        if picture.cameras or picture.on_demand:
+            check_rendering()
+        self._picture = picture
+        with _numpy_seeded(seed):
+            self._env = _sparing(environment_class)(
+                **arguments, **_common_arguments(picture), picture=picture
+            )
+        _open.add(self)
+        _close_all_at_exit()
+
+    @property
+    def env(self) -> Any:
+        """The robosuite environment, for those with privileges."""
+        return self._env
+
+    @property
+    def success(self) -> bool:
+        """Whether the task's goal holds now."""
+        return bool(self._env._check_success())
+
+    def draw(self, *, wanted: bool) -> None:
+        """Let the cameras draw from now on, or return black pictures at no cost."""
+        self._env.drawing = wanted and self._picture.cameras
+
+    def reset(self, seed: int) -> Raw:
+        """Build the scene anew; what is sampled follows from ``seed`` alone.
+
+        Raises:
+            SimulatorError: the objects could not be placed without touching.
+        """
+        crowded = import_module("robosuite.utils.errors").RandomizationError
+        with _numpy_seeded(seed):
+            for _ in range(_ATTEMPTS):
+                # The old scene's context is freed in here, and has to be the current one.
+                use_context(self._env.sim)
+                try:
+                    raw: Raw = self._env.reset()
+                except crowded:
+                    continue
+                return raw
+        raise SimulatorError(
+            f"the objects could not be placed apart in {_ATTEMPTS} attempts with seed {seed}; "
+            "take another seed."
+        )
+
+    def restore(self, state: np.ndarray) -> Raw:
+        """Put time, joint positions and velocities to ``state`` (1 + nq + nv,); after a reset.
+
+        Raises:
+            SimulatorError: the state belongs to another scene.
+        """
+        model = self._env.sim.model
+        expected = 1 + model.nq + model.nv
+        if state.shape != (expected,):
+            raise SimulatorError(
+                f"the initial state has {state.size} numbers, this scene takes {expected}: tasks "
+                "and states come from different releases of LIBERO; run `dzrobot libero setup`."
+            )
+        use_context(self._env.sim)
+        self._env.sim.set_state_from_flattened(state)
+        self._env.sim.forward()
+        self._env._check_success()
+        self._env._post_process()
+        self._env._update_observables(force=True)
+        raw: Raw = self._env._get_observations()
+        return raw
+
+    def step(self, action: np.ndarray) -> Raw:
+        """Apply ``action`` (7,) for one control period of 50 ms.
+
+        Raises:
+            SimulatorError: the physics diverged.
+        """
+        use_context(self._env.sim)
+        raw: Raw = self._env.step(action)[0]
+        self._check_physics()
+        return raw
+
+    def photograph(self) -> np.ndarray:
+        """Return a new picture of the exterior camera, ``(H, W, 3)`` uint8, bottom row first."""
+        use_context(self._env.sim)
+        size = self._picture.resolution
+        picture: np.ndarray = self._env.sim.render(camera_name=CAMERAS[0], width=size, height=size)
+        return picture
+
+    def close(self) -> None:
+        """Free the scene and its drawing context; closing twice is harmless."""
+        _open.discard(self)
+        if self._env.sim is not None:
+            free_context(self._env.sim)
+            self._env.close()
+
+    def _check_physics(self) -> None:
+        # MuJoCo resets a diverged scene to its rest state by itself, and only writes a log line.
+        import mujoco
+
+        warnings = self._env.sim.data.warning
+        kinds = mujoco.mjtWarning
+        for kind in (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC):
+            if warnings[kind].number:
+                raise SimulatorError(
+                    f"the physics diverged ({kind.name}); reset the environment. If it happens "
+                    "again from the same start, the action sequence drives the arm into the scene."
+                )
+
+
+class _SparingCameras:
+    """Mixed into a robosuite environment: its cameras draw only while ``drawing`` is True.
+
+    Only the work is left out. Each camera is still sampled when it would have been, so that the
+    pictures that are drawn are the ones the original environment returns.
+    """
+
+    drawing = False
+
+    def __init__(self, *, picture: Picture, **arguments: Any) -> None:
+        self.picture = picture
+        super().__init__(**arguments)
+
+    def _create_camera_sensors(
+        self, *arguments: Any, **keywords: Any
+    ) -> tuple[list[Any], list[str]]:
+        sensors, names = super()._create_camera_sensors(*arguments, **keywords)  # type: ignore[misc]
+        return [self._sparing(sensor) for sensor in sensors], names
+
+    def _sparing(self, sensor: Callable[[dict[str, Any]], np.ndarray]) -> Any:
+        black = np.zeros((self.picture.resolution, self.picture.resolution, 3), np.uint8)
+        decorate = import_module("robosuite.utils.observables").sensor
+        return decorate(modality="image")(
+            lambda seen: sensor(seen) if self.drawing else black.copy()
+        )
+
+    def _initialize_sim(self, xml_string: str | None = None) -> None:
+        super()._initialize_sim(xml_string)  # type: ignore[misc]
+        if self.picture.quality == "draft":
+            # Read when the drawing context is made, right after this.
+            self.sim.model.vis.quality.offsamples = 0  # type: ignore[attr-defined]
+
+    def _reset_internal(self) -> None:
+        super()._reset_internal()  # type: ignore[misc]
+        context = self.sim._render_context_offscreen  # type: ignore[attr-defined]
+        if self.picture.quality == "draft" and context is not None:
+            import mujoco
+
+            context.scn.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
+            context.scn.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
+
+
+@cache
+def _sparing(environment_class: type) -> type:
+    # The name is kept: LIBERO compares it with the problem's.
+    return type(environment_class.__name__, (_SparingCameras, environment_class), {})
+
+
+def _common_arguments(picture: Picture) -> dict[str, Any]:
+    controller = import_module("robosuite").load_controller_config(default_controller="OSC_POSE")
+    return {
+        "robots": ["Panda"],
+        "controller_configs": controller,
+        "use_camera_obs": picture.cameras,
+        "has_offscreen_renderer": picture.cameras or picture.on_demand,
+        "camera_names": list(CAMERAS),
+        "camera_heights": picture.resolution,
+        "camera_widths": picture.resolution,
+        "control_freq": CONTROL_HZ,
+        # Time limits are Gymnasium's; robosuite would end in an exception.
+        "ignore_done": True,
+    }
+
+
+@contextmanager
+def _numpy_seeded(seed: int) -> Iterator[None]:
+    """Seed NumPy's global generator, the only one robosuite and LIBERO know, and put it back."""
+    before = np.random.get_state()  # noqa: NPY002
+    np.random.seed(seed)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(before)  # noqa: NPY002
+
+
+@cache
+def _close_all_at_exit() -> None:
+    # Registered after the first context, so that it runs before OpenGL itself is shut down.
+    atexit.register(_close_all)
+
+
+def _close_all() -> None:
+    for simulation in list(_open):
+        simulation.close()

@@ -1,0 +1,183 @@
+"""LIBERO and Lift keep Gymnasium's contract: one set of properties over both."""
+
+import pickle
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import dzrobot  # noqa: F401
+from dzrobot.errors import ConfigError, ModalityError, SimulatorError
+
+DRAFT = {"resolution": 64, "quality": "draft"}
+CASES = {
+    "lift": ("dzrobot/lift-v0", {}),
+    "libero": ("dzrobot/libero_spatial-v0", {"task_id": 5}),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    pytest.importorskip("robosuite", reason="no simulator: pip install 'dzrobot[libero]'")
+    if request.param == "libero":
+        request.getfixturevalue("libero_assets")
+    return CASES[request.param]
+
+
+@pytest.fixture
+def make(case):
+    made = []
+
+    def make(**options):
+        env = gym.make(case[0], **case[1], **DRAFT, **options)
+        made.append(env)
+        return env
+
+    yield make
+    for env in made:
+        env.close()
+
+
+def actions(count):
+    return np.random.default_rng(5).uniform(-1, 1, (count, 7)).astype(np.float32)
+
+
+def rollout(env, seed, count=4):
+    seen = [env.reset(seed=seed)]
+    seen += [env.step(action) for action in actions(count)]
+    return seen
+
+
+def assert_same(first, second):
+    assert len(first) == len(second)
+    for (one, *rest), (other, *others) in zip(first, second, strict=True):
+        assert rest == others
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            np.testing.assert_array_equal(value, other[key], err_msg=key)
+
+
+def test_passes_gymnasium_without_a_warning(make):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(make(render_mode="rgb_array").unwrapped)
+
+
+def test_a_seed_fixes_the_episode_and_those_after_it(make):
+    env = make()
+    copy = pickle.loads(pickle.dumps(env.unwrapped))
+    first = [*rollout(env, 57), env.reset(), env.reset()]
+    # A second simulator in the same process, stepped in between, shares nothing with it.
+    other = [*rollout(copy, 57), copy.reset(), copy.reset()]
+    again = [*rollout(env, 57), env.reset(), env.reset()]
+    copy.close()
+    assert_same(first, other)
+    assert_same(first, again)
+    starts = [info["init_state_id"] for _, info in (first[0], first[-2], first[-1])]
+    assert starts == ([7, 8, 9] if "libero" in env.spec.id else [57, 58, 59])
+
+
+def test_interleaved_simulators_draw_their_own_scene(make):
+    one, other = make(), make()
+    alone = rollout(one, 3)
+    for env, seed in ((one, 3), (other, 4)):
+        env.reset(seed=seed)
+    together = []
+    for action in actions(4):
+        together.append(one.step(action))
+        other.step(action)
+    other.close()
+    together.append(one.step(actions(1)[0]))
+    assert_same(alone[1:], together[:-1])
+    assert together[-1][0]["video.image"].std() > 10, "a picture is still drawn"
+
+
+def test_observations_are_fresh_and_complete(make):
+    env = make()
+    steps = rollout(env, 0, count=3)
+    for observation, *_, info in steps:
+        assert env.observation_space.contains(observation)
+        assert info.keys() == {"is_success", "task", "init_state_id", "reset_reason"}
+        assert info["task"] == observation["annotation.task"]
+        assert all(
+            value.flags.c_contiguous and value.flags.owndata
+            for value in observation.values()
+            if isinstance(value, np.ndarray)
+        )
+    assert all(type(reward) is float for _, reward, *_ in steps[1:])
+    assert len({id(info) for *_, info in steps}) == len(steps)
+
+
+def test_numpys_global_generator_is_left_alone(make):
+    np.random.seed(1)  # noqa: NPY002
+    expected = np.random.random(3)  # noqa: NPY002
+    np.random.seed(1)  # noqa: NPY002
+    make().reset(seed=0)
+    np.testing.assert_array_equal(np.random.random(3), expected)  # noqa: NPY002
+
+
+def test_time_limits_truncate_and_never_terminate(make):
+    env = make(max_episode_steps=2, cameras=False)
+    env.reset(seed=0)
+    ends = [env.step(np.zeros(7, np.float32))[2:4] for _ in range(2)]
+    assert ends == [(False, False), (False, True)]
+
+
+def test_faults_in_use_are_named(make):
+    # Unwrapped: Gymnasium's passive checker does not survive a step that raises.
+    env = make(cameras=False).unwrapped
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step(np.zeros(7, np.float32))
+    with pytest.raises(ModalityError, match="does not exist; this task has 0 to"):
+        env.reset(options={"init_state_id": -1})
+    env.reset(seed=0)
+    for action in (np.zeros(6, np.float32), np.full(7, np.nan, np.float32)):
+        with pytest.raises(ModalityError, match="7 finite numbers"):
+            env.step(action)
+    sim = env.simulation.env.sim
+    sim.data.qvel[:] = 1e12
+    with pytest.raises(SimulatorError, match="diverged"):
+        env.step(np.zeros(7, np.float32))
+    # The next reset begins anew.
+    env.reset(seed=0)
+    env.step(np.zeros(7, np.float32))
+
+
+def test_faults_in_the_options_are_named_at_once_and_close_is_harmless(case):
+    spec = gym.spec(case[0])
+    kind = gym.envs.registration.load_env_creator(spec.entry_point)
+    with pytest.raises(ConfigError, match=r"render_mode='tv'.*settle_steps=-1.*quality='best'"):
+        kind(render_mode="tv", settle_steps=-1, quality="best")
+    env = kind(**case[1])
+    env.close()
+    env.close()
+
+
+def test_render_is_upright_where_the_policy_sees_a_mirror_image(make):
+    env = make(render_mode="rgb_array")
+    observation, _ = env.reset(seed=0)
+    frame = env.render()
+    np.testing.assert_array_equal(frame[:, ::-1], observation["video.image"])
+    blind = make(render_mode="rgb_array", cameras=False)
+    observation, _ = blind.reset(seed=0)
+    assert set(observation) == {"state.state", "annotation.task"}
+    assert blind.render().shape == frame.shape
+    # robosuite samples its cameras a substep before the end of a step; on demand there is no lag.
+    assert np.abs(blind.render().astype(int) - frame).mean() < 1
+
+
+def test_the_stock_wrappers_record_it(make, tmp_path):
+    env = make(render_mode="rgb_array", max_episode_steps=3)
+    with warnings.catch_warnings():
+        # moviepy, and that the folder is there already.
+        warnings.simplefilter("ignore")
+        video = gym.wrappers.RecordVideo(env, str(tmp_path), disable_logger=True)
+        video = gym.wrappers.RecordEpisodeStatistics(video)
+        video.reset(seed=0)
+        for action in actions(3):
+            *_, info = video.step(action)
+        video.close()
+    assert info["episode"]["l"] == 3
+    assert [path.suffix for path in tmp_path.iterdir()] == [".mp4"]
