@@ -64,7 +64,9 @@ def train_attention(
     if backend == "dense":
         return DenseAttention(dense_mask(pattern, device)[first:], runs, first)
     groups = tuple(group for group in pattern.groups if group.queries[0].start >= first)
-    return PackedAttention(groups, runs, first)
+    spans = [span for group in groups for span in group.queries]
+    order = sorted(range(len(spans)), key=lambda number: spans[number])
+    return PackedAttention(groups, runs, first, tuple(order))
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,16 +89,16 @@ class PackedAttention:
     groups: tuple[Group, ...]
     runs: tuple[tuple[int, int], ...]
     first_query: int
+    order: tuple[int, ...]
+    """For each span of queries in the sequence, its number among the spans of all groups."""
 
     def __call__(self, q_BQHK: Tensor, k_BLHK: Tensor, v_BLHK: Tensor) -> Tensor:
         """Return the attended values (B, Q, H, K)."""
-        pieces: list[tuple[int, Tensor]] = []
+        pieces: list[Tensor] = []
         for group in self.groups:
             out_BGHK = self._group(group, q_BQHK, k_BLHK, v_BLHK)
-            parts = out_BGHK.split_with_sizes([len(span) for span in group.queries], dim=1)
-            pieces += zip((span.start for span in group.queries), parts, strict=True)
-        pieces.sort(key=lambda piece: piece[0])
-        return torch.cat([part for _, part in pieces], dim=1)
+            pieces += out_BGHK.split_with_sizes([len(span) for span in group.queries], dim=1)
+        return torch.cat([pieces[number] for number in self.order], dim=1)
 
     def _group(self, group: Group, q_BQHK: Tensor, k_BLHK: Tensor, v_BLHK: Tensor) -> Tensor:
         if group.queries == group.keys and len(group.keys[0]) == 1:

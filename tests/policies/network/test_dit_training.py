@@ -1,0 +1,183 @@
+"""Training: encoders run once, noise keyed by sample, losses that do not depend on the batch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.network.noise import Noise, NoiseShape, draw_noise
+from dzrobot.policies.dreamzero.network.prompting import PromptEmbedding
+from dzrobot.policies.dreamzero.network.schedule import TRAIN_STEPS
+from dzrobot.policies.dreamzero.network.world_action import (
+    LossCounts,
+    LossOptions,
+    WorldActionModel,
+)
+
+PADDED, MASKED = LossOptions(), LossOptions(action_loss_norm="masked")
+
+
+def noise_for(network, prepared, samples, head=None):
+    shape = NoiseShape(
+        latent=tuple(prepared.latents_BCFYX.shape[1:]), action=tuple(prepared.action_BAM.shape[1:])
+    )
+    generators = [torch.Generator().manual_seed(sample) for sample in samples]
+    return draw_noise(network.config.dit, head or network.config.head, shape, generators, "cpu")
+
+
+def losses_of(network, make_batch, samples, counts=None, options=PADDED):
+    prepared = network.prepare(make_batch(samples))
+    return network.loss(prepared, noise_for(network, prepared, samples), counts, options)
+
+
+@pytest.mark.parametrize("options", [PADDED, MASKED])
+def test_loss_of_a_batch_is_the_mean_of_its_samples(network, make_batch, options):
+    """Prompts of different lengths, samples with and without actions: nothing leaks."""
+    samples = [0, 1, 2, 3]
+    together = losses_of(network, make_batch, samples, options=options)
+    counted = together.counted_action_B.sum().item()
+    alone = [losses_of(network, make_batch, [sample], options=options) for sample in samples]
+    torch.testing.assert_close(
+        together.dynamics_loss, torch.stack([x.dynamics_loss for x in alone]).mean(),
+        rtol=1e-6, atol=1e-6,
+    )  # fmt: skip
+    torch.testing.assert_close(
+        together.action_loss, torch.stack([x.action_B[0] for x in alone]).sum() / counted,
+        rtol=1e-6, atol=1e-6,
+    )  # fmt: skip
+    assert counted == (4 if options != MASKED else 3)
+    assert together.action_B[3] == 0
+    torch.testing.assert_close(together.loss, together.dynamics_loss + together.action_loss)
+
+
+def test_accumulated_gradients_equal_those_of_the_whole_batch(network, make_batch):
+    for options in (PADDED, MASKED):
+        network.zero_grad()
+        whole = losses_of(network, make_batch, [0, 1, 2, 3], options=options)
+        whole.loss.backward()
+        expected = [p.grad.clone() for p in network.model.parameters()]
+        network.zero_grad()
+        counts = LossCounts(samples=4, actions=whole.counted_action_B.sum())
+        total = 0.0
+        for part in ([3], [0, 2], [1]):
+            loss = losses_of(network, make_batch, part, counts, options).loss
+            loss.backward()
+            total += loss.item()
+        assert total == pytest.approx(whole.loss.item(), rel=1e-6)
+        for parameter, gradient in zip(network.model.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_masked_norm_ignores_padding_where_padded_dilutes(network, make_batch):
+    padded = losses_of(network, make_batch, [0], options=PADDED)
+    masked = losses_of(network, make_batch, [0], options=MASKED)
+    width = network.config.dit.action_dim
+    assert masked.action_B[0].item() == pytest.approx(
+        padded.action_B[0].item() * width / 3, rel=1e-5
+    )
+    assert masked.dynamics_loss == padded.dynamics_loss
+
+
+def test_only_the_transformer_learns(network, make_batch):
+    losses_of(network, make_batch, [0, 1]).loss.backward()
+    for name, parameter in network.named_parameters():
+        assert (parameter.grad is not None) == name.startswith("model."), name
+
+
+def test_the_video_is_encoded_once_and_conditioning_only_where_it_is_used(
+    network, kind, make_batch
+):
+    batch, encoded = make_batch([0, 1]), []
+    hook = network.vae.coder.encoder.conv_in.register_forward_pre_hook(
+        lambda _, arguments: encoded.append(arguments[0].shape[2])
+    )
+    prepared = network.prepare(batch)
+    hook.remove()
+    if kind == "5b":
+        assert (sum(encoded), prepared.first_frame_BCFYX) == (17, None)
+    else:
+        first = prepared.first_frame_BCFYX
+        assert sum(encoded) == 2 * 17
+        assert first[:, :4, 0].eq(1).all()
+        assert first[:, :4, 1:].eq(0).all()
+        torch.testing.assert_close(first[:, 4:, 0], prepared.latents_BCFYX[:, :, 0])
+
+
+def test_network_without_prompt_encoder_takes_embeddings(network, make_batch):
+    batch = make_batch([0, 1])
+    bare = WorldActionModel(network.config, text_encoder=False).eval()
+    state = {k: v for k, v in network.state_dict().items() if not k.startswith("text_encoder.")}
+    bare.load_state_dict(state)
+    results = []
+    for model in (network, bare):
+        prepared = model.prepare(batch)
+        results.append(model.loss(prepared, noise_for(model, prepared, [0, 1])).loss)
+    assert results[0] == results[1]
+    with pytest.raises(ConfigError, match="text_encoder=True"):
+        bare.embed_prompts(torch.ones(1, 4, dtype=torch.int64), torch.ones(1, 4))
+    with pytest.raises(ValueError, match="lengths"):
+        PromptEmbedding(batch.prompt.rows_BNE, (1,))
+
+
+def test_noise_depends_on_the_sample_alone(network, make_batch):
+    prepared = network.prepare(make_batch([0, 1]))
+    options = replace(network.config.head, decouple_video_action_noise=True)
+    for head in (network.config.head, options):
+        both = noise_for(network, prepared, [5, 9], head)
+        alone = noise_for(network, prepared, [9], head)
+        for name in ("video_BCFYX", "frame_index_BF", "action_BAM", "action_index_BA"):
+            assert torch.equal(getattr(both, name)[1:], getattr(alone, name))
+
+
+def test_a_block_shares_its_noise_level(dit_config):
+    raw = torch.tensor([[7, 1, 2, 3, 4]])
+    video, action = torch.zeros(1, 2, 5, 4, 6), torch.zeros(1, 8, 7)
+    noise = Noise.of(dit_config, video, action, raw)
+    assert noise.frame_index_BF.tolist() == [[7, 1, 1, 3, 3]]
+    assert noise.action_index_BA.tolist() == [[1, 1, 1, 1, 3, 3, 3, 3]]
+    own = torch.arange(8)[None]
+    assert torch.equal(Noise.of(dit_config, video, action, raw, own).action_index_BA, own)
+
+
+@pytest.mark.parametrize(
+    ("change", "video_mean", "coupled"),
+    [
+        ({}, 0.5, True),
+        ({"use_high_noise_emphasis": True}, 0.25, True),
+        ({"decouple_video_action_noise": True, "video_noise_beta_alpha": 4.0}, 0.2, False),
+    ],
+)
+def test_noise_levels_follow_their_distribution(network, change, video_mean, coupled):
+    head = replace(network.config.head, **change)
+    shape = NoiseShape(latent=(1, 5, 1, 1), action=(8, 1))
+    generators = [torch.Generator().manual_seed(i) for i in range(1500)]
+    noise = draw_noise(network.config.dit, head, shape, generators, "cpu")
+    frames, actions = noise.frame_index_BF / TRAIN_STEPS, noise.action_index_BA / TRAIN_STEPS
+    # Beta(a, 1) has mean a / (a + 1); index 0 is pure noise.
+    assert frames.mean().item() == pytest.approx(video_mean, abs=0.02)
+    assert actions.mean().item() == pytest.approx(video_mean if coupled else 0.5, abs=0.02)
+    assert noise.frame_index_BF.min() >= 0
+    assert noise.frame_index_BF.max() < TRAIN_STEPS
+    same = (noise.action_index_BA[:, ::4] == noise.frame_index_BF[:, 1::2]).all().item()
+    assert same == coupled
+
+
+def test_an_undrawable_distribution_is_refused(network):
+    head = replace(network.config.head, decouple_video_action_noise=True, video_noise_beta_beta=2.0)
+    with pytest.raises(ConfigError, match="video_noise_beta_alpha"):
+        draw_noise(
+            network.config.dit, head, NoiseShape((1, 3, 1, 1), (4, 1)), [torch.Generator()], "cpu"
+        )
+
+
+def test_pixels_are_resized_only_to_another_size(network, frames):
+    images = frames(5, 0)[None]
+    video = network.pixels(images)
+    assert video.shape == (1, 3, 5, *images.shape[2:4])
+    assert torch.equal(((video.permute(0, 2, 3, 4, 1) * 0.5 + 0.5) * 255).round().byte(), images)
+    size = (32, 32)
+    head = replace(network.config.head, target_video_height=size[0], target_video_width=size[1])
+    with torch.device("meta"):
+        other = WorldActionModel(replace(network.config, head=head), text_encoder=False)
+    assert other.pixels(images).shape == (1, 3, 5, *size)
