@@ -109,12 +109,17 @@ def run_network(base: NetworkConfig, model: ModelConfig, embodiment: Embodiment)
     else:
         head = replace(head, train_architecture="full")
     rows, columns = replace(base, head=head).target_size or embodiment.image_size
-    tokens = (rows // base.vae.spatial_stride // PATCH) * (columns // base.vae.spatial_stride // PATCH)
+    tokens = (rows // base.vae.spatial_stride // PATCH) * (
+        columns // base.vae.spatial_stride // PATCH
+    )
     # A negative size is another attention pattern, which a sample's length must not switch off.
     keep = model.max_chunk_size is None or base.dit.max_chunk_size < 0
     history = base.dit.max_chunk_size if keep else timing.blocks
     dit = replace(
-        base.dit, num_action_per_block=timing.action_horizon, frame_seqlen=tokens, max_chunk_size=history
+        base.dit,
+        num_action_per_block=timing.action_horizon,
+        frame_seqlen=tokens,
+        max_chunk_size=history,
     )
     return replace(base, head=head, dit=dit)
 
@@ -133,5 +138,7 @@ def base_network(model: ModelConfig, config_json: Mapping[str, Any] | None) -> N
     if config_json is not None:
         return NetworkConfig.from_dict(config_json)
     if model.preset is None:
-        raise ConfigError("no architecture: set model.model_path, model.preset (5b, 14b) or model.config_path")
+        raise ConfigError(
+            "no architecture: set model.model_path, model.preset (5b, 14b) or model.config_path"
+        )
     return preset(model.preset)

@@ -124,7 +124,9 @@ class CheckpointWriter:
                 shutil.rmtree(torn)
         dist.barrier(group=world.host_group)
 
-    def save(self, step: int, state: dict[str, Any], meta: dict[str, Any], *, wait: bool = False) -> None:
+    def save(
+        self, step: int, state: dict[str, Any], meta: dict[str, Any], *, wait: bool = False
+    ) -> None:
         """Write ``state``; returns once it is copied, so that training may change it.
 
         Args:
@@ -143,7 +145,9 @@ class CheckpointWriter:
         target = str(aside / _STATE)
         future: Future[Any] = Future()
         if self._config.async_save and not wait:
-            future = dcp.async_save(state, checkpoint_id=target, process_group=self._world.save_group)  # type: ignore[assignment]
+            future = dcp.async_save(
+                state, checkpoint_id=target, process_group=self._world.save_group
+            )  # type: ignore[assignment]
         else:
             dcp.save(state, checkpoint_id=target, process_group=self._world.save_group)
             future.set_result(None)

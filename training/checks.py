@@ -70,22 +70,40 @@ def _schedule(config: SFTConfig) -> Iterator[Fault]:
     steps, optim = config.runner.max_steps, config.optim
     warmup = optim.warmup_updates(steps)
     if warmup >= steps:
-        field = "optim.lr_warmup_ratio" if optim.lr_warmup_steps is None else "optim.lr_warmup_steps"
-        yield Fault(field, f"{warmup} warm-up steps leave none of runner.max_steps={steps} at full rate; lower it")
+        field = (
+            "optim.lr_warmup_ratio" if optim.lr_warmup_steps is None else "optim.lr_warmup_steps"
+        )
+        yield Fault(
+            field,
+            f"{warmup} warm-up steps leave none of runner.max_steps={steps} at full rate; lower it",
+        )
     if optim.lr_scheduler == "constant" and optim.min_lr_ratio > 0:
-        yield Fault("optim.min_lr_ratio", "has no meaning for lr_scheduler='constant'; leave it out or choose 'cosine'")
+        yield Fault(
+            "optim.min_lr_ratio",
+            "has no meaning for lr_scheduler='constant'; leave it out or choose 'cosine'",
+        )
 
 
 def _layout(config: SFTConfig, world_size: int) -> Iterator[Fault]:
     parallel = config.parallel
     if parallel.strategy == "single" and world_size > 1:
-        yield Fault("parallel.strategy", f"'single' on {world_size} processes; choose fsdp, hsdp or ddp")
+        yield Fault(
+            "parallel.strategy", f"'single' on {world_size} processes; choose fsdp, hsdp or ddp"
+        )
     if parallel.shard_size is not None and parallel.strategy != "hsdp":
-        yield Fault("parallel.shard_size", f"only 'hsdp' has it, strategy is {parallel.strategy!r}; leave one out")
+        yield Fault(
+            "parallel.shard_size",
+            f"only 'hsdp' has it, strategy is {parallel.strategy!r}; leave one out",
+        )
     if parallel.shard_size is not None and world_size % parallel.shard_size:
-        yield Fault("parallel.shard_size", f"{parallel.shard_size} does not divide {world_size} processes")
+        yield Fault(
+            "parallel.shard_size", f"{parallel.shard_size} does not divide {world_size} processes"
+        )
     if parallel.kept_blocks and parallel.activation_checkpointing == "none":
-        yield Fault("parallel.kept_blocks", "all blocks keep their activations when activation_checkpointing is 'none'")
+        yield Fault(
+            "parallel.kept_blocks",
+            "all blocks keep their activations when activation_checkpointing is 'none'",
+        )
     if parallel.param_dtype == "fp32" and parallel.reduce_dtype == "bf16":
         yield Fault("parallel.reduce_dtype", "'bf16' would round float32 gradients; choose fp32")
 
@@ -109,7 +127,10 @@ def _weights(model: ModelConfig) -> Iterator[Fault]:
             f"weights come from {' and '.join(chosen) or 'nowhere'}; give exactly one of {', '.join(ways)}",
         )
     if given and len(given) < len(parts):
-        yield Fault(f"model.{min(set(parts) - set(given))}", f"a cold start needs all of {', '.join(sorted(parts))}")
+        yield Fault(
+            f"model.{min(set(parts) - set(given))}",
+            f"a cold start needs all of {', '.join(sorted(parts))}",
+        )
     for name in given:
         yield from _exists(f"model.{name}", parts[name])
     if given:
@@ -124,8 +145,15 @@ def _weights(model: ModelConfig) -> Iterator[Fault]:
 def _component_versions(model: ModelConfig) -> Iterator[Fault]:
     vae, image = model.vae_pretrained_path or "", model.image_encoder_pretrained_path or ""
     wanted = {"5b": "Wan2.2_VAE.pth", "14b": "Wan2.1_VAE.pth"}
-    if model.preset is not None and vae.endswith((".pth",)) and not vae.endswith(wanted[model.preset]):
-        yield Fault("model.vae_pretrained_path", f"the {model.preset} network needs {wanted[model.preset]}, got {vae}")
+    if (
+        model.preset is not None
+        and vae.endswith((".pth",))
+        and not vae.endswith(wanted[model.preset])
+    ):
+        yield Fault(
+            "model.vae_pretrained_path",
+            f"the {model.preset} network needs {wanted[model.preset]}, got {vae}",
+        )
     if image.endswith(".pth") and "clip" not in Path(image).name:
         yield Fault(
             "model.image_encoder_pretrained_path",
@@ -140,7 +168,9 @@ def _architecture_origin(model: ModelConfig) -> Iterator[Fault]:
             if getattr(model, name) is not None:
                 yield Fault(f"model.{name}", "the architecture is that of model_path; leave it out")
     elif (model.preset is None) == (model.config_path is None):
-        yield Fault("model.preset", "without model_path give either preset (5b, 14b) or config_path")
+        yield Fault(
+            "model.preset", "without model_path give either preset (5b, 14b) or config_path"
+        )
     if model.config_path is not None and not model.config_path.is_file():
         yield Fault("model.config_path", f"no file {model.config_path}")
 
@@ -152,7 +182,11 @@ def _exists(field: str, path: str) -> Iterator[Fault]:
 
 
 def _is_hub_id(path: str) -> bool:
-    return not path.startswith(("/", ".", "~")) and path.count("/") == 1 and not path.endswith((".pth", ".json"))
+    return (
+        not path.startswith(("/", ".", "~"))
+        and path.count("/") == 1
+        and not path.endswith((".pth", ".json"))
+    )
 
 
 def _checkpoint(path: str) -> Iterator[Fault]:
@@ -161,43 +195,74 @@ def _checkpoint(path: str) -> Iterator[Fault]:
         yield from _exists("model.model_path", path)
         return
     if not (folder / CONFIG_FILE).is_file():
-        yield Fault("model.model_path", f"{folder} has no {CONFIG_FILE}; give a whole checkpoint folder")
+        yield Fault(
+            "model.model_path", f"{folder} has no {CONFIG_FILE}; give a whole checkpoint folder"
+        )
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         shards = set(json.loads(index.read_text()).get("weight_map", {}).values())
         if absent := {shard for shard in shards if not (folder / shard).is_file()}:
-            yield Fault("model.model_path", f"{folder} lacks the shards {preview(absent)}; download them again")
-    elif not any(folder.glob("*.safetensors")) and not any(folder.rglob("*.pt")) and not any(folder.rglob("*.distcp")):
-        yield Fault("model.model_path", f"{folder} holds no weights; it needs model.safetensors or shards and an index")
+            yield Fault(
+                "model.model_path",
+                f"{folder} lacks the shards {preview(absent)}; download them again",
+            )
+    elif (
+        not any(folder.glob("*.safetensors"))
+        and not any(folder.rglob("*.pt"))
+        and not any(folder.rglob("*.distcp"))
+    ):
+        yield Fault(
+            "model.model_path",
+            f"{folder} holds no weights; it needs model.safetensors or shards and an index",
+        )
 
 
 def _adapters(model: ModelConfig) -> Iterator[Fault]:
     if not model.is_lora:
         for name in ("lora_rank", "lora_alpha"):
             if getattr(model, name) is not None:
-                yield Fault(f"model.{name}", "is set, but is_lora is false: full training has no adapters; choose one")
+                yield Fault(
+                    f"model.{name}",
+                    "is set, but is_lora is false: full training has no adapters; choose one",
+                )
     elif model.random_init:
-        yield Fault("model.is_lora", "adapters on random weights train nothing useful; start from a checkpoint")
+        yield Fault(
+            "model.is_lora",
+            "adapters on random weights train nothing useful; start from a checkpoint",
+        )
 
 
 def _evaluation(config: SFTConfig) -> Iterator[Fault]:
     if config.runner.eval_interval is not None and not config.data.holdout_episodes:
         yield Fault("runner.eval_interval", "needs held-out episodes: set data.holdout_episodes")
     if config.data.frame_grid is not None and config.data.sampling_mode != "multi_anchor":
-        yield Fault("data.frame_grid", "published grids are drawn by sampling_mode='multi_anchor'; set it too")
+        yield Fault(
+            "data.frame_grid",
+            "published grids are drawn by sampling_mode='multi_anchor'; set it too",
+        )
 
 
 def _resume(config: SFTConfig) -> Iterator[Fault]:
     resume = config.runner.resume_dir
     if isinstance(resume, Path) and not resume.is_dir():
-        yield Fault("runner.resume_dir", f"no folder {resume}; 'auto' takes the newest checkpoint of output_dir, if any")
+        yield Fault(
+            "runner.resume_dir",
+            f"no folder {resume}; 'auto' takes the newest checkpoint of output_dir, if any",
+        )
 
 
 def _mixture(config: SFTConfig) -> Iterator[Fault]:
     kinds = {type(entry) for entry in config.data.train_data_paths}
     if len(kinds) > 1:
-        yield Fault("data.train_data_paths", "plain folders and mixture entries are mixed; write all as entries")
-    tags = [entry.embodiment_tag for entry in config.data.train_data_paths if isinstance(entry, SourceConfig)]
+        yield Fault(
+            "data.train_data_paths",
+            "plain folders and mixture entries are mixed; write all as entries",
+        )
+    tags = [
+        entry.embodiment_tag
+        for entry in config.data.train_data_paths
+        if isinstance(entry, SourceConfig)
+    ]
     if tags and config.model.embodiment_tag not in tags:
         yield Fault(
             "model.embodiment_tag",
@@ -213,12 +278,6 @@ def _sources(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Fault]:
     first = sources[0].embodiment
     for source in sources[1:]:
         robot = source.embodiment
-        if robot.timing.action_horizon != first.timing.action_horizon:
-            yield Fault(
-                f"{source.field}.embodiment_tag",
-                f"{robot.tag} has a horizon of {robot.timing.action_horizon}, {first.tag} of "
-                f"{first.timing.action_horizon}; one network has one: set model.action_horizon for all",
-            )
         if robot.image_size != first.image_size:
             yield Fault(
                 f"{source.field}.embodiment_tag",
@@ -242,7 +301,9 @@ def _episodes(source: SourcePlan, folder: Path, info: Mapping[str, Any]) -> Iter
     listed = folder / "meta" / "episodes.jsonl"
     if not listed.is_file():
         return
-    lengths = [int(json.loads(line)["length"]) for line in listed.read_text().splitlines() if line.strip()]
+    lengths = [
+        int(json.loads(line)["length"]) for line in listed.read_text().splitlines() if line.strip()
+    ]
     if lengths and max(lengths) < needed:
         timing = source.embodiment.timing
         yield Fault(
@@ -263,7 +324,10 @@ def _statistics(model: ModelConfig, source: SourcePlan) -> Iterator[Fault]:
             return
         path = folder / METADATA_FILE
     if path is None:
-        yield Fault(field, f"is needed: make one with `dzrobot stats {source.embodiment.tag} --dataset PATH`")
+        yield Fault(
+            field,
+            f"is needed: make one with `dzrobot stats {source.embodiment.tag} --dataset PATH`",
+        )
         return
     try:
         Statistics.from_metadata(path, source.embodiment)
@@ -272,7 +336,10 @@ def _statistics(model: ModelConfig, source: SourcePlan) -> Iterator[Fault]:
 
 
 def _relative(model: ModelConfig, sources: list[SourcePlan]) -> Iterator[Fault]:
-    robot = next((s.embodiment for s in sources if s.embodiment.tag == model.embodiment_tag), sources[0].embodiment)
+    robot = next(
+        (s.embodiment for s in sources if s.embodiment.tag == model.embodiment_tag),
+        sources[0].embodiment,
+    )
     names = {key.partition(".")[2] for key in robot.relative_keys}
     if model.relative_action is not None and model.relative_action != bool(names):
         yield Fault(

@@ -6,7 +6,7 @@ cost is what this implementation runs: the last clean block is never attended an
 only the noisy half, and timesteps are embedded once per frame instead of once per token.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dzrobot.policies.dreamzero.network.config import DiTConfig
 
@@ -61,21 +61,34 @@ def model_flops(config: DiTConfig, shape: SampleShape) -> float:
     return config.num_layers * layer + _times(config, length) + _ends(config, shape, halves=2)
 
 
-def executed_flops(config: DiTConfig, shape: SampleShape) -> float:
-    """Return the forward cost of one sample as this implementation runs it."""
+def executed_flops(config: DiTConfig, shape: SampleShape, text_rows: int | None = None) -> float:
+    """Return the forward cost of one sample as this implementation runs it.
+
+    Args:
+        config: The transformer.
+        shape: Tokens of the sample.
+        text_rows: Prompt rows attended; None for all. Padding is folded into a few rows.
+    """
+    config = replace(config, text_len=text_rows or config.text_len)
     clean_frames = shape.latent_frames - config.num_frame_per_block
     clean = clean_frames * shape.frame_tokens
     noisy = shape.video + shape.actions + shape.states
     context = config.text_len + _IMAGE_TOKENS
     clean_pairs = _clean_pairs(config, clean_frames, shape.frame_tokens)
     noisy_pairs = _noisy_pairs(config, shape)
-    inner = _linear(config, clean + noisy) + _scores(config, (clean + noisy) * context + clean_pairs + noisy_pairs)
+    inner = _linear(config, clean + noisy) + _scores(
+        config, (clean + noisy) * context + clean_pairs + noisy_pairs
+    )
     # The last layer asks the clean half for keys and values only.
     last = _linear(config, noisy) + 2 * 2 * clean * config.dim**2
     last += _scores(config, noisy * context + noisy_pairs)
     total = (config.num_layers - 1) * inner + last + config.num_layers * _context(config)
     timesteps = 1 + shape.latent_frames + shape.actions + shape.states
-    return total + _times(config, timesteps) + _ends(config, shape, halves=1 + clean_frames / shape.latent_frames)
+    return (
+        total
+        + _times(config, timesteps)
+        + _ends(config, shape, halves=1 + clean_frames / shape.latent_frames)
+    )
 
 
 def _linear(config: DiTConfig, tokens: float) -> float:

@@ -1,6 +1,7 @@
 """Where log lines go: a JSONL file always, TensorBoard, Weights & Biases, one progress line on the terminal."""
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,11 +9,20 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from dzrobot.errors import MissingDependencyError
 from dzrobot.training.metrics import Line
 from dzrobot.training.settings import LoggingConfig
+
+_log = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -39,7 +49,9 @@ class JsonlSink:
 
     def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
         """Append one line."""
-        self._file.write(json.dumps({"step": step} | {k: _finite(v) for k, v in numbers.items()}) + "\n")
+        self._file.write(
+            json.dumps({"step": step} | {k: _finite(v) for k, v in numbers.items()}) + "\n"
+        )
 
     def close(self) -> None:
         """Close the file."""
@@ -75,11 +87,15 @@ class WandbSink:
             raise MissingDependencyError(
                 "logging.wandb_project is set, but wandb is missing: pip install 'dzrobot[wandb]', or set it to null"
             ) from error
-        self._run = wandb.init(project=project, dir=str(folder), name=folder.name, config=dict(config), resume="allow")
+        self._run = wandb.init(
+            project=project, dir=str(folder), name=folder.name, config=dict(config), resume="allow"
+        )
 
     def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
         """Log the numbers of one step."""
-        self._run.log({name: value for name, value in numbers.items() if value is not None}, step=step)
+        self._run.log(
+            {name: value for name, value in numbers.items() if value is not None}, step=step
+        )
 
     def close(self) -> None:
         """Finish the run."""
@@ -95,7 +111,9 @@ class RunLog:
         self._task = progress.add_task("train", total=None, numbers="") if progress else None
 
     @classmethod
-    def open(cls, config: LoggingConfig, folder: Path, recipe: Mapping[str, Any], *, is_main: bool) -> "RunLog":
+    def open(
+        cls, config: LoggingConfig, folder: Path, recipe: Mapping[str, Any], *, is_main: bool
+    ) -> "RunLog":
         """Open the sinks that ``config`` asks for in ``folder``."""
         if not is_main:
             return cls([], None)
@@ -108,7 +126,14 @@ class RunLog:
             TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=20), TimeElapsedColumn(),
             TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[numbers]}"),
         )  # fmt: skip
-        return cls(sinks, Progress(*columns, console=Console(stderr=True), refresh_per_second=2))
+        console = Console(stderr=True)
+        # A file or pipe gets plain log lines instead of a moving one.
+        return cls(
+            sinks,
+            Progress(*columns, console=console, refresh_per_second=2)
+            if console.is_terminal
+            else None,
+        )
 
     def advance(self, step: int, total: int) -> None:
         """Move the progress line."""
@@ -123,6 +148,8 @@ class RunLog:
             sink.write(step, numbers)
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, numbers=_short(line))
+        elif self._sinks:
+            _log.info("step %d: %s", step, _short(line))
 
     def note(self, step: int, numbers: Mapping[str, float]) -> None:
         """Write numbers that are not part of every line, such as an evaluation."""
@@ -135,7 +162,10 @@ class RunLog:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._progress is not None:
             self._progress.stop()

@@ -136,7 +136,9 @@ class Meter:
         yield
         self._open.waited += self._clock() - before
 
-    def add(self, losses: Tensor, outcome: StepOutcome, samples: int, sample_ids: Sequence[int]) -> None:
+    def add(
+        self, losses: Tensor, outcome: StepOutcome, samples: int, sample_ids: Sequence[int]
+    ) -> None:
         """Take one step: this rank's share of (dynamics, action) loss and what the optimiser did.
 
         Args:
@@ -145,7 +147,9 @@ class Meter:
             samples: Samples of the step, all ranks.
             sample_ids: Samples this rank computed.
         """
-        row = torch.cat([losses.detach().float(), torch.stack([outcome.grad_norm, outcome.skipped, outcome.lr])])
+        row = torch.cat(
+            [losses.detach().float(), torch.stack([outcome.grad_norm, outcome.skipped, outcome.lr])]
+        )
         self._open.rows.append(row)
         self._open.sample_ids.append(tuple(sample_ids))
         self._open.samples += samples

@@ -56,7 +56,10 @@ class Optimizer:
     """AdamW over named parameters, plain or sharded, that must share one device."""
 
     def __init__(
-        self, parameters: Iterable[tuple[str, nn.Parameter]], config: OptimConfig, total_updates: int
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        config: OptimConfig,
+        total_updates: int,
     ) -> None:
         self._config = config
         self._total = total_updates
@@ -81,15 +84,32 @@ class Optimizer:
             eps=config.adam_eps,
             fused=True,
         )
+        for parameter in self.named.values():
+            # Made now, so that memory does not jump at the first step and a checkpoint can fill it.
+            self.adamw.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+                "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+            }
+
+    def moments(self) -> dict[str, dict[str, Tensor]]:
+        """Return both moments of every parameter, by name; the optimiser's own tensors."""
+        return {
+            name: {key: self.adamw.state[p][key] for key in ("exp_avg", "exp_avg_sq")}
+            for name, p in self.named.items()
+        }
+
+    def set_updates(self) -> None:
+        """Take over ``updates`` as the step count of every parameter, after it was restored."""
+        for parameter in self.named.values():
+            self.adamw.state[parameter]["step"].copy_(self.updates)
 
     def step(self) -> StepOutcome:
         """Clip, update unless the gradient is not finite anywhere, and clear the gradients."""
         norm = global_norm(self._gradients())
         torch.nn.utils.clip_grads_with_norm_(self.named.values(), self._config.clip_grad, norm)
         skipped = 1.0 - torch.isfinite(norm).float()
-        self._lr.copy_(
-            self._config.lr * schedule_factor(self.updates, self._config, self._total)
-        )
+        self._lr.copy_(self._config.lr * schedule_factor(self.updates, self._config, self._total))
         self.adamw.grad_scale = None
         self.adamw.found_inf = skipped
         self.adamw.step()

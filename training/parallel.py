@@ -5,6 +5,7 @@ groups of one rank, ``single`` one group of one rank; so mixed precision, the gr
 alike everywhere. The frozen encoders are sharding roots of their own, outside the trained network.
 """
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +14,13 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
@@ -31,7 +38,9 @@ def clean_name(name: str) -> str:
     return name.replace(_WRAPPED, "")
 
 
-def parallelize(network: nn.Module, blocks: nn.ModuleList, config: ParallelConfig, world: World) -> DeviceMesh:
+def parallelize(
+    network: nn.Module, blocks: nn.ModuleList, config: ParallelConfig, world: World
+) -> DeviceMesh:
     """Lay ``network`` out over ``world``; ``blocks`` are its equal transformer blocks.
 
     Returns:
@@ -102,8 +111,12 @@ def _keep_products(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPo
     return CheckpointPolicy.MUST_SAVE if op in _EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def shard(network: nn.Module, blocks: Sequence[nn.Module], config: ParallelConfig, mesh: DeviceMesh) -> None:
+def shard(
+    network: nn.Module, blocks: Sequence[nn.Module], config: ParallelConfig, mesh: DeviceMesh
+) -> None:
     """Make each block a sharding unit, then the rest of ``network`` the root unit."""
+    # The loss reads predictions and never writes into them, which is what torch warns about.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     options: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": precision(config),

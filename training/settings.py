@@ -8,7 +8,9 @@ so a recipe is checked in well under a second.
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
+
+from dzrobot.config import FrozenConfig
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -19,13 +21,7 @@ def _one_or_many(value: object) -> object:
     return [value] if isinstance(value, str | Path | dict) else value
 
 
-class Section(BaseModel):
-    """A frozen group of fields; unknown names are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class ModelConfig(Section):
+class ModelConfig(FrozenConfig):
     """Which weights, which robot, and whether all of them are trained."""
 
     preset: Literal["5b", "14b"] | None = None
@@ -98,7 +94,7 @@ class ModelConfig(Section):
     """``padded``: divide by all 32 action dimensions, as published; ``masked``: by the real ones."""
 
 
-class SourceConfig(Section):
+class SourceConfig(FrozenConfig):
     """One source of a mixture."""
 
     dataset_path: Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
@@ -117,10 +113,12 @@ class SourceConfig(Section):
     """Spread ``weight`` over several folders by their size instead of giving it to each."""
 
 
-class DataConfig(Section):
+class DataConfig(FrozenConfig):
     """What is read, how samples are cut, and who reads them."""
 
-    train_data_paths: Annotated[tuple[str | SourceConfig, ...], BeforeValidator(_one_or_many), Field(min_length=1)]
+    train_data_paths: Annotated[
+        tuple[str | SourceConfig, ...], BeforeValidator(_one_or_many), Field(min_length=1)
+    ]
     """A LeRobot folder, several folders, or mixture entries."""
 
     holdout_episodes: NonNegative = 0
@@ -148,7 +146,7 @@ class DataConfig(Section):
     """Random crop and colour jitter, keyed by (seed, sample)."""
 
 
-class OptimConfig(Section):
+class OptimConfig(FrozenConfig):
     """AdamW, its schedule, clipping and averaging."""
 
     lr: Annotated[float, Field(gt=0)] = 1e-5
@@ -189,10 +187,14 @@ class OptimConfig(Section):
 
     def warmup_updates(self, total: int) -> int:
         """Return the updates of linear warm-up in a run of ``total``."""
-        return round(total * self.lr_warmup_ratio) if self.lr_warmup_steps is None else self.lr_warmup_steps
+        return (
+            round(total * self.lr_warmup_ratio)
+            if self.lr_warmup_steps is None
+            else self.lr_warmup_steps
+        )
 
 
-class ParallelConfig(Section):
+class ParallelConfig(FrozenConfig):
     """How the network is laid out over processes, and what is computed twice to save memory."""
 
     strategy: Literal["fsdp", "hsdp", "ddp", "single"] = "fsdp"
@@ -226,7 +228,7 @@ class ParallelConfig(Section):
     """Blocks whose weights are gathered ahead."""
 
 
-class CheckpointConfig(Section):
+class CheckpointConfig(FrozenConfig):
     """When and how the training state is written."""
 
     save_interval: Positive = 1000
@@ -245,7 +247,7 @@ class CheckpointConfig(Section):
     """Dtype of exported weights."""
 
 
-class LoggingConfig(Section):
+class LoggingConfig(FrozenConfig):
     """Where numbers go; a JSONL file is always written."""
 
     log_interval: Positive = 10
@@ -261,7 +263,7 @@ class LoggingConfig(Section):
     """Dense bf16 peak of one device in TFLOP/s; null: looked up by its name."""
 
 
-class RunnerConfig(Section):
+class RunnerConfig(FrozenConfig):
     """Size and course of the run."""
 
     output_dir: Path
@@ -279,7 +281,7 @@ class RunnerConfig(Section):
     seed: NonNegative = 0
     """Key of sample order, augmentation, noise and fresh weights."""
 
-    resume_dir: Path | Literal["auto"] | None = None
+    resume_dir: Literal["auto"] | Path | None = None
     """Checkpoint or run folder to resume; ``auto``: the newest complete one in ``output_dir``, if any."""
 
     deterministic: bool = False
@@ -292,7 +294,7 @@ class RunnerConfig(Section):
     """Samples of one open-loop evaluation."""
 
 
-class SFTConfig(Section):
+class SFTConfig(FrozenConfig):
     """One supervised fine-tuning run."""
 
     model: ModelConfig

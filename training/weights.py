@@ -5,14 +5,14 @@ out of the files.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from dzrobot.policies.dreamzero.checkpoints.coldstart import Components, cold_start
 from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint, open_checkpoint
@@ -24,20 +24,23 @@ from dzrobot.policies.dreamzero.checkpoints.load import (
     complete_source,
     expected_shapes,
     fill_network,
+    slots,
 )
 from dzrobot.policies.dreamzero.checkpoints.lora import (
     MergedSource,
     adapter_scale,
-    initialise_adapters,
     inject_adapters,
     trained_with_adapters,
 )
-from dzrobot.policies.dreamzero.checkpoints.names import DIT
-from dzrobot.policies.dreamzero.checkpoints.sources import WeightSource
-from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.checkpoints.names import DIT, TEXT, canonical, is_adapter
+from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo, UnionSource, WeightSource
+from dzrobot.policies.dreamzero.network.config import NetworkConfig, TextConfig
+from dzrobot.policies.dreamzero.network.keymap import entries
+from dzrobot.policies.dreamzero.network.text import TextEncoder
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.tiny import RandomSource
 from dzrobot.training.architecture import METADATA_FILE, base_network
+from dzrobot.training.keyed import keyed_generator
 from dzrobot.training.settings import ModelConfig
 
 
@@ -77,7 +80,11 @@ def open_start(model: ModelConfig, seed: int) -> Start:
     shapes = expected_shapes(base)
     if model.random_init:
         return Start(base=base, source=RandomSource(shapes, seed, torch.float32), folder=None)
-    return Start(base=base, source=cold_start(_components(model), base, shapes, seed=seed).source, folder=None)
+    return Start(
+        base=base,
+        source=cold_start(_components(model), base, shapes, seed=seed).source,
+        folder=None,
+    )
 
 
 def _from_checkpoint(checkpoint: Checkpoint) -> Start:
@@ -103,12 +110,69 @@ def _components(model: ModelConfig) -> Components:
     return Components(dit=dit, text=text, image=image, vae=vae)
 
 
-def empty_network(config: NetworkConfig, *, is_lora: bool) -> WorldActionModel:
+def empty_network(config: NetworkConfig, *, is_lora: bool, text_encoder: bool) -> WorldActionModel:
     """Return the network on the meta device; what is trained requires gradients, nothing else does."""
-    network = build_network(config)
+    network = build_network(config, text_encoder=text_encoder)
     if is_lora:
         inject_adapters(network.model, config.head)
     network.requires_grad_(requires_grad=False)
     for name, parameter in network.model.named_parameters():
-        parameter.requires_grad_(not is_lora or trained_with_adapters(DIT + name))
-    return network
+        parameter.requires_grad_(not is_lora or trained_with_adapters(canonical(DIT + name)))
+    return network.eval()
+
+
+def fill(network: WorldActionModel, start: Start, seed: int) -> None:
+    """Give every tensor of a network that has its memory its starting value.
+
+    Raises:
+        CheckpointError: The weights are not those of the network.
+    """
+    adapters = {name: slot.shape for name, slot in slots(network).items() if is_adapter(name)}
+    source = start.source
+    if adapters:
+        source = UnionSource(sources=(source, FreshAdapters(adapters, seed)))
+    check_weights(network, source)
+    fill_network(network, source)
+
+
+@dataclass(frozen=True)
+class FreshAdapters:
+    """Adapters that change nothing yet: A uniform as the adapter library draws it, B zero."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    seed: int
+    origin: str = "fresh adapters"
+    layout: str = "fresh tensors"
+
+    @property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Return shape and dtype of each."""
+        return {
+            name: TensorInfo(shape=shape, dtype=torch.float32, file=Path(self.origin))
+            for name, shape in self.shapes.items()
+        }
+
+    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the named tensors; each has a generator of its own."""
+        for name in names:
+            fresh = torch.zeros(self.shapes[name])
+            if ".lora_A." in name:
+                bound = fresh.shape[1] ** -0.5
+                fresh.uniform_(-bound, bound, generator=keyed_generator("adapter", self.seed, name))
+            yield name, fresh
+
+
+def load_text_encoder(
+    config: TextConfig, source: WeightSource, device: torch.device, dtype: torch.dtype
+) -> TextEncoder:
+    """Return the frozen prompt encoder alone."""
+    with torch.device("meta"):
+        encoder = TextEncoder(config)
+    encoder.to(dtype).to_empty(device=device)
+    table = {TEXT + entry.official: entry for entry in entries(encoder)}
+    state = encoder.state_dict()
+    with torch.no_grad():
+        for name, tensor in source.stream(table):
+            for target, piece in table[name].split(tensor):
+                state[target].copy_(piece)
+    return encoder.eval().requires_grad_(requires_grad=False)

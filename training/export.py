@@ -1,0 +1,139 @@
+"""From a run to a checkpoint in the official layout, with its passport, that a policy opens directly."""
+
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from dzrobot.policies.dreamzero.checkpoints.directory import (
+    TOKENIZER_FOLDER,
+    Sidecars,
+    write_directory,
+)
+from dzrobot.policies.dreamzero.checkpoints.load import base_fingerprint
+from dzrobot.policies.dreamzero.checkpoints.lora import MergedSource, adapter_scale
+from dzrobot.policies.dreamzero.checkpoints.names import (
+    DIT,
+    adapted_layer,
+    canonical,
+    is_adapter,
+    peft_name,
+)
+from dzrobot.policies.dreamzero.checkpoints.passport import Passport, passport_for
+from dzrobot.policies.dreamzero.checkpoints.sources import UnionSource, WeightSource, read_json
+from dzrobot.policies.dreamzero.checkpoints.writer import ShardOptions, StateDictSource
+from dzrobot.training.assembly import export_folder, tokenizer_path
+from dzrobot.training.parallel import DTYPES
+from dzrobot.training.parts import Parts
+
+_log = logging.getLogger(__name__)
+
+ADAPTERS_SUFFIX = "_adapters"
+"""Ending of the folder that holds only what LoRA training changed."""
+
+
+def export(parts: Parts, step: int) -> Path:
+    """Write the whole network of ``step``, adapters merged; of a LoRA run also the adapters alone.
+
+    Averaged weights are written where the run keeps an average. Collective; the main process writes.
+
+    Returns:
+        The folder.
+    """
+    target = export_folder(parts.config.runner.output_dir, step)
+    trained = gather_trained(parts)
+    if parts.world.is_main:
+        _write(parts, trained, target)
+        _log.info("exported %s", target)
+    dist.barrier(group=parts.world.host_group)
+    return target
+
+
+def gather_trained(parts: Parts) -> dict[str, Tensor]:
+    """Return canonical name -> whole float32 tensor on the host, on the main process; empty elsewhere."""
+    tensors = parts.optimizer.named if parts.ema is None else parts.ema.average
+    gathered: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        value = tensor.detach()
+        # One at a time: a whole network does not fit beside its shard.
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        if parts.world.is_main:
+            gathered[canonical(DIT + name)] = whole.cpu()
+    return gathered
+
+
+def _write(parts: Parts, trained: dict[str, Tensor], target: Path) -> None:
+    config = parts.config
+    # Left by a run that was ended while it exported, or by an earlier export of this step.
+    for folder in (target, target.with_name(target.name + ADAPTERS_SUFFIX)):
+        shutil.rmtree(folder, ignore_errors=True)
+    own = StateDictSource(values=trained, origin="training")
+    source: WeightSource = UnionSource(sources=(parts.start.source, own))
+    sidecars = Sidecars(
+        config_json=parts.network.to_dict(), metadata=_metadata(parts), passport=_passport(parts, None),
+        copy_from=parts.start.folder,
+    )  # fmt: skip
+    if config.model.is_lora:
+        _write_adapters(parts, own, sidecars, target.with_name(target.name + ADAPTERS_SUFFIX))
+        source = MergedSource(source, adapter_scale(parts.network.head))
+        whole = replace(parts.network, head=replace(parts.network.head, train_architecture="full"))
+        sidecars = replace(sidecars, config_json=whole.to_dict())
+    write_directory(
+        target, source, sidecars, ShardOptions(dtype=DTYPES[config.checkpoint.export_dtype])
+    )
+    _copy_tokenizer(parts, target)
+
+
+def _write_adapters(parts: Parts, own: StateDictSource, sidecars: Sidecars, target: Path) -> None:
+    """Write only what was trained, under the published adapter names, and which base it belongs to."""
+    adapted = frozenset(
+        adapted_layer(name).removesuffix(".weight") for name in own.values if is_adapter(name)
+    )
+    base = base_fingerprint(parts.start.source, set(own.values))
+    write_directory(
+        target, own, replace(sidecars, passport=_passport(parts, base)),
+        ShardOptions(dtype=torch.float32, rename=lambda name: peft_name(name, adapted)),
+    )  # fmt: skip
+    _copy_tokenizer(parts, target)
+
+
+def _metadata(parts: Parts) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for source in parts.recordings.train.sources:
+        tag, given = source.spec.embodiment.tag, source.spec.metadata
+        content = read_json(Path(given)) if isinstance(given, str | Path) else given
+        merged[tag] = content[tag]
+    return merged
+
+
+def _passport(parts: Parts, base: str | None) -> Passport:
+    """Return the passport of the run's robots; a mixture's names all of them."""
+    recipe = parts.config.model_dump(mode="json")
+    passports = [
+        passport_for(
+            source.spec.embodiment,
+            source.pipeline.statistics,
+            parts.network,
+            base=base,
+            recipe=recipe,
+        )
+        for source in parts.recordings.train.sources
+    ]
+    robots = {
+        tag: trained for passport in passports for tag, trained in passport.embodiments.items()
+    }
+    horizon = parts.network.head.action_horizon
+    return replace(passports[0], embodiments=robots, action_horizon=horizon)
+
+
+def _copy_tokenizer(parts: Parts, target: Path) -> None:
+    """Put the tokenizer beside the weights where it is a local folder: the export then stands alone."""
+    given = Path(tokenizer_path(parts.config, parts.start)).expanduser()
+    if given.is_dir() and not (target / TOKENIZER_FOLDER).exists():
+        shutil.copytree(given, target / TOKENIZER_FOLDER)

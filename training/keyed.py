@@ -1,0 +1,28 @@
+"""Random numbers that depend on what they are for, never on which process draws them."""
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+
+from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.network.noise import Noise, NoiseShape, draw_noise
+from dzrobot.policies.dreamzero.network.world_action import Prepared
+
+
+def keyed_generator(purpose: str, *key: int | str) -> torch.Generator:
+    """Return a fresh CPU generator for ``purpose`` and ``key``; equal arguments give equal draws."""
+    digest = hashlib.sha256("/".join([purpose, *map(str, key)]).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+
+
+def sample_noise(
+    config: NetworkConfig, prepared: Prepared, seed: int, step: int, slots: Sequence[int]
+) -> Noise:
+    """Return the noise of a micro-batch: a sample's depends on seed, step and place in the global batch alone."""
+    latents = prepared.latents_BCFYX
+    channels, frames, rows, columns = latents.shape[1:]
+    actions, width = prepared.action_BAM.shape[1:]
+    generators = [keyed_generator("noise", seed, step, slot) for slot in slots]
+    shape = NoiseShape(latent=(channels, frames, rows, columns), action=(actions, width))
+    return draw_noise(config.dit, config.head, shape, generators, latents.device)

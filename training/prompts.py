@@ -1,0 +1,129 @@
+"""Prompt embeddings of a run: encoded once and kept on disk, or encoded in every step.
+
+There are few instructions and many samples. Encoding each instruction once frees the prompt encoder, which is as
+large as the 5B transformer, and saves its share of every step.
+"""
+
+import hashlib
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dzrobot.errors import DatasetError
+from dzrobot.modality.text import prompt_of
+from dzrobot.policies.dreamzero.network.prompting import PromptEmbedding
+from dzrobot.policies.dreamzero.network.text import TextEncoder
+from dzrobot.policies.dreamzero.network.tokenizer import PromptTokenizer
+from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
+from dzrobot.training.data import TrainingData
+
+_FILES = "*.safetensors"
+
+
+class Prompts(Protocol):
+    """Turns prompts into embeddings."""
+
+    def embed(self, prompts: Sequence[str], device: torch.device) -> PromptEmbedding:
+        """Return the embeddings of ``prompts`` on ``device``."""
+        ...
+
+
+@dataclass(frozen=True)
+class LivePrompts:
+    """Encodes every batch; collective where the encoder is sharded."""
+
+    network: WorldActionModel
+    tokenizer: PromptTokenizer
+
+    def embed(self, prompts: Sequence[str], device: torch.device) -> PromptEmbedding:
+        """Return the embeddings of ``prompts`` on ``device``."""
+        ids, mask = self.tokenizer(prompts)
+        return self.network.embed_prompts(ids.to(device), mask.to(device))
+
+
+def training_prompts(data: TrainingData) -> list[str]:
+    """Return every prompt that a sample of ``data`` can carry, sorted."""
+    found = set()
+    for source in data.sources:
+        robot = source.spec.embodiment
+        for reader in source.readers:
+            texts = {
+                text
+                for column in reader.resolution.texts
+                for text in reader.columns.texts[column.column]
+            }
+            found |= {prompt_of(text, robot) for text in texts if text.strip()}
+    return sorted(found)
+
+
+class StoredPrompts:
+    """Embeddings in files, mapped rather than read: each is only as long as its prompt."""
+
+    def __init__(self, folder: Path, text_len: int) -> None:
+        self._folder = folder
+        self._text_len = text_len
+        self._found: dict[str, Any] = {}
+
+    def open(self) -> None:
+        """Look up what the folder holds; call again after something was added."""
+        for path in sorted(self._folder.glob(_FILES)):
+            handle = safe_open(path, framework="pt", device="cpu")
+            self._found |= dict.fromkeys(handle.keys(), handle)
+
+    def missing(self, prompts: Iterable[str]) -> list[str]:
+        """Return those of ``prompts`` that the folder does not hold, in order."""
+        return [prompt for prompt in prompts if _key(prompt) not in self._found]
+
+    def add(self, prompts: Sequence[str], encoder: TextEncoder, tokenizer: PromptTokenizer) -> None:
+        """Encode ``prompts`` into a new file, one by one: an embedding must not depend on its neighbours."""
+        if not prompts:
+            return
+        device = next(encoder.parameters()).device
+        rows: dict[str, Tensor] = {}
+        for prompt in prompts:
+            ids, mask = tokenizer([prompt])
+            length = int(mask.sum())
+            with torch.no_grad():
+                rows[_key(prompt)] = (
+                    encoder(ids.to(device), mask.to(device))[0, :length].cpu().contiguous()
+                )
+        self._folder.mkdir(parents=True, exist_ok=True)
+        aside = self._folder / f"{uuid.uuid4().hex}.writing"
+        save_file(rows, aside)
+        aside.rename(aside.with_suffix(".safetensors"))
+
+    def embed(self, prompts: Sequence[str], device: torch.device) -> PromptEmbedding:
+        """Return the embeddings of ``prompts`` on ``device``.
+
+        Raises:
+            DatasetError: A prompt that was not there when the run started.
+        """
+        if unknown := self.missing(prompts):
+            raise DatasetError(
+                f"no embedding of the prompt {unknown[0]!r}: the dataset changed since the run started; start it again"
+            )
+        parts = [self._found[_key(prompt)].get_tensor(_key(prompt)) for prompt in prompts]
+        rows = parts[0].new_zeros(len(parts), self._text_len, parts[0].shape[1])
+        for row, part in zip(rows, parts, strict=True):
+            row[: len(part)] = part
+        moved = rows.pin_memory() if device.type == "cuda" else rows
+        return PromptEmbedding(
+            moved.to(device, non_blocking=True), tuple(len(part) for part in parts)
+        )
+
+    def longest(self, prompts: Iterable[str]) -> int:
+        """Return the rows of the longest of ``prompts``."""
+        return max(
+            self._found[_key(prompt)].get_slice(_key(prompt)).get_shape()[0] for prompt in prompts
+        )
+
+
+def _key(prompt: str) -> str:
+    return hashlib.sha256(prompt.encode()).hexdigest()

@@ -1,0 +1,236 @@
+"""One fine-tuning run, to be read from top to bottom.
+
+Every step: read the micro-batches of this rank, encode pictures on the device, run the frozen encoders, draw the noise
+that belongs to the samples' places, differentiate, sum gradients over ranks, clip, update or skip, log, save. Nothing
+of it depends on the number of processes, and nothing reads the device but a log line.
+"""
+
+import logging
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dzrobot.errors import DzrobotError
+from dzrobot.modality.augment import PUBLISHED
+from dzrobot.policies.dreamzero.network.world_action import (
+    LossCounts,
+    LossOptions,
+    Prepared,
+    TrainBatch,
+)
+from dzrobot.training.checkpoint import (
+    CheckpointWriter,
+    Saved,
+    complete_checkpoints,
+    find_checkpoint,
+)
+from dzrobot.training.data import (
+    LoaderOptions,
+    LoaderPlan,
+    TrainingBatch,
+    build_loader,
+    encode_views,
+)
+from dzrobot.training.export import export
+from dzrobot.training.keyed import sample_noise
+from dzrobot.training.logs import RunLog
+from dzrobot.training.openloop import evaluate_open_loop
+from dzrobot.training.optim import StepOutcome
+from dzrobot.training.parts import Parts
+from dzrobot.training.startup import describe
+from dzrobot.training.state import check_resumable, identity, restore, training_state
+
+_log = logging.getLogger(__name__)
+
+
+class TooManySkipsError(DzrobotError):
+    """Step after step had a gradient that is not finite."""
+
+
+@dataclass
+class Trainer:
+    """The loop; :meth:`run` does everything."""
+
+    parts: Parts
+    step: int = 0
+    """Optimiser steps done."""
+
+    _stop_asked: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        config, world = self.parts.config, self.parts.world
+        self._checkpoints = CheckpointWriter(
+            config.runner.output_dir / "checkpoints", config.checkpoint, world
+        )
+        self._loss_options = LossOptions(action_loss_norm=config.model.action_loss_norm)
+        self._count = config.accumulation(world.size)
+
+    def run(self) -> bool:
+        """Train to the last step; return whether it was reached (a termination request stops early)."""
+        config, world = self.parts.config, self.parts.world
+        previous = signal.signal(signal.SIGTERM, self._on_terminate)
+        self.resume()
+        recipe = config.model_dump(mode="json")
+        with RunLog.open(
+            config.logging, config.runner.output_dir, recipe, is_main=world.is_main
+        ) as log:
+            if world.is_main:
+                _log.info("%s", describe(self.parts, self.step))
+            finished = self._train(log)
+        signal.signal(signal.SIGTERM, previous)
+        if finished and config.checkpoint.export:
+            export(self.parts, self.step)
+        return finished
+
+    def resume(self) -> None:
+        """Continue from the checkpoint that the recipe names, if any."""
+        saved = self._find_saved()
+        if saved is None:
+            return
+        check_resumable(saved, self.parts)
+        restore(saved, self.parts)
+        self.step = saved.step
+        _log.info("resumed %s at step %d", saved.path, self.step)
+
+    def _find_saved(self) -> Saved | None:
+        runner = self.parts.config.runner
+        match runner.resume_dir:
+            case None:
+                return None
+            case "auto":
+                found = complete_checkpoints(runner.output_dir / "checkpoints")
+                return found[-1] if found else None
+            case folder:
+                return find_checkpoint(folder)
+
+    def _train(self, log: RunLog) -> bool:
+        config = self.parts.config
+        last = config.runner.max_steps
+        batches = self._batches(last)
+        while self.step < last:
+            outcome = self.train_step(batches)
+            self.step += 1
+            if self.parts.ema is not None:
+                self.parts.ema.update(outcome.skipped)
+            log.advance(self.step, last)
+            if self.step % config.logging.log_interval == 0 or self.step == last:
+                self._write_line(log)
+            self._checkpoints.poll()
+            stopping = self._all_stop()
+            if stopping or self.step == last or self.step % config.checkpoint.save_interval == 0:
+                self.save(wait=stopping or self.step == last)
+            if stopping:
+                return self.step == last
+            if config.runner.eval_interval and self.step % config.runner.eval_interval == 0:
+                log.note(self.step, evaluate_open_loop(self.parts, self.step))
+        self._checkpoints.finish()
+        return True
+
+    def _batches(self, last: int) -> Iterator[TrainingBatch]:
+        config, world = self.parts.config, self.parts.world
+        plan = LoaderPlan(
+            global_batch=config.runner.global_batch_size, micro_batch=config.runner.micro_batch_size,
+            rank=world.rank, world_size=world.size, start_step=self.step, stop_step=last,
+        )  # fmt: skip
+        options = LoaderOptions(
+            num_workers=config.data.num_workers, prefetch_factor=config.data.prefetch_factor,
+            pin_memory=world.device.type == "cuda",
+        )  # fmt: skip
+        return iter(build_loader(self.parts.recordings.train, plan, options))
+
+    def train_step(self, batches: Iterator[TrainingBatch]) -> StepOutcome:
+        """Do one optimiser step: all its micro-batches, then clip and update, or skip."""
+        config, meter = self.parts.config, self.parts.meter
+        with meter.waiting():
+            parts = list(islice(batches, self._count))
+        counts = self._counts(parts)
+        losses = torch.zeros(2, device=self.parts.world.device)
+        for batch in parts:
+            losses += self.forward_backward(self.prepare(batch), batch, counts)
+            meter.unreadable(batch["skipped"])
+        outcome = self.parts.optimizer.step()
+        ids = [number for batch in parts for number in batch["sample_id"].tolist()]
+        meter.add(losses, outcome, config.runner.global_batch_size, ids)
+        return outcome
+
+    def _counts(self, parts: list[TrainingBatch]) -> LossCounts:
+        """Return what losses are divided by: the whole step's samples, not this micro-batch's."""
+        samples = float(self.parts.config.runner.global_batch_size)
+        if self._loss_options.action_loss_norm == "padded":
+            return LossCounts(samples=samples, actions=samples)
+        real = sum(int(batch["has_real_action"].sum()) for batch in parts)
+        total = torch.tensor(float(real), device=self.parts.world.device)
+        dist.all_reduce(total)
+        return LossCounts(samples=samples, actions=total.clamp(min=1))
+
+    def prepare(self, batch: TrainingBatch) -> Prepared:
+        """Return a micro-batch after augmentation and the frozen encoders."""
+        config, device = self.parts.config, self.parts.world.device
+        images = encode_views(
+            batch,
+            self.parts.recordings.train,
+            augment=PUBLISHED if config.data.augment else None,
+            device=device,
+        )
+        return self.parts.model.prepare(
+            TrainBatch(
+                images_BTHW3=images,
+                state_BSM=batch["state"].to(device, non_blocking=True),
+                action_BAM=batch["action"].to(device, non_blocking=True),
+                action_mask_BAM=batch["action_mask"].to(device, non_blocking=True),
+                has_real_action_B=batch["has_real_action"].to(device, non_blocking=True),
+                prompt=self.parts.prompts.embed(batch["prompt"], device),
+            )
+        )
+
+    def forward_backward(
+        self, prepared: Prepared, batch: TrainingBatch, counts: LossCounts
+    ) -> Tensor:
+        """Add a micro-batch's gradients; return its share of the (dynamics, action) loss."""
+        seed = self.parts.config.runner.seed
+        noise = sample_noise(
+            self.parts.network, prepared, seed, batch["step"], batch["slot"].tolist()
+        )
+        losses = self.parts.model.loss(prepared, noise, counts, self._loss_options)
+        losses.loss.backward()  # type: ignore[no-untyped-call]
+        return torch.stack([losses.dynamics_loss, losses.action_loss])
+
+    def save(self, *, wait: bool) -> None:
+        """Write a checkpoint; with ``wait``, return only when it is complete."""
+        meta: dict[str, Any] = {"skips": self.parts.meter.skips, **identity(self.parts)}
+        self._checkpoints.save(self.step, training_state(self.parts), meta, wait=wait)
+
+    def _write_line(self, log: RunLog) -> None:
+        meter = self.parts.meter
+        log.write(meter.line(self.step))
+        if meter.skips_in_row >= self.parts.config.optim.max_skips:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        mine = [number for skip in self.parts.meter.recent_skips for number in skip.sample_ids]
+        gathered: list[Any] = [None] * self.parts.world.size
+        dist.all_gather_object(gathered, mine, group=self.parts.world.host_group)
+        ids = sorted({number for part in gathered for number in part})
+        named = [self.parts.recordings.train.describe(number) for number in ids[:8]]
+        raise TooManySkipsError(
+            f"{self.parts.meter.skips_in_row} steps in a row had a gradient that is not finite (optim.max_skips="
+            f"{self.parts.config.optim.max_skips}); their {len(ids)} samples: {', '.join(map(str, ids))}\n  "
+            + "\n  ".join(named)
+            + "\nLook at these recordings and their statistics, or lower optim.lr; the last checkpoint is intact."
+        )
+
+    def _on_terminate(self, _signal: int, _frame: FrameType | None) -> None:
+        self._stop_asked = True
+
+    def _all_stop(self) -> bool:
+        """Return whether any process was asked to stop: all must save together."""
+        asked = torch.tensor(int(self._stop_asked))
+        dist.all_reduce(asked, op=dist.ReduceOp.MAX, group=self.parts.world.host_group)
+        return bool(asked.item())
