@@ -5,8 +5,9 @@ import importlib
 import importlib.util
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
+from typing import NoReturn
 
 from dzrobot import __version__
 from dzrobot.errors import DzrobotError, suggest
@@ -77,17 +78,32 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
 
 def _run(program: str, argv: Sequence[str], command: ModuleType) -> int:
     parser = argparse.ArgumentParser(
-        prog=program, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=program, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     command.add_arguments(parser)
     try:
-        arguments = parser.parse_args(argv)
+        arguments, unknown = parser.parse_known_args(argv)
+        if unknown:
+            _refuse(parser, unknown)
     except SystemExit as stop:
         # argparse has printed its message; whoever called main() gets a code back.
         return int(stop.code or 0)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     code: int = command.run(arguments)
     return code
+
+
+def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
+    name = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
+    parser.error(f"unknown option {name!r}.{suggest(name, _options(parser))} See --help")
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from _options(inner)
 
 
 def _overview() -> str:

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 
 from dzrobot.errors import ConfigError, suggest
 
@@ -18,9 +24,24 @@ Place = tuple[str | int, ...]
 
 
 class FrozenConfig(BaseModel):
-    """Base of configurations: never edited after construction, unknown fields are errors."""
+    """Base of configurations: never edited after construction, unknown fields are errors.
+
+    Values are taken as they are written: ``"5"`` is no number and ``1`` is no boolean. A list
+    becomes a tuple, text a path, and ``1e3`` an integer where the field asks for one.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _as_written(cls, value: object, handler: ValidatorFunctionWrapHandler) -> Any:
+        taken = handler(value)
+        for written, became in _bent(value, taken):
+            kinds = {str: "text", bool: "a boolean", int: "a number", float: "a number"}
+            raise ValueError(
+                f"got {written!r}, which is {kinds[type(written)]}; allowed: {kinds[type(became)]}"
+            )
+        return taken
 
 
 @dataclass(frozen=True)
@@ -99,16 +120,35 @@ def read_config(
     return RawConfig(values, origins)
 
 
+def _bent(value: object, taken: object) -> Iterator[tuple[object, object]]:
+    """Yield every (written, became) where one kind of value was read as another."""
+    scalars = (str, bool, int, float)
+    if isinstance(value, list | tuple) and isinstance(taken, list | tuple):
+        for one, other in zip(value, taken, strict=False):
+            yield from _bent(one, other)
+    elif type(value) in scalars and type(taken) in scalars:
+        text = isinstance(value, str) != isinstance(taken, str)
+        if text or isinstance(value, bool) != isinstance(taken, bool):
+            yield value, taken
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML as people mean it: ``1e-4`` is a number."""
+    """YAML as people mean it: ``1e-4`` is a number, ``no`` is a word."""
 
 
-# PyYAML follows YAML 1.1, where an exponent needs a dot and a sign: 1e-4 would be a string.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
+_FLOAT = r"^[-+]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?$"
+_PLAIN_VALUES = {
+    "null": (r"^(?:~|null|)$", ["~", "n", ""]),
+    "bool": (r"^(?:true|false|True|False)$", list("tfTF")),
+    "int": (r"^[-+]?(?:0|[1-9]\d*)$", list("-+0123456789")),
+    "float": (_FLOAT, list("-+.0123456789")),
+    "merge": ("^<<$", ["<"]),
+}
+# PyYAML follows YAML 1.1, which takes `1e-4` for text, `no` for false, `1:30` for ninety, `010` for
+# eight and `2026-01-02` for a date.
+_Loader.yaml_implicit_resolvers = {}
+for _kind, (_pattern, _first) in _PLAIN_VALUES.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern), _first)
 
 
 def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[Place, str]]:
@@ -219,7 +259,7 @@ def _faults(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, s
         match fault["type"]:
             case "extra_forbidden":
                 known = sorted({name for owner in models for name in owner.model_fields})
-                guess = suggest(str(place[-1]), known)
+                guess = suggest(str(place[-1]), known) or _elsewhere(str(place[-1]), model)
                 message = f"no such field.{guess} Known: {', '.join(known)}"
             case "missing":
                 message = "is needed; give it a value"
@@ -236,6 +276,21 @@ def _faults(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, s
         if not any(other != place and other[: len(place)] == place for other in found)
     ]
     return [(dotted(place), "; or ".join(dict.fromkeys(found[place]))) for place in deepest]
+
+
+def _elsewhere(name: str, model: type[BaseModel]) -> str:
+    """Return a suggestion if ``name`` is a field of another section."""
+    for path in _fields(model, ""):
+        if path.endswith(f".{name}"):
+            return f" Did you mean {path!r}?"
+    return ""
+
+
+def _fields(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, info in model.model_fields.items():
+        yield prefix + name
+        for inner in _models(info.annotation):
+            yield from _fields(inner, f"{prefix}{name}.")
 
 
 def _resolve(

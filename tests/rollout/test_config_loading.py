@@ -6,7 +6,7 @@ from typing import Annotated
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
-from dzrobot.config import FrozenConfig, load_config
+from dzrobot.config import FrozenConfig, load_config, parse_value
 from dzrobot.errors import ConfigError
 
 
@@ -53,6 +53,52 @@ def test_file_then_overrides(tmp_path):
 @pytest.mark.parametrize("text", ["1e-4", "1E-4", "1.e-4", ".1e-3", "0.0001", "1e-04"])
 def test_small_numbers_are_numbers(text):
     assert load_config(Optim, None, [f"lr={text}"]).lr == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3), ("-3", -3), ("3.", 3.0), (".5", 0.5), ("-2.5e+3", -2500.0), ("007", "007"),
+        ("1:30", "1:30"), ("2026-01-02", "2026-01-02"), ("e4", "e4"), ('"5"', "5"), ("a=b", "a=b"),
+        ("true", True), ("yes", "yes"), ("off", "off"), ("null", None), ("", None),
+        ("[1e-3, a]", [1e-3, "a"]), ("{a: 1}", {"a": 1}),
+    ],
+)  # fmt: skip
+def test_values_are_what_they_look_like(text, value):
+    read = parse_value(text)
+    assert read == value
+    assert type(read) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ('steps="3"', "got '3', which is text; allowed: a number"),
+        ("steps=true", "got True, which is a boolean; allowed: a number"),
+        ('optim.betas=[0.1, "0.2"]', "got '0.2', which is text"),
+        ("steps=3.5", "allowed: a valid integer"),
+        ("steps=null", "got None"),
+        ("data=[5]", "got 5"),
+    ],
+)
+def test_kinds_are_not_bent(override, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(Run, {"steps": 1}, [override])
+    assert message in str(caught.value)
+
+
+def test_whole_floats_are_integers_where_asked():
+    assert load_config(Run, None, ["steps=1e2"]).steps == 100
+
+
+def test_name_of_another_section_is_found():
+    with pytest.raises(ConfigError, match=r"lr: no such field. Did you mean 'optim.lr'\?"):
+        load_config(Run, {"steps": 1}, ["lr=1"])
+
+
+def test_merge_keys(tmp_path):
+    text = "steps: 5\noptim:\n  <<: {lr: 1e-2}\n  betas: [0.5, 0.6]\n"
+    assert load_config(Run, write(tmp_path, text)).optim == Optim(lr=1e-2, betas=(0.5, 0.6))
 
 
 def test_mapping_is_left_alone():
