@@ -101,6 +101,9 @@ class StepInputs:
 
     first_frame_BCFYX: Tensor | None = None
 
+    one_timestep: bool = False
+    """Whether all tokens have the first frame's timestep, so that embedding it once will do."""
+
     def repeat(self, times: int) -> "StepInputs":
         """Return the batch ``times`` times over, once per prompt."""
         first_BCFYX = self.first_frame_BCFYX
@@ -188,11 +191,15 @@ class CausalDiT(nn.Module):
         x_BLD = self.embed_video(inputs.video_BCFYX, inputs.first_frame_BCFYX)
         if inputs.controls is not None:
             x_BLD = torch.cat([x_BLD, *self._controls(inputs.controls)], dim=1)
-        time_BGD = self._time([inputs.timestep_BF], inputs.controls)
+        runs = ((1, layout.length),) if inputs.one_timestep else layout.runs
+        if inputs.one_timestep:
+            time_BGD = self._time([inputs.timestep_BF[:, :1]], None)
+        else:
+            time_BGD = self._time([inputs.timestep_BF], inputs.controls)
         time_BG6D = self._modulation(time_BGD)
         rope = rope_table(layout, self.config.head_dim, x_BLD.device)
         for index, (block, context) in enumerate(zip(self.blocks, contexts, strict=True)):
-            attention = CachedAttention(*cache.layer(index), cache.length, layout.runs)
+            attention = CachedAttention(*cache.layer(index), cache.length, runs)
             x_BLD = block(x_BLD, Conditioning(time_BG6D, rope, context), attention)
         video_BCFYX, action_BAM = self._decode(x_BLD, time_BGD[:, : layout.frames], layout)
         return video_BCFYX, None if inputs.controls is None else action_BAM

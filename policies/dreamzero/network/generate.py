@@ -263,6 +263,8 @@ class _Call:
             ),
             start_frame=start,
             controls=controls,
+            # Video and actions are denoised in step, unless the video is to keep some noise.
+            one_timestep=not self.model.config.head.decouple_inference_noise,
             first_frame_BCFYX=self._first_frames(start, video_BCFYX.shape[2]),
         )
         videos: list[Tensor] = []

@@ -251,6 +251,9 @@ def spread(rows_BGD: Tensor, runs: Runs) -> Tensor:
 
     Expanding instead of gathering keeps the backward pass a plain sum.
     """
+    if len(runs) == 1 and runs[0][0] == 1:
+        # One row for all tokens needs no copy.
+        return rows_BGD.expand(-1, runs[0][1], -1)
     parts = rows_BGD.split_with_sizes([count for count, _ in runs], dim=1)
     return torch.cat(
         [

@@ -183,11 +183,13 @@ class AttentionPattern:
 def dense_mask(pattern: AttentionPattern, device: torch.device) -> Tensor:
     """Return the (L, L) boolean mask of a pattern: True where query (row) attends key (column)."""
     length = pattern.layout.length
-    mask_LL = torch.zeros(length, length, dtype=torch.bool)
-    for group in pattern.groups:
-        queries, keys = _indices(group.queries), _indices(group.keys)
-        mask_LL[queries[:, None], keys] = group_mask(group)
-    return mask_LL.to(device)
+    # A kept mask may first be asked for in inference mode and later be needed in training.
+    with torch.inference_mode(mode=False), torch.device("cpu"):
+        mask_LL = torch.zeros(length, length, dtype=torch.bool)
+        for group in pattern.groups:
+            queries, keys = _indices(group.queries), _indices(group.keys)
+            mask_LL[queries[:, None], keys] = group_mask(group)
+        return mask_LL.to(device)
 
 
 def group_mask(group: Group) -> Tensor:

@@ -39,18 +39,17 @@ def rotate(x_BLHK: Tensor, rope: Rope) -> Tensor:
 def rope_table(layout: TokenLayout, head_dim: int, device: torch.device) -> Rope:
     """Return the tables for a sequence ``[clean video | video | actions | states]``."""
     block = layout.first_block
-    angles_LK = torch.cat(
-        [
-            _video_angles(layout, 0, layout.clean_frames, head_dim),
-            _video_angles(layout, layout.start_frame, layout.frames, head_dim),
-            _line_angles(block * layout.block_actions, layout.actions, head_dim),
-            _line_angles(block * layout.block_states, layout.states, head_dim),
-        ]
-    )[:, None]
-    return Rope(
-        angles_LK.cos().float().to(device),
-        angles_LK.sin().float().to(device),
-    )
+    # Kept tables may first be asked for in inference mode and later be needed in training.
+    with torch.inference_mode(mode=False), torch.device("cpu"):
+        angles_LK = torch.cat(
+            [
+                _video_angles(layout, 0, layout.clean_frames, head_dim),
+                _video_angles(layout, layout.start_frame, layout.frames, head_dim),
+                _line_angles(block * layout.block_actions, layout.actions, head_dim),
+                _line_angles(block * layout.block_states, layout.states, head_dim),
+            ]
+        )[:, None]
+        return Rope(angles_LK.cos().float().to(device), angles_LK.sin().float().to(device))
 
 
 def _line_angles(start: int, count: int, dim: int) -> Tensor:

@@ -263,7 +263,8 @@ class WorldActionModel(nn.Module):
 @lru_cache(maxsize=8)
 def training_schedule(device: torch.device) -> TrainingSchedule:
     """Return the training tables on ``device``, made once."""
-    return TrainingSchedule.on(device)
+    with torch.inference_mode(mode=False):
+        return TrainingSchedule.on(device)
 
 
 def _mean_action_error(error_BAM: Tensor, prepared: Prepared, options: LossOptions) -> Tensor:

@@ -70,6 +70,9 @@ def dit_infer(golden: Golden) -> Results:
             video, action = model.step(step, cache, projected)
             plain, _ = model.step(step, cache, [context] * config.num_layers)
             tag = call["tag"]
+            if _all_equal(step):
+                once, _ = model.step(replace(step, one_timestep=True), cache, projected)
+                results[f"{tag} one timestep"] = (relative_l2(once, video), OUTPUT)
             results[f"{tag} cache untouched"] = exact(cache.valid, before)
             results[f"{tag} context cache"] = exact(video, plain)
             results[f"{tag}.video"] = (relative_l2(video, golden[f"{tag}.out.video"]), OUTPUT)
@@ -107,6 +110,12 @@ def attention_masks(golden: Golden) -> Results:
         rows = ["".join(".1"[int(bit)] for bit in row) for row in mask]
         results[f"mask {number}"] = exact(rows, example["rows"])
     return results
+
+
+def _all_equal(step: StepInputs) -> bool:
+    """Return whether all tokens have the same timestep."""
+    actions = [] if step.controls is None else [step.controls.timestep_BA.flatten()]
+    return torch.cat([step.timestep_BF.flatten(), *actions]).unique().numel() == 1
 
 
 class _Recorder:
