@@ -1,0 +1,185 @@
+"""Assets are found, verified, and brought file by file, from where an interruption left off."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dzrobot.cli import main
+from dzrobot.envs.libero.assets import (
+    Asset,
+    assets_folder,
+    manifest,
+    needed,
+    own_folder,
+    use_folder,
+    use_own_folder,
+    verify,
+)
+from dzrobot.envs.libero.download import download
+from dzrobot.envs.libero.suites import SUITES
+from dzrobot.errors import SimulatorError, UnknownNameError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("DZROBOT_LIBERO_ASSETS", raising=False)
+
+
+class Hub:
+    """A folder that files are fetched from; it can lose the connection or damage a file."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.fetched = []
+        self.break_after = None
+        self.damage = set()
+
+    def __call__(self, path, destination):
+        if len(self.fetched) == self.break_after:
+            raise SimulatorError("the connection broke")
+        self.fetched.append(path)
+        shutil.copy(self.folder / path, destination)
+        if path in self.damage:
+            destination.write_bytes(b"damaged")
+
+
+@pytest.fixture
+def hub(tmp_path):
+    folder = tmp_path / "hub"
+    for name in ("wall.xml", "scenes/a/floor.png", "scenes/b.xml", "textures/t.png"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode() * 100)
+    return Hub(folder)
+
+
+@pytest.fixture
+def files(hub):
+    return [
+        Asset(
+            path=str(path.relative_to(hub.folder)),
+            size=path.stat().st_size,
+            sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+            suites=("libero_goal",),
+        )
+        for path in sorted(hub.folder.rglob("*"))
+        if path.is_file()
+    ]
+
+
+def contents(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_download_is_complete_and_a_second_one_fetches_nothing(hub, files, tmp_path):
+    goal = tmp_path / "assets"
+    assert list(download(goal, files, hub)) == files
+    assert contents(goal) == contents(hub.folder)
+    hub.fetched.clear()
+    assert list(download(goal, files, hub)) == files
+    assert hub.fetched == []
+
+
+def test_an_interrupted_download_goes_on_and_leaves_nothing_behind(hub, files, tmp_path):
+    goal = tmp_path / "assets"
+    hub.break_after = 2
+    with pytest.raises(SimulatorError, match="connection"):
+        list(download(goal, files, hub))
+    hub.break_after = None
+    # A file that a crash cut short is no finished file.
+    (goal / files[1].path).write_bytes(b"half")
+    list(download(goal, files, hub))
+    assert contents(goal) == contents(hub.folder)
+    assert hub.fetched == [file.path for file in (*files[:2], *files[1:])]
+
+
+def test_a_damaged_file_never_takes_its_place(hub, files, tmp_path):
+    goal = tmp_path / "assets"
+    hub.damage = {files[2].path}
+    with pytest.raises(SimulatorError, match=rf"{files[2].path} arrived damaged \(7 bytes"):
+        list(download(goal, files, hub))
+    assert set(contents(goal)) == {files[0].path, files[1].path}
+
+
+def test_verification_tells_missing_altered_and_declared_files_apart(hub, files):
+    absent = replace(files[0], path="scenes/absent.xml")
+    same_size = hub.folder / files[1].path
+    same_size.write_bytes(b"x" * files[1].size)
+    (hub.folder / "STANDINS.json").write_text('{"wall.xml": "drawn by hand"}')
+    verdict = verify(hub.folder, [*files, absent])
+    assert verdict.missing == ("scenes/absent.xml",)
+    assert verdict.altered == (files[1].path,)
+    assert set(verdict.official) == {files[0].path, files[2].path, files[3].path}
+    assert verdict.stand_ins == {"wall.xml": "drawn by hand"}
+    assert verdict.summary.startswith("3 of 5 files are official; 1 missing (scenes/absent.xml)")
+
+
+def test_the_manifest_lists_the_official_files():
+    everything = manifest()
+    assert len(everything) == 585
+    assert sum(asset.size for asset in everything) == 422_313_213
+    assert len(needed()) == 166
+    assert len(needed(["libero_spatial"])) == 31
+    assert {suite for asset in everything for suite in asset.suites} == set(SUITES)
+    with pytest.raises(UnknownNameError, match="libero_spatial"):
+        needed(["libero_spacial"])
+
+
+def test_where_assets_are_looked_for(hub, monkeypatch, tmp_path):
+    with pytest.raises(SimulatorError, match=r"setup` to download.*setup --assets DIR"):
+        assets_folder()
+    with pytest.raises(SimulatorError, match="scenes"):
+        use_folder(tmp_path)
+    use_folder(hub.folder)
+    assert assets_folder() == hub.folder
+    use_own_folder()
+    shutil.copytree(hub.folder, own_folder(), dirs_exist_ok=True)
+    assert assets_folder() == own_folder()
+    monkeypatch.setenv("DZROBOT_LIBERO_ASSETS", str(tmp_path / "nowhere"))
+    with pytest.raises(SimulatorError, match="nowhere"):
+        assets_folder()
+    monkeypatch.setenv("DZROBOT_LIBERO_ASSETS", str(hub.folder))
+    assert assets_folder() == hub.folder
+    monkeypatch.delenv("DZROBOT_LIBERO_ASSETS")
+    use_folder(hub.folder)
+    shutil.rmtree(hub.folder)
+    with pytest.raises(SimulatorError, match="which is gone"):
+        assets_folder()
+
+
+@pytest.mark.libero
+def test_setup_takes_a_folder_and_check_judges_it(libero_assets, capsys):
+    suite = ["--suite", "libero_object"]
+    assert main(["libero", "setup", "--assets", str(libero_assets), *suite]) == 0
+    assert f"assets in {libero_assets}" in capsys.readouterr().out
+    assert main(["libero", "check", *suite]) == 0
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "egl draws" in said
+    assert "FAULT" not in said
+
+
+def test_check_names_what_is_missing(capsys):
+    assert main(["libero", "check", "--suite", "libero_object"]) == 1
+    assert "FAULT" in capsys.readouterr().out
+
+
+def test_offline_setup_says_what_to_do(tmp_path):
+    pytest.importorskip("libero", reason="hf-libero is missing: run `dzrobot libero setup`")
+    done = subprocess.run(
+        [sys.executable, "-m", "dzrobot.cli", "libero", "setup", "--suite", "libero_goal"],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "it goes on where it stopped" in done.stderr
+    assert "dzrobot libero setup --assets DIR" in done.stderr
+    assert "40 files, 36 MB" in done.stdout or "40 files, 37 MB" in done.stdout
