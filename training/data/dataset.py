@@ -45,6 +45,9 @@ class ReaderOptions:
     cache: Path | None = None
     """Folder for what is derived. None: ``DZROBOT_CACHE`` or ``~/.cache/dzrobot``."""
 
+    pictures: bool = True
+    """``False``: only numbers and texts are read, and videos need not be there."""
+
     def __post_init__(self) -> None:
         find(DECODERS, "video decoder", self.decoder)
         if self.damaged not in ("refuse", "count"):
@@ -167,7 +170,8 @@ class DatasetReader:
         expected = self.embodiment.view(source.key).resolution
         if clip.shape[1:3] != expected:
             raise DatasetError(
-                f"{path}: frames of {source.column} are {clip.shape[1:3]}, info.json says {expected}"
+                f"{path}: frames of {source.column} are {clip.shape[1:3]}, info.json says "
+                f"{expected}"
             )
         return clip
 
@@ -218,7 +222,7 @@ class DatasetReader:
     def _excluded(self, selection: Selection) -> dict[int, str]:
         """Return why episodes are left out; under ``refuse``, damage raises instead."""
         cameras = [source.column for source in self.resolution.views.values()]
-        absent = self.catalog.missing(cameras)
+        absent = self.catalog.missing(cameras if self.options.pictures else [])
         damage = {
             ordinal: f"{preview(names)} missing or empty" for ordinal, names in absent.items()
         }

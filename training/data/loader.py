@@ -32,8 +32,9 @@ class LoaderPlan:
         whole = self.micro_batch * self.world_size
         if self.micro_batch < 1 or self.global_batch % whole:
             raise ConfigError(
-                f"global_batch={self.global_batch} is no multiple of micro_batch={self.micro_batch} "
-                f"times world_size={self.world_size}: try {-(-self.global_batch // whole) * whole}"
+                f"global_batch={self.global_batch} is no multiple of "
+                f"micro_batch={self.micro_batch} times world_size={self.world_size}: "
+                f"try {-(-self.global_batch // whole) * whole}"
             )
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank={self.rank} of world_size={self.world_size}")

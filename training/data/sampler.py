@@ -37,8 +37,8 @@ class Draws:
 class SampleStream:
     """Endless stream over datasets of given sizes.
 
-    Each dataset is gone through in a new random order every time, each window exactly once; datasets
-    take turns by weight.
+    Each dataset is gone through in a new random order every time, each window exactly once;
+    datasets take turns by weight.
 
     Args:
         sizes: Windows of each dataset.

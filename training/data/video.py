@@ -10,11 +10,13 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
 import av
 import numpy as np
+from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError, MissingDependencyError, find
@@ -133,6 +135,9 @@ class PyAvDecoder:
             raise DatasetError(f"{path} is no readable video: {error}") from error
         # Workers are processes; threads inside each would only compete.
         self._stream.codec_context.thread_count = 1
+        # One converter for all frames: setting one up costs as much as a small frame.
+        self._converter: Any = VideoReformatter()
+        self._conversion = _one_thread()
         self._decoded: Any = iter(())
         self._next = len(table.pts)
 
@@ -174,7 +179,8 @@ class PyAvDecoder:
         if frame is None:
             raise DatasetError(f"{self._path}: frame {number} does not decode")
         self._next = number + 1
-        picture: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
+        rgb = self._converter.reformat(frame, format="rgb24", **self._conversion)
+        picture: NDArray[np.uint8] = rgb.to_ndarray()
         return picture
 
     def _hop(self, key: int) -> None:
@@ -187,6 +193,16 @@ class PyAvDecoder:
             if frame.pts is not None and frame.pts >= pts:
                 return frame if frame.pts == pts else None
         return None
+
+
+@cache
+def _one_thread() -> dict[str, int]:
+    """Return the option that keeps colour conversion on the calling thread, if PyAV has it."""
+    try:
+        av.VideoFrame(16, 16, "yuv420p").reformat(format="rgb24", threads=1)
+    except TypeError:
+        return {}
+    return {"threads": 1}
 
 
 class TorchcodecDecoder:
@@ -227,6 +243,9 @@ DECODERS: dict[str, type[PyAvDecoder] | type[TorchcodecDecoder]] = {
     "pyav": PyAvDecoder,
     "torchcodec": TorchcodecDecoder,
 }
+
+
+_inherited: list[object] = []
 
 
 class Videos:
@@ -273,7 +292,9 @@ class Videos:
             self._open.popitem()[1].close()
 
     def forget(self) -> None:
-        """Let go of every decoder without using it once more."""
+        """Leave every decoder alone, in a process that inherited it by fork."""
+        # Freed here, a decoder would wait for threads that did not survive the fork.
+        _inherited.append(self._open)
         self._open = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -50,6 +50,13 @@ class WindowTable:
         run = int(np.searchsorted(self.before, window, side="right")) - 1
         return int(self.episode[run]), int(self.start[run] + window - self.before[run])
 
+    def starts(self, ordinal: int) -> NDArray[np.int64]:
+        """Return every start in an episode."""
+        first, stop = np.searchsorted(self.episode, [ordinal, ordinal + 1])
+        runs = range(first, stop)
+        parts = [np.arange(self.start[run], self.start[run] + self.count[run]) for run in runs]
+        return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
+
     def save(self, path: Path) -> None:
         """Write the table to ``path``, an ``.npz`` file."""
         arrays = {name: getattr(self, name) for name in _ARRAYS}
@@ -117,7 +124,8 @@ def require_windows(table: WindowTable, where: str, timing: Timing) -> None:
     if not len(table):
         raise DatasetError(
             f"{where} holds no complete sample of {timing.blocks} blocks of "
-            f"{timing.action_horizon} actions ({table.report()}): record longer episodes, or lower blocks or the horizon"
+            f"{timing.action_horizon} actions ({table.report()}): record longer episodes, or lower "
+            "blocks or the horizon"
         )
 
 

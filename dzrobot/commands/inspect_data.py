@@ -1,0 +1,63 @@
+"""``dzrobot inspect-data``: what a dataset gives an embodiment, and what is wrong with it."""
+
+import argparse
+
+import numpy as np
+
+from dzrobot.commands.stats import progress_bar
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.errors import DatasetError
+from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
+from dzrobot.training.data.verify import first_frames, offenders
+
+SUMMARY = "show which columns feed an embodiment, count windows, find damaged files"
+
+SHOWN = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``dzrobot inspect-data``."""
+    parser.add_argument("path", help="folder of a LeRobot dataset, or its hub name")
+    parser.add_argument(
+        "--embodiment", required=True, help="built-in tag, or module:NAME of your own"
+    )
+    parser.add_argument("--decoder", default="pyav", help="pyav or torchcodec")
+    parser.add_argument("--quick", action="store_true", help="do not open every video")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Report; the exit code is 1 if anything is wrong."""
+    embodiment = load_embodiment(arguments.embodiment)
+    options = ReaderOptions(decoder=arguments.decoder, damaged="count")
+    with progress_bar("reading columns") as advance:
+        reader = DatasetReader(arguments.path, embodiment, options, progress=advance)
+    print(reader.report())
+    faults = [*_first_window(reader)]
+    if not arguments.quick:
+        with progress_bar("checking files") as advance:
+            faults += list(offenders(reader, advance))
+    for fault in faults[:SHOWN]:
+        print(f"  FAULT {fault}")
+    if len(faults) > SHOWN:
+        print(f"  ... and {len(faults) - SHOWN} more")
+    print(f"  faults: {len(faults)}")
+    return 1 if faults else 0
+
+
+def _first_window(reader: DatasetReader) -> list[str]:
+    """Print the first window; return what looks wrong."""
+    window = reader.vectors(0)
+    for key, value in window.items():
+        shown = repr(value) if isinstance(value, str) else _range(value)
+        print(f"  first window  {key}  {shown}")
+    try:
+        looks = first_frames(reader)
+    except DatasetError as error:
+        return [str(error)]
+    for look in looks:
+        print(f"  first frame   {look.key}  {look.shape}  mean {look.mean:.1f} of 255")
+    return [f"{look.key}: the first frame is all one colour" for look in looks if look.blank]
+
+
+def _range(array: np.ndarray) -> str:
+    return f"{array.shape}  {array.min():.4g} to {array.max():.4g}"

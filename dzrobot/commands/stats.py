@@ -1,0 +1,90 @@
+"""``dzrobot stats``: measure the statistics that training and acting normalise by."""
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.errors import StatisticsError
+from dzrobot.recording.files import read_json, write_json
+from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
+from dzrobot.training.data.statistics import measure, merge
+
+SUMMARY = "measure normalisation statistics of LeRobot datasets"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``dzrobot stats``."""
+    parser.add_argument(
+        "embodiment", help="libero_sim, oxe_droid, franka_pnp, or module:NAME of your own"
+    )
+    parser.add_argument(
+        "--dataset", nargs="+", required=True, metavar="PATH", help="folders or hub names"
+    )
+    parser.add_argument("--output", type=Path, required=True, help="metadata.json to write")
+    parser.add_argument(
+        "--merge", action="store_true", help="add to the tags and counts already in the output"
+    )
+    parser.add_argument(
+        "--damaged",
+        choices=["refuse", "count"],
+        default="refuse",
+        help="episodes that cannot be read: stop and name them, or leave them out",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and write."""
+    embodiment = load_embodiment(arguments.embodiment)
+    output: Path = arguments.output
+    known = _known(output, merging=arguments.merge)
+    options = ReaderOptions(damaged=arguments.damaged, pictures=False)
+    readers = []
+    for path in arguments.dataset:
+        with progress_bar(f"reading {path}") as advance:
+            readers.append(DatasetReader(path, embodiment, options, progress=advance))
+        print(readers[-1].report())
+    with progress_bar("measuring") as advance:
+        entry = measure(readers, embodiment, advance)
+    if embodiment.tag in known:
+        entry = merge(known[embodiment.tag], entry)
+    write_json(output, {**known, embodiment.tag: entry})
+    for kind, parts in entry["statistics"].items():
+        for name, table in parts.items():
+            print(f"{kind}.{name}  q01 {_numbers(table['q01'])}  q99 {_numbers(table['q99'])}")
+    print(f"{output}: {embodiment.tag}, {len(entry['provenance']['datasets'])} dataset(s)")
+    return 0
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show ``done`` of ``all`` and the time left while the block runs."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _known(output: Path, *, merging: bool) -> dict[str, Any]:
+    if not output.exists():
+        return {}
+    if not merging:
+        raise StatisticsError(
+            f"{output} exists: --merge adds to it, another --output leaves it as it is"
+        )
+    content: dict[str, Any] = read_json(output)
+    return content
+
+
+def _numbers(values: list[float]) -> str:
+    return "[" + ", ".join(f"{value:.4g}" for value in values) + "]"

@@ -1,0 +1,257 @@
+"""Statistics for normalisation, measured on recordings: what ``dzrobot stats`` writes.
+
+States and absolute actions are measured on every row of every usable episode. Relative actions are
+measured as they are trained: action minus the state at the start of its block, over all rows of the
+block, for every row that starts a block of a valid window, each such row counted once.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dzrobot.embodiments.spec import Embodiment, Part
+from dzrobot.errors import StatisticsError
+from dzrobot.training.data import sketch
+from dzrobot.training.data.columns import Progress
+from dzrobot.training.data.dataset import DatasetReader
+from dzrobot.training.data.provenance import PROVENANCE, provenance
+from dzrobot.training.data.resolution import frame_size
+from dzrobot.training.data.sketch import Sketch
+
+EXACT_ROWS = 20_000_000
+"""Up to this many rows quantiles are exact; beyond, they are read from the sketch."""
+
+QUANTILES = {"q01": 0.01, "q99": 0.99}
+
+SKETCH = "sketch"
+"""Field beside ``statistics``: counts and histograms, by which statistics can be merged."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and squared deviations, per number; exact under addition."""
+
+    count: int
+    mean: Floats
+    squares: Floats
+    low: Floats
+    high: Floats
+
+    @classmethod
+    def of(cls, rows: NDArray[Any]) -> "Moments":
+        """Return the moments of ``rows``, (N, D) with N > 0."""
+        table = rows.astype(np.float64)
+        mean = table.mean(0)
+        return cls(len(table), mean, ((table - mean) ** 2).sum(0), table.min(0), table.max(0))
+
+    def __add__(self, other: "Moments") -> "Moments":
+        count = self.count + other.count
+        apart = other.mean - self.mean
+        return Moments(
+            count,
+            self.mean + apart * (other.count / count),
+            self.squares + other.squares + apart**2 * (self.count * other.count / count),
+            np.minimum(self.low, other.low),
+            np.maximum(self.high, other.high),
+        )
+
+    def table(self) -> dict[str, list[float]]:
+        """Return min, max, mean and std (of the population)."""
+        return {
+            "min": self.low.tolist(),
+            "max": self.high.tolist(),
+            "mean": self.mean.tolist(),
+            "std": np.sqrt(self.squares / self.count).tolist(),
+        }
+
+
+def measure(
+    readers: Sequence[DatasetReader], embodiment: Embodiment, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Return the entry of ``metadata.json`` for ``embodiment``, over all ``readers`` together.
+
+    Args:
+        readers: Opened datasets; pictures are not touched.
+        embodiment: Says which parts there are and which of them are relative.
+        progress: Called with parts done and parts in all.
+    """
+    parts = [*embodiment.state, *embodiment.action]
+    statistics: dict[str, dict[str, Any]] = {"state": {}, "action": {}}
+    sketches: dict[str, Any] = {}
+    for done, part in enumerate(parts):
+        table, known = _measure_part(readers, part, embodiment)
+        statistics[part.key.partition(".")[0]][part.name] = table
+        sketches[part.key] = known
+        if progress:
+            progress(done + 1, len(parts))
+    identities = [reader.catalog.identity for reader in readers]
+    return {
+        "statistics": statistics,
+        "modalities": _modalities(readers[0], embodiment),
+        "embodiment_tag": embodiment.tag,
+        **provenance(embodiment, identities),
+        SKETCH: sketches,
+    }
+
+
+def merge(known: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry over the data of both; moments are exact, quantiles to within one bin.
+
+    Raises:
+        StatisticsError: Not mergeable: other parts or another grid, or the same data twice.
+    """
+    _check_mergeable(known, added)
+    statistics: dict[str, dict[str, Any]] = {"state": {}, "action": {}}
+    sketches = {}
+    for key in added[SKETCH]:
+        kind, _, name = key.partition(".")
+        tables = [entry["statistics"][kind][name] for entry in (known, added)]
+        counts = [entry[SKETCH][key]["count"] for entry in (known, added)]
+        total = _moments(tables[0], counts[0]) + _moments(tables[1], counts[1])
+        joined = [
+            sketch.merge([Sketch.from_json(one), Sketch.from_json(two)])
+            for one, two in zip(known[SKETCH][key]["bins"], added[SKETCH][key]["bins"], strict=True)
+        ]
+        statistics[kind][name] = total.table() | _quantiles(joined, total)
+        sketches[key] = _sketch_entry(total.count, joined)
+    note = dict(added[PROVENANCE])
+    note["datasets"] = sorted({*known[PROVENANCE]["datasets"], *note["datasets"]})
+    return {**added, "statistics": statistics, PROVENANCE: note, SKETCH: sketches}
+
+
+def _measure_part(
+    readers: Sequence[DatasetReader], part: Part, embodiment: Embodiment
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    def batches() -> Iterator[Floats]:
+        for reader in readers:
+            yield from _rows(reader, part, embodiment)
+
+    total: Moments | None = None
+    for rows in batches():
+        here = Moments.of(rows)
+        total = here if total is None else total + here
+    if total is None:
+        raise StatisticsError(f"{part.key}: there is no row to measure")
+    sketches = [Sketch.between(low, high) for low, high in zip(total.low, total.high, strict=True)]
+    for rows in batches():
+        for number, one in enumerate(sketches):
+            one.add(rows[:, number])
+    quantiles = _exact(batches, total) if total.count <= EXACT_ROWS else _quantiles(sketches, total)
+    return total.table() | quantiles, _sketch_entry(total.count, sketches)
+
+
+def _rows(reader: DatasetReader, part: Part, embodiment: Embodiment) -> Iterator[Floats]:
+    """Yield the values of a part, episode by episode, (N, dim) float64."""
+    horizon = embodiment.timing.action_horizon
+    offset = reader.catalog.episodes.offset
+    source = reader.resolution.vectors[part.key]
+    column = reader.columns.vector(source.column)
+    for ordinal in np.unique(reader.windows.episode).tolist():
+        rows = slice(int(offset[ordinal]), int(offset[ordinal + 1]))
+        values = column[rows, source.start : source.stop].astype(np.float64)
+        if part.reference is not None:
+            anchors = _anchors(reader, ordinal, embodiment)
+            base = reader.resolution.vectors[part.reference]
+            states = reader.columns.vector(base.column)[rows, base.start : base.stop]
+            blocks = values[anchors[:, None] + np.arange(horizon)]
+            values = (blocks - states[anchors].astype(np.float64)[:, None]).reshape(-1, part.dim)
+        if len(values):
+            yield values
+
+
+def _anchors(reader: DatasetReader, ordinal: int, embodiment: Embodiment) -> NDArray[np.int64]:
+    """Return the rows of an episode that start a block of a valid window."""
+    timing = embodiment.timing
+    length = int(reader.catalog.episodes.length[ordinal])
+    if timing.sampling == "multi_anchor":
+        # The walk reaches every row that a whole block can follow.
+        return np.arange(max(0, length - timing.action_horizon), dtype=np.int64)
+    starts = reader.windows.starts(ordinal)
+    blocks = np.arange(timing.blocks, dtype=np.int64) * timing.anchor_stride
+    return np.unique(starts[:, None] + blocks)
+
+
+def _exact(batches: Callable[[], Iterator[Floats]], total: Moments) -> dict[str, list[float]]:
+    """Return exact quantiles, one number of the part at a time to bound the memory."""
+    values: dict[str, list[float]] = {name: [] for name in QUANTILES}
+    for number in range(len(total.mean)):
+        column = np.concatenate([rows[:, number] for rows in batches()])
+        for name, value in zip(QUANTILES, np.quantile(column, [*QUANTILES.values()]), strict=True):
+            values[name].append(float(value))
+    return values
+
+
+def _quantiles(sketches: Sequence[Sketch], total: Moments) -> dict[str, list[float]]:
+    bounds = list(zip(sketches, total.low.tolist(), total.high.tolist(), strict=True))
+    return {
+        name: [min(max(one.quantile(share), low), high) for one, low, high in bounds]
+        for name, share in QUANTILES.items()
+    }
+
+
+def _sketch_entry(count: int, sketches: Sequence[Sketch]) -> dict[str, Any]:
+    return {"count": count, "bins": [one.to_json() for one in sketches]}
+
+
+def _moments(table: Mapping[str, list[float]], count: int) -> Moments:
+    arrays = {name: np.array(table[name]) for name in ("mean", "std", "min", "max")}
+    squares = arrays["std"] ** 2 * count
+    return Moments(count, arrays["mean"], squares, arrays["min"], arrays["max"])
+
+
+def _check_mergeable(known: Mapping[str, Any], added: Mapping[str, Any]) -> None:
+    tag = added["embodiment_tag"]
+    if SKETCH not in known or PROVENANCE not in known:
+        raise StatisticsError(
+            f"the statistics of {tag!r} in the file came with a checkpoint or another tool and "
+            "hold no counts, so nothing can be added to them: write to a new file"
+        )
+    shapes = [
+        {key: len(entry[SKETCH][key]["bins"]) for key in entry[SKETCH]} for entry in (known, added)
+    ]
+    grids = [
+        {**{k: v for k, v in entry[PROVENANCE].items() if k != "datasets"}}
+        | {name: entry[name] for name in ("relative_action_keys", "action_horizon")}
+        for entry in (known, added)
+    ]
+    if shapes[0] != shapes[1] or grids[0] != grids[1]:
+        raise StatisticsError(
+            f"the statistics of {tag!r} in the file were measured with {shapes[0]} and {grids[0]}, "
+            f"the new ones with {shapes[1]} and {grids[1]}: write to a new file"
+        )
+    twice = set(known[PROVENANCE]["datasets"]) & set(added[PROVENANCE]["datasets"])
+    if twice:
+        raise StatisticsError(
+            f"{len(twice)} of the datasets are already counted in the statistics of {tag!r}: give "
+            "only new ones, or write to a new file"
+        )
+
+
+def _modalities(reader: DatasetReader, embodiment: Embodiment) -> dict[str, Any]:
+    views = {}
+    for view in embodiment.views:
+        height, width = frame_size(reader.catalog, reader.resolution.views[view.key].column)
+        views[view.name] = {
+            "resolution": [width, height],
+            "channels": 3,
+            "fps": reader.catalog.fps,
+        }
+    return {
+        "video": views,
+        "state": {part.name: _modality(part) for part in embodiment.state},
+        "action": {part.name: _modality(part) for part in embodiment.action},
+    }
+
+
+def _modality(part: Part) -> dict[str, Any]:
+    return {
+        "absolute": part.reference is None,
+        "rotation_type": None,
+        "shape": [part.dim],
+        "continuous": True,
+    }

@@ -1,0 +1,91 @@
+"""Does every file of a dataset hold what the lists say?"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dzrobot.errors import DatasetError
+from dzrobot.training.data.columns import Progress
+from dzrobot.training.data.dataset import DatasetReader
+from dzrobot.training.data.resolution import Source
+from dzrobot.training.data.video import FrameTable
+
+
+@dataclass(frozen=True)
+class Look:
+    """First frame of a camera, in numbers."""
+
+    key: str
+    shape: tuple[int, ...]
+    mean: float
+    deviation: float
+
+    @property
+    def blank(self) -> bool:
+        """Whether the picture is all one colour: a covered or dead camera."""
+        return self.deviation < 1.0
+
+
+def first_frames(reader: DatasetReader) -> list[Look]:
+    """Return the first frame that training would see, of every camera.
+
+    Raises:
+        DatasetError: It cannot be read.
+    """
+    ordinal, start = reader.windows.locate(0)
+    looks = []
+    for key, source in reader.resolution.views.items():
+        frame = reader.frames(ordinal, source, [start])[0]
+        looks.append(Look(key, frame.shape, float(frame.mean()), float(frame.std())))
+    return looks
+
+
+def offenders(reader: DatasetReader, progress: Progress | None = None) -> Iterator[str]:
+    """Yield a line for every episode and camera that does not hold what the lists say.
+
+    Videos are opened and their frames counted and compared with the frame grid, but not decoded.
+    """
+    episodes = reader.catalog.episodes
+    cameras = [source for source in reader.resolution.views.values() if source.kind == "video"]
+    tables: dict[str, FrameTable] = {}
+    for ordinal in range(len(episodes)):
+        number = int(episodes.index[ordinal])
+        if ordinal in reader.columns.faults:
+            yield f"episode {number}: {reader.columns.faults[ordinal]}"
+        for source in cameras:
+            try:
+                fault = _video_fault(reader, ordinal, source, tables)
+            except DatasetError as error:
+                fault = str(error)
+            if fault:
+                yield f"episode {number}: {source.key}: {fault}"
+        if progress:
+            progress(ordinal + 1, len(episodes))
+
+
+def _video_fault(
+    reader: DatasetReader, ordinal: int, source: Source, tables: dict[str, FrameTable]
+) -> str:
+    catalog = reader.catalog
+    name = catalog.video_file(ordinal, source.column)
+    if name not in tables:
+        # Episodes of one file follow each other: one table at a time is enough.
+        tables.clear()
+        tables[name] = FrameTable.cached(catalog.root / name, reader.options.folder(catalog))
+    table = tables[name]
+    length = int(catalog.episodes.length[ordinal])
+    first = table.at(catalog.video_start_s(ordinal, source.column))
+    if first + length > len(table.pts):
+        return f"{name} has {len(table.pts) - first} frames left, the list says {length}"
+    if catalog.version != "v3.0" and len(table.pts) != length:
+        return f"{name} has {len(table.pts)} frames, the list says {length}"
+    shown = (table.pts[first : first + length] - table.pts[first]) * table.seconds_per_tick
+    apart = np.abs(shown - np.arange(length) / catalog.fps)
+    if apart.max() > 0.5 / catalog.fps:
+        frame = int(apart.argmax())
+        return (
+            f"{name}: frame {frame} is shown {apart[frame]:.3f} s off the grid of {catalog.fps:g} "
+            "frames per second"
+        )
+    return ""
