@@ -1,0 +1,59 @@
+"""Rates and their intervals, against published numbers."""
+
+from dataclasses import fields
+
+import pytest
+
+from dzrobot.rollout.protocol import PROTOCOLS, Selection, plan_cases
+from dzrobot.rollout.records import Record
+from dzrobot.rollout.report import summarise, wilson
+
+CASES = plan_cases(
+    Selection(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 1), episodes=4)
+)
+
+
+@pytest.mark.parametrize(
+    ("successes", "episodes", "low", "high"),
+    [
+        (495, 512, 94.75, 97.92), (394, 500, 75.0, 82.2), (484, 500, 94.9, 98.0),
+        (1936, 2000, 95.9, 97.5), (48, 50, 86.5, 98.9), (9, 10, 59.6, 98.2),
+        (0, 10, 0.0, 27.75), (10, 10, 72.25, 100.0), (0, 0, 0.0, 100.0),
+    ],
+)  # fmt: skip
+def test_wilson(successes, episodes, low, high):
+    found = [100 * bound for bound in wilson(successes, episodes)]
+    digits = 0.006 if low in (94.75, 0.0, 72.25) else 0.06
+    assert found == pytest.approx([low, high], abs=digits)
+
+
+def record(case, *, success=None, error=None, steps=5):
+    blank = dict.fromkeys(field.name for field in fields(Record))
+    own = {name: getattr(case, name) for name in ("env", "suite", "task_id", "episode", "seed")}
+    result = {} if error else {"success": success, "steps": steps, "task": f"t{case.task_id}"}
+    return Record(**{**blank, **own, **result, "case": case.name, "error": error})
+
+
+def test_errors_and_missing_episodes_are_no_failures():
+    first, second = CASES[:4], CASES[4:]
+    records = [record(case, success=True, steps=10 + case.episode) for case in first[:3]]
+    records += [record(first[3], error="it broke"), record(second[0], success=False)]
+    summary = summarise(reversed(records), CASES)
+    rows = [(r.task_id, r.successes, r.episodes, r.errors, r.missing) for r in summary.rows]
+    assert rows == [(0, 3, 3, 1, 0), (1, 0, 1, 0, 3)]
+    total = summary.total
+    assert (total.successes, total.episodes, total.errors, total.missing) == (3, 4, 1, 3)
+    assert (total.low, total.high) == wilson(3, 4)
+    assert summary.rows[0].mean_steps == 11
+    assert summary.errors == ((first[3].name, "it broke"),)
+    assert not summary.complete
+
+
+def test_repeats_are_counted_and_counted_apart():
+    cases = plan_cases(Selection(protocol=PROTOCOLS["rlinf-512"], suites=("libero_spatial",)))
+    records = [record(case, success=case.repeat_of is None) for case in cases]
+    summary = summarise(records, cases)
+    assert (summary.total.successes, summary.total.episodes) == (500, 512)
+    assert summary.distinct is not None
+    assert (summary.distinct.successes, summary.distinct.episodes) == (500, 500)
+    assert summary.complete
