@@ -1,0 +1,283 @@
+"""``dzrobot eval``: success rates of a policy, safe against being interrupted."""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from dzrobot.config import parse_value
+from dzrobot.errors import ConfigError, find
+from dzrobot.rollout.card import card_digest
+from dzrobot.rollout.evaluate import Evaluation, Progress, RunOptions, evaluate, prepare
+from dzrobot.rollout.players import Player, PlayerOptions
+from dzrobot.rollout.protocol import PROTOCOLS, Selection
+from dzrobot.rollout.report import Summary, table
+
+SUMMARY = "evaluate a policy in an environment"
+DEFAULT_ENV = "dzrobot/lift-v0"
+DEFAULT_EPISODES = 10
+EXAMPLE = (
+    "python examples/eval_libero.py --suite libero_spatial --protocol standard-10x50 "
+    "--checkpoint PATH_OR_HUB_ID --device cuda --workers 8"
+)
+
+_HISTORY = {"on": "recent", "off": "off", "recent": "recent", "grid": "grid"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``dzrobot eval``."""
+    parser.description = (
+        "Evaluate a policy. Every finished episode is one line of OUTPUT/records.jsonl; the same "
+        "command again runs what is missing. With no argument: the embedded default."
+    )
+    _what(parser.add_argument_group("what is run"))
+    _policy(parser.add_argument_group("the policy"))
+    _how(parser.add_argument_group("how it is run; none of this changes a result"))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Evaluate, print the table, and return 0 if every episode has a result, else 1."""
+    console = Console(width=None if Console().is_terminal else 110, highlight=False)
+    setup = _setup(arguments)
+    for line in setup.greeting:
+        console.print(line, soft_wrap=True, markup=False)
+    prepared = prepare(setup.evaluation)
+    output = arguments.output or Path("results") / (
+        f"{setup.label}-{setup.evaluation.player.label}-{card_digest(prepared.card)}"
+    )
+    options = RunOptions(
+        workers=arguments.workers,
+        videos=arguments.videos,
+        shard=_shard(arguments.shard),
+        max_errors=arguments.max_errors,
+    )
+    _say_what_it_is(console, prepared.card, output)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task("episodes", total=None)
+        at_start: list[int] = []
+
+        def show(progress: Progress) -> None:
+            at_start.append(progress.done)
+            won = f"{progress.successes} of {progress.done} succeeded"
+            failed = f", {progress.errors} errors" if progress.errors else ""
+            # Only what this run did counts for the estimate of the time left.
+            bar.update(
+                task,
+                description=won + failed,
+                total=progress.total - at_start[0],
+                completed=progress.done - at_start[0],
+            )
+
+        summary = evaluate(prepared, output, options, show)
+    return conclude(console, summary, output, str(prepared.card["protocol"]))
+
+
+def conclude(console: Console, summary: Summary, output: Path, title: str) -> int:
+    """Print the table and what is left to do; return the exit code."""
+    console.print(table(summary, title))
+    if summary.total.episodes:
+        times = summary.timing
+        console.print(
+            f"per step, median of medians: policy {times['policy_ms_p50']:.1f} ms (95th percentile "
+            f"{times['policy_ms_p95']:.1f}), environment {times['env_ms_p50']:.1f} ms"
+        )
+    for case, message in summary.errors[:5]:
+        console.print(f"error in {case}: {message}", markup=False, soft_wrap=True)
+    console.print(f"results in {output}", markup=False, soft_wrap=True)
+    if summary.complete:
+        return 0
+    console.print(
+        f"{summary.total.errors} episodes ended in an exception (tracebacks in "
+        f"{output}/errors) and {summary.total.missing} were not run; the same command runs them.",
+        markup=False,
+        soft_wrap=True,
+    )
+    return 1
+
+
+@dataclass(frozen=True)
+class _Setup:
+    evaluation: Evaluation
+    label: str
+    greeting: tuple[str, ...]
+
+
+def _what(group: Any) -> None:
+    group.add_argument("--suite", help="LIBERO suites, such as libero_object; several: a,b")
+    group.add_argument("--env", help="or a Gymnasium id, such as dzrobot/lift-v0 or module:id")
+    group.add_argument(
+        "--env-arg", action="append", default=[], metavar="KEY=VALUE",
+        help="keyword argument of the environment, such as resolution=128",
+    )  # fmt: skip
+    group.add_argument("--protocol", choices=sorted(PROTOCOLS), help="rules of a published score")
+    group.add_argument("--tasks", help="numbers of tasks, such as 0,1,5-7 (default: all)")
+    group.add_argument("--episodes", type=int, help="episodes per task")
+    group.add_argument("--max-steps", type=int, help="steps per episode")
+    group.add_argument("--seed", type=int, default=0, help="of environments and keyed noise")
+    group.add_argument(
+        "--ablate-images", choices=["none", "shuffle", "other-start"], default="none",
+        help="spoil what the policy sees: tiles of 8 x 8 pixels change places, or the first "
+        "pictures of another start are shown throughout",
+    )  # fmt: skip
+
+
+def _policy(group: Any) -> None:
+    group.add_argument("--checkpoint", help="folder or Hugging Face id of a DreamZero checkpoint")
+    group.add_argument("--policy", help="instead: random, hold, expert, or module:factory")
+    group.add_argument(
+        "--privileged", action="store_true",
+        help="module:factory takes the environment and acts beside it, once per episode",
+    )  # fmt: skip
+    group.add_argument("--embodiment", help="robot: a built-in tag, or module:NAME")
+    group.add_argument("--dit-steps", help="solver steps, of 16, that run the network, or dynamic")
+    group.add_argument("--history", choices=sorted(_HISTORY), help="whether frames are remembered")
+    group.add_argument("--execute", type=int, metavar="K", help="actions executed of each plan")
+    group.add_argument("--cfg-scale", type=float, help="guidance of the predicted video")
+    group.add_argument("--noise", choices=["keyed", "fixed"], help="of plans (default: protocol's)")
+    group.add_argument("--policy-seed", type=int, help="of the policy's noise")
+    group.add_argument("--device", default="cpu", help="such as cuda or cuda:1")
+    group.add_argument("--dtype", choices=["float32", "bfloat16"])
+    group.add_argument("--revision", help="branch, tag or commit of a Hugging Face checkpoint")
+    group.add_argument(
+        "--batch", action="store_true",
+        help="act for waiting episodes in one call: faster on a GPU, last bits vary",
+    )  # fmt: skip
+
+
+def _how(group: Any) -> None:
+    group.add_argument("--output", type=Path, help="results folder (default: below results/)")
+    group.add_argument("--workers", type=int, default=1, help="processes that step environments")
+    group.add_argument("--videos", choices=["all", "failures", "none"], default="all")
+    group.add_argument("--shard", default="0/1", metavar="I/N", help="part I (from 0) of N parts")
+    group.add_argument("--max-errors", type=int, default=10, help="exceptions before giving up")
+
+
+def _setup(arguments: argparse.Namespace) -> _Setup:
+    greeting: list[str] = []
+    suites = tuple(arguments.suite.split(",")) if arguments.suite else ()
+    name = arguments.protocol or ("standard-10x50" if suites else "custom")
+    protocol = find(PROTOCOLS, "protocol", name)
+    env, episodes = arguments.env, arguments.episodes
+    if not suites and env is None:
+        env = protocol.suite or DEFAULT_ENV
+        if protocol.name == "custom":
+            protocol = PROTOCOLS["lift-100"]
+            episodes = episodes or DEFAULT_EPISODES
+        greeting.append(
+            f"Embedded default: {env} (robosuite's Lift in the shape of LIBERO; it is not LIBERO)."
+        )
+    player = _player(arguments, greeting)
+    if not suites and arguments.env is None:
+        greeting.append(f"LIBERO with a real checkpoint: {EXAMPLE}")
+    selection = Selection(
+        protocol=protocol,
+        suites=suites,
+        env=env,
+        tasks=_numbers(arguments.tasks),
+        episodes=episodes,
+        max_steps=arguments.max_steps,
+        seed=arguments.seed,
+        arguments=keywords(arguments.env_arg),
+    )
+    evaluation = Evaluation(
+        selection=selection,
+        player=player,
+        ablation=arguments.ablate_images,
+        batched=arguments.batch,
+    )
+    label = "-".join(suites) or str(env).rpartition("/")[2]
+    return _Setup(evaluation, label, tuple(greeting))
+
+
+def _player(arguments: argparse.Namespace, greeting: list[str]) -> Player:
+    if arguments.checkpoint and arguments.policy:
+        raise ConfigError("give --checkpoint or --policy, not both")
+    name = arguments.checkpoint or arguments.policy
+    if name is None:
+        name = str(_default_checkpoint(greeting))
+    steps = arguments.dit_steps
+    if steps is not None and steps != "dynamic" and not steps.isdigit():
+        raise ConfigError(f"--dit-steps {steps!r}: give a number from 1 to 16, or dynamic")
+    return Player(
+        name=name,
+        privileged=arguments.privileged,
+        embodiment=arguments.embodiment,
+        options=PlayerOptions(
+            dit_steps=steps if steps in (None, "dynamic") else int(steps),
+            execute=arguments.execute,
+            history=_HISTORY[arguments.history] if arguments.history else None,  # type: ignore[arg-type]
+            cfg_scale=arguments.cfg_scale,
+            noise=arguments.noise,
+            seed=arguments.policy_seed,
+            device=arguments.device,
+            dtype=arguments.dtype,
+            revision=arguments.revision,
+        ),
+    )
+
+
+def _default_checkpoint(greeting: list[str]) -> Path:
+    from dzrobot.policies.dreamzero.bundled import default_checkpoint, is_trained
+
+    checkpoint = default_checkpoint()
+    kind = "the bundled tiny checkpoint" if is_trained() else "a tiny RANDOM checkpoint"
+    said = f"No --checkpoint: {kind} in {checkpoint}."
+    if greeting:
+        greeting[0] += f" {said}"
+    else:
+        greeting.append(said)
+    return checkpoint
+
+
+def _say_what_it_is(console: Console, card: Mapping[str, Any], output: Path) -> None:
+    changes = f", with {'; '.join(card['changes'])}" if card["changes"] else ""
+    console.print(
+        f"{card['episodes']} episodes, protocol {card['protocol']}{changes}; results: {output}",
+        markup=False,
+        soft_wrap=True,
+    )
+    for suite, assets in card["assets"].items():
+        if assets["missing"] or assets["altered"]:
+            console.print(
+                f"WARNING: {len(assets['missing'])} asset files of {suite} are missing and "
+                f"{len(assets['altered'])} are not the official ones: this is no LIBERO score.",
+                markup=False,
+                soft_wrap=True,
+            )
+
+
+def keywords(pairs: list[str]) -> dict[str, Any]:
+    """Return ``KEY=VALUE`` pairs as keyword arguments, the values read as YAML."""
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"--env-arg takes KEY=VALUE, got {pair!r}")
+        found[name] = parse_value(value)
+    return found
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    """Return ``0,1,5-7`` as numbers."""
+    if text is None:
+        return None
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ConfigError(f"--tasks {text!r}: write numbers and ranges, such as 0,1,5-7")
+        numbers += range(int(first), int(last or first) + 1)
+    return tuple(dict.fromkeys(numbers))
+
+
+def _shard(text: str) -> tuple[int, int]:
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdigit() and count.isdigit()):
+        raise ConfigError(f"--shard {text!r}: write I/N, such as 0/4 for the first of four")
+    return int(index), int(count)

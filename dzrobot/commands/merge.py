@@ -1,0 +1,26 @@
+"""``dzrobot merge``: one table from the shards of one evaluation."""
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from dzrobot.commands.eval import conclude
+from dzrobot.rollout.card import read_card
+from dzrobot.rollout.evaluate import merge
+
+SUMMARY = "put shards of one evaluation together"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``dzrobot merge``."""
+    parser.add_argument("output", type=Path, help="folder for the whole")
+    parser.add_argument("parts", type=Path, nargs="+", help="folders of `dzrobot eval --shard I/N`")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Merge, print the table, and return 0 if every episode of the evaluation has a result."""
+    summary = merge(arguments.output, arguments.parts)
+    console = Console(width=None if Console().is_terminal else 110, highlight=False)
+    card = read_card(arguments.output)
+    return conclude(console, summary, arguments.output, str(card["protocol"]))

@@ -1,0 +1,211 @@
+"""The protocol card: everything that can change a score, kept beside the results."""
+
+import hashlib
+import json
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from dzrobot.errors import ProtocolError
+from dzrobot.rollout.protocol import Case, Selection
+
+CARD_FILE = "card.json"
+CASES_FILE = "cases.jsonl"
+
+FORMAT = 1
+
+_VERSIONS = (
+    "dzrobot",
+    "gymnasium",
+    "numpy",
+    "torch",
+    "transformers",
+    "diffusers",
+    "mujoco",
+    "robosuite",
+    "hf-libero",
+)
+_SHOWN = 12
+
+
+def build_card(
+    selection: Selection,
+    cases: Sequence[Case],
+    policy: Mapping[str, Any],
+    arguments: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return the card of a run as plain values; the number of workers is not part of it."""
+    protocol = selection.protocol
+    card = {
+        "format": FORMAT,
+        "protocol": protocol.name,
+        "changes": list(selection.changes),
+        "suites": {suite: _suite(suite, cases, arguments) for suite in _suites(cases)},
+        "repeats": [
+            {
+                "suite": case.suite,
+                "task_id": case.task_id,
+                "episode": case.episode,
+                "repeats_episode": case.repeat_of,
+                "init_state_id": case.init_state_id,
+            }
+            for case in cases
+            if case.repeat_of is not None
+        ],
+        "seed": selection.seed,
+        "success": "the goal held at any step",
+        "stop_at_success": protocol.stop_at_success,
+        "policy": dict(policy),
+        "assets": {suite: assets for suite in _suites(cases) if (assets := _assets(suite))},
+        "versions": _versions(),
+        "episodes": len(cases),
+        "cases_sha256": _digest(cases),
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(card))
+    return plain
+
+
+def keep_card(folder: Path, card: Mapping[str, Any], cases: Sequence[Case]) -> None:
+    """Write ``card`` to ``folder``, or check that the one that is there is equal.
+
+    Raises:
+        ProtocolError: the folder holds results of another protocol; says what differs.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / CARD_FILE
+    if path.exists():
+        refuse_unlike(read_card(folder), card, str(folder), "asked for now")
+        return
+    _write(folder / CASES_FILE, "".join(f"{json.dumps(asdict(case))}\n" for case in cases))
+    _write(path, json.dumps(card, indent=2, sort_keys=True) + "\n")
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """Return the card of ``folder``.
+
+    Raises:
+        ProtocolError: there is none.
+    """
+    path = folder / CARD_FILE
+    if not path.is_file():
+        raise ProtocolError(f"{folder} holds no evaluation: there is no {CARD_FILE} in it")
+    card: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return card
+
+
+def read_cases(folder: Path) -> tuple[Case, ...]:
+    """Return every episode of the run in ``folder``, run or not."""
+    lines = (folder / CASES_FILE).read_text(encoding="utf-8").splitlines()
+    return tuple(Case(**json.loads(line)) for line in lines)
+
+
+def refuse_unlike(one: Mapping[str, Any], other: Mapping[str, Any], here: str, there: str) -> None:
+    """Raise unless the two cards are equal.
+
+    Raises:
+        ProtocolError: with one line per difference.
+    """
+    found = list(_differences(one, other, ""))
+    if not found:
+        return
+    lines = [f"  {name}: {a} in {here}, {b} {there}" for name, a, b in found[:_SHOWN]]
+    if len(found) > _SHOWN:
+        lines.append(f"  and {len(found) - _SHOWN} more")
+    raise ProtocolError(
+        "these results do not compare, so they are not mixed:\n"
+        + "\n".join(lines)
+        + "\nUse another --output, or the same settings."
+    )
+
+
+def card_digest(card: Mapping[str, Any]) -> str:
+    """Return eight letters that tell cards apart."""
+    return hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _differences(one: Any, other: Any, name: str) -> Iterator[tuple[str, str, str]]:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in sorted({*one, *other}):
+            inner = f"{name}.{key}" if name else key
+            absent = "nothing"
+            if key not in one or key not in other:
+                yield (
+                    inner,
+                    _short(one[key]) if key in one else absent,
+                    _short(other[key]) if key in other else absent,
+                )
+            else:
+                yield from _differences(one[key], other[key], inner)
+    elif one != other:
+        yield name, _short(one), _short(other)
+
+
+def _short(value: object, limit: int = 60) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def _suites(cases: Sequence[Case]) -> list[str]:
+    return list(dict.fromkeys(case.suite for case in cases))
+
+
+def _suite(
+    suite: str, cases: Sequence[Case], arguments: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    own = [case for case in cases if case.suite == suite]
+    first = [case for case in own if case.task_id == own[0].task_id and case.repeat_of is None]
+    seeded = first[0].init_state_id is None
+    return {
+        "env": own[0].env,
+        "arguments": dict(arguments[own[0].env]),
+        "max_steps": own[0].max_steps or "as registered",
+        "tasks": sorted({case.task_id for case in own}),
+        "episodes_per_task": len(first),
+        "init_state_ids": "chosen by the seed" if seeded else _span(c.init_state_id for c in first),
+        "seeds": _span(c.seed for c in first) if seeded else "keyed by seed, suite, task, episode",
+    }
+
+
+def _span(numbers: Iterator[int | None]) -> str:
+    listed = list(numbers)
+    return f"{listed[0]} to {listed[-1]}"
+
+
+def _assets(suite: str) -> dict[str, Any]:
+    """Return whether the assets of a LIBERO suite are the official ones; scores depend on it."""
+    from dzrobot.envs.libero.assets import assets_folder, needed, verify
+    from dzrobot.envs.libero.suites import SUITES
+
+    if suite not in SUITES:
+        return {}
+    verdict = verify(assets_folder(), needed([suite]))
+    return {
+        "official": len(verdict.official),
+        "missing": sorted(verdict.missing),
+        "altered": sorted(verdict.altered),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _VERSIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _digest(cases: Sequence[Case]) -> str:
+    text = json.dumps([asdict(case) for case in cases], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _write(path: Path, text: str) -> None:
+    """Write at once, or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)

@@ -1,0 +1,100 @@
+"""Making the environment of a case, with what its robot and its protocol ask for."""
+
+import inspect
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import load_env_creator
+
+import dzrobot  # noqa: F401 (registers the ids)
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import ConfigError, UnknownNameError, suggest
+from dzrobot.rollout.protocol import Case, Protocol
+
+ROBOTS = {
+    "libero": "libero_sim",
+    "lift": "libero_sim",
+    "point": "libero_sim",
+    "Franka": "franka_pnp",
+}
+"""Beginning of an environment's name -> embodiment whose keys it delivers."""
+
+
+def environment_robot(env: str) -> Embodiment | None:
+    """Return the embodiment of an environment of this package, None for any other."""
+    name = env.rpartition("/")[2]
+    tags = [tag for prefix, tag in ROBOTS.items() if name.startswith(prefix)]
+    return load_embodiment(tags[0]) if tags and env in gym.registry else None
+
+
+def environment_arguments(
+    env: str, protocol: Protocol, robot: Embodiment, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the keyword arguments of ``env`` beyond the task.
+
+    The protocol's, the robot's picture size where ``env`` can choose one, and ``given``, which
+    win.
+
+    Raises:
+        UnknownNameError: no such environment, or it takes no such argument.
+        ConfigError: the protocol asks for what the environment cannot do.
+    """
+    known, open_ended = accepted(env)
+    for name in given:
+        if name not in known and not open_ended:
+            raise UnknownNameError(
+                f"{env} takes no argument {name!r}.{suggest(name, known)} Known: "
+                f"{', '.join(known) or 'none'}."
+            )
+    arguments: dict[str, Any] = {}
+    sizes = {view.resolution for view in robot.views}
+    if "resolution" in known and len(sizes) == 1:
+        height, width = sizes.pop()
+        if height == width:
+            arguments["resolution"] = height
+    if protocol.settle_steps is not None:
+        _require("settle_steps", known, env, protocol)
+        arguments["settle_steps"] = protocol.settle_steps
+    if not protocol.stop_at_success:
+        _require("stop_on_success", known, env, protocol)
+        arguments["stop_on_success"] = False
+    return {**arguments, **given}
+
+
+@cache
+def accepted(env: str) -> tuple[tuple[str, ...], bool]:
+    """Return the keyword arguments of ``env``, and whether it takes others too.
+
+    Raises:
+        UnknownNameError: no such environment.
+    """
+    try:
+        creator = load_env_creator(gym.spec(env).entry_point)  # type: ignore[arg-type]
+    except gym.error.Error as error:
+        ours = [name for name in gym.registry if name.startswith("dzrobot/")]
+        raise UnknownNameError(
+            f"unknown environment {env!r}.{suggest(env, gym.registry)} Of this package: "
+            f"{', '.join(ours)}; another package's is named 'module:id'."
+        ) from error
+    parameters = inspect.signature(creator).parameters.values()
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = tuple(p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
+    return named, open_ended
+
+
+def make_environment(case: Case, arguments: Mapping[str, Any], *, render: bool) -> Any:
+    """Return the environment of ``case``; ``render``: it can be asked for pictures for people."""
+    limits = {} if case.max_steps is None else {"max_episode_steps": case.max_steps}
+    mode = {"render_mode": "rgb_array"} if render else {}
+    return gym.make(case.env, **limits, **mode, **case.arguments, **arguments)
+
+
+def _require(name: str, known: tuple[str, ...], env: str, protocol: Protocol) -> None:
+    if name not in known:
+        raise ConfigError(
+            f"protocol {protocol.name} sets {name}, which {env} does not have; "
+            "use --protocol custom"
+        )

@@ -1,0 +1,176 @@
+"""One episode: the same few lines for a simulator, a real robot, one process or many."""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any, Protocol
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from dzrobot.errors import ModalityError
+from dzrobot.modality.window import Observation
+from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy
+
+Watch = Callable[[Observation], None]
+"""Called with the first observation and after every step, once the environment shows it."""
+
+
+class Actor(Protocol):
+    """What chooses the actions of one episode."""
+
+    def begin(self, env: gym.Env[Any, Any]) -> None:
+        """Start a new episode; the environment has just been reset."""
+        ...
+
+    def act(self, observation: Observation) -> tuple[Action, float]:
+        """Return the action (A,) and how long it took to choose, in milliseconds."""
+        ...
+
+
+@dataclass(kw_only=True)
+class PolicyActor:
+    """A policy of this process, as an actor."""
+
+    policy: Policy
+    session: str = DEFAULT_SESSION
+    noise_key: int | None = None
+    """Number of the episode for keyed noise; None: the policy counts."""
+
+    def begin(self, env: gym.Env[Any, Any]) -> None:
+        """Start a new episode in the session."""
+        reset_policy(self.policy, self.session, self.noise_key)
+
+    def act(self, observation: Observation) -> tuple[Action, float]:
+        """Return the policy's action and its time."""
+        began = time.perf_counter()
+        action = self.policy.act(observation, session=self.session)
+        return action, 1000 * (time.perf_counter() - began)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of one episode."""
+
+    task: str
+    init_state_id: int | None
+    steps: int
+    success: bool
+    """Whether the goal held at any step."""
+
+    ended: str
+    """``success``, ``time limit``, or the environment's own reason."""
+
+    action_sha256: str
+    """Of the float32 bytes of all actions, in order."""
+
+    policy_ms: Mapping[str, float]
+    """Median and 95th percentile of the time to choose an action."""
+
+    env_ms: Mapping[str, float]
+    """Median and 95th percentile of a step, and the time of the reset."""
+
+    wall_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeRules:
+    """Where an episode begins and when it is over."""
+
+    seed: int | None = None
+    init_state_id: int | None = None
+    """None: the seed decides."""
+
+    stop_at_success: bool = True
+    max_steps: int | None = None
+    """None: the environment ends the episode, as one with a time limit does."""
+
+
+@dataclass
+class _Clock:
+    policy_ms: list[float] = field(default_factory=list)
+    env_ms: list[float] = field(default_factory=list)
+    reset_ms: float = 0.0
+
+
+def run_episode(
+    env: gym.Env[Any, Any],
+    policy: Policy | Actor,
+    rules: EpisodeRules | None = None,
+    *,
+    watch: Watch = lambda _: None,
+) -> Outcome:
+    """Reset ``env``, let ``policy`` act until the episode is over, and return what came of it.
+
+    Args:
+        env: Any Gymnasium environment whose observations the policy takes, and whose info holds
+            ``is_success``.
+        policy: A policy, in its default session, or an actor.
+        rules: Where to begin and when to stop; by default the environment says both.
+        watch: Called with the first observation and after every step.
+
+    Raises:
+        ModalityError: the policy's action is not a finite vector of the right length.
+    """
+    rules = rules or EpisodeRules()
+    actor = PolicyActor(policy=policy) if isinstance(policy, Policy) else policy
+    digest, clock = hashlib.sha256(), _Clock()
+    began = time.perf_counter()
+    starts = {} if rules.init_state_id is None else {"init_state_id": rules.init_state_id}
+    observation, info = env.reset(seed=rules.seed, options=starts or None)
+    clock.reset_ms = 1000 * (time.perf_counter() - began)
+    actor.begin(env)
+    watch(observation)
+    steps, success, over = 0, False, False
+    while not over:
+        action, spent = actor.act(observation)
+        action = _checked(action, env)
+        digest.update(action.tobytes())
+        clock.policy_ms.append(spent)
+        stepped = time.perf_counter()
+        observation, _, terminated, truncated, info = env.step(action)
+        clock.env_ms.append(1000 * (time.perf_counter() - stepped))
+        watch(observation)
+        steps += 1
+        success = success or bool(info["is_success"])
+        over = terminated or truncated or (success and rules.stop_at_success)
+        over = over or steps == rules.max_steps
+    return Outcome(
+        task=str(info["task"]),
+        init_state_id=info.get("init_state_id", rules.init_state_id),
+        steps=steps,
+        success=success,
+        ended="success" if success else str(info.get("reset_reason") or "time limit"),
+        action_sha256=digest.hexdigest(),
+        policy_ms=percentiles(clock.policy_ms),
+        env_ms={**percentiles(clock.env_ms), "reset": round(clock.reset_ms, 3)},
+        wall_s=round(time.perf_counter() - began, 3),
+    )
+
+
+def percentiles(times: list[float]) -> dict[str, float]:
+    """Return the median and the 95th percentile of ``times``, to the microsecond."""
+    if not times:
+        return {"p50": 0.0, "p95": 0.0}
+    middle, high = np.percentile(times, [50, 95])
+    return {"p50": round(float(middle), 3), "p95": round(float(high), 3)}
+
+
+def reset_policy(policy: Policy, session: str, noise_key: int | None) -> None:
+    """Start a new episode of ``policy``; those without keyed noise need not know of numbers."""
+    if noise_key is not None and "episode" in signature(policy.reset).parameters:
+        policy.reset(session, episode=noise_key)
+    else:
+        policy.reset(session)
+
+
+def _checked(action: Action, env: gym.Env[Any, Any]) -> NDArray[np.float32]:
+    vector = np.ascontiguousarray(action, np.float32)
+    if vector.shape != env.action_space.shape or not np.isfinite(vector).all():
+        raise ModalityError(
+            f"the policy returned {vector!r}; an action is {env.action_space.shape} finite numbers"
+        )
+    return vector

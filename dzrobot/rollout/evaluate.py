@@ -1,0 +1,254 @@
+"""An evaluation from beginning to end; interrupted at any point, it goes on where it stopped."""
+
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import ConfigError, ProtocolError
+from dzrobot.rollout.ablation import Ablation
+from dzrobot.rollout.card import build_card, keep_card, read_card, read_cases, refuse_unlike
+from dzrobot.rollout.environment import (
+    environment_arguments,
+    environment_robot,
+    make_environment,
+)
+from dzrobot.rollout.players import Player, Ready, choose_robot, open_player
+from dzrobot.rollout.protocol import Case, Selection, plan_cases, shard_of
+from dzrobot.rollout.records import Record, RecordFile, locked
+from dzrobot.rollout.report import Summary, summarise, write_summary
+from dzrobot.rollout.video import Wanted, remove_unfinished
+from dzrobot.rollout.workers import Crew, Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What is evaluated; with the versions installed, it fixes the results."""
+
+    selection: Selection
+    player: Player
+    ablation: Ablation = "none"
+    batched: bool = False
+    """Whether the policy acts for several episodes in one call; the last bits then vary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How it is run; none of this changes a result."""
+
+    workers: int = 1
+    """Processes that step environments; 0: everything in this process."""
+
+    videos: Wanted = "all"
+    shard: tuple[int, int] = (0, 1)
+    """Which part of the run this is, and of how many."""
+
+    max_errors: int = 10
+    """Episodes that may end in an exception before this run gives up."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ConfigError(f"workers={self.workers}: give 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run is."""
+
+    record: Record | None
+    """What was finished last."""
+
+    done: int
+    """Episodes of this part with a result, earlier runs included."""
+
+    total: int
+    successes: int
+    errors: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """An evaluation that is ready to run: everything was found and fits."""
+
+    evaluation: Evaluation
+    cases: tuple[Case, ...]
+    arguments: Mapping[str, Mapping[str, Any]]
+    """Keyword arguments beyond the task, by environment."""
+
+    ready: Ready
+    card: Mapping[str, Any] = field(repr=False)
+
+
+def prepare(evaluation: Evaluation) -> Prepared:
+    """Find and load all that ``evaluation`` names.
+
+    Raises:
+        DzrobotError: something is unknown, missing, or does not fit together.
+    """
+    selection = _changes_named(evaluation)
+    cases = plan_cases(selection)
+    names = list(dict.fromkeys(case.env for case in cases))
+    protocol = selection.protocol
+    options = evaluation.player.options
+    settled = replace(
+        options,
+        history=options.history or protocol.history,
+        noise=options.noise or protocol.noise,
+    )
+    player = replace(evaluation.player, options=settled)
+    robot = choose_robot(player, environment_robot(names[0]))
+    arguments = {
+        name: environment_arguments(name, protocol, robot, selection.arguments) for name in names
+    }
+    _check_spaces(cases, arguments, robot)
+    ready = open_player(player, robot)
+    behaviour = {**ready.card, "embodiment": robot.tag, "ablation": evaluation.ablation}
+    if evaluation.batched:
+        behaviour["batched"] = True
+    card = build_card(selection, cases, behaviour, arguments)
+    return Prepared(evaluation=evaluation, cases=cases, arguments=arguments, ready=ready, card=card)
+
+
+def evaluate(
+    prepared: Prepared,
+    output: Path,
+    options: RunOptions | None = None,
+    report: Callable[[Progress], None] = lambda _: None,
+) -> Summary:
+    """Run what has no result yet, and return the summary of all that is in ``output``.
+
+    Args:
+        prepared: What is evaluated.
+        output: Results folder: card.json, cases.jsonl, records.jsonl, summary.json, videos/,
+            errors/. A folder that holds part of the same evaluation is gone on with.
+        options: How it is run.
+        report: Called at the start and after every episode.
+
+    Raises:
+        ProtocolError: ``output`` holds results of another protocol, or another run writes there.
+    """
+    options = options or RunOptions()
+    keep_card(output, prepared.card, prepared.cases)
+    part = shard_of(prepared.cases, *options.shard)
+    with locked(output):
+        records = RecordFile(output)
+        finished = records.finished()
+        waiting = [case for case in part if case.name not in finished]
+        report(_progress(None, part, records))
+        _run(prepared, output, options, waiting, lambda r: report(_kept(r, part, records)))
+        remove_unfinished(output)
+        summary = summarise(records.records.values(), part)
+        write_summary(output, summary, prepared.card)
+    return summary
+
+
+def merge(output: Path, parts: Sequence[Path]) -> Summary:
+    """Put the shards of one evaluation together in ``output``, and return the summary of all.
+
+    Films stay where they are; the merged records point to them.
+
+    Raises:
+        ProtocolError: the parts are not of one evaluation, or contradict each other.
+    """
+    if not parts:
+        raise ConfigError("nothing to merge: name the folders of the shards")
+    card = read_card(parts[0])
+    for part in parts[1:]:
+        refuse_unlike(card, read_card(part), str(parts[0]), f"in {part}")
+    cases = read_cases(parts[0])
+    keep_card(output, card, cases)
+    with locked(output):
+        merged = RecordFile(output)
+        for part in parts:
+            _merge_one(merged, RecordFile(part), part, output)
+        summary = summarise(merged.records.values(), cases)
+        write_summary(output, summary, card)
+    return summary
+
+
+def _run(
+    prepared: Prepared,
+    output: Path,
+    options: RunOptions,
+    cases: Sequence[Case],
+    keep: Callable[[Record], None],
+) -> None:
+    stage = Stage(
+        folder=output,
+        arguments=prepared.arguments,
+        stop_at_success=prepared.evaluation.selection.protocol.stop_at_success,
+        privileged=prepared.evaluation.player.in_worker,
+        ablation=prepared.evaluation.ablation,
+        videos=options.videos,
+    )
+    batched = prepared.evaluation.batched
+    errors = 0
+    with Crew(stage, prepared.ready.policy, options.workers, batched=batched) as crew:
+        for record in crew.run(cases):
+            keep(record)
+            errors += record.error is not None
+            if errors >= options.max_errors:
+                break
+
+
+def _kept(record: Record, part: Sequence[Case], records: RecordFile) -> Progress:
+    records.add(record)
+    return _progress(record, part, records)
+
+
+def _progress(record: Record | None, part: Sequence[Case], records: RecordFile) -> Progress:
+    own = [r for case in part if (r := records.records.get(case.name)) is not None]
+    return Progress(
+        record=record,
+        done=sum(r.error is None for r in own),
+        total=len(part),
+        successes=sum(bool(r.success) for r in own),
+        errors=sum(r.error is not None for r in own),
+    )
+
+
+def _changes_named(evaluation: Evaluation) -> Selection:
+    """Return the selection, which also says where the policy departs from the protocol."""
+    selection, options = evaluation.selection, evaluation.player.options
+    protocol, said = selection.protocol, []
+    if protocol.history is not None and options.history not in (None, protocol.history):
+        said.append(f"history {options.history}, not {protocol.history}")
+    if options.noise not in (None, protocol.noise):
+        said.append(f"noise {options.noise}, not {protocol.noise}")
+    return replace(selection, policy_changes=tuple(said))
+
+
+def _check_spaces(
+    cases: Sequence[Case], arguments: Mapping[str, Mapping[str, Any]], robot: Embodiment
+) -> None:
+    """Make one environment of each kind: wrong arguments are found before anything is loaded."""
+    for name, group in itertools.groupby(cases, key=lambda case: case.env):
+        env = make_environment(next(group), arguments[name], render=False)
+        missing = sorted(set(robot.observation_keys) - set(env.observation_space.spaces))
+        shape = env.action_space.shape
+        env.close()
+        if missing or shape != (robot.action_dim,):
+            raise ProtocolError(
+                f"{name} does not fit {robot.tag}: "
+                + (f"it delivers no {', '.join(missing)}; " if missing else "")
+                + f"it takes actions {shape}, the robot has ({robot.action_dim},). Name the right "
+                "robot with --embodiment."
+            )
+
+
+def _merge_one(merged: RecordFile, shard: RecordFile, folder: Path, output: Path) -> None:
+    for name, record in shard.records.items():
+        known = merged.records.get(name)
+        if known is not None and known.error is None:
+            if record.error is None and record.result() != known.result():
+                raise ProtocolError(
+                    f"{name} has two results: {known.result()} and, in {folder}, {record.result()}"
+                )
+            continue
+        video = record.video
+        if video is not None:
+            video = os.path.relpath(folder / video, output)
+        merged.add(replace(record, video=video))

@@ -1,0 +1,249 @@
+"""What is evaluated: named protocols, and the exact list of episodes that follows from one."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dzrobot.envs.libero.suites import INIT_STATES, SUITES
+from dzrobot.errors import ConfigError, ProtocolError, find
+from dzrobot.registration import LIBERO_STEPS
+
+History = Literal["off", "recent", "grid"]
+Noise = Literal["keyed", "fixed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """Rules that a score depends on."""
+
+    name: str
+    suite: str | None = None
+    """Suite or environment it is made for; None: any."""
+
+    max_steps: int | Mapping[str, int] | None
+    """Steps per episode, for all suites or by suite; None: as the environment is registered."""
+
+    settle_steps: int | None
+    """Steps in which objects come to rest before the episode; None: the environment's own."""
+
+    episodes: int
+    """Episodes per task."""
+
+    repeats: int = 0
+    """Episodes that are run a second time, from the front of the list."""
+
+    history: History | None = None
+    """Frames the policy is shown; None: the policy's own default."""
+
+    noise: Noise = "keyed"
+    """``keyed``: by seed, suite, task and episode. ``fixed``: the same for every plan."""
+
+    stop_at_success: bool = True
+    """Whether an episode ends with its first success. An episode counts as a success if the goal
+    held at any of its steps, so this changes the time taken, not the score."""
+
+
+PROTOCOLS: Mapping[str, Protocol] = {
+    protocol.name: protocol
+    for protocol in (
+        Protocol(
+            name="standard-10x50",
+            max_steps={f"libero_{suite}": steps for suite, steps in LIBERO_STEPS.items()},
+            settle_steps=10,
+            episodes=INIT_STATES,
+        ),
+        # 512 trajectories over 10 tasks x 50 states: 12 of them are repeats. Which 12 is not
+        # published; the first twelve of the list are repeated here, and the card names them.
+        Protocol(
+            name="rlinf-512",
+            max_steps=480,
+            settle_steps=15,
+            episodes=INIT_STATES,
+            repeats=12,
+            history="off",
+            noise="fixed",
+        ),
+        Protocol(
+            name="lift-100",
+            suite="dzrobot/lift-v0",
+            max_steps=150,
+            settle_steps=10,
+            episodes=100,
+        ),
+        Protocol(name="custom", max_steps=None, settle_steps=None, episodes=10),
+    )
+}
+"""The protocols that can be asked for by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One episode to be run; everything about it is decided beforehand."""
+
+    env: str
+    """Gymnasium id."""
+
+    arguments: Mapping[str, Any]
+    """Keyword arguments of ``gym.make`` that belong to the task."""
+
+    suite: str
+    task_id: int
+    episode: int
+    """Counts from 0 within its task."""
+
+    seed: int
+    """What the environment is reset with."""
+
+    init_state_id: int | None
+    """Stored initial state it begins from; None: the seed decides."""
+
+    max_steps: int | None
+    """Steps after which it is over; None: as the environment is registered."""
+
+    noise_key: int
+    """Number that a policy's keyed noise depends on."""
+
+    repeat_of: int | None = None
+    """Episode of the same task that had the same initial state before."""
+
+    @property
+    def name(self) -> str:
+        """Return a name that is unique in a run and fit for a file."""
+        suite = self.suite.replace("/", "_")
+        return f"{suite}-task{self.task_id:02d}-episode{self.episode:03d}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What of a protocol is to be run, and what is done otherwise."""
+
+    protocol: Protocol
+    suites: tuple[str, ...] = ()
+    """LIBERO suites; or one environment in ``env``."""
+
+    env: str | None = None
+    tasks: tuple[int, ...] | None = None
+    """None: every task of a suite, the only one of an environment."""
+
+    episodes: int | None = None
+    max_steps: int | None = None
+    seed: int = 0
+    """Of the environments, and part of every noise key."""
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of every environment; they win over the protocol's."""
+
+    policy_changes: tuple[str, ...] = ()
+    """What the policy does other than the protocol says, one sentence each."""
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """Return how this differs from the named protocol, one sentence each."""
+        found = []
+        if self.tasks is not None:
+            found.append(f"tasks {', '.join(map(str, self.tasks))} only")
+        if self.episodes not in (None, self.protocol.episodes):
+            found.append(f"{self.episodes} episodes per task, not {self.protocol.episodes}")
+        if self.max_steps is not None and self.max_steps != self.protocol.max_steps:
+            found.append(f"at most {self.max_steps} steps")
+        found += [f"{name}={value!r}" for name, value in sorted(self.arguments.items())]
+        found += self.policy_changes
+        return tuple(found) if self.protocol.name != "custom" else ()
+
+
+def plan_cases(selection: Selection) -> tuple[Case, ...]:
+    """Return every episode of ``selection``, ordered by suite, task and episode.
+
+    Raises:
+        ConfigError: neither or both of suites and environment, or no episode at all.
+        ProtocolError: the protocol is made for something else, or asks for more initial states
+            than there are.
+        UnknownNameError: no such suite.
+    """
+    if bool(selection.suites) == (selection.env is not None):
+        raise ConfigError("name either LIBERO suites or one environment")
+    wanted = selection.protocol.suite
+    if wanted is not None and selection.env != wanted:
+        given = selection.env or ", ".join(selection.suites)
+        raise ProtocolError(
+            f"protocol {selection.protocol.name} is made for {wanted}, not for {given}; "
+            "leave --protocol out, or use --protocol custom"
+        )
+    names = selection.suites or (str(selection.env),)
+    cases = [case for name in names for case in _of_suite(selection, name)]
+    if not cases:
+        raise ConfigError("no episode was asked for: give --episodes 1 or more")
+    if selection.tasks is None and selection.episodes in (None, selection.protocol.episodes):
+        cases += _repeats(selection, cases)
+    return tuple(cases)
+
+
+def keyed(*parts: object) -> int:
+    """Return a number in [0, 2^31) that is a function of ``parts``."""
+    text = "/".join(map(str, parts))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little") >> 1
+
+
+def shard_of(cases: Sequence[Case], index: int, count: int) -> tuple[Case, ...]:
+    """Return part ``index`` (from 0) of ``count`` of a run; tasks are spread over the parts."""
+    if not 0 <= index < count:
+        raise ConfigError(f"shard {index}/{count} does not exist; write 0/{count} to {count - 1}/N")
+    return tuple(cases[index::count])
+
+
+def _of_suite(selection: Selection, name: str) -> Iterator[Case]:
+    libero = selection.env is None
+    count = find(SUITES, "suite", name) if libero else None
+    tasks = selection.tasks if selection.tasks is not None else range(count or 1)
+    episodes = selection.episodes
+    if episodes is None:
+        episodes = selection.protocol.episodes
+    if libero and episodes > INIT_STATES:
+        raise ProtocolError(
+            f"{episodes} episodes per task, but a task of LIBERO has {INIT_STATES} initial states; "
+            f"ask for at most {INIT_STATES}"
+        )
+    for task in tasks:
+        if count is not None and task not in range(count):
+            raise ConfigError(f"{name} has no task {task}; it has 0 to {count - 1}")
+        for episode in range(episodes):
+            yield _case(selection, name, task, episode)
+
+
+def _case(selection: Selection, name: str, task: int, episode: int) -> Case:
+    libero = selection.env is None
+    tasked = libero or selection.tasks is not None
+    return Case(
+        env=f"dzrobot/{name}-v0" if libero else name,
+        arguments={"task_id": task} if tasked else {},
+        suite=name,
+        task_id=task,
+        episode=episode,
+        # Where the seed chooses the start, counting up visits each start once.
+        seed=keyed("env", selection.seed, name, task, episode)
+        if libero
+        else selection.seed + episode,
+        init_state_id=episode if libero else None,
+        max_steps=_steps(selection, name),
+        noise_key=keyed("noise", selection.seed, name, task, episode),
+    )
+
+
+def _steps(selection: Selection, name: str) -> int | None:
+    if selection.max_steps is not None:
+        return selection.max_steps
+    steps = selection.protocol.max_steps
+    if isinstance(steps, Mapping):
+        # The environment of another suite brings its own limit.
+        return steps.get(name)
+    return steps
+
+
+def _repeats(selection: Selection, cases: Sequence[Case]) -> list[Case]:
+    found = []
+    for index, case in enumerate(cases[: selection.protocol.repeats]):
+        again = _case(selection, case.suite, case.task_id, selection.protocol.episodes + index)
+        changed = {"init_state_id": case.init_state_id, "repeat_of": case.episode}
+        found.append(Case(**{**vars(again), **changed}))
+    return found

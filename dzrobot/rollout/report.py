@@ -1,0 +1,187 @@
+"""From records to a table: rates, their uncertainty, and what is still missing."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from dzrobot.rollout.episode import percentiles
+from dzrobot.rollout.protocol import Case
+from dzrobot.rollout.records import Record, ordered
+
+SUMMARY_FILE = "summary.json"
+
+Z_95 = 1.959963984540054
+"""Standard normal deviate of a two-sided 95 % interval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Successes of a task, a suite, or all."""
+
+    suite: str
+    task_id: int | None
+    """None for a total."""
+
+    task: str
+    successes: int
+    episodes: int
+    """Episodes with a result."""
+
+    errors: int
+    missing: int
+    """Episodes of the run that have neither result nor error yet."""
+
+    low: float
+    high: float
+    """95 % Wilson interval of the success rate."""
+
+    mean_steps: float | None
+    """Of the successes."""
+
+    @property
+    def rate(self) -> float | None:
+        """Return successes per episode, None without episodes."""
+        return self.successes / self.episodes if self.episodes else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What an evaluation found."""
+
+    rows: tuple[Row, ...]
+    """Tasks, then suites if there are several."""
+
+    total: Row
+    distinct: Row | None
+    """The total without repeated episodes; None where nothing is repeated."""
+
+    timing: Mapping[str, float]
+    """Milliseconds; differs from run to run, unlike everything above."""
+
+    errors: tuple[tuple[str, str], ...]
+    """Case and message of every episode that ended in an exception."""
+
+    @property
+    def complete(self) -> bool:
+        """Return whether every episode has a result."""
+        return not self.total.errors and not self.total.missing
+
+    def results(self) -> dict[str, Any]:
+        """Return what is the same whenever the same run is repeated, as plain values."""
+        rows = {"tasks": self.rows, "total": [self.total]}
+        rows["distinct"] = [self.distinct] if self.distinct else []
+        return {
+            kind: [{**asdict(row), "rate": row.rate} for row in some] for kind, some in rows.items()
+        }
+
+
+def wilson(successes: int, episodes: int) -> tuple[float, float]:
+    """Return the 95 % Wilson score interval of a success rate; (0, 1) without episodes."""
+    if episodes == 0:
+        return 0.0, 1.0
+    rate, square = successes / episodes, Z_95**2
+    centre = rate + square / (2 * episodes)
+    spread = Z_95 * math.sqrt(rate * (1 - rate) / episodes + square / (4 * episodes**2))
+    scale = 1 + square / episodes
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+def summarise(records: Iterable[Record], cases: Sequence[Case]) -> Summary:
+    """Return the summary of ``cases``, of which ``records`` tells as far as they were run."""
+    listed = ordered(records, cases)
+    suites = list(dict.fromkeys(case.suite for case in cases))
+    rows = []
+    for suite in suites:
+        own = [case for case in cases if case.suite == suite]
+        for task in sorted({case.task_id for case in own}):
+            rows.append(_row(suite, task, listed, [c for c in own if c.task_id == task]))
+        if len(suites) > 1:
+            rows.append(_row(suite, None, listed, own))
+    once = [case for case in cases if case.repeat_of is None]
+    done = [record for record in listed if record.error is None]
+    return Summary(
+        rows=tuple(rows),
+        total=_row("all", None, listed, cases),
+        distinct=None if len(once) == len(cases) else _row("distinct", None, listed, once),
+        timing=_timing(done),
+        errors=tuple((r.case, r.error) for r in listed if r.error is not None),
+    )
+
+
+def write_summary(folder: Path, summary: Summary, card: Mapping[str, Any]) -> None:
+    """Write summary.json: results, then times, then the card."""
+    content = {
+        "complete": summary.complete,
+        "results": summary.results(),
+        "errors": dict(summary.errors),
+        "timing": dict(summary.timing),
+        "card": dict(card),
+    }
+    text = json.dumps(content, indent=2) + "\n"
+    (folder / SUMMARY_FILE).write_text(text, encoding="utf-8")
+
+
+def table(summary: Summary, title: str) -> Table:
+    """Return the final table; it holds no times, so equal runs print equal tables."""
+    shown = Table(title=title, title_justify="left")
+    for name in ("suite", "task"):
+        shown.add_column(name, overflow="fold")
+    for name in ("success", "rate", "95 % interval", "steps", "errors"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for row in summary.rows:
+        shown.add_row(*_cells(row), end_section=row.task_id is None)
+    shown.add_section()
+    for row in (summary.total, summary.distinct):
+        if row is not None:
+            shown.add_row(*_cells(row), style="bold")
+    return shown
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.suite,
+        "" if row.task_id is None else f"{row.task_id} {row.task}",
+        f"{row.successes}/{row.episodes}",
+        "-" if row.rate is None else f"{100 * row.rate:.1f}",
+        f"{100 * row.low:.1f} to {100 * row.high:.1f}",
+        "-" if row.mean_steps is None else f"{row.mean_steps:.0f}",
+        f"{row.errors}" + (f" (+{row.missing} to run)" if row.missing else ""),
+    )
+
+
+def _row(suite: str, task: int | None, records: Sequence[Record], cases: Sequence[Case]) -> Row:
+    names = {case.name for case in cases}
+    own = [record for record in records if record.case in names]
+    done = [record for record in own if record.error is None]
+    won = [record for record in done if record.success]
+    steps = [record.steps for record in won if record.steps is not None]
+    low, high = wilson(len(won), len(done))
+    return Row(
+        suite=suite,
+        task_id=task,
+        task="" if task is None else next((r.task for r in done if r.task is not None), ""),
+        successes=len(won),
+        episodes=len(done),
+        errors=len(own) - len(done),
+        missing=len(cases) - len(own),
+        low=low,
+        high=high,
+        mean_steps=sum(steps) / len(steps) if steps else None,
+    )
+
+
+def _timing(records: Sequence[Record]) -> dict[str, float]:
+    """Return medians over episodes of each episode's own median and 95th percentile."""
+    found: dict[str, float] = {"episodes_wall_s": sum(r.wall_s or 0.0 for r in records)}
+    for name, times in (
+        ("policy_ms", [r.policy_ms for r in records if r.policy_ms]),
+        ("env_ms", [r.env_ms for r in records if r.env_ms]),
+    ):
+        for kind in ("p50", "p95"):
+            found[f"{name}_{kind}"] = percentiles([t[kind] for t in times])["p50"]
+    return found

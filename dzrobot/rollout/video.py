@@ -1,0 +1,90 @@
+"""Films of episodes: what people see beside what the policy sees."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import cv2
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from dzrobot.modality.window import Observation
+from dzrobot.recording.media import VideoCodec, VideoFile
+
+Wanted = Literal["all", "failures", "none"]
+Picture = NDArray[np.uint8]
+
+VIDEO_FOLDER = "videos"
+FALLBACK_FPS = 20.0
+_PARTIAL = "unfinished"
+
+
+class Film:
+    """The film of one episode, one frame per observation; kept or dropped when it is over.
+
+    The environment's own upright picture comes first, then every view in the order of its key, as
+    the policy is given it.
+    """
+
+    def __init__(self, folder: Path, name: str, env: gym.Env[Any, Any]) -> None:
+        self._folder = folder / VIDEO_FOLDER
+        self._name = name
+        self._path = self._folder / _PARTIAL / f"{name}.mp4"
+        self._env = env
+        fps = float(env.metadata["render_fps"]) if "render_fps" in env.metadata else FALLBACK_FPS
+        self._file = VideoFile(self._path, fps, VideoCodec(gop=20, crf=20))
+        self._frames = 0
+
+    def add(self, observation: Observation) -> None:
+        """Append what is seen now."""
+        shown = self._env.render() if self._env.render_mode == "rgb_array" else None
+        pictures = [] if shown is None else [np.asarray(shown, np.uint8)]
+        pictures += [np.asarray(view, np.uint8) for view in views(observation).values()]
+        if pictures:
+            self._file.add(side_by_side(pictures))
+            self._frames += 1
+
+    def close(self, *, keep: bool, ending: str) -> str | None:
+        """Finish the film; return its path below the results folder, None if it is not kept."""
+        if self._frames == 0:
+            keep = False
+        else:
+            self._file.close()
+        if not keep:
+            self._path.unlink(missing_ok=True)
+            return None
+        # Moved when it is complete: whatever lies beside is the torn work of a killed run.
+        final = self._folder / f"{self._name}-{ending}.mp4"
+        self._path.replace(final)
+        return str(final.relative_to(self._folder.parent))
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the films that killed runs left half written below ``folder``."""
+    shutil.rmtree(folder / VIDEO_FOLDER / _PARTIAL, ignore_errors=True)
+
+
+def views(observation: Observation) -> Mapping[str, Picture]:
+    """Return the pictures (H, W, 3) of ``observation``; the newest where there is a stack."""
+    found = {}
+    for key in sorted(observation):
+        if key.startswith("video."):
+            picture = np.asarray(observation[key])
+            found[key] = picture[-1] if picture.ndim == 4 else picture
+    return found
+
+
+def side_by_side(pictures: list[Picture]) -> Picture:
+    """Return one picture of even height and width with ``pictures`` at equal height."""
+    height = max(picture.shape[0] for picture in pictures)
+    height += height % 2
+    scaled = []
+    for picture in pictures:
+        width = round(picture.shape[1] * height / picture.shape[0])
+        size = (width + width % 2, height)
+        same = picture.shape[:2] == size[::-1]
+        scaled.append(picture if same else cv2.resize(picture, size, interpolation=cv2.INTER_AREA))
+    joined: Picture = np.concatenate(scaled, axis=1)
+    return joined

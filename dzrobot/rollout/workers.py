@@ -1,0 +1,377 @@
+"""Processes that step environments, and the one process in which the policy acts for all of them.
+
+Only this file knows that there are processes. Each runs :func:`run_episode` as a single process
+would; its actor asks the main process for every action. A simulator is opened in the process that
+steps it.
+"""
+
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import gymnasium as gym
+
+from dzrobot.errors import DzrobotError
+from dzrobot.modality.window import Observation
+from dzrobot.policies.base import Action, BatchPolicy, Policy
+from dzrobot.rollout.ablation import Ablation, spoil
+from dzrobot.rollout.environment import make_environment
+from dzrobot.rollout.episode import (
+    Actor,
+    EpisodeRules,
+    Outcome,
+    PolicyActor,
+    reset_policy,
+    run_episode,
+)
+from dzrobot.rollout.players import load_factory
+from dzrobot.rollout.protocol import Case
+from dzrobot.rollout.records import Record
+from dzrobot.rollout.video import Film, Wanted
+
+ERROR_FOLDER = "errors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What all environments of a run have in common; plain values, sent to every process."""
+
+    folder: Path
+    """Results folder; films and tracebacks go below it."""
+
+    arguments: Mapping[str, Mapping[str, Any]]
+    """Keyword arguments beyond the task, by environment."""
+
+    stop_at_success: bool = True
+    privileged: str | None = None
+    """``module:factory`` of a policy that lives beside its environment."""
+
+    ablation: Ablation = "none"
+    videos: Wanted = "all"
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An episode ended in an exception."""
+
+    error: str
+    details: str
+
+
+@dataclass(frozen=True)
+class _Asked:
+    observation: Observation
+
+
+@dataclass(frozen=True)
+class _Finished:
+    outcome: Outcome
+    video: str | None
+
+
+class Caught:
+    """Keeps what foreign code raises in its block: simulators and policies may raise anything."""
+
+    def __init__(self) -> None:
+        self.failure: Failed | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        text = str(error) if isinstance(error, DzrobotError) else f"{type(error).__name__}: {error}"
+        self.failure = Failed(text, "".join(traceback.format_exception(error)))
+        return True
+
+
+class Performer:
+    """Runs episodes in the environments of one process; keeps the last one open for the next."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._key: tuple[object, ...] | None = None
+        self._env: Any = None
+
+    def play(self, case: Case, actor: Actor | None) -> tuple[Outcome, str | None]:
+        """Run ``case``; without an actor, its privileged policy acts. Return outcome and film."""
+        stage = self._stage
+        env = spoil(self._environment(case), stage.ablation, case)
+        actor = actor or _Privileged(str(stage.privileged), case)
+        rules = EpisodeRules(
+            seed=case.seed,
+            init_state_id=case.init_state_id,
+            stop_at_success=stage.stop_at_success,
+            max_steps=case.max_steps,
+        )
+        if stage.videos == "none":
+            return run_episode(env, actor, rules), None
+        film = Film(stage.folder, case.name, env)
+        outcome = run_episode(env, actor, rules, watch=film.add)
+        keep = stage.videos == "all" or not outcome.success
+        ending = "success" if outcome.success else "failure"
+        return outcome, film.close(keep=keep, ending=ending)
+
+    def close(self) -> None:
+        """Close the environment."""
+        if self._env is not None:
+            self._env.close()
+        self._env, self._key = None, None
+
+    def _environment(self, case: Case) -> Any:
+        key = environment_key(case)
+        if key != self._key:
+            self.close()
+            arguments = self._stage.arguments[case.env]
+            self._env = make_environment(case, arguments, render=self._stage.videos != "none")
+            self._key = key
+        return self._env
+
+
+def environment_key(case: Case) -> tuple[object, ...]:
+    """Return what two cases must have in common to run in one environment."""
+    return case.env, tuple(sorted(case.arguments.items())), case.max_steps
+
+
+@dataclass
+class _Privileged:
+    """A policy made beside the environment, anew for every episode."""
+
+    factory: str
+    case: Case
+    inner: PolicyActor | None = None
+
+    def begin(self, env: gym.Env[Any, Any]) -> None:
+        policy = load_factory(self.factory)(env)
+        self.inner = PolicyActor(policy=policy, noise_key=self.case.noise_key)
+        self.inner.begin(env)
+
+    def act(self, observation: Observation) -> tuple[Action, float]:
+        assert self.inner is not None, "begun"
+        return self.inner.act(observation)
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """The policy of the main process, seen from a worker."""
+
+    connection: Connection
+
+    def begin(self, env: gym.Env[Any, Any]) -> None:
+        """Nothing: the main process starts the session when it hands out the episode."""
+
+    def act(self, observation: Observation) -> tuple[Action, float]:
+        self.connection.send(_Asked(observation))
+        action, spent = self.connection.recv()
+        return action, spent
+
+
+def _work(connection: Connection, stage: Stage, environment: Mapping[str, str]) -> None:
+    """Be a worker: run the cases that come in until None comes or the main process is gone."""
+    # Ctrl-C reaches every process of the terminal; the main one decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.update(environment)
+    actor = None if stage.privileged else _Asking(connection)
+    player = Performer(stage)
+    # A simulator that has raised is in no known state: the process ends with its first exception.
+    with Caught() as caught:
+        while True:
+            try:
+                case = connection.recv()
+            except EOFError:
+                break
+            if case is None:
+                player.close()
+                break
+            connection.send(_Finished(*player.play(case, actor)))
+    if caught.failure is not None:
+        connection.send(caught.failure)
+
+
+@dataclass
+class _Worker:
+    """One process as the main one sees it."""
+
+    number: int
+    stage: Stage
+    case: Case | None = None
+    last_key: tuple[object, ...] | None = None
+    process: Any = field(init=False)
+    connection: Connection = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    @property
+    def session(self) -> str:
+        return f"worker-{self.number}"
+
+    def start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(
+            target=_work,
+            args=(theirs, self.stage, dict(os.environ)),
+            name=f"dzrobot {self.session}",
+            daemon=True,
+        )
+        self.process.start()
+        # With our copy open, the end of the process would never be noticed.
+        theirs.close()
+        self.last_key = None
+
+    def give(self, case: Case) -> None:
+        self.case = case
+        self.last_key = environment_key(case)
+        self.connection.send(case)
+
+    def stop(self, *, patient: bool) -> None:
+        if patient and self.process.is_alive():
+            self.connection.send(None)
+            self.process.join(timeout=10)
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+    def receive(self) -> Any:
+        try:
+            return self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join(timeout=10)
+            code = self.process.exitcode
+            return Failed(f"the worker process died with exit code {code}", "")
+
+
+class Crew:
+    """Workers and the policy that acts for all of them; a context manager.
+
+    Args:
+        stage: What the environments have in common.
+        policy: Acts in this process; None where each environment has its own.
+        count: Processes; 0 runs the environments in this process, one after the other.
+        batched: Whether observations that wait at the same time are given to the policy in one
+            call. Faster on a GPU; the last bits of the actions then depend on the timing.
+    """
+
+    def __init__(
+        self, stage: Stage, policy: Policy | None, count: int, *, batched: bool = False
+    ) -> None:
+        self._stage = stage
+        self._policy = policy
+        self._count = count
+        self._batched = batched
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for worker in self._workers:
+            worker.stop(patient=kind is None and worker.case is None)
+
+    def run(self, cases: Sequence[Case]) -> Iterator[Record]:
+        """Yield the record of every case as it finishes; exceptions become records too."""
+        if self._count == 0:
+            yield from self._alone(cases)
+            return
+        waiting = deque(cases)
+        for number in range(min(self._count, len(waiting))):
+            self._workers.append(_Worker(number, self._stage))
+            self._hand_out(waiting, self._workers[-1])
+        while busy := [worker for worker in self._workers if worker.case is not None]:
+            ready = wait([worker.connection for worker in busy])
+            asking: list[tuple[_Worker, Observation]] = []
+            for worker in busy:
+                if worker.connection not in ready:
+                    continue
+                match worker.receive():
+                    case _Asked(observation):
+                        asking.append((worker, observation))
+                    case message:
+                        yield self._concluded(worker, message)
+                        self._hand_out(waiting, worker)
+            for worker, failure in self._answer(asking):
+                yield self._concluded(worker, failure)
+                self._hand_out(waiting, worker)
+
+    def _hand_out(self, waiting: deque[Case], worker: _Worker) -> None:
+        """Give ``worker`` a case of the environment it has open, if any is left."""
+        if not waiting:
+            return
+        same = next((c for c in waiting if environment_key(c) == worker.last_key), waiting[0])
+        waiting.remove(same)
+        if self._policy is not None:
+            reset_policy(self._policy, worker.session, same.noise_key)
+        worker.give(same)
+
+    def _concluded(self, worker: _Worker, message: _Finished | Failed) -> Record:
+        assert worker.case is not None, "busy"
+        case, worker.case = worker.case, None
+        if isinstance(message, _Finished):
+            return Record.of(case, message.outcome, message.video)
+        worker.stop(patient=False)
+        worker.start()
+        return _error_record(self._stage, case, message)
+
+    def _answer(
+        self, asking: list[tuple[_Worker, Observation]]
+    ) -> Iterator[tuple[_Worker, Failed]]:
+        """Send every asking worker its action; yield those for which the policy raised."""
+        if not asking or self._policy is None:
+            return
+        together = self._batched and isinstance(self._policy, BatchPolicy)
+        for group in [asking] if together else [[one] for one in asking]:
+            began = time.perf_counter()
+            with Caught() as caught:
+                actions = self._act([o for _, o in group], [w.session for w, _ in group])
+            if caught.failure is not None:
+                yield from ((worker, caught.failure) for worker, _ in group)
+                continue
+            spent = 1000 * (time.perf_counter() - began) / len(group)
+            for (worker, _), action in zip(group, actions, strict=True):
+                worker.connection.send((action, spent))
+
+    def _act(self, observations: list[Observation], sessions: list[str]) -> list[Action]:
+        assert self._policy is not None
+        if len(sessions) > 1 and isinstance(self._policy, BatchPolicy):
+            return self._policy.act_batch(observations, sessions)
+        return [self._policy.act(observations[0], session=sessions[0])]
+
+    def _alone(self, cases: Sequence[Case]) -> Iterator[Record]:
+        player = Performer(self._stage)
+        for case in cases:
+            actor = None
+            if self._policy is not None:
+                actor = PolicyActor(policy=self._policy, noise_key=case.noise_key)
+            with Caught() as caught:
+                record = Record.of(case, *player.play(case, actor))
+            if caught.failure is not None:
+                player = Performer(self._stage)
+                record = _error_record(self._stage, case, caught.failure)
+            yield record
+        player.close()
+
+
+def _error_record(stage: Stage, case: Case, failure: Failed) -> Record:
+    """Return the record of an exception; its traceback is kept in the results folder."""
+    if failure.details:
+        folder = stage.folder / ERROR_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{case.name}.txt").write_text(failure.details, encoding="utf-8")
+    return Record.failed(case, failure.error)
