@@ -7,7 +7,8 @@ One episode after the other, each committed whole::
         writer.save_episode(success=True)
 """
 
+from dzrobot.recording.consolidate import consolidate
 from dzrobot.recording.media import VideoCodec
 from dzrobot.recording.writer import EpisodeWriter
 
-__all__ = ["EpisodeWriter", "VideoCodec"]
+__all__ = ["EpisodeWriter", "VideoCodec", "consolidate"]

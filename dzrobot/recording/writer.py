@@ -1,6 +1,5 @@
 """Write LeRobot datasets one episode at a time; an interruption never costs a finished episode."""
 
-import fcntl
 import logging
 import shutil
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from dzrobot.recording import features, files, layout, moments
 from dzrobot.recording.commit import Catalog, CatalogV2, CatalogV3, Finished
 from dzrobot.recording.episode import Episode
 from dzrobot.recording.features import Feature
+from dzrobot.recording.lock import lock
 from dzrobot.recording.media import VideoCodec, describe_video
 
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class EpisodeWriter:
         self._catalog: Catalog = (
             CatalogV3(self._root) if version == "v3.0" else CatalogV2(self._root, version)
         )
-        self._lock = _lock(self._root)
+        self._lock = lock(self._root)
         self._episodes, self._rows, self._tasks = self._open()
         self._episode: Episode | None = None
 
@@ -271,17 +271,3 @@ class EpisodeWriter:
             }
         files.write_json(self._root / layout.MODALITY, features.modality(self._embodiment))
         files.write_json(self._root / layout.INFO, info)
-
-
-def _lock(root: Path) -> Any:
-    aside = root / layout.ASIDE
-    aside.mkdir(parents=True, exist_ok=True)
-    handle = (aside / "lock").open("w")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        handle.close()
-        raise DatasetError(
-            f"another writer is recording to {root}: wait for it or use another folder"
-        ) from error
-    return handle

@@ -1,0 +1,183 @@
+"""Pack the files of a v3.0 recording: many episodes per file, nothing compressed again.
+
+New files are written beside the old ones, then the list of episodes is replaced in one step, then
+the old files go. Interrupted anywhere, the folder is whole.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dzrobot.errors import DatasetError
+from dzrobot.recording import files, layout
+from dzrobot.recording.commit import listed_files, read_rows, write_rows
+from dzrobot.recording.lock import lock
+
+MEGABYTE = 2**20
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A file and the episodes (positions in the list) that lie in it."""
+
+    path: Path
+    episodes: tuple[int, ...]
+    frames: int
+
+
+def consolidate(root: Path, *, data_mb: float = 100, video_mb: float = 200) -> None:
+    """Join neighbouring files of ``root`` up to the given sizes.
+
+    Args:
+        root: Folder of a v3.0 dataset.
+        data_mb: Largest joined data file, in MiB.
+        video_mb: Largest joined video file, in MiB.
+
+    Raises:
+        DatasetError: Not a v3.0 dataset, or another writer is at work.
+    """
+    info = files.read_json(root / layout.INFO)
+    if info["codebase_version"] != "v3.0":
+        raise DatasetError(
+            f"{root} is {info['codebase_version']}: only v3.0 keeps many episodes in a file"
+        )
+    handle = lock(root)
+    try:
+        table = read_rows(root)
+        if table is None:
+            return
+        rows = table.to_pylist()
+        _join_data(root, rows, data_mb)
+        for key in [name for name, kind in info["features"].items() if kind["dtype"] == "video"]:
+            _join_videos(root, rows, key, video_mb)
+        updated = pa.Table.from_pylist(rows, schema=table.schema)
+        write_rows(root, updated)
+        keep = set(listed_files(root, updated))
+        for path in [*root.glob("data/*/*.parquet"), *root.glob("videos/*/*/*.mp4")]:
+            if path not in keep:
+                path.unlink()
+    finally:
+        handle.close()
+        shutil.rmtree(root / layout.ASIDE, ignore_errors=True)
+
+
+def _join_data(root: Path, rows: list[dict[str, Any]], limit_mb: float) -> None:
+    def write(target: Path, group: Sequence[_Stored]) -> None:
+        schema = pq.read_schema(group[0].path)
+        aside = target.with_name(target.name + ".aside")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with pq.ParquetWriter(aside, schema) as writer:
+            for stored in group:
+                source = pq.ParquetFile(stored.path)
+                for number in range(source.num_row_groups):
+                    writer.write_table(source.read_row_group(number))
+        files.move(aside, target)
+
+    _join(root, rows, "data", limit_mb, write)
+
+
+def _join_videos(root: Path, rows: list[dict[str, Any]], key: str, limit_mb: float) -> None:
+    fps = Fraction(files.read_json(root / layout.INFO)["fps"]).limit_denominator(1001)
+
+    def write(target: Path, group: Sequence[_Stored]) -> None:
+        aside = target.with_name(target.name + ".aside.mp4")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _append_packets(aside, group, fps)
+        files.move(aside, target)
+        before = 0
+        for stored in group:
+            shift = float(before / fps)
+            for episode in stored.episodes:
+                for end in ("from_timestamp", "to_timestamp"):
+                    rows[episode][f"videos/{key}/{end}"] += shift
+            before += stored.frames
+
+    _join(root, rows, f"videos/{key}", limit_mb, write)
+
+
+def _join(
+    root: Path,
+    rows: list[dict[str, Any]],
+    prefix: str,
+    limit_mb: float,
+    write: Callable[[Path, Sequence[_Stored]], None],
+) -> None:
+    """Write joined files under new numbers and point ``rows`` to them."""
+    stored = _stored(root, rows, prefix)
+    number = 1 + max(
+        row[f"{prefix}/chunk_index"] * layout.CHUNK_SIZE + row[f"{prefix}/file_index"]
+        for row in rows
+    )
+    for group in _groups(stored, limit_mb * MEGABYTE):
+        where = layout.place(number)
+        number += 1
+        write(_path(root, prefix, where), group)
+        for one in group:
+            for episode in one.episodes:
+                rows[episode][f"{prefix}/chunk_index"] = where["chunk_index"]
+                rows[episode][f"{prefix}/file_index"] = where["file_index"]
+
+
+def _stored(root: Path, rows: list[dict[str, Any]], prefix: str) -> list[_Stored]:
+    found: dict[Path, list[int]] = {}
+    for episode, row in enumerate(rows):
+        where = {name: row[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")}
+        found.setdefault(_path(root, prefix, where), []).append(episode)
+    return [
+        _Stored(path, tuple(inside), sum(rows[episode]["length"] for episode in inside))
+        for path, inside in found.items()
+    ]
+
+
+def _groups(stored: Sequence[_Stored], limit: float) -> list[list[_Stored]]:
+    groups: list[list[_Stored]] = []
+    room = 0.0
+    for one in stored:
+        size = one.path.stat().st_size
+        if not groups or size > room:
+            groups.append([])
+            room = limit
+        groups[-1].append(one)
+        room -= size
+    return groups
+
+
+def _path(root: Path, prefix: str, where: dict[str, int]) -> Path:
+    kind = layout.DATA_PATH if prefix == "data" else layout.VIDEO_PATH
+    return root / kind["v3.0"].format(video_key=prefix.removeprefix("videos/"), **where)
+
+
+def _append_packets(target: Path, group: Sequence[_Stored], fps: Fraction) -> None:
+    """Copy the compressed frames of ``group`` one after the other into ``target``."""
+    before = 0
+    with av.open(str(target), "w") as output:
+        stream: Any = None
+        header: bytes | None = None
+        for stored in group:
+            with av.open(str(stored.path)) as container:
+                source = container.streams.video[0]
+                if stream is None:
+                    # Opaque: packets are copied, so no encoder of that name is needed.
+                    stream = output.add_stream_from_template(source, opaque=True)
+                    header = source.codec_context.extradata
+                if source.codec_context.extradata != header:
+                    raise DatasetError(
+                        f"{stored.path} was compressed with other settings than {group[0].path}: "
+                        "they cannot share a file; set video_mb=0 to keep one file per episode"
+                    )
+                shift = round(before / fps / source.time_base)
+                for packet in container.demux(source):
+                    if packet.dts is None:
+                        continue
+                    packet.pts += shift
+                    packet.dts += shift
+                    packet.stream = stream
+                    output.mux(packet)
+            before += stored.frames
