@@ -91,8 +91,13 @@ class MergedSource:
 
 
 def inject_adapters(transformer: nn.Module, head: HeadConfig) -> None:
-    """Put uninitialised adapters on the layers that ``head`` names, in place."""
+    """Put uninitialised adapters on the layers that ``head`` names, in place.
+
+    They have the device and dtype of their layers. Fill them from a checkpoint, or with
+    :func:`initialise_adapters`.
+    """
     from peft import LoraConfig, inject_adapter_in_model
+    from peft.tuners.lora import LoraLayer
 
     targets = [
         n
@@ -110,7 +115,15 @@ def inject_adapters(transformer: nn.Module, head: HeadConfig) -> None:
         target_modules=targets,
         init_lora_weights=False,
     )  # fmt: skip
+    # Made on the meta device: nothing is drawn from the global generator, no memory is taken twice.
     inject_adapter_in_model(config, transformer, low_cpu_mem_usage=True)
+    for module in transformer.modules():
+        if isinstance(module, LoraLayer):
+            weight = module.get_base_layer().weight
+            for matrices in (module.lora_A, module.lora_B):
+                matrices.to(weight.dtype)
+                if weight.device.type != "meta":
+                    matrices.to_empty(device=weight.device)
 
 
 def initialise_adapters(transformer: nn.Module, generator: torch.Generator) -> None:

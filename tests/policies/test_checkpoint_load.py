@@ -1,0 +1,192 @@
+"""Every published layout gives the same network; nothing is guessed, nothing half-loaded."""
+
+import json
+import math
+
+import pytest
+import torch
+from checkpoint_layouts import (
+    NESTINGS,
+    absent_from_components,
+    tensors_of,
+    write_components,
+    write_dcp_run,
+    write_pickled,
+)
+
+from dzrobot.policies.dreamzero.checkpoints.coldstart import fresh_names
+from dzrobot.policies.dreamzero.checkpoints.convert import ConvertOptions, convert
+from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+from dzrobot.policies.dreamzero.checkpoints.load import (
+    LoadOptions,
+    build_network,
+    expected_shapes,
+    load_network,
+    official_state,
+    slots,
+)
+from dzrobot.policies.dreamzero.checkpoints.lora import inject_adapters
+from dzrobot.policies.dreamzero.checkpoints.names import canonical
+from dzrobot.policies.dreamzero.network.config import NetworkConfig, preset
+
+
+def assert_equal(given, wanted):
+    assert given.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(given[name], tensor, rtol=0, atol=0, msg=name)
+
+
+def loaded(path, **options):
+    return official_state(load_network(open_checkpoint(path), LoadOptions(**options)))
+
+
+@pytest.mark.parametrize("shards", ["single", "sharded"])
+def test_official_directory(tiny, tmp_path, shards):
+    folder = tiny
+    if shards == "sharded":
+        folder = tmp_path / "sharded"
+        convert([tiny], folder, ConvertOptions(shard_bytes=400_000))
+        assert len(list(folder.glob("*.safetensors"))) > 4
+    assert_equal(loaded(folder), tensors_of(tiny))
+
+
+@pytest.mark.parametrize("nesting", NESTINGS)
+def test_full_weights(tiny, tmp_path, nesting):
+    run = write_pickled(tiny, tmp_path / "global_step_9", nesting)
+    assert_equal(loaded(run), tensors_of(tiny))
+
+
+def test_distributed_checkpoint(tiny, tmp_path):
+    run = write_dcp_run(tiny, tmp_path / "global_step_9")
+    assert_equal(loaded(run), tensors_of(tiny))
+
+
+def test_distributed_checkpoint_of_several_ranks(tiny, tmp_path):
+    """Pieces of one tensor lie in different files: cut the way sharded training cuts them."""
+    run = write_dcp_run(tiny, tmp_path / "run")
+    source = open_checkpoint(run).weights
+    name = "action_head.model.blocks.0.ffn.0.weight"
+    whole = dict(source.stream([name]))[name]
+    _split_first_axis(source, name)
+    assert len(source.metadata.state_dict_metadata[source.raw[name]].chunks) == 2
+    torch.testing.assert_close(dict(source.stream([name]))[name], whole, rtol=0, atol=0)
+
+
+def _split_first_axis(source, name):
+    """Rewrite one tensor of a distributed checkpoint as two pieces in a second file."""
+    import io
+
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+
+    raw = source.raw[name]
+    whole = dict(source.stream([name]))[name]
+    chunks, blob = [], b""
+    for start, piece in ((0, whole[:40]), (40, whole[40:])):
+        buffer = io.BytesIO()
+        torch.save(piece.clone(), buffer)
+        offsets = torch.Size((start, 0))
+        chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=piece.shape))
+        place = _StorageInfo("__1_0.distcp", len(blob), len(buffer.getvalue()))
+        source.metadata.storage_data[MetadataIndex(raw, offsets)] = place
+        blob += buffer.getvalue()
+    (source.folder / "__1_0.distcp").write_bytes(blob)
+    source.metadata.state_dict_metadata[raw].chunks = chunks
+
+
+def test_cold_start(tiny, tmp_path):
+    """What the files hold is loaded; exactly the rest is drawn, as documented, and listed."""
+    folder, wanted = write_components(tiny, tmp_path / "wan"), tensors_of(tiny)
+    done = convert([folder], tmp_path / "start", ConvertOptions(config_from=tiny, seed=5))
+    model_type = open_checkpoint(tiny).config.dit.model_type
+    assert set(done.initialised) == absent_from_components(wanted, model_type)
+    given = loaded(tmp_path / "start")
+    fresh = {name: given.pop(name) for name in done.initialised}
+    assert_equal(given, {name: wanted[name] for name in given})
+    for name, tensor in fresh.items():
+        match name.rpartition(".")[2], tensor.ndim:
+            case ("bias" | "b", _):
+                assert not tensor.any()
+            case ("weight", 1):
+                assert (tensor == 1).all()
+            case ("weight", 2):
+                bound = (6 / sum(tensor.shape)) ** 0.5
+                assert bound * 0.9 < tensor.abs().max() <= bound
+            case ("W", _):
+                assert tensor.std() == pytest.approx(0.02, rel=0.1)
+    again = convert([folder], tmp_path / "again", ConvertOptions(config_from=tiny, seed=5))
+    assert_equal(tensors_of(again.path), tensors_of(done.path))
+
+
+def test_cold_start_from_two_downloads(tiny, tmp_path):
+    """The 5B's repository lacks the image encoder: it comes from another folder."""
+    folder, other = write_components(tiny, tmp_path / "wan"), tmp_path / "other"
+    other.mkdir()
+    image = next(folder.glob("models_clip*"))
+    image.rename(other / image.name)
+    done = convert([folder, other], tmp_path / "start", ConvertOptions(config_from=tiny))
+    assert done.tensors == len(tensors_of(tiny))
+
+
+@pytest.mark.parametrize("size", ["5b", "14b"])
+class TestRealSizes:
+    """The networks of the published sizes, without memory."""
+
+    def test_names_and_shapes(self, contract, size):
+        listing = json.loads((contract / f"dreamzero_{size}_state_dict.json").read_text())
+        wanted = {name: tuple(entry["shape"]) for name, entry in listing["tensors"].items()}
+        config = json.loads((contract / f"rlinf_config_{size}.json").read_text())
+        assert expected_shapes(NetworkConfig.from_dict(config)) == wanted
+        assert expected_shapes(preset(size)) == wanted
+
+    def test_fresh_tensors_of_a_cold_start(self, contract, size):
+        listing = contract / f"cold_start_{size}_newly_initialised.json"
+        fresh = json.loads(listing.read_text())["newly_initialised"]
+        fresh = {f"action_head.model.{name}" for name in fresh}
+        wanted = expected_shapes(preset(size)).keys()
+        assert fresh_names(wanted, wanted - fresh, preset(size)) == fresh
+        assert absent_from_components(wanted, preset(size).dit.model_type) == fresh
+
+    def test_lora(self, size):
+        network = build_network(preset(size))
+        inject_adapters(network.model, preset(size).head)
+        trained = ("lora_", "state_encoder.", "action_encoder.", "action_decoder.")
+        table = slots(network).items()
+        counts = [math.prod(s.shape) for name, s in table if any(part in name for part in trained)]
+        assert len(counts) == {"5b": 614, "14b": 814}[size]
+        if size == "14b":
+            assert sum(counts) == 108_582_944
+
+
+@pytest.mark.parametrize("prefix", ["", "_orig_mod.", "module.", "module._orig_mod."])
+def test_wrappers_leave_no_trace_in_names(prefix):
+    plain = "action_head.model.blocks.0.self_attn.q.weight"
+    assert canonical(prefix + plain) == plain
+    assert canonical(prefix + plain.replace(".0.", ".0._orig_mod.")) == plain
+    peft = "action_head.model.base_model.model.blocks.0.self_attn.q"
+    assert canonical(f"{prefix}{peft}.base_layer.weight") == plain
+    adapter = "action_head.model.blocks.0.self_attn.q.lora_A.default.weight"
+    assert canonical(f"{prefix}{peft}.lora_A.default.weight") == adapter
+    assert canonical(f"{prefix}{peft}.lora_A.weight") == adapter
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_take_the_dtype_asked_for(tiny, dtype):
+    network = load_network(open_checkpoint(tiny), LoadOptions(dtype=dtype))
+    state = network.state_dict()
+    assert {tensor.dtype for tensor in state.values()} == {dtype}
+    assert not any(p.requires_grad for p in network.parameters())
+    assert not network.training
+    assert_equal(official_state(network), {n: t.to(dtype) for n, t in tensors_of(tiny).items()})
+
+
+def test_without_the_prompt_encoder(tiny):
+    """Training may leave the prompt encoder out; its weights are then not asked for."""
+    from dzrobot.policies.dreamzero.checkpoints.load import check_weights, fill_network
+
+    network = build_network(open_checkpoint(tiny).config, text_encoder=False)
+    source = open_checkpoint(tiny).weights
+    check_weights(network, source)
+    fill_network(network.to_empty(device="cpu"), source)
+    wanted = {n: t for n, t in tensors_of(tiny).items() if ".text_encoder." not in n}
+    assert_equal(official_state(network), wanted)
