@@ -8,6 +8,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -131,7 +132,7 @@ def write_tiny_checkpoint(
         write_json(folder / CONFIG_FILE, config.to_dict())
         write_json(folder / METADATA_FILE, metadata)
         (folder / TRAINING_FILE).write_text(
-            yaml.safe_dump(_training_config(embodiment)), encoding="utf-8"
+            yaml.safe_dump(training_config(embodiment)), encoding="utf-8"
         )
         write_tiny_tokenizer(folder / TOKENIZER_FOLDER, embodiment)
         if options.with_passport:
@@ -151,7 +152,7 @@ class RandomSource:
     origin: str = "random weights"
     layout: str = "random weights"
 
-    @property
+    @cached_property
     def tensors(self) -> dict[str, TensorInfo]:
         """Return shape and dtype of each."""
         return {
@@ -217,8 +218,8 @@ def _statistics(part: Part, scale: float, rng: np.random.Generator) -> dict[str,
     return {name: [round(float(value), 6) for value in column] for name, column in columns.items()}
 
 
-def _training_config(embodiment: Embodiment) -> dict[str, Any]:
-    """Return the entries of a published training config that say how the weights are to be used."""
+def training_config(embodiment: Embodiment) -> dict[str, Any]:
+    """Return what a published training config says on how the weights are to be used."""
     names = [key.removeprefix("action.") for key in embodiment.relative_keys]
     size = list(embodiment.views[0].size)
     return {

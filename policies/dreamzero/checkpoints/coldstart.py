@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -160,7 +161,7 @@ class FreshSource:
     origin: str = "fresh initialisation"
     layout: str = "fresh tensors"
 
-    @property
+    @cached_property
     def tensors(self) -> dict[str, TensorInfo]:
         """Return shape and dtype of each."""
         return {

@@ -10,6 +10,7 @@ import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -280,7 +281,7 @@ class PartSource:
         """Return where the tensors lie."""
         return self.source.origin
 
-    @property
+    @cached_property
     def tensors(self) -> dict[str, TensorInfo]:
         """Return the header entries."""
         return {here: self.source.tensors[there] for here, there in self.names.items()}
@@ -308,7 +309,7 @@ class UnionSource:
         """Return the kinds of files."""
         return " + ".join(source.layout for source in self.sources)
 
-    @property
+    @cached_property
     def tensors(self) -> dict[str, TensorInfo]:
         """Return the header entries."""
         return {name: info for source in self.sources for name, info in source.tensors.items()}

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class StateDictSource:
     origin: str = "memory"
     layout: str = "state dict in memory"
 
-    @property
+    @cached_property
     def tensors(self) -> dict[str, TensorInfo]:
         """Return shape and dtype of each."""
         return {
