@@ -11,10 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from dzrobot.config import parse_value
-from dzrobot.errors import ConfigError, find
+from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
 from dzrobot.rollout.card import card_digest
 from dzrobot.rollout.evaluate import Evaluation, Progress, RunOptions, evaluate, prepare
-from dzrobot.rollout.players import Player, PlayerOptions
+from dzrobot.rollout.players import BUILT_IN, Player, PlayerOptions
 from dzrobot.rollout.protocol import PROTOCOLS, Selection
 from dzrobot.rollout.report import Summary, table
 
@@ -198,6 +198,11 @@ def _setup(arguments: argparse.Namespace) -> _Setup:
 def _player(arguments: argparse.Namespace, greeting: list[str]) -> Player:
     if arguments.checkpoint and arguments.policy:
         raise ConfigError("give --checkpoint or --policy, not both")
+    if arguments.policy and Player(name=arguments.policy).is_checkpoint:
+        raise UnknownNameError(
+            f"unknown policy {arguments.policy!r}.{suggest(arguments.policy, BUILT_IN)} Known: "
+            f"{', '.join(BUILT_IN)}, module:factory; a checkpoint is given with --checkpoint."
+        )
     name = arguments.checkpoint or arguments.policy
     if name is None:
         name = str(_default_checkpoint(greeting))

@@ -9,7 +9,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from dzrobot import __version__
 from dzrobot.errors import ProtocolError
+from dzrobot.rollout.environment import simulator, step_limit
 from dzrobot.rollout.protocol import Case, Selection
 
 CARD_FILE = "card.json"
@@ -18,7 +20,6 @@ CASES_FILE = "cases.jsonl"
 FORMAT = 1
 
 _VERSIONS = (
-    "dzrobot",
     "gymnasium",
     "numpy",
     "torch",
@@ -161,7 +162,8 @@ def _suite(
     return {
         "env": own[0].env,
         "arguments": dict(arguments[own[0].env]),
-        "max_steps": own[0].max_steps or "as registered",
+        "max_steps": own[0].max_steps or step_limit(own[0].env),
+        "opengl": simulator(own[0].env),
         "tasks": sorted({case.task_id for case in own}),
         "episodes_per_task": len(first),
         "init_state_ids": "chosen by the seed" if seeded else _span(c.init_state_id for c in first),
@@ -190,7 +192,7 @@ def _assets(suite: str) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    found = {"python": ".".join(platform.python_version_tuple()[:2]), "dzrobot": __version__}
     for name in _VERSIONS:
         try:
             found[name] = metadata.version(name)

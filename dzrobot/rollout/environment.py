@@ -11,6 +11,7 @@ from gymnasium.envs.registration import load_env_creator
 import dzrobot  # noqa: F401 (registers the ids)
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
+from dzrobot.envs.libero.rendering import choose_backend
 from dzrobot.errors import ConfigError, UnknownNameError, suggest
 from dzrobot.rollout.protocol import Case, Protocol
 
@@ -24,10 +25,16 @@ ROBOTS = {
 
 
 def environment_robot(env: str) -> Embodiment | None:
-    """Return the embodiment of an environment of this package, None for any other."""
+    """Return the embodiment of an environment of this package, None for any other.
+
+    Raises:
+        UnknownNameError: no such environment.
+    """
+    accepted(env)
     name = env.rpartition("/")[2]
     tags = [tag for prefix, tag in ROBOTS.items() if name.startswith(prefix)]
-    return load_embodiment(tags[0]) if tags and env in gym.registry else None
+    ours = env in gym.registry and tags
+    return load_embodiment(tags[0]) if ours else None
 
 
 def environment_arguments(
@@ -87,9 +94,25 @@ def accepted(env: str) -> tuple[tuple[str, ...], bool]:
 
 def make_environment(case: Case, arguments: Mapping[str, Any], *, render: bool) -> Any:
     """Return the environment of ``case``; ``render``: it can be asked for pictures for people."""
-    limits = {} if case.max_steps is None else {"max_episode_steps": case.max_steps}
-    mode = {"render_mode": "rgb_array"} if render else {}
-    return gym.make(case.env, **limits, **mode, **case.arguments, **arguments)
+    limits: dict[str, Any] = {} if case.max_steps is None else {"max_episode_steps": case.max_steps}
+    mode: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
+    # The passive checker does not survive a step that raises, and costs a look at every space.
+    return gym.make(
+        case.env, disable_env_checker=True, **limits, **mode, **case.arguments, **arguments
+    )
+
+
+def step_limit(env: str) -> int | None:
+    """Return the steps per episode that ``env`` is registered with, None for no limit."""
+    return gym.spec(env).max_episode_steps
+
+
+def simulator(env: str) -> str | None:
+    """Return the OpenGL backend of an environment that draws with one of our simulators."""
+    entry = gym.spec(env).entry_point
+    if not (isinstance(entry, str) and entry.startswith("dzrobot.envs.libero")):
+        return None
+    return choose_backend()
 
 
 def _require(name: str, known: tuple[str, ...], env: str, protocol: Protocol) -> None:

@@ -88,7 +88,10 @@ def wilson(successes: int, episodes: int) -> tuple[float, float]:
     centre = rate + square / (2 * episodes)
     spread = Z_95 * math.sqrt(rate * (1 - rate) / episodes + square / (4 * episodes**2))
     scale = 1 + square / episodes
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    # Exact at the ends, where rounding would leave a trace.
+    low = 0.0 if successes == 0 else (centre - spread) / scale
+    high = 1.0 if successes == episodes else (centre + spread) / scale
+    return low, high
 
 
 def summarise(records: Iterable[Record], cases: Sequence[Case]) -> Summary:
@@ -136,9 +139,9 @@ def table(summary: Summary, title: str) -> Table:
     for row in summary.rows:
         shown.add_row(*_cells(row), end_section=row.task_id is None)
     shown.add_section()
-    for row in (summary.total, summary.distinct):
-        if row is not None:
-            shown.add_row(*_cells(row), style="bold")
+    for whole in (summary.total, summary.distinct):
+        if whole is not None:
+            shown.add_row(*_cells(whole), style="bold")
     return shown
 
 

@@ -5,6 +5,7 @@ would; its actor asks the main process for every action. A simulator is opened i
 steps it.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -238,11 +239,16 @@ class _Worker:
     def give(self, case: Case) -> None:
         self.case = case
         self.last_key = environment_key(case)
-        self.connection.send(case)
+        self.send(case)
+
+    def send(self, message: object) -> None:
+        # A dead process is noticed by the next receive(), which says how it died.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send(message)
 
     def stop(self, *, patient: bool) -> None:
         if patient and self.process.is_alive():
-            self.connection.send(None)
+            self.send(None)
             self.process.join(timeout=10)
         if self.process.is_alive():
             self.process.kill()
@@ -345,7 +351,7 @@ class Crew:
                 continue
             spent = 1000 * (time.perf_counter() - began) / len(group)
             for (worker, _), action in zip(group, actions, strict=True):
-                worker.connection.send((action, spent))
+                worker.send((action, spent))
 
     def _act(self, observations: list[Observation], sessions: list[str]) -> list[Action]:
         assert self._policy is not None
