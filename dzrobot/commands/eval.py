@@ -135,7 +135,7 @@ def _policy(group: Any) -> None:
         help="module:factory takes the environment and acts beside it, once per episode",
     )  # fmt: skip
     group.add_argument("--embodiment", help="robot: a built-in tag, or module:NAME")
-    group.add_argument("--dit-steps", help="solver steps, of 16, that run the network, or dynamic")
+    group.add_argument("--dit-steps", help="network evaluations: 5 to 8, 16, or dynamic")
     group.add_argument("--history", choices=sorted(_HISTORY), help="whether frames are remembered")
     group.add_argument("--execute", type=int, metavar="K", help="actions executed of each plan")
     group.add_argument("--cfg-scale", type=float, help="guidance of the predicted video")
@@ -208,7 +208,7 @@ def _player(arguments: argparse.Namespace, greeting: list[str]) -> Player:
         name = str(_default_checkpoint(greeting))
     steps = arguments.dit_steps
     if steps is not None and steps != "dynamic" and not steps.isdigit():
-        raise ConfigError(f"--dit-steps {steps!r}: give a number from 1 to 16, or dynamic")
+        raise ConfigError(f"--dit-steps {steps!r}: give 5 to 8, 16, or dynamic")
     return Player(
         name=name,
         privileged=arguments.privileged,

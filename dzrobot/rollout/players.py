@@ -208,6 +208,7 @@ def _open_checkpoint(player: Player, robot: Embodiment) -> Ready:
 
     from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
     from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
+    from dzrobot.policies.dreamzero.network.skipping import step_plan
     from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
 
     options = player.options
@@ -223,13 +224,16 @@ def _open_checkpoint(player: Player, robot: Embodiment) -> Ready:
     dtypes = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16}
     if options.dtype not in dtypes:
         raise ConfigError(f"dtype {options.dtype!r}: choose float32 or bfloat16")
+    acts = PolicyOptions(**given)  # type: ignore[arg-type]
+    # Wrong now, rather than in every episode.
+    step_plan(acts.dit_steps, acts.generate.solver_steps)
     policy = DreamZeroPolicy.from_pretrained(
         player.name,
         embodiment=robot,
         device=options.device,
         dtype=dtypes[options.dtype],
         revision=options.revision,
-        options=PolicyOptions(**given),  # type: ignore[arg-type]
+        options=acts,
     )
     weights = open_checkpoint(player.name, revision=options.revision).weights
     card = {
