@@ -1,82 +1,64 @@
 """A scripted expert with privileged knowledge of the simulator.
 
-It reads object poses from the physics instead of looking at pictures: hover, descend, grasp, lift,
-and start over when the object is lost. It acts through the same seven numbers as a learned policy
-and has a policy's methods, so that evaluation and collection take it like any other.
+It reads poses and shapes from the physics instead of looking at pictures: hover, descend, grasp,
+lift, carry, lower, release, and start over when the object is lost. It acts through the same seven
+numbers as a learned policy and has a policy's methods, so that evaluation and collection take it
+like any other. It knows Lift, libero_object and libero_spatial.
 """
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from enum import Enum, auto
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.envs.libero.grasps import Grasp, choose_grasp, half_turn
+from dzrobot.envs.libero.scene import Destination, Scene
 from dzrobot.errors import SimulatorError
 
 Array = NDArray[np.float64]
 Action = NDArray[np.float32]
 
 OPEN, CLOSE = -1.0, 1.0
+
 HOVER_M = 0.08
-"""Height of the hand above an object before it descends."""
-
-NEAR_M = 0.012
-"""Horizontal distance within which the hand descends, and vertical within which it grasps."""
-
-FULL_SPEED_M = 0.03
-"""Distance at which the hand moves at full speed; closer, it slows down in proportion."""
-
-CLOSING_STEPS = 8
-"""Steps the fingers take to close on an object."""
+"""Height of the hand above a grasp before it descends."""
 
 LIFT_M = 0.15
-"""How far an object is lifted above where it lay."""
+"""How far an object is lifted where lifting it is all."""
+
+NEAR_M = 0.01
+"""Distance at which a place counts as reached."""
+
+FULL_SPEED_M = 0.03
+"""Distance from which on the hand moves at full speed; nearer, in proportion."""
+
+FULL_SPEED_RAD = 0.25
+CLOSING_STEPS = 11
+OPENING_STEPS = 6
+PATIENCE_STEPS = 60
+"""Steps after which a phase has failed."""
 
 
-class Arm(Protocol):
-    """What the expert needs to know of the scene, in metres and world axes."""
+class Phase(Enum):
+    """What the expert is doing."""
 
-    def hand(self) -> Array:
-        """Return the position of the grasp point, (3,)."""
-
-    def target(self) -> Array:
-        """Return the position of the object to take, (3,)."""
-
-    def yaw_error(self) -> float:
-        """Return the turn about the vertical that lines the fingers up, in (-pi/4, pi/4]."""
-
-
-@dataclass
-class LiftScene:
-    """Robosuite's Lift, read from its physics."""
-
-    env: Any
-
-    def hand(self) -> Array:
-        """Return the position of the grasp point, (3,) m."""
-        position: Array = np.array(self.env.sim.data.site_xpos[self.env.robots[0].eef_site_id])
-        return position
-
-    def target(self) -> Array:
-        """Return the position of the cube, (3,) m."""
-        position: Array = np.array(self.env.sim.data.body_xpos[self.env.cube_body_id])
-        return position
-
-    def yaw_error(self) -> float:
-        """Return the turn (rad) from the fingers to the nearest pair of the cube's faces."""
-        grip = self.env.sim.data.site_xmat[self.env.robots[0].eef_site_id].reshape(3, 3)
-        cube = self.env.sim.data.body_xmat[self.env.cube_body_id].reshape(3, 3)
-        difference = _yaw(cube) - _yaw(grip)
-        quarter = np.pi / 2
-        return float((difference + quarter / 2) % quarter - quarter / 2)
+    HOVER = auto()
+    DESCEND = auto()
+    GRASP = auto()
+    LIFT = auto()
+    CARRY = auto()
+    LOWER = auto()
+    RELEASE = auto()
+    RETREAT = auto()
 
 
 class Expert:
-    """Takes an object and lifts it; a policy with the simulator's own knowledge.
+    """Takes an object and brings it where the task wants it; a policy with the simulator's eyes.
 
     Args:
-        env: A Gymnasium environment of this package that is Lift underneath.
+        env: A LIBERO or Lift environment of this package, wrapped or not.
 
     Raises:
         SimulatorError: the environment has no simulator to look into.
@@ -89,50 +71,166 @@ class Expert:
                 "use it with dzrobot/lift-v0 or a LIBERO environment"
             )
         self._env = env.unwrapped
-        self._closing = 0
-        self._goal_m: Array | None = None
+        self.reset()
+
+    @classmethod
+    def for_env(cls, env: gym.Env[Any, Any]) -> "Expert":
+        """Return an expert that looks into ``env``."""
+        return cls(env)
 
     def reset(self, session: str | None = None) -> None:
         """Forget the last episode."""
-        self._closing = 0
-        self._goal_m = None
+        self._failed: list[Grasp] = []
+        self._begin()
 
     def act(self, obs: Any, *, session: str = "default") -> Action:
-        """Return the next action (7,); the observation is not looked at."""
-        scene = LiftScene(self._env.simulation.env)  # type: ignore[attr-defined]
-        hand, target = scene.hand(), scene.target()
-        if self._goal_m is not None:
-            return self._lift(hand, target)
-        aside = float(np.linalg.norm((target - hand)[:2]))
-        turn = scene.yaw_error()
-        if self._closing == 0 and aside > NEAR_M:
-            above = _above(target, HOVER_M if aside > 3 * NEAR_M else HOVER_M / 2)
-            return _action(above - hand, turn, OPEN)
-        if self._closing == 0 and abs(hand[2] - target[2]) > NEAR_M:
-            return _action(target - hand, turn, OPEN)
-        self._closing += 1
-        if self._closing > CLOSING_STEPS:
-            self._goal_m = _above(target, LIFT_M)
-        return _action(target - hand, 0.0, CLOSE)
+        """Return the next action (7,); the observation is not looked at.
 
-    def _lift(self, hand: Array, target: Array) -> Action:
-        assert self._goal_m is not None
-        if float(np.linalg.norm(target - hand)) > 3 * NEAR_M:
-            # The object slipped out: begin again with open fingers.
-            self.reset()
-            return _action(np.array([0.0, 0.0, HOVER_M]), 0.0, OPEN)
-        return _action(self._goal_m - hand, 0.0, CLOSE)
+        Raises:
+            SimulatorError: the task is none that the expert knows.
+        """
+        scene = Scene(self._env.simulation.env)  # type: ignore[attr-defined]
+        if self._grasp is None:
+            self._plan(scene)
+        self._steps += 1
+        if self._steps > PATIENCE_STEPS or self._lost(scene):
+            self._give_up()
+            return _action(scene, scene.hand + (0, 0, HOVER_M), None, OPEN)
+        return self._phases[self._phase](scene)
+
+    def _begin(self) -> None:
+        self._grasp: Grasp | None = None
+        self._held_offset = np.zeros(3)
+        self._travel_m = 0.0
+        self._phases = {
+            Phase.HOVER: self._hover,
+            Phase.DESCEND: self._descend,
+            Phase.GRASP: self._close,
+            Phase.LIFT: self._lift,
+            Phase.CARRY: self._carry,
+            Phase.LOWER: self._lower,
+            Phase.RELEASE: self._release,
+            Phase.RETREAT: self._retreat,
+        }
+        self._enter(Phase.HOVER)
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self._steps = 0
+
+    def _give_up(self) -> None:
+        if self._grasp is not None:
+            self._failed.append(self._grasp)
+        self._begin()
+
+    def _plan(self, scene: Scene) -> None:
+        obstacles = scene.obstacles
+        yaw = float(np.arctan2(scene.hand_axes[1, 0], scene.hand_axes[0, 0]))
+        grasp = choose_grasp(scene.object, scene.position, obstacles, yaw, self._failed)
+        if grasp is None:
+            raise SimulatorError("the expert finds no way to hold the object of this task.")
+        self._grasp = grasp
+        self._planned_at = scene.position
+        target = scene.position + grasp.offset
+        over = obstacles.top_between(scene.hand, target, margin=0.06)
+        self._travel_m = max(float(target[2]) + HOVER_M, over + 0.06)
+
+    def _lost(self, scene: Scene) -> bool:
+        match self._phase:
+            case Phase.HOVER | Phase.DESCEND:
+                return bool(np.linalg.norm(scene.position - self._planned_at) > 0.015)
+            case Phase.LIFT | Phase.CARRY | Phase.LOWER:
+                slipped = scene.position - scene.hand - self._held_offset
+                return bool(np.linalg.norm(slipped) > 0.05)
+            case _:
+                return False
+
+    def _target(self, scene: Scene) -> Array:
+        assert self._grasp is not None, "planned before any phase"
+        target: Array = scene.position + self._grasp.offset
+        return target
+
+    def _yaw(self) -> float:
+        assert self._grasp is not None, "planned before any phase"
+        return self._grasp.yaw
+
+    def _hover(self, scene: Scene) -> Action:
+        target = self._target(scene)
+        aside = float(np.linalg.norm((target - scene.hand)[:2]))
+        goal = np.array([*target[:2], self._travel_m if aside > 0.05 else target[2] + HOVER_M])
+        if aside < NEAR_M and abs(_turn(scene, self._yaw())[2]) < 0.1:
+            self._enter(Phase.DESCEND)
+        return _action(scene, goal, self._yaw(), OPEN)
+
+    def _descend(self, scene: Scene) -> Action:
+        target = self._target(scene)
+        if scene.hand[2] - target[2] < NEAR_M / 2 or self._steps > PATIENCE_STEPS // 2:
+            self._enter(Phase.GRASP)
+        return _action(scene, target, self._yaw(), OPEN)
+
+    def _close(self, scene: Scene) -> Action:
+        if self._steps >= CLOSING_STEPS:
+            self._held_offset = scene.position - scene.hand
+            self._lifted_m = self._carrying_height(scene)
+            self._enter(Phase.LIFT)
+        return _action(scene, scene.hand, self._yaw(), CLOSE)
+
+    def _carrying_height(self, scene: Scene) -> float:
+        """Return the height of the hand at which what it holds clears everything on its way."""
+        place = scene.destination
+        if place is None:
+            return float(scene.hand[2]) + LIFT_M
+        hanging = float(scene.hand[2] - scene.object.corners[:, 2].min())
+        over = scene.obstacles.top_between(scene.hand, place.centre, margin=0.05)
+        return max(over + hanging + 0.03, float(scene.hand[2]) + 0.05)
+
+    def _lift(self, scene: Scene) -> Action:
+        place = scene.destination
+        if place is not None and scene.hand[2] > self._lifted_m - 0.02:
+            self._enter(Phase.CARRY)
+        return _action(scene, np.array([*scene.hand[:2], self._lifted_m]), self._yaw(), CLOSE)
+
+    def _carry(self, scene: Scene) -> Action:
+        over = self._over(scene, scene.destination)
+        if np.linalg.norm((over - scene.hand)[:2]) < NEAR_M:
+            self._enter(Phase.LOWER)
+        return _action(scene, np.array([*over, self._lifted_m]), self._yaw(), CLOSE)
+
+    def _lower(self, scene: Scene) -> Action:
+        place = scene.destination
+        assert place is not None, "there is a place to lower it to"
+        hanging = float(scene.hand[2] - scene.object.corners[:, 2].min())
+        height = max(float(place.centre[2]) + hanging + 0.012, place.rim + 0.01)
+        if scene.hand[2] - height < NEAR_M or self._steps > PATIENCE_STEPS // 2:
+            self._enter(Phase.RELEASE)
+        return _action(scene, np.array([*self._over(scene, place), height]), self._yaw(), CLOSE)
+
+    def _release(self, scene: Scene) -> Action:
+        if self._steps > OPENING_STEPS:
+            self._enter(Phase.RETREAT)
+        return _action(scene, scene.hand, self._yaw(), OPEN)
+
+    def _retreat(self, scene: Scene) -> Action:
+        return _action(scene, scene.hand + (0, 0, HOVER_M), self._yaw(), OPEN)
+
+    def _over(self, scene: Scene, place: Destination | None) -> Array:
+        """Return where the hand has to be, (2,), for the object to be over its place."""
+        assert place is not None, "there is a place to carry it to"
+        over: Array = place.centre[:2] - (scene.position - scene.hand)[:2]
+        return over
 
 
-def _action(move_m: Array, turn: float, gripper: float) -> Action:
-    translation = np.clip(move_m / FULL_SPEED_M, -1.0, 1.0)
-    rotation = (0.0, 0.0, float(np.clip(turn / 0.3, -1.0, 1.0)))
-    return np.array([*translation, *rotation, gripper], np.float32)
+def _action(scene: Scene, goal: Array, yaw: float | None, gripper: float) -> Action:
+    move = np.clip((goal - scene.hand) / FULL_SPEED_M, -1.0, 1.0)
+    turn = np.zeros(3) if yaw is None else np.clip(_turn(scene, yaw) / FULL_SPEED_RAD, -1.0, 1.0)
+    return np.array([*move, *turn, gripper], np.float32)
 
 
-def _above(position_m: Array, height_m: float) -> Array:
-    return position_m + np.array([0.0, 0.0, height_m])
-
-
-def _yaw(rotation: Array) -> float:
-    return float(np.arctan2(rotation[1, 0], rotation[0, 0]))
+def _turn(scene: Scene, yaw: float) -> Array:
+    """Return the rotation vector (rad) from the hand to one that points down and closes at ``yaw``."""
+    axes = scene.hand_axes
+    level = half_turn(yaw - float(np.arctan2(axes[1, 0], axes[0, 0])))
+    # Small angles: upright the hand by its tilt, and turn it about the vertical.
+    tilt = np.cross(axes[:, 2], (0.0, 0.0, -1.0))
+    turn: Array = np.array([tilt[0], tilt[1], level])
+    return turn

@@ -22,9 +22,10 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
 )
 from dzrobot.policies.dreamzero.checkpoints.load import expected_shapes
 from dzrobot.policies.dreamzero.checkpoints.passport import passport_for, write_passport
-from dzrobot.policies.dreamzero.checkpoints.sources import WeightSource
+from dzrobot.policies.dreamzero.checkpoints.sources import UnionSource, WeightSource
 from dzrobot.policies.dreamzero.checkpoints.writer import (
     ShardOptions,
+    StateDictSource,
     write_json,
     write_weights,
     written_aside,
@@ -43,6 +44,16 @@ _VOCABULARY = 768
 _TEXT_WIDTH = 64
 _IMAGE_WIDTH = 96
 _LATENTS = 24
+
+LAST_LAYERS = frozenset(
+    f"action_head.model.{name}"
+    for name in (
+        "head.head.weight",
+        "head.head.bias",
+        *(f"action_decoder.layer2.{n}" for n in "Wb"),
+    )
+)
+"""What a fresh network's predictions are multiplied by."""
 
 
 def mini_config(embodiment: Embodiment) -> NetworkConfig:
@@ -116,6 +127,13 @@ def write_mini_checkpoint(
     return target
 
 
-def fresh_weights(embodiment: Embodiment, seed: int) -> RandomSource:
-    """Return random float32 weights of a small network for ``embodiment``."""
-    return RandomSource(expected_shapes(mini_config(embodiment)), seed, torch.float32)
+def fresh_weights(embodiment: Embodiment, seed: int) -> UnionSource:
+    """Return random float32 weights of a small network for ``embodiment``.
+
+    The last layers are zero, so that the first prediction is no motion at all and early gradients
+    stay small.
+    """
+    shapes = expected_shapes(mini_config(embodiment))
+    zeros = {name: torch.zeros(shape) for name, shape in shapes.items() if name in LAST_LAYERS}
+    random = RandomSource(shapes, seed, torch.float32)
+    return UnionSource(sources=(random, StateDictSource(values=zeros)))

@@ -1,0 +1,117 @@
+"""From nothing to a policy that succeeds: demonstrations, autoencoder, fine-tuning, evaluation.
+
+    python examples/train_tiny.py                       # Lift, about two hours on two cores
+    python examples/train_tiny.py --suite libero_object --task 0
+
+Every stage is a public command, printed before it runs. A finished stage is not run again, and
+an unfinished one goes on where it was, so the same command can be interrupted at any time.
+"""
+
+import argparse
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+EMBODIMENT = "libero_mini"
+RESOLUTION = 128
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command and what shows that it is done."""
+
+    name: str
+    command: tuple[str, ...]
+    result: Path | None
+
+
+def main() -> int:
+    """Run the stages that are left."""
+    options = _arguments()
+    for stage in stages(options):
+        if stage.result is not None and stage.result.exists():
+            print(f"{stage.name}: done ({stage.result})", flush=True)
+            continue
+        print(f"{stage.name}: {shlex.join(stage.command)}", flush=True)
+        code = subprocess.run(stage.command, check=False).returncode
+        if code != 0:
+            print(f"{stage.name} ended with code {code}; the same command goes on from here")
+            return code
+        if stage.name == "collect":
+            _stamp(options).touch()
+    return 0
+
+
+def stages(options: argparse.Namespace) -> list[Stage]:
+    """Return the stages in order."""
+    root: Path = options.output
+    data, metadata, start = root / "demonstrations", root / "metadata.json", root / "start"
+    run = root / "run"
+    final = run / "export" / f"step_{options.steps:08d}"
+    environment = ["--env-arg", f"resolution={RESOLUTION}"]
+    if options.suite == "lift":
+        environment += ["--env", "dzrobot/lift-v0"]
+        judged = [*environment, "--episodes", str(options.evaluate)]
+    else:
+        environment += ["--env", f"dzrobot/{options.suite}-v0"]
+        judged = ["--suite", options.suite, "--tasks", str(options.task)]
+        judged += ["--env-arg", f"resolution={RESOLUTION}", "--episodes", str(options.evaluate)]
+        environment += ["--env-arg", f"task_id={options.task}"]
+    return [
+        Stage("collect", (*_dzrobot("collect"), *environment, *_collection(options), "--output",
+                          str(data)), _stamp(options)),
+        Stage("stats", (*_dzrobot("stats"), EMBODIMENT, "--dataset", str(data), "--output",
+                        str(metadata)), metadata),
+        Stage("init", (*_dzrobot("init"), str(start), "--embodiment", EMBODIMENT, "--dataset",
+                       str(data), "--metadata", str(metadata), "--steps",
+                       str(options.autoencoder_steps)), start),
+        Stage("train", (*_torchrun(options.processes), "mini_lift_cpu", f"model.model_path={start}",
+                        f"model.metadata_json_path={metadata}", f"data.train_data_paths={data}",
+                        f"runner.output_dir={run}", f"runner.max_steps={options.steps}",
+                        "runner.resume_dir=auto"), final),
+        Stage("evaluate", (*_dzrobot("eval"), *judged, "--checkpoint", str(final), "--embodiment",
+                           EMBODIMENT, "--workers", str(options.workers), "--output",
+                           str(root / "results")), None),
+    ]  # fmt: skip
+
+
+def _stamp(options: argparse.Namespace) -> Path:
+    stamp: Path = options.output / "collected"
+    return stamp
+
+
+def _collection(options: argparse.Namespace) -> list[str]:
+    return [
+        "--embodiment", EMBODIMENT, "--episodes", str(options.episodes), "--noise", "0.2",
+        "--hold-steps", "8", "--workers", str(options.workers), "--max-steps",
+        "150" if options.suite == "lift" else "280",
+    ]  # fmt: skip
+
+
+def _dzrobot(command: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "dzrobot.cli", command)
+
+
+def _torchrun(processes: int) -> tuple[str, ...]:
+    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+    return (*launch, str(processes), "-m", "dzrobot.cli", "train")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--suite", default="lift", help="lift, libero_object or libero_spatial")
+    parser.add_argument("--task", type=int, default=0, help="task of the LIBERO suite")
+    parser.add_argument("--episodes", type=int, default=150, help="demonstrations")
+    parser.add_argument("--autoencoder-steps", type=int, default=450)
+    parser.add_argument("--steps", type=int, default=1600, help="optimiser steps")
+    parser.add_argument("--evaluate", type=int, default=100, help="episodes of the final score")
+    parser.add_argument("--workers", type=int, default=2, help="simulators at the same time")
+    parser.add_argument("--processes", type=int, default=2, help="training processes")
+    parser.add_argument("--output", type=Path, default=Path("runs") / "tiny")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
