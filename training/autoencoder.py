@@ -87,7 +87,7 @@ def fit_autoencoder(
         shaken = latents + plan.latent_noise * spread * torch.randn(latents.shape, generator=noise)
         loss = (vae.decode(shaken, clamp=False) - clips).abs().mean()
         optimizer.zero_grad()
-        (loss + _LATENT_WEIGHT * latents.square().mean()).backward()
+        (loss + _LATENT_WEIGHT * latents.square().mean()).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
         optimizer.step()
         schedule.step()
