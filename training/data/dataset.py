@@ -111,7 +111,7 @@ class DatasetReader:
 
     def report(self) -> str:
         """Return the resolution table and the count of windows, as text."""
-        lines = [f"{self.catalog.root} (LeRobot {self.catalog.version})"]
+        lines = [f"{self.catalog.root} (LeRobot {self.catalog.version}, {self.catalog.fps:g} fps)"]
         lines += [f"  {line}" for line in table_lines(self.resolution)]
         return "\n".join([*lines, f"  {self.windows.report()}"])
 

@@ -19,6 +19,9 @@ from dzrobot.recording import layout
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 
+_SAMPLED_FOOTERS = 64
+_FOOTER_BYTES = 8192
+
 CAMERA_KINDS = ("image", "video")
 
 
@@ -117,13 +120,25 @@ class Catalog:
             name for name, table in self.features.items() if table["dtype"] in CAMERA_KINDS
         )
 
-    @property
+    @cached_property
     def identity(self) -> str:
-        """Hex digest of the recording: changes when episodes are added, removed or re-recorded."""
+        """Hex digest of the recording: changes when episodes are added, removed or re-recorded.
+
+        Copies have the same one. Numbers enter through LeRobot's own statistics, and through the
+        footers of some data files, which hold the extremes of every column.
+        """
         data = sorted((name, size) for name, size in self.sizes.items() if name.startswith("data/"))
         lengths = self.episodes.length.tolist()
         text = json.dumps([self.version, self.fps, lengths, list(self.tasks), data])
-        return hashlib.sha256(text.encode()).hexdigest()
+        digest = hashlib.sha256(text.encode())
+        for name in (layout.STATS, layout.EPISODES_STATS_V2):
+            if (self.root / name).is_file():
+                digest.update((self.root / name).read_bytes())
+        for name, size in data[:: -(-len(data) // _SAMPLED_FOOTERS) or 1]:
+            with (self.root / name).open("rb") as file:
+                file.seek(max(0, size - _FOOTER_BYTES))
+                digest.update(file.read())
+        return digest.hexdigest()
 
     def data_file(self, ordinal: int) -> str:
         """Return the data file of the ``ordinal``-th episode, below the root."""

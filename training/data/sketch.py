@@ -5,6 +5,7 @@ merge loses nothing but the finer of the two resolutions.
 """
 
 import base64
+import math
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -49,13 +50,19 @@ class Sketch:
         self.counts[:] += np.bincount(bins, minlength=len(self.counts))
 
     def quantile(self, share: float) -> float:
-        """Return the value below which ``share`` of the data lies, to within one bin."""
+        """Return the value below which ``share`` of the data lies, to within one bin.
+
+        Between two data, as NumPy does, on the line from one to the next.
+        """
         rank = share * (int(self.counts.sum()) - 1)
-        ends = np.cumsum(self.counts)
-        bin_ = int(np.searchsorted(ends, rank, side="right"))
-        bin_ = min(bin_, len(self.counts) - 1)
-        inside = (rank - (ends[bin_] - self.counts[bin_]) + 0.5) / max(int(self.counts[bin_]), 1)
-        return (self.first + bin_ + min(max(inside, 0.0), 1.0)) * self.width
+        below = int(rank)
+        low, high = self._value(below), self._value(math.ceil(rank))
+        return low + (rank - below) * (high - low)
+
+    def _value(self, rank: int) -> float:
+        """Return the middle of the bin that holds the ``rank``-th smallest value."""
+        bin_ = int(np.searchsorted(np.cumsum(self.counts), rank, side="right"))
+        return (self.first + bin_ + 0.5) * self.width
 
     def to_json(self) -> dict[str, Any]:
         """Return the sketch as plain values; counts are compressed."""

@@ -75,11 +75,11 @@ def _video_fault(
         tables[name] = FrameTable.cached(catalog.root / name, reader.options.folder(catalog))
     table = tables[name]
     length = int(catalog.episodes.length[ordinal])
+    if catalog.version != "v3.0" and len(table.pts) != length:
+        return f"{name} has {len(table.pts)} frames, the list says {length}"
     first = table.at(catalog.video_start_s(ordinal, source.column))
     if first + length > len(table.pts):
         return f"{name} has {len(table.pts) - first} frames left, the list says {length}"
-    if catalog.version != "v3.0" and len(table.pts) != length:
-        return f"{name} has {len(table.pts)} frames, the list says {length}"
     shown = (table.pts[first : first + length] - table.pts[first]) * table.seconds_per_tick
     apart = np.abs(shown - np.arange(length) / catalog.fps)
     if apart.max() > 0.5 / catalog.fps:

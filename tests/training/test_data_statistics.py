@@ -1,0 +1,191 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+from data_worlds import RELATIVE, ROBOT, record, robot, step
+
+from dzrobot.cli import main
+from dzrobot.errors import StatisticsError
+from dzrobot.modality.stats import Statistics
+from dzrobot.training.data import DatasetReader, ReaderOptions, SourceSpec, TrainingData
+from dzrobot.training.data import statistics as module
+from dzrobot.training.data.sketch import BINS, Sketch
+from dzrobot.training.data.statistics import measure, merge
+
+LENGTHS = (30, 25, 12, 33)
+MEASURES = ("min", "max", "mean", "std", "q01", "q99")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    root = tmp_path_factory.mktemp("stats")
+    for tag, embodiment in (("libero", ROBOT), ("droid", RELATIVE)):
+        record(root / tag, embodiment, lengths=LENGTHS, version="v3.0")
+        record(root / f"{tag}_one", embodiment, lengths=LENGTHS[:2], version="v2.1")
+        record(
+            root / f"{tag}_two", embodiment, lengths=(40, 20), seed=3, version="v2.1", video=True
+        )
+    return root
+
+
+def readers(world, embodiment, *names):
+    options = ReaderOptions(cache=world / "cache", pictures=False)
+    return [DatasetReader(world / name, embodiment, options) for name in names]
+
+
+def plain(rows):
+    """What NumPy says."""
+    table = np.concatenate(rows).astype(np.float64)
+    return {
+        "min": table.min(0),
+        "max": table.max(0),
+        "mean": table.mean(0),
+        "std": table.std(0),
+        "q01": np.quantile(table, 0.01, axis=0),
+        "q99": np.quantile(table, 0.99, axis=0),
+    }
+
+
+def steps(embodiment, key, episode, length, seed=0):
+    which = 0 if key.startswith("state") else 1
+    return np.stack([step(embodiment, seed, episode, i)[which][key] for i in range(length)])
+
+
+def relative(embodiment, part, episode, length):
+    """Action minus state at the block's start, for every row that starts a block of a window."""
+    timing = embodiment.timing
+    action = steps(embodiment, part.key, episode, length).astype(np.float64)
+    state = steps(embodiment, part.reference, episode, length).astype(np.float64)
+    starts = range(max(0, length - timing.span))
+    anchors = sorted({t + b * timing.anchor_stride for t in starts for b in range(timing.blocks)})
+    horizon = timing.action_horizon
+    return [action[a : a + horizon] - state[a] for a in anchors]
+
+
+@pytest.mark.parametrize("embodiment", [ROBOT, RELATIVE], ids=lambda robot: robot.tag)
+def test_statistics_equal_numpy(world, embodiment):
+    """A14: absolute on all rows of usable episodes, relative on relative actions."""
+    name = "libero" if embodiment is ROBOT else "droid"
+    entry = measure(readers(world, embodiment, name), embodiment)
+    usable = [(e, length) for e, length in enumerate(LENGTHS) if length > 16]
+    for part in (*embodiment.state, *embodiment.action):
+        if part.reference is None:
+            rows = [steps(embodiment, part.key, e, length) for e, length in usable]
+        else:
+            rows = [r for e, length in usable for r in relative(embodiment, part, e, length)]
+        expected = plain(rows)
+        found = entry["statistics"][part.key.partition(".")[0]][part.name]
+        for measure_ in MEASURES:
+            np.testing.assert_allclose(found[measure_], expected[measure_], rtol=0, atol=1e-9)
+    for view in embodiment.views:
+        height, width = view.resolution
+        assert entry["modalities"]["video"][view.name]["resolution"] == [width, height]
+    Statistics.from_metadata({embodiment.tag: entry}, embodiment)
+
+
+@pytest.mark.parametrize("embodiment", [ROBOT, RELATIVE], ids=lambda robot: robot.tag)
+def test_merged_halves_equal_the_whole(world, embodiment):
+    """A14: moments to 1e-12, quantiles to one bin."""
+    name = "libero" if embodiment is ROBOT else "droid"
+    halves = [f"{name}_one", f"{name}_two"]
+    whole = measure(readers(world, embodiment, *halves), embodiment)
+    parts = [measure(readers(world, embodiment, half), embodiment) for half in halves]
+    # Through text, as in a file.
+    merged = merge(*json.loads(json.dumps(parts)))
+    assert merged["provenance"] == whole["provenance"]
+    for kind, tables in whole["statistics"].items():
+        for part, table in tables.items():
+            found = merged["statistics"][kind][part]
+            for measure_ in ("min", "max", "mean", "std"):
+                np.testing.assert_allclose(found[measure_], table[measure_], rtol=0, atol=1e-12)
+            spread = np.subtract(table["max"], table["min"])
+            for measure_ in ("q01", "q99"):
+                apart = np.abs(np.subtract(found[measure_], table[measure_]))
+                assert (apart <= 2 * spread / BINS).all(), (part, measure_)
+
+
+def test_more_rows_than_memory_give_quantiles_to_one_bin(world, monkeypatch):
+    opened = readers(world, ROBOT, "libero")
+    exact = measure(opened, ROBOT)["statistics"]["action"]["actions"]
+    monkeypatch.setattr(module, "EXACT_ROWS", 10)
+    rough = measure(opened, ROBOT)["statistics"]["action"]["actions"]
+    spread = np.subtract(exact["max"], exact["min"])
+    for name in ("q01", "q99"):
+        apart = np.abs(np.subtract(exact[name], rough[name]))
+        assert (apart <= 2 * spread / BINS).all()
+    assert {k: exact[k] for k in MEASURES[:4]} == {k: rough[k] for k in MEASURES[:4]}
+
+
+def test_constant_and_large_numbers_are_measured():
+    for low, high in ((0.0, 0.0), (1e12, 1e12), (-3e-9, 4e-9), (-1e6, 2e6)):
+        values = np.linspace(low, high, 1001)
+        sketch = Sketch.between(low, high)
+        sketch.add(values)
+        assert len(sketch.counts) <= BINS + 1
+        assert sketch.counts.sum() == 1001
+        for share in (0.0, 0.01, 0.5, 0.99, 1.0):
+            assert abs(sketch.quantile(share) - np.quantile(values, share)) <= sketch.width * 1.001
+        assert Sketch.from_json(sketch.to_json()).counts.tolist() == sketch.counts.tolist()
+
+
+def test_stale_statistics_are_refused(world, tmp_path):
+    path = tmp_path / "droid"
+    shutil.copytree(world / "droid", path)
+    options = ReaderOptions(cache=tmp_path / "cache")
+    entry = measure(readers(world, RELATIVE, "droid"), RELATIVE)
+
+    def open_with(metadata, embodiment=RELATIVE):
+        spec = SourceSpec(paths=[path], embodiment=embodiment, metadata={"oxe_droid": metadata})
+        return TrainingData.open([spec], seed=0, options=options)
+
+    open_with(entry)  # A copy of the measured folder is the measured data.
+    without = {key: value for key, value in entry.items() if key != "provenance"}
+    open_with(without)  # Statistics of a checkpoint do not say.
+    with pytest.raises(StatisticsError, match="measured relative actions over 8 steps"):
+        open_with(entry, robot("oxe_droid", horizon=12))
+    record(path, RELATIVE, lengths=(20,), version="v3.0")
+    with pytest.raises(StatisticsError, match="changed since, or were never measured"):
+        open_with(entry)
+
+
+def test_the_command_writes_adds_and_refuses(world, tmp_path, monkeypatch, capsys):
+    """Both commands as a user types them, with a robot from the user's own module."""
+    monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path / "cache"))
+    output = tmp_path / "metadata.json"
+    base = ["stats", "data_worlds:ROBOT", "--output", str(output), "--dataset"]
+    assert main([*base, str(world / "libero_one")]) == 0
+    first = json.loads(output.read_text())["libero_sim"]
+    assert main([*base, str(world / "libero_two")]) == 2
+    assert "--merge adds to it" in capsys.readouterr().err
+    assert main([*base, str(world / "libero_two"), "--merge"]) == 0
+    merged = json.loads(output.read_text())["libero_sim"]
+    assert len(merged["provenance"]["datasets"]) == 2
+    assert merged["statistics"] != first["statistics"]
+    assert main([*base, str(world / "libero_two"), "--merge"]) == 2
+    assert "already counted" in capsys.readouterr().err
+    droid = ["stats", "data_worlds:RELATIVE", "--output", str(output), "--merge", "--dataset"]
+    assert main([*droid, str(world / "droid")]) == 0
+    assert set(json.loads(output.read_text())) == {"libero_sim", "oxe_droid"}
+    capsys.readouterr()
+
+    assert (
+        main(["inspect-data", str(world / "droid_two"), "--embodiment", "data_worlds:RELATIVE"])
+        == 0
+    )
+    text = capsys.readouterr().out
+    for expected in (
+        "action.joint_position",
+        "action[1:8]",
+        "windows 28",
+        "first frame   video.wrist_image_left",
+        "faults: 0",
+    ):
+        assert expected in text
+    broken = tmp_path / "broken"
+    shutil.copytree(world / "libero_two", broken)
+    (broken / "videos/chunk-000/observation.images.image/episode_000001.mp4").unlink()
+    assert main(["inspect-data", str(broken), "--embodiment", "data_worlds:ROBOT"]) == 1
+    assert "FAULT episode 1: video.image" in capsys.readouterr().out
+    assert main(["inspect-data", str(tmp_path), "--embodiment", "data_worlds:ROBOT"]) == 2
+    assert "holds no meta/info.json" in capsys.readouterr().err
