@@ -40,6 +40,8 @@ OPENING_STEPS = 6
 PATIENCE_STEPS = 60
 """Steps after which a phase has failed."""
 
+_UP = np.array([0.0, 0.0, 1.0])
+
 
 class Phase(Enum):
     """What the expert is doing."""
@@ -95,13 +97,15 @@ class Expert:
         self._steps += 1
         if self._steps > PATIENCE_STEPS or self._lost(scene):
             self._give_up()
-            return _action(scene, scene.hand + (0, 0, HOVER_M), None, OPEN)
+            return _action(scene, scene.hand + _UP * HOVER_M, None, OPEN)
         return self._phases[self._phase](scene)
 
     def _begin(self) -> None:
         self._grasp: Grasp | None = None
+        self._planned_at = np.zeros(3)
         self._held_offset = np.zeros(3)
         self._travel_m = 0.0
+        self._lifted_m = 0.0
         self._phases = {
             Phase.HOVER: self._hover,
             Phase.DESCEND: self._descend,
@@ -192,7 +196,7 @@ class Expert:
 
     def _carry(self, scene: Scene) -> Action:
         over = self._over(scene, scene.destination)
-        if np.linalg.norm((over - scene.hand)[:2]) < NEAR_M:
+        if np.linalg.norm(over - scene.hand[:2]) < NEAR_M:
             self._enter(Phase.LOWER)
         return _action(scene, np.array([*over, self._lifted_m]), self._yaw(), CLOSE)
 
@@ -211,7 +215,7 @@ class Expert:
         return _action(scene, scene.hand, self._yaw(), OPEN)
 
     def _retreat(self, scene: Scene) -> Action:
-        return _action(scene, scene.hand + (0, 0, HOVER_M), self._yaw(), OPEN)
+        return _action(scene, scene.hand + _UP * HOVER_M, self._yaw(), OPEN)
 
     def _over(self, scene: Scene, place: Destination | None) -> Array:
         """Return where the hand has to be, (2,), for the object to be over its place."""
@@ -227,7 +231,7 @@ def _action(scene: Scene, goal: Array, yaw: float | None, gripper: float) -> Act
 
 
 def _turn(scene: Scene, yaw: float) -> Array:
-    """Return the rotation vector (rad) from the hand to one that points down and closes at ``yaw``."""
+    """Return the rotation vector (rad) that makes the hand point down and close at ``yaw``."""
     axes = scene.hand_axes
     level = half_turn(yaw - float(np.arctan2(axes[1, 0], axes[0, 0])))
     # Small angles: upright the hand by its tilt, and turn it about the vertical.

@@ -1,0 +1,106 @@
+"""Steps per second of a simulated arm, what this package adds, and what a second worker gains.
+
+python benchmarks/env.py                      # LIBERO where its assets are, otherwise Lift
+python benchmarks/env.py --env dzrobot/lift-v0 --pairs 10
+"""
+
+import argparse
+import statistics
+import time
+
+import gymnasium as gym
+import numpy as np
+
+import dzrobot  # noqa: F401
+from dzrobot.envs.libero.assets import assets_folder
+from dzrobot.errors import SimulatorError
+
+ACTION = np.array([0.1, 0, 0, 0, 0, 0, -1], np.float32)
+
+
+def make(env_id):
+    return gym.make(env_id, disable_env_checker=True, max_episode_steps=100_000)
+
+
+def bare(env):
+    """Return the step function of the robosuite environment inside ``env``, drawing as it does."""
+    return env.unwrapped.simulation.env.step
+
+
+def seconds(step, count):
+    start = time.perf_counter()
+    for _ in range(count):
+        step(ACTION)
+    return (time.perf_counter() - start) / count
+
+
+def overhead(env_id, pairs, block):
+    """Return (steps/s wrapped, overhead ratio): blocks of both, taken in turns in one process."""
+    env = make(env_id)
+    env.reset(seed=0)
+    inner = bare(env)
+    for step in (env.step, inner):
+        seconds(step, 2)
+    ratios, times = [], []
+    for pair in range(pairs):
+        order = (env.step, inner) if pair % 2 else (inner, env.step)
+        took = {step: seconds(step, block) for step in order}
+        ratios.append(took[env.step] / took[inner])
+        times.append(took[env.step])
+    start = time.perf_counter()
+    env.reset(seed=1)
+    reset = time.perf_counter() - start
+    env.close()
+    return 1 / statistics.median(times), statistics.median(ratios), reset
+
+
+def workers(env_id, rounds, block):
+    """Return env steps/s of one worker and of two, taken in turns."""
+    fleets = {}
+    for count in (1, 2):
+        fleets[count] = gym.vector.AsyncVectorEnv(
+            [lambda: make(env_id)] * count, context="forkserver", shared_memory=False
+        )
+        fleets[count].reset(seed=0)
+    rates = {1: [], 2: []}
+    for _ in range(rounds):
+        for count, fleet in fleets.items():
+            actions = np.tile(ACTION, (count, 1))
+            start = time.perf_counter()
+            for _ in range(block):
+                fleet.step(actions)
+            rates[count].append(count * block / (time.perf_counter() - start))
+    for fleet in fleets.values():
+        fleet.close()
+    gains = [two / one for one, two in zip(rates[1], rates[2], strict=True)]
+    return {count: statistics.median(values) for count, values in rates.items()}, gains
+
+
+def default_env():
+    try:
+        assets_folder()
+    except SimulatorError as error:
+        print(f"{error}\nMeasuring Lift instead.")
+        return "dzrobot/lift-v0"
+    return "dzrobot/libero_object-v0"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--env", help="Gymnasium id of a simulated arm")
+    parser.add_argument("--pairs", type=int, default=6, help="measurements of each kind")
+    parser.add_argument("--block", type=int, default=10, help="steps per measurement")
+    arguments = parser.parse_args()
+    env_id = arguments.env or default_env()
+    rate, ratio, reset = overhead(env_id, arguments.pairs, arguments.block)
+    rates, gains = workers(env_id, arguments.pairs, arguments.block)
+    print(f"{env_id}, 2 cameras 256x256")
+    print(f"  one environment     {rate:6.1f} steps/s, reset {reset:.2f} s")
+    print(f"  over the bare one   {100 * (ratio - 1):+6.1f} %  (target: at most +5 %)")
+    print(f"  one worker          {rates[1]:6.1f} steps/s")
+    print(f"  two workers         {rates[2]:6.1f} steps/s")
+    print(f"  gain of the second  {statistics.median(gains):6.2f} x  (target: at least 1.8 x)")
+
+
+if __name__ == "__main__":
+    main()
