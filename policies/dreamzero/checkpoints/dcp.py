@@ -8,6 +8,7 @@ memory stays at one tensor. DreamZero model, section 1.3.
 
 import io
 import pickle
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -138,7 +139,10 @@ def open_dcp(folder: Path) -> DcpSource:
 def write_dcp(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write ``tensors`` as a one-process distributed checkpoint under the key a trainer uses."""
     writer = FileSystemWriter(folder, single_file_per_rank=True, thread_count=1)
-    save({"fsdp_checkpoint": {"model": dict(tensors)}}, storage_writer=writer, no_dist=True)
+    with warnings.catch_warnings():
+        # A single process is what is wanted; torch warns about it.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        save({"fsdp_checkpoint": {"model": dict(tensors)}}, storage_writer=writer, no_dist=True)
 
 
 def _read_description(file: Path) -> Metadata:

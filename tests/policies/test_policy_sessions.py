@@ -1,0 +1,386 @@
+"""One set of weights, many episodes: they do not know of each other."""
+
+import numpy as np
+import pytest
+import torch
+
+from dzrobot.embodiments.registry import EMBODIMENTS
+from dzrobot.errors import ConfigError, ModalityError, SessionError
+from dzrobot.policies.base import BatchPolicy
+from dzrobot.policies.dreamzero.episode import frame_offsets
+from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
+from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
+
+TASKS = ("lift the cube", "turn on the stove", "put both moka pots on the stove")
+
+
+def observe(embodiment, key, step):
+    """Return the observation of one step of one episode, told apart by ``key``."""
+    rng = np.random.default_rng([key, step])
+    views = {
+        view.key: rng.integers(0, 256, (*view.resolution, 3), dtype=np.uint8)
+        for view in embodiment.views
+    }
+    state = {part.key: rng.uniform(-1, 1, part.dim).astype(np.float32) for part in embodiment.state}
+    return {**views, **state, embodiment.language: TASKS[key % len(TASKS)]}
+
+
+def policy_of(folder, embodiment, **options):
+    options = PolicyOptions(**{"dit_steps": 5, **options})
+    return DreamZeroPolicy.from_pretrained(folder, embodiment=embodiment, options=options)
+
+
+@pytest.fixture
+def policy(tiny, libero):
+    return policy_of(tiny, libero)
+
+
+def test_protocol(policy):
+    assert isinstance(policy, BatchPolicy)
+
+
+def test_actions_of_every_embodiment(tmp_path):
+    for tag, robot in EMBODIMENTS.items():
+        policy = policy_of(write_tiny_checkpoint(tmp_path / tag, robot), robot)
+        action = policy.act(observe(robot, 0, 0))
+        chunk = policy.infer(observe(robot, 0, 1), session="other")["actions"]
+        assert (action.shape, action.dtype) == ((robot.action_dim,), np.float32)
+        assert chunk.shape == (robot.timing.action_horizon, robot.action_dim)
+        assert chunk.dtype == np.float32
+        assert np.isfinite(chunk).all()
+
+
+def test_interleaved_sessions_equal_sessions_alone(tiny, libero):
+    """Bit for bit, over six plans: the network's window of four ends within them."""
+    policy = policy_of(tiny, libero, noise="keyed")
+
+    def alone(key):
+        policy.reset("alone", episode=key)
+        return [policy.infer(observe(libero, key, i), session="alone") for i in range(6)]
+
+    wanted = [[plan["actions"] for plan in alone(key)] for key in range(2)]
+    policy.reset()
+    for key in range(2):
+        policy.reset(f"s{key}", episode=key)
+    given = [[], []]
+    for i in range(6):
+        for key in range(2):
+            plan = policy.infer(observe(libero, key, i), session=f"s{key}")
+            given[key].append(plan["actions"])
+    np.testing.assert_array_equal(given, wanted)
+    # The test would be empty if episodes or plans were all alike.
+    assert len({chunk.tobytes() for chunks in wanted for chunk in chunks}) == 12
+
+
+def test_interleaved_steps_equal_steps_alone(tiny, libero):
+    """Through ``act``, with sessions that plan at different steps."""
+    policy = policy_of(tiny, libero, execute=6, history="grid")
+    steps, shift = 20, 2
+
+    def episode(key, session):
+        return [policy.act(observe(libero, key, i), session=session) for i in range(steps)]
+
+    wanted = [episode(key, f"alone {key}") for key in range(2)]
+    policy.reset()
+    given = [[], []]
+    for i in range(steps + shift):
+        for key in range(2):
+            if 0 <= (at := i - key * shift) < steps:
+                given[key].append(policy.act(observe(libero, key, at), session=f"s{key}"))
+    np.testing.assert_array_equal(given, wanted)
+
+
+def test_batches_equal_sessions_alone(tiny, libero):
+    """A joint call is another order of summation: 1e-4 of the range of actions, not bits."""
+    policy = policy_of(tiny, libero, history="grid")
+    names = [f"s{key}" for key in range(2)]
+    for i in range(5):
+        seen = [observe(libero, key, i) for key in range(2)]
+        joint = policy.infer_batch(seen, sessions=names)
+        for key in range(2):
+            alone = policy.infer(seen[key], session=f"alone {key}")
+            # The gripper, a threshold, may jump; all else is continuous.
+            np.testing.assert_allclose(
+                joint[key]["actions"][:, :6], alone["actions"][:, :6], rtol=0, atol=1e-4
+            )
+
+
+def test_independent_batches_equal_sessions_alone_in_every_bit(tiny, libero):
+    policy = policy_of(tiny, libero, independent=True)
+    names = [f"s{key}" for key in range(2)]
+    for i in range(2):
+        seen = [observe(libero, key, i) for key in range(2)]
+        joint = policy.infer_batch(seen, sessions=names)
+        alone = [policy.infer(o, session=f"alone {k}") for k, o in enumerate(seen)]
+        for a, b in zip(joint, alone, strict=True):
+            np.testing.assert_array_equal(a["actions"], b["actions"])
+
+
+def test_batch_of_sessions_in_unlike_states(tiny, libero):
+    """Some sessions plan, some execute, one is new."""
+    policy = policy_of(tiny, libero, execute=3, independent=True)
+    reference = policy_of(tiny, libero, execute=3)
+    for i in range(8):
+        keys = [0, 1, 2] if i >= 4 else [0, 1] if i >= 1 else [0]
+        seen = [observe(libero, key, i) for key in keys]
+        joint = policy.act_batch(seen, [f"s{key}" for key in keys])
+        alone = [
+            reference.act(o, session=f"s{k}") for k, o in zip(keys, seen, strict=True)
+        ]  # fmt: skip
+        np.testing.assert_array_equal(joint, alone)
+
+
+def test_reset_replaces_the_episode(policy, libero):
+    def episode():
+        return [policy.act(observe(libero, 1, i)) for i in range(20)]
+
+    first = episode()
+    policy.reset("default")
+    np.testing.assert_array_equal(episode(), first)
+    policy.reset()
+    assert policy.sessions == ()
+    np.testing.assert_array_equal(episode(), first)
+
+
+def test_reset_of_one_session_leaves_the_others(policy, libero):
+    for key in range(2):
+        policy.infer(observe(libero, key, 0), session=f"s{key}")
+    policy.infer(observe(libero, 0, 0), session="twin")
+    policy.reset("s1")
+    given = policy.infer(observe(libero, 0, 1), session="s0")["actions"]
+    wanted = policy.infer(observe(libero, 0, 1), session="twin")["actions"]
+    np.testing.assert_array_equal(given, wanted)
+
+
+def test_new_instruction_forgets_the_past(policy, libero):
+    policy.infer(observe(libero, 0, 0))
+    changed = {**observe(libero, 0, 1), libero.language: "open the top drawer"}
+    given = policy.infer(changed)["actions"]
+    fresh = policy.infer(changed, session="fresh")["actions"]
+    np.testing.assert_array_equal(given, fresh)
+
+
+def test_history_matters(policy, libero):
+    policy.infer(observe(libero, 0, 0))
+    seen = observe(libero, 0, 1)
+    given = policy.infer(seen)["actions"]
+    fresh = policy.infer(seen, session="fresh")["actions"]
+    assert np.abs(given - fresh).max() > 1e-3
+
+
+def test_without_history_every_plan_is_the_first(tiny, libero):
+    policy = policy_of(tiny, libero, history="off")
+    policy.infer(observe(libero, 0, 0))
+    seen = observe(libero, 0, 1)
+    np.testing.assert_array_equal(
+        policy.infer(seen)["actions"], policy.infer(seen, session="fresh")["actions"]
+    )
+
+
+@pytest.mark.parametrize("execute", [1, 4, None])
+def test_receding_horizon(tiny, libero, execute):
+    """The first ``execute`` actions of each plan are given, then a new plan is made."""
+    policy, planner = policy_of(tiny, libero, execute=execute), policy_of(tiny, libero)
+    length = execute or libero.timing.action_horizon
+    plan = planner.infer(observe(libero, 0, 0))["actions"]
+    given = [policy.act(observe(libero, 0, i)) for i in range(length + 1)]
+    np.testing.assert_array_equal(given[:length], plan[:length])
+    if execute is not None:
+        assert not np.array_equal(given[length], plan[length])
+
+
+def test_frames_that_are_fed_back(libero):
+    droid = EMBODIMENTS["oxe_droid"]
+    assert frame_offsets(droid, "recent") == (-23, -16, -8, 0)
+    assert frame_offsets(droid, "grid") == (-24, -21, -18, -15, -12, -9, -6, -3, 0)
+    assert frame_offsets(libero, "recent") == (-15, -10, -5, 0)
+    assert frame_offsets(libero, "grid") == tuple(range(-16, 1, 2))
+    assert frame_offsets(libero, "off") == (0,)
+
+
+def test_act_feeds_back_the_frames_of_its_offsets(tiny, libero):
+    """Planning after 16 steps equals a plan from a stack of exactly those frames."""
+    policy, other = policy_of(tiny, libero), policy_of(tiny, libero)
+    seen = [observe(libero, 0, i) for i in range(17)]
+    given = [policy.act(o) for o in seen][16]
+    other.infer(seen[0])
+    picked = [seen[16 + offset] for offset in frame_offsets(libero, "recent")]
+    stack = {
+        **seen[16], **{k: np.stack([o[k] for o in picked]) for k in libero.video_keys}
+    }  # fmt: skip
+    np.testing.assert_array_equal(other.infer(stack)["actions"][0], given)
+
+
+def test_an_episode_shorter_than_its_history_repeats_the_first_frame(tiny, libero):
+    policy, other = policy_of(tiny, libero, execute=2), policy_of(tiny, libero)
+    seen = [observe(libero, 0, i) for i in range(3)]
+    given = [policy.act(o) for o in seen][2]
+    other.infer(seen[0])
+    picked = [seen[0], seen[0], seen[0], seen[2]]
+    stack = {
+        **seen[2], **{k: np.stack([o[k] for o in picked]) for k in libero.video_keys}
+    }  # fmt: skip
+    np.testing.assert_array_equal(other.infer(stack)["actions"][0], given)
+
+
+def test_observations_are_copied(policy, libero):
+    """An environment may write the next frame into the same array."""
+    buffer = observe(libero, 0, 0)
+    policy.infer(buffer)
+    for key in libero.video_keys:
+        buffer[key][:] = 0
+    policy.infer(observe(libero, 0, 0), session="other")
+    seen = observe(libero, 0, 1)
+    np.testing.assert_array_equal(
+        policy.infer(seen)["actions"], policy.infer(seen, session="other")["actions"]
+    )
+
+
+class TestNoise:
+    def test_published_noise_is_the_same_for_every_plan(self, tiny, libero):
+        policy = policy_of(tiny, libero, history="off")
+        seen = observe(libero, 0, 0)
+        plans = [policy.infer(seen)["actions"] for _ in range(2)]
+        np.testing.assert_array_equal(*plans)
+
+    def test_keyed_noise_depends_on_seed_episode_and_plan(self, tiny, libero):
+        seen, plans = observe(libero, 0, 0), {}
+        for seed in (0, 1):
+            policy = policy_of(tiny, libero, history="off", noise="keyed", seed=seed)
+            for episode in (0, 5):
+                policy.reset("a", episode=episode)
+                for plan in range(2):
+                    actions = policy.infer(seen, session="a")["actions"]
+                    plans[seed, episode, plan] = actions.tobytes()
+        assert len(set(plans.values())) == 8
+        policy.reset("b", episode=5)
+        assert policy.infer(seen, session="b")["actions"].tobytes() == plans[1, 5, 0]
+
+    def test_episodes_count_on_by_themselves(self, tiny, libero):
+        policy = policy_of(tiny, libero, noise="keyed")
+        seen = observe(libero, 0, 0)
+        first = policy.infer(seen, session="a")["actions"]
+        policy.reset("a")
+        second = policy.infer(seen, session="a")["actions"]
+        policy.reset("a", episode=0)
+        np.testing.assert_array_equal(policy.infer(seen, session="a")["actions"], first)
+        assert not np.array_equal(first, second)
+
+
+class TestSessions:
+    def test_bounded_and_never_dropped(self, tiny, libero):
+        policy = policy_of(tiny, libero, max_sessions=2)
+        seen = observe(libero, 0, 0)
+        for name in "ab":
+            policy.act(seen, session=name)
+        with pytest.raises(SessionError, match="no room for session 'c': 2 of max_sessions=2"):
+            policy.act(seen, session="c")
+        with pytest.raises(SessionError, match="no room"):
+            policy.reset("c")
+        assert policy.sessions == ("a", "b")
+        policy.reset("a")
+        policy.evict("b")
+        policy.act(seen, session="c")
+
+    def test_evicted_session_must_be_reset(self, policy, libero):
+        seen = observe(libero, 0, 0)
+        policy.act(seen, session="a")
+        policy.evict("a")
+        with pytest.raises(SessionError, match=r"'a' was evicted .* call reset\('a'\)"):
+            policy.act(seen, session="a")
+        with pytest.raises(SessionError, match="was evicted"):
+            policy.imagine("a")
+        policy.reset("a")
+        policy.act(seen, session="a")
+
+    def test_unknown_session_has_nothing_to_show(self, policy):
+        with pytest.raises(SessionError, match="is not open"):
+            policy.imagine("nobody")
+        with pytest.raises(SessionError, match="is not open"):
+            policy.evict("nobody")
+        policy.reset("somebody")
+        with pytest.raises(SessionError, match="has made no plan yet"):
+            policy.imagine("somebody")
+
+    @pytest.mark.parametrize("names", [["a"], ["a", "a"]])
+    def test_one_observation_per_session(self, policy, libero, names):
+        with pytest.raises(SessionError, match="give one each, every session once"):
+            policy.act_batch([observe(libero, 0, 0)] * 2, names)
+
+
+class TestImagination:
+    def test_video_of_the_last_plan(self, policy, libero):
+        for i in range(6):
+            policy.infer(observe(libero, 0, i))
+            frames, latents = policy.imagine(), policy.video_latents()
+            # The network begins anew at first, and after four blocks.
+            fresh = i in (0, 4)
+            assert frames.shape == ((9 if fresh else 8), 32, 64, 3)
+            assert frames.dtype == np.uint8
+            assert latents.shape[1] == (3 if fresh else 2)
+        assert frames.std() > 1
+
+    def test_looking_does_not_change_the_actions(self, policy, libero):
+        for i in range(3):
+            seen = observe(libero, 0, i)
+            a = policy.infer(seen, session="a")["actions"]
+            b = policy.infer(seen, session="b")["actions"]
+            policy.imagine("a")
+            np.testing.assert_array_equal(a, b)
+
+
+def test_names_of_other_libraries(policy, libero):
+    seen = observe(libero, 0, 0)
+    chunk = policy.predict_action_chunk(seen, session="a")
+    np.testing.assert_array_equal(chunk, policy.infer(seen, session="b")["actions"])
+    np.testing.assert_array_equal(policy.select_action(seen, session="c"), chunk[0])
+
+
+def test_timing(policy, libero):
+    timing = policy.infer(observe(libero, 0, 0))["timing"]
+    parts = timing["encode_ms"] + timing["generate_ms"] + timing["decode_ms"]
+    assert timing["total_ms"] == pytest.approx(parts)
+    assert all(value > 0 for value in timing.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda o: o.pop("state.state"), "state.state missing"),
+        (lambda o: o.update({"video.more": o["video.image"]}), "unexpected video.more"),
+        (lambda o: o.update({"video.image": o["video.image"][:9]}), "video.image has shape"),
+        (lambda o: o.update({"video.image": o["video.image"][None]}), "unlike numbers of frames"),
+        (lambda o: o.update({"state.state": np.full(8, np.nan, np.float32)}), "holds nan"),
+        (lambda o: o.update({"annotation.task": " "}), "is empty"),
+    ],
+)
+def test_bad_observation(policy, libero, change, message):
+    seen = observe(libero, 0, 0)
+    change(seen)
+    with pytest.raises(ModalityError, match=message):
+        policy.act(seen)
+
+
+@pytest.mark.parametrize("options", [{"execute": 0}, {"execute": 17}, {"max_sessions": 0}])
+def test_bad_options(tiny, libero, options):
+    with pytest.raises(ConfigError):
+        policy_of(tiny, libero, **options)
+
+
+def test_card(policy):
+    card = policy.card
+    assert card["embodiment"] == "libero_sim"
+    assert card["dtype"] == "float32"
+    assert card["seed"] == 1140
+    assert all(isinstance(v, str | int | float | bool | None) for v in card.values())
+
+
+def test_nothing_episodic_on_the_network(policy, libero):
+    """The network is the same object, with the same content, after any number of episodes."""
+    network = policy._network
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    attributes = {name: set(vars(module)) for name, module in network.named_modules()}
+    for i in range(6):
+        policy.infer(observe(libero, 0, i))
+    assert all(torch.equal(before[n], t) for n, t in network.state_dict().items())
+    assert attributes == {name: set(vars(module)) for name, module in network.named_modules()}
