@@ -1,0 +1,91 @@
+"""Policies for the evaluations of these tests, in a module that a command can name."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+POLICIES = '''
+import os, time
+import numpy as np
+
+class Steer:
+    """Steers to the mark, more or less: noise keyed by the episode, memory by the session."""
+
+    pause = 0.0
+
+    def __init__(self, robot):
+        self.sessions = {}
+
+    def reset(self, session=None, *, episode=None):
+        self.sessions[session] = np.random.default_rng(episode), []
+
+    def act(self, obs, *, session="default"):
+        time.sleep(self.pause)
+        generator, steps = self.sessions[session]
+        steps.append(1)
+        state, action = obs["state.state"], np.zeros(7, np.float32)
+        action[:2] = np.clip((state[3:5] - state[:2]) / 0.1, -1, 1) + generator.normal(0, 0.2, 2)
+        # Late in an episode it loses interest, so that some episodes fail.
+        return np.clip(action, -1, 1) / max(1.0, len(steps) - 11.0)
+
+class Together(Steer):
+    batches = []
+
+    def act_batch(self, observations, sessions):
+        self.batches.append(len(sessions))
+        return [self.act(o, session=s) for o, s in zip(observations, sessions)]
+
+class Slow(Steer):
+    pause = 0.01
+
+class Broken(Steer):
+    """Raises late in an episode, as long as there is a file to say so."""
+
+    def act(self, obs, *, session="default"):
+        if len(self.sessions[session][1]) == 14 and os.path.exists(os.environ["BROKEN"]):
+            raise RuntimeError("the policy broke")
+        return super().act(obs, session=session)
+
+class Deadly(Steer):
+    """Takes its process down, as a simulator does that runs out of memory."""
+
+    def act(self, obs, *, session="default"):
+        os._exit(7)
+'''
+
+
+@pytest.fixture(autouse=True)
+def policies(tmp_path_factory, monkeypatch):
+    """Make ``rollout_policies`` importable here and in the processes started from here."""
+    folder = tmp_path_factory.mktemp("policies")
+    (folder / "rollout_policies.py").write_text(POLICIES)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT)]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    yield
+    sys.modules.pop("rollout_policies", None)
+
+
+@pytest.fixture
+def command():
+    """Return a function that starts an evaluation in a process group of its own."""
+    started = []
+
+    def start(*words, program=("-m", "dzrobot.cli", "eval")):
+        process = subprocess.Popen(
+            [sys.executable, *program, *map(str, words)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=ROOT, start_new_session=True,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,206 @@
+"""Evaluations: the same results however they are run, and errors that stay errors."""
+
+import json
+import sys
+from dataclasses import replace
+
+import av
+import pytest
+
+from dzrobot import cli
+from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
+from dzrobot.rollout.evaluate import Evaluation, RunOptions, evaluate, merge, prepare
+from dzrobot.rollout.players import Player
+from dzrobot.rollout.protocol import PROTOCOLS, Selection
+from dzrobot.rollout.records import RecordFile
+
+SELECTION = Selection(
+    protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 2), episodes=3,
+    max_steps=20, arguments={"resolution": 32},
+)  # fmt: skip
+
+
+def planned(policy="Steer", *, batched=False, **changes):
+    player = Player(name=f"rollout_policies:{policy}", privileged=policy == "Deadly")
+    selection = replace(SELECTION, **changes)
+    return prepare(Evaluation(selection=selection, player=player, batched=batched))
+
+
+def run(folder, prepared=None, **options):
+    options = {"videos": "none", "workers": 0, **options}
+    return evaluate(prepared or planned(), folder, RunOptions(**options))
+
+
+def results(folder):
+    return {name: record.result() for name, record in RecordFile(folder).records.items()}
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """Return folder and summary of a run in one process."""
+    folder = tmp_path / "alone"
+    return folder, run(folder)
+
+
+def test_results_do_not_depend_on_the_workers(alone, tmp_path):
+    folder, summary = alone
+    assert 0 < summary.total.successes < summary.total.episodes == 6
+    assert len({record["action_sha256"] for record in results(folder).values()}) == 6
+    for workers in (1, 2):
+        other = tmp_path / f"{workers}"
+        assert run(other, workers=workers).results() == summary.results()
+        assert results(other) == results(folder)
+
+
+def test_waiting_episodes_can_share_a_call(alone, tmp_path):
+    folder, _ = alone
+    run(tmp_path / "batch", planned("Together", batched=True), workers=3)
+    assert results(tmp_path / "batch") == results(folder)
+    assert set(sys.modules["rollout_policies"].Together.batches) & {2, 3}
+
+
+def test_a_finished_run_is_not_run_again(alone):
+    folder, summary = alone
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert run(folder).results() == summary.results()
+    assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_exception_is_an_error_and_is_run_again(alone, tmp_path, workers, monkeypatch):
+    whole, expected = alone
+    marker, folder = tmp_path / "marker", tmp_path / "broken"
+    monkeypatch.setenv("BROKEN", str(marker))
+    marker.touch()
+    summary = run(folder, planned("Broken"), workers=workers, max_errors=50)
+    broken = [record for record in RecordFile(folder).records.values() if record.error]
+    failures = expected.total.episodes - expected.total.successes
+    assert len(broken) == summary.total.errors == failures > 0
+    assert summary.total.successes == summary.total.episodes == expected.total.successes
+    assert {record.error for record in broken} == {"RuntimeError: the policy broke"}
+    assert all(record.success is None for record in broken)
+    assert "the policy broke" in (folder / "errors" / f"{broken[0].case}.txt").read_text()
+    assert not summary.complete
+    marker.unlink()
+    assert run(folder, planned("Broken"), workers=workers).results() == expected.results()
+    assert results(folder) == results(whole)
+
+
+def test_a_run_gives_up_after_too_many_errors(tmp_path):
+    crashing = planned(arguments={"resolution": 32, "crash_at": 2})
+    summary = run(tmp_path, crashing, max_errors=2)
+    assert (summary.total.errors, summary.total.missing) == (2, 4)
+    assert "told to fail at step 2" in summary.errors[0][1]
+
+
+def test_a_worker_that_dies_is_replaced(tmp_path):
+    summary = run(tmp_path, planned("Deadly", episodes=1), workers=2)
+    assert summary.total.errors == 2
+    assert {message for _, message in summary.errors} == {
+        "the worker process died with exit code 7"
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"seed": 1}, "seed: 0 in"),
+        ({"max_steps": 21}, "max_steps: 20 in"),
+        ({"tasks": (0,)}, "tasks: [0, 2] in"),
+        ({"arguments": {"resolution": 48}}, "resolution: 32 in"),
+    ],
+)
+def test_unlike_runs_are_refused_in_one_folder(alone, change, told):
+    folder, _ = alone
+    before = results(folder)
+    with pytest.raises(ProtocolError) as caught:
+        run(folder, planned(**change))
+    assert told in str(caught.value)
+    with pytest.raises(ProtocolError, match=r"policy\.policy"):
+        run(folder, planned("Slow"))
+    assert results(folder) == before
+
+
+def test_shards_merge_to_the_whole(alone, tmp_path):
+    folder, whole = alone
+    parts = [tmp_path / f"part{i}" for i in range(4)]
+    for i, part in enumerate(parts):
+        run(part, shard=(i, 4), videos="all" if i == 0 else "none")
+    some = merge(tmp_path / "some", parts[:3])
+    assert some.total.missing == 1
+    assert not some.complete
+    merged = merge(tmp_path / "merged", parts)
+    assert merged.results() == whole.results()
+    assert results(tmp_path / "merged") == results(folder)
+    films = [record.video for record in RecordFile(tmp_path / "merged").records.values()]
+    assert all((tmp_path / "merged" / film).is_file() for film in films if film)
+    # Merging again, or on top of a part of it, changes nothing.
+    assert merge(tmp_path / "some", parts).results() == whole.results()
+    run(tmp_path / "other", planned(seed=5))
+    with pytest.raises(ProtocolError, match="seed"):
+        merge(tmp_path / "wrong", [parts[0], tmp_path / "other"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_films_can_be_played(tmp_path, workers):
+    run(tmp_path, planned(arguments={"resolution": 48}), workers=workers, videos="all")
+    records = RecordFile(tmp_path).records.values()
+    assert len({record.video for record in records}) == len(records)
+    for record in records:
+        with av.open(str(tmp_path / record.video)) as container:
+            stream = container.streams.video[0]
+            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+            assert stream.codec_context.name == "h264"
+            assert float(stream.average_rate) == 20
+        # One frame per observation: what people see, then the two views.
+        assert len(frames) == record.steps + 1
+        assert {frame.shape for frame in frames} == {(48, 3 * 48, 3)}
+    kept = {path.name for path in (tmp_path / "videos").iterdir()}
+    assert kept == {record.video.rpartition("/")[2] for record in records}
+
+
+def test_films_of_failures_only(tmp_path):
+    summary = run(tmp_path, videos="failures")
+    filmed = [record for record in RecordFile(tmp_path).records.values() if record.video]
+    assert len(filmed) == summary.total.episodes - summary.total.successes
+    assert not any(record.success for record in filmed)
+
+
+def test_the_card_says_what_a_score_depends_on(alone):
+    folder, _ = alone
+    card = json.loads((folder / "card.json").read_text())
+    assert card == planned().card
+    assert card["suites"]["dzrobot/point-v0"]["arguments"] == {"resolution": 32}
+    assert {"protocol", "policy", "versions", "seed", "repeats", "assets"} <= card.keys()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["card"] == card
+    assert summary["complete"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--policy", "rollout_policies:Ster"], "Did you mean 'Steer'?"),
+        (["--policy", "radnom"], "Did you mean 'random'?"),
+        (["--policy", "hold", "--checkpoint", "x"], "not both"),
+        (["--policy", "hold", "--tasks", "1-"], "0,1,5-7"),
+        (["--policy", "hold", "--shard", "3"], "I/N"),
+        (["--policy", "hold", "--shard", "2/2"], "shard"),
+        (["--policy", "hold", "--env-arg", "quality=x"], "takes no argument 'quality'"),
+        (["--policy", "hold", "--embodiment", "oxe_droid"], "does not fit oxe_droid"),
+        (["--policy", "hold", "--tasks", "7"], "task_id=7"),
+    ],
+)
+def test_misuse_is_explained_before_anything_runs(words, message, tmp_path, capsys):
+    output = tmp_path / "output"
+    given = ["--env", "dzrobot/point-v0", "--output", str(output), *words]
+    assert cli.main(["eval", *given]) == 2
+    assert message in capsys.readouterr().err
+    assert not (output / "records.jsonl").exists()
+
+
+def test_names_that_do_not_exist():
+    with pytest.raises(UnknownNameError, match="point-v0"):
+        planned(env="dzrobot/piont-v0")
+    with pytest.raises(ConfigError):
+        RunOptions(workers=-1)
