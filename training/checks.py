@@ -164,9 +164,8 @@ def _component_versions(model: ModelConfig) -> Iterator[Fault]:
 
 def _architecture_origin(model: ModelConfig) -> Iterator[Fault]:
     if model.model_path is not None:
-        for name in ("preset", "config_path"):
-            if getattr(model, name) is not None:
-                yield Fault(f"model.{name}", "the architecture is that of model_path; leave it out")
+        if model.config_path is not None:
+            yield Fault("model.config_path", "the architecture is model_path's; leave it out")
     elif (model.preset is None) == (model.config_path is None):
         yield Fault(
             "model.preset", "without model_path give either preset (5b, 14b) or config_path"
@@ -365,7 +364,26 @@ def _network(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Fault]:
         return
     if (config.model.target_video_height is None) != (config.model.target_video_width is None):
         yield Fault("model.target_video_height", "give height and width, or neither")
+    yield from _is_preset(config.model, network)
     yield from _fits(run, sources)
+
+
+def _is_preset(model: ModelConfig, network: NetworkConfig) -> Iterator[Fault]:
+    if model.preset is None or model.model_path is None:
+        return
+    wanted = base_network(model, None)
+    names = ("model_type", "dim", "in_dim", "out_dim", "num_layers")
+    unlike = [
+        f"{name}={getattr(network.dit, name)} instead of {getattr(wanted.dit, name)}"
+        for name in names
+        if getattr(network.dit, name) != getattr(wanted.dit, name)
+    ]
+    if unlike:
+        yield Fault(
+            "model.preset",
+            f"the checkpoint is no {model.preset} network ({', '.join(unlike)}); choose the recipe "
+            "of its size, or model.preset=null",
+        )
 
 
 def _fits(network: NetworkConfig, sources: list[SourcePlan]) -> Iterator[Fault]:
@@ -396,7 +414,7 @@ def _fits(network: NetworkConfig, sources: list[SourcePlan]) -> Iterator[Fault]:
 
 
 def known_network(model: ModelConfig) -> NetworkConfig | None:
-    """Return the network the run starts from, None while its config.json is still on the hub or missing.
+    """Return the network the run starts from, None where no local file or preset says it.
 
     Raises:
         DzrobotError: What is there describes no network.
@@ -404,8 +422,6 @@ def known_network(model: ModelConfig) -> NetworkConfig | None:
     file = model.config_path
     if model.model_path is not None:
         file = Path(model.model_path).expanduser() / CONFIG_FILE
-    if file is None and model.preset is None:
-        return None
-    if file is not None and not file.is_file():
-        return None
-    return base_network(model, None if file is None else json.loads(file.read_text()))
+    if file is not None and file.is_file():
+        return base_network(model, json.loads(file.read_text()))
+    return None if model.preset is None else base_network(model, None)

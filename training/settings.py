@@ -25,7 +25,7 @@ class ModelConfig(FrozenConfig):
     """Which weights, which robot, and whether all of them are trained."""
 
     preset: Literal["5b", "14b"] | None = None
-    """Architecture to build when ``model_path`` is null."""
+    """Architecture to build when ``model_path`` is null, and to expect when it is not."""
 
     model_path: str | None = None
     """Checkpoint directory (or hub id) to continue from; gives architecture and weights."""

@@ -1,0 +1,548 @@
+"""Training speed: one table of target, measured and the ratio to the published numbers.
+
+    python benchmarks/train.py                                 tiny and mid-size, CPU or GPU
+    python benchmarks/train.py --variant 5b --device cuda      true size, random weights
+    python benchmarks/train.py --variant 5b --data loader      with recordings read by workers
+    python benchmarks/train.py --variant 14b --device cuda     LoRA on one device
+
+Correctness comes first: bf16 against float32, compiled against eager. A case that does not fit
+or fails is reported as such and the next one runs.
+"""
+
+import argparse
+import gc
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.modality.augment import draw_augmentation
+from dzrobot.modality.video import encode_views
+from dzrobot.policies.dreamzero.network.config import NetworkConfig, preset
+from dzrobot.policies.dreamzero.network.prompting import PromptEmbedding
+from dzrobot.policies.dreamzero.network.world_action import (
+    LossCounts,
+    Prepared,
+    TrainBatch,
+    WorldActionModel,
+)
+from dzrobot.policies.dreamzero.tiny import tiny_config
+from dzrobot.training.architecture import run_network
+from dzrobot.training.assembly import encoder_flops, recomputed_share
+from dzrobot.training.flops import (
+    SampleCost,
+    executed_flops,
+    model_flops,
+    peak_tflops,
+    sample_shape,
+)
+from dzrobot.training.keyed import sample_noise
+from dzrobot.training.optim import Optimizer
+from dzrobot.training.parallel import DTYPES, clean_name, parallelize
+from dzrobot.training.settings import ModelConfig, OptimConfig, ParallelConfig
+from dzrobot.training.weights import empty_network
+from dzrobot.training.world import World, join_world
+
+PUBLISHED = {"5b": 4.44, "14b": 0.150}
+"""Samples per second and GPU, 8 x H100, DROID with three views."""
+
+TARGET = {"5b": 8.0, "14b": 0.25}
+PROMPT_ROWS = 100
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One row of the table."""
+
+    mbs: int
+    recompute: str = "full"
+    compile: bool = True
+    kept: int = 0
+    lora: bool = False
+    optimizer: bool = True
+
+    @property
+    def name(self) -> str:
+        parts = [f"mbs {self.mbs}", f"AC {self.recompute}"]
+        parts += [f"keep {self.kept}"] if self.kept else []
+        parts += ["compile"] if self.compile else ["eager"]
+        parts += ["LoRA"] if self.lora else []
+        parts += [] if self.optimizer else ["no Adam"]
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What all cases share."""
+
+    variant: str
+    robot: Embodiment
+    config: NetworkConfig
+    world: World
+    steps: int
+    dtype: str
+
+    @property
+    def peak(self) -> float | None:
+        device = self.world.device
+        return peak_tflops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+    def sync(self) -> None:
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def main() -> None:
+    options = parse()
+    # Worker-free process group of one: the same text as a real run, on a mesh of one rank.
+    world = join_world(options.device)
+    torch.manual_seed(0)
+    print(f"torch {torch.__version__}, {device_name(world.device)}, {os.cpu_count()} CPU cores")
+    failures = correctness(world)
+    variants = [options.variant] if options.variant else ["tiny", "mid"]
+    tables: list[str] = []
+    for variant in variants:
+        bench = make_bench(variant, world, options)
+        tables += run_cases(bench, options, time.monotonic() + options.budget)
+    print("\n".join(["", *tables, "", *(failures or ["correctness: passed"])]))
+    sys.stdout.flush()
+    dist.destroy_process_group()
+    os._exit(1 if failures else 0)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--variant", choices=["tiny", "mid", "5b", "14b"])
+    parser.add_argument("--device", choices=["cpu", "cuda"])
+    parser.add_argument("--data", choices=["dummy", "loader"], default="dummy")
+    parser.add_argument("--mbs", type=int, nargs="*", help="micro-batch sizes to try")
+    parser.add_argument("--recompute", nargs="*", choices=["none", "selective", "full"])
+    parser.add_argument("--steps", type=int, default=4, help="timed steps of a case")
+    parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--budget", type=float, default=420, help="seconds after which none starts")
+    return parser.parse_args()
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory / GIB
+        return f"{torch.cuda.get_device_name(device)} ({total:.0f} GiB)"
+    return "CPU"
+
+
+def make_bench(variant: str, world: World, options: argparse.Namespace) -> Bench:
+    robot = load_embodiment("oxe_droid")
+    match variant:
+        case "tiny":
+            config = tiny_config("5b", robot)
+        case "mid":
+            base = tiny_config("5b", robot)
+            dit = replace(base.dit, dim=256, ffn_dim=1024, num_heads=4, num_layers=8)
+            config = replace(base, dit=dit)
+        case _:
+            config = preset(variant)
+    model = ModelConfig(embodiment_tag=robot.tag)
+    dtype = "bf16" if world.device.type == "cuda" else "fp32"
+    return Bench(
+        variant=variant, robot=robot, config=run_network(config, model, robot), world=world,
+        steps=options.steps, dtype=dtype,
+    )  # fmt: skip
+
+
+def cases_of(bench: Bench, options: argparse.Namespace) -> list[Case]:
+    lora = bench.variant == "14b"
+    if options.mbs:
+        modes = options.recompute or ["full"]
+        return [Case(mbs=mbs, recompute=mode, lora=lora) for mode in modes for mbs in options.mbs]
+    match bench.variant:
+        case "tiny" | "mid":
+            return [
+                Case(mbs=2, recompute=mode, compile=False) for mode in ("none", "selective", "full")
+            ]
+        case "14b":
+            return [
+                Case(mbs=1, lora=True, compile=False), Case(mbs=1, lora=True),
+                Case(mbs=2, lora=True),
+            ]  # fmt: skip
+    total = 0.0
+    if bench.world.device.type == "cuda":
+        total = torch.cuda.get_device_properties(bench.world.device).total_memory / GIB
+    # Masters, gradients and moments of 5.6 B parameters are 84 GiB: a smaller device can only be
+    # timed without moments.
+    full = total > 100
+    return [
+        Case(mbs=1, compile=False, optimizer=full),
+        Case(mbs=16, compile=False, optimizer=full),
+        Case(mbs=16, optimizer=full),
+        Case(mbs=32, optimizer=full),
+        Case(mbs=8, recompute="selective", optimizer=full),
+        Case(mbs=8, optimizer=full),
+        Case(mbs=1, recompute="none", optimizer=full),
+        Case(mbs=16, kept=6, optimizer=full),
+    ]
+
+
+def run_cases(bench: Bench, options: argparse.Namespace, deadline: float) -> list[str]:
+    rows = []
+    for case in cases_of(bench, options):
+        if time.monotonic() > deadline:
+            rows.append((case, "not run: out of time"))
+            continue
+        start = time.monotonic()
+        outcome = attempt(lambda case=case: measure(bench, case, options))
+        print(f"{bench.variant}: {case.name}: {outcome} ({time.monotonic() - start:.0f} s)")
+        sys.stdout.flush()
+        rows.append((case, outcome))
+    return table(bench, rows)
+
+
+def attempt(run: Callable[[], Any]) -> Any:
+    """Return the result, or what went wrong; the next case starts with empty memory."""
+    try:
+        return run()
+    except torch.OutOfMemoryError as error:
+        return f"out of memory: {str(error).splitlines()[0][:70]}"
+    except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError) as error:
+        # A benchmark reports every case: one that cannot run must not hide the others.
+        logging.getLogger(__name__).exception("case failed")
+        return f"failed: {type(error).__name__}: {str(error).strip().splitlines()[0][:90]}"
+    finally:
+        gc.collect()
+        torch._dynamo.reset()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+
+def build(bench: Bench, case: Case) -> tuple[WorldActionModel, Optimizer | None]:
+    """Return the network with random weights, laid out as a real run lays it out."""
+    parallel = parallel_config(bench, case)
+    config = bench.config
+    if case.lora:
+        head = replace(config.head, lora_rank=16, lora_alpha=16.0)
+        config = replace(config, head=head)
+    model = empty_network(config, is_lora=case.lora, text_encoder=False)
+    compute = DTYPES[parallel.param_dtype]
+    for parameter in model.parameters():
+        dtype = torch.float32 if parameter.requires_grad else compute
+        parameter.data = parameter.data.to(dtype)
+    for buffer_name, buffer in model.named_buffers():
+        owner, _, leaf = buffer_name.rpartition(".")
+        model.get_submodule(owner).register_buffer(leaf, buffer.to(compute))
+    parallelize(model.model, model.model.blocks, parallel, bench.world)
+    model.to_empty(device=bench.world.device)
+    randomise(model)
+    trained = {clean_name(n): p for n, p in model.model.named_parameters() if p.requires_grad}
+    if not case.optimizer:
+        return model, None
+    return model, Optimizer(trained.items(), OptimConfig(), 1000)
+
+
+def parallel_config(bench: Bench, case: Case) -> ParallelConfig:
+    return ParallelConfig(
+        param_dtype=bench.dtype, activation_checkpointing=case.recompute, compile=case.compile,
+        kept_blocks=case.kept,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def randomise(model: WorldActionModel) -> None:
+    """Fill weights on the device they lie on: norms one, biases zero, matrices by their width."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if tensor.ndim < 2 and name.endswith("bias"):
+            local.zero_()
+        elif tensor.ndim < 2:
+            local.fill_(1.0)
+        else:
+            local.normal_(std=float(np.prod(tensor.shape[1:])) ** -0.5)
+
+
+def dummy_views(bench: Bench, mbs: int) -> dict[str, Tensor]:
+    frames = bench.robot.timing.frames
+    generator = torch.Generator().manual_seed(0)
+    views = {}
+    for view in bench.robot.views:
+        size = (mbs, frames, *view.resolution, 3)
+        noise = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
+        views[view.key] = noise.pin_memory() if bench.world.device.type == "cuda" else noise
+    return views
+
+
+def prompt(bench: Bench, mbs: int) -> PromptEmbedding:
+    dit = bench.config.dit
+    length = min(PROMPT_ROWS, dit.text_len)
+    rows = torch.zeros(mbs, dit.text_len, dit.text_dim, dtype=DTYPES[bench.dtype])
+    rows[:, :length].normal_()
+    return PromptEmbedding(rows.to(bench.world.device), (length,) * mbs)
+
+
+class Batches:
+    """Endless micro-batches: the same noise again and again, or recordings read by workers."""
+
+    def __init__(self, bench: Bench, mbs: int, options: argparse.Namespace) -> None:
+        self._bench, self._mbs = bench, mbs
+        self._views = dummy_views(bench, mbs)
+        self._loader = loader_batches(bench, mbs, options) if options.data == "loader" else None
+        self.waited = 0.0
+
+    def next(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return views and vectors."""
+        timing, dit = self._bench.robot.timing, self._bench.config.dit
+        if self._loader is not None:
+            before = time.perf_counter()
+            batch = next(self._loader)
+            self.waited += time.perf_counter() - before
+            return batch["views"][0], batch
+        state = torch.rand(self._mbs, timing.blocks, dit.max_state_dim) * 2 - 1
+        action = torch.rand(self._mbs, timing.actions, dit.action_dim) * 2 - 1
+        mask = torch.ones_like(action, dtype=torch.bool)
+        real = torch.ones(self._mbs, dtype=torch.bool)
+        return self._views, {
+            "state": state, "action": action, "action_mask": mask, "has_real_action": real,
+        }  # fmt: skip
+
+
+def loader_batches(bench: Bench, mbs: int, options: argparse.Namespace) -> Iterator[Any]:
+    """Record a small dataset and return a loader over it, statistics included."""
+    from dzrobot.policies.dreamzero.tiny import tiny_metadata
+    from dzrobot.recording.writer import EpisodeWriter
+    from dzrobot.training.data import (
+        LoaderOptions,
+        LoaderPlan,
+        SourceSpec,
+        TrainingData,
+        build_loader,
+    )
+
+    robot = replace(bench.robot, language_features=())
+    root = Path(tempfile.mkdtemp(prefix="train-bench-"))
+    os.environ["DZROBOT_CACHE"] = str(root / "cache")
+    rng = np.random.default_rng(0)
+    with EpisodeWriter(root / "data", robot, fps=15, video=True) as writer:
+        for _ in range(6):
+            for i in range(200):
+                writer.add_frame(*recorded_frame(robot, rng, i))
+            writer.save_episode()
+    spec = SourceSpec(paths=[root / "data"], embodiment=robot, metadata=tiny_metadata(robot))
+    data = TrainingData.open([spec], seed=0)
+    plan = LoaderPlan(global_batch=mbs, micro_batch=mbs, stop_step=10_000)
+    pinned = bench.world.device.type == "cuda"
+    return iter(
+        build_loader(data, plan, LoaderOptions(num_workers=options.workers, pin_memory=pinned))
+    )
+
+
+def recorded_frame(robot: Embodiment, rng: np.random.Generator, i: int) -> tuple[dict, dict]:
+    observation: dict[str, Any] = {robot.language: "put the cup on the plate"}
+    for view in robot.views:
+        height, width = view.resolution
+        ramp = np.add.outer(np.arange(height), np.arange(width) + 3 * i)[..., None] * [1, 2, 3]
+        observation[view.key] = ((ramp + rng.integers(0, 12, ramp.shape)) % 256).astype(np.uint8)
+    for part in robot.state:
+        observation[part.key] = rng.uniform(-1, 1, part.dim).astype(np.float32)
+    action = {p.key: rng.uniform(-1, 1, p.dim).astype(np.float32) for p in robot.action}
+    return observation, action
+
+
+def measure(bench: Bench, case: Case, options: argparse.Namespace) -> dict[str, float]:
+    """Return samples/s, milliseconds per stage and peak memory of one case."""
+    model, optimizer = build(bench, case)
+    batches = Batches(bench, case.mbs, options)
+    stages: dict[str, float] = {}
+    # The first step compiles, the second still allocates.
+    for step in range(2):
+        one_step(bench, model, optimizer, batches, {}, step)
+    bench.sync()
+    batches.waited, start = 0.0, time.perf_counter()
+    for step in range(bench.steps):
+        one_step(bench, model, optimizer, batches, None, step)
+    bench.sync()
+    seconds = (time.perf_counter() - start) / bench.steps
+    waited = batches.waited / bench.steps
+    one_step(bench, model, optimizer, batches, stages, 0)
+    cost = sample_cost(bench, case)
+    rate = case.mbs / seconds
+    result = {"samples_s": rate, "step_ms": seconds * 1e3, "wait_pct": 100 * waited / seconds}
+    result |= {f"{name}_ms": ms for name, ms in stages.items()}
+    if bench.world.device.type == "cuda":
+        result["peak_gib"] = torch.cuda.max_memory_allocated() / GIB
+    if bench.peak:
+        result["mfu_pct"] = 100 * cost.model * rate / (bench.peak * 1e12)
+        result["executed_pct"] = 100 * cost.executed * rate / (bench.peak * 1e12)
+    return {name: round(value, 2) for name, value in result.items()}
+
+
+def sample_cost(bench: Bench, case: Case) -> SampleCost:
+    config = bench.config
+    shape = sample_shape(config.dit, config.head.num_frames)
+    return SampleCost(
+        model_forward=model_flops(config.dit, shape),
+        executed_forward=executed_flops(config.dit, shape, min(128, config.dit.text_len)),
+        encoders=encoder_flops(config, bench.robot.image_size, 0),
+        recomputed_share=recomputed_share(parallel_config(bench, case), config.dit.num_layers),
+    )
+
+
+def one_step(
+    bench: Bench, model: WorldActionModel, optimizer: Optimizer | None, batches: Batches,
+    stages: dict[str, float] | None, step: int,
+) -> None:  # fmt: skip
+    """Do one optimiser step; with ``stages``, time its parts, which costs their overlap."""
+    device = bench.world.device
+
+    @contextmanager
+    def timed(name: str) -> Iterator[None]:
+        if stages is None:
+            yield
+            return
+        bench.sync()
+        before = time.perf_counter()
+        yield
+        bench.sync()
+        stages[name] = (time.perf_counter() - before) * 1e3
+
+    views, vectors = batches.next()
+    mbs = len(vectors["state"])
+    with timed("augment"):
+        moved = {key: frames.to(device, non_blocking=True) for key, frames in views.items()}
+        draws = [draw_augmentation(0, i) for i in range(mbs)]
+        images = encode_views(moved, bench.robot, draws)
+    with timed("encoders"):
+        prepared = prepare(bench, model, images, vectors)
+    with timed("forward"):
+        noise = sample_noise(bench.config, prepared, 0, step, range(mbs))
+        counts = LossCounts(samples=float(mbs), actions=float(mbs))
+        losses = model.loss(prepared, noise, counts)
+    with timed("backward"):
+        losses.loss.backward()
+    with timed("optimizer"):
+        if optimizer is not None:
+            optimizer.step()
+        else:
+            model.model.zero_grad(set_to_none=True)
+
+
+def prepare(
+    bench: Bench, model: WorldActionModel, images: Tensor, vectors: dict[str, Tensor]
+) -> Prepared:
+    device = bench.world.device
+    return model.prepare(
+        TrainBatch(
+            images_BTHW3=images,
+            state_BSM=vectors["state"].to(device, non_blocking=True),
+            action_BAM=vectors["action"].to(device, non_blocking=True),
+            action_mask_BAM=vectors["action_mask"].to(device, non_blocking=True),
+            has_real_action_B=vectors["has_real_action"].to(device, non_blocking=True),
+            prompt=prompt(bench, len(images)),
+        )
+    )
+
+
+def correctness(world: World) -> list[str]:
+    """Return what is wrong: bf16 and compiled passes must agree with float32 on the same weights."""
+    robot = load_embodiment("oxe_droid")
+    base = tiny_config("5b", robot)
+    dit = replace(base.dit, dim=256, ffn_dim=512, num_heads=2, num_layers=3)
+    config = replace(base, dit=dit)
+    kinds = [("float32 eager", "fp32", False), ("bf16 eager", "bf16", False)]
+    if world.device.type == "cuda":
+        kinds.append(("bf16 compiled", "bf16", True))
+    results = {}
+    for name, dtype, compiled in kinds:
+        bench = Bench(
+            variant="check", robot=robot, config=config, world=world, steps=1, dtype=dtype
+        )
+        case = Case(mbs=2, compile=compiled)
+        results[name] = attempt(lambda bench=bench, case=case: loss_and_norm(bench, case))
+        print(f"check {name}: loss and gradient norm {results[name]}")
+    reference = results["float32 eager"]
+    return [
+        f"correctness FAILED: {name} gives {found}, float32 {reference}"
+        for name, found in results.items()
+        if isinstance(found, str)
+        or any(abs(a - b) > 0.03 * abs(b) for a, b in zip(found, reference, strict=True))
+    ]
+
+
+def loss_and_norm(bench: Bench, case: Case) -> tuple[float, float]:
+    torch.manual_seed(1)
+    model, optimizer = build(bench, replace(case, optimizer=True))
+    assert optimizer is not None
+    seed_weights(model)
+    generator = torch.Generator().manual_seed(2)
+    frames, (height, width) = bench.robot.timing.frames, bench.robot.image_size
+    images = torch.randint(
+        0, 256, (2, frames, height, width, 3), dtype=torch.uint8, generator=generator
+    ).to(bench.world.device)
+    timing, dit = bench.robot.timing, bench.config.dit
+    vectors = {
+        "state": torch.rand(2, timing.blocks, dit.max_state_dim, generator=generator),
+        "action": torch.rand(2, timing.actions, dit.action_dim, generator=generator),
+    }
+    vectors["action_mask"] = torch.ones(vectors["action"].shape, dtype=torch.bool)
+    vectors["has_real_action"] = torch.ones(2, dtype=torch.bool)
+    torch.manual_seed(3)
+    prepared = prepare(bench, model, images, vectors)
+    noise = sample_noise(bench.config, prepared, 0, 0, range(2))
+    losses = model.loss(prepared, noise)
+    losses.loss.backward()
+    outcome = optimizer.step()
+    return round(losses.loss.item(), 4), round(outcome.grad_norm.item(), 4)
+
+
+@torch.no_grad()
+def seed_weights(model: WorldActionModel) -> None:
+    """Give every tensor values that do not depend on the device that draws them."""
+    generator = torch.Generator().manual_seed(4)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        scale = 0.02 if tensor.ndim < 2 else float(np.prod(tensor.shape[1:])) ** -0.5
+        drawn = torch.randn(tensor.shape, generator=generator) * scale
+        if tensor.ndim < 2 and not name.endswith("bias"):
+            drawn += 1
+        local.copy_(drawn.to(torch.bfloat16).float())
+
+
+def table(bench: Bench, rows: list[tuple[Case, Any]]) -> list[str]:
+    published, target = PUBLISHED.get(bench.variant), TARGET.get(bench.variant)
+    lines = [
+        "",
+        f"{bench.variant}, {bench.dtype}, DROID 3 views, {bench.config.head.num_frames} frames"
+        + (f"; published {published} samples/s/GPU, target {target}" if published else ""),
+        f"{'case':<34}{'samples/s':>10}{'ratio':>7}{'step ms':>9}{'MFU %':>7}{'exec %':>7}"
+        f"{'GiB':>7}{'wait %':>7}",
+    ]
+    for case, found in rows:
+        if isinstance(found, str):
+            lines.append(f"{case.name:<34}{found}")
+            continue
+        ratio = f"{found['samples_s'] / published:.2f}" if published else "-"
+        lines.append(
+            f"{case.name:<34}{found['samples_s']:>10.2f}{ratio:>7}{found['step_ms']:>9.0f}"
+            f"{found.get('mfu_pct', float('nan')):>7.1f}"
+            f"{found.get('executed_pct', float('nan')):>7.1f}"
+            f"{found.get('peak_gib', float('nan')):>7.1f}{found['wait_pct']:>7.1f}"
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    main()
