@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+from dzrobot import __version__
 from dzrobot.folders import cache_folder
 
 EMBODIMENT = "libero_mini"
@@ -20,7 +21,7 @@ def default_checkpoint() -> Path:
     """
     if is_trained():
         return _FOLDER
-    random = cache_folder() / f"random-{EMBODIMENT}"
+    random = cache_folder() / f"random-{EMBODIMENT}-{__version__}"
     if not (random / "config.json").is_file():
         from dzrobot.embodiments.registry import load_embodiment
         from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
