@@ -194,11 +194,6 @@ class DatasetReader:
             for key, source in self.resolution.vectors.items()
         }
 
-    def forget_open_files(self) -> None:
-        """Start with no open file; they are opened again when needed."""
-        self._videos.forget()
-        self._pictures.forget()
-
     def _rows(self, ordinal: int, start: int) -> Any:
         length = int(self.catalog.episodes.length[ordinal])
         marks = self._labels(ordinal).tolist()

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import cv2
 import torch
-from torch.utils.data import DataLoader, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Sampler
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dzrobot.errors import ConfigError
 from dzrobot.training.data.collate import TrainingBatch, collate
@@ -64,13 +65,38 @@ class LoaderOptions:
     """Copy batches to page-locked memory, from where a GPU fetches them without waiting."""
 
 
+class Batches:
+    """Micro-batches of a plan, read ahead by workers; may be gone through more than once."""
+
+    def __init__(self, loader: DataLoader[TrainingBatch]) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[TrainingBatch]:
+        """Yield the batches in order.
+
+        Raises:
+            DatasetError: A window cannot be read; see :class:`ReaderOptions`.
+        """
+        iterator = iter(self._loader)
+        try:
+            yield from iterator
+        finally:
+            if isinstance(iterator, _MultiProcessingDataLoaderIter):
+                # Left to the garbage collector, workers are waited for five seconds each when an
+                # error has kept the iterator in its traceback.
+                iterator._shutdown_workers()
+
+
 def build_loader(
     data: TrainingData, plan: LoaderPlan, options: LoaderOptions | None = None
-) -> DataLoader[TrainingBatch]:
+) -> Batches:
     """Return an iterable of micro-batches, ``plan.parts`` for every step from start to stop."""
     chosen = options or LoaderOptions()
     workers = chosen.num_workers
-    return DataLoader(
+    loader: DataLoader[TrainingBatch] = DataLoader(
         data,
         batch_sampler=_MicroBatches(data, plan),
         collate_fn=collate,
@@ -80,6 +106,7 @@ def build_loader(
         worker_init_fn=_prepare_worker,
         multiprocessing_context="fork" if workers else None,
     )
+    return Batches(loader)
 
 
 class _MicroBatches(Sampler[list[Slot]]):
@@ -100,9 +127,6 @@ class _MicroBatches(Sampler[list[Slot]]):
 
 
 def _prepare_worker(_: int) -> None:
-    """Keep a worker to one core and away from its parent's files."""
+    """Keep a worker to one core: more workers, not more threads, share out the machine."""
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
-    info = get_worker_info()
-    if info is not None and isinstance(info.dataset, TrainingData):
-        info.dataset.forget_open_files()

@@ -194,11 +194,6 @@ class TrainingData(Dataset[Sample]):
         padded = _pad_blocks(vectors, self.sources[source].spec.embodiment, self._horizon)
         return Sample(place, source, tensors, padded, skipped)
 
-    def forget_open_files(self) -> None:
-        """Drop handles that a forked process inherited: their file positions are shared."""
-        for _, reader in self._parts:
-            reader.forget_open_files()
-
 
 def _check_together(specs: Sequence[SourceSpec]) -> None:
     """Raise :class:`ConfigError` unless the entries can stand in one batch."""

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError
+from dzrobot.training.data.forks import watch
 
 OPEN_FILES = 64
 CACHE_BYTES = 64 * 2**20
@@ -22,7 +23,10 @@ class Pictures:
     """Reader of picture columns with a bounded memory."""
 
     def __init__(self) -> None:
-        self.forget()
+        self._files: OrderedDict[Path, tuple[Any, NDArray[np.int64]]] = OrderedDict()
+        self._groups: OrderedDict[tuple[Path, int, str], pa.ChunkedArray] = OrderedDict()
+        self._bytes = 0
+        watch(self)
 
     def clip(self, path: Path, column: str, rows: Sequence[int]) -> NDArray[np.uint8]:
         """Return the pictures of ``rows`` of ``path`` as (N, H, W, 3) uint8 RGB.
@@ -48,15 +52,19 @@ class Pictures:
         ]
         return np.stack(pictures)[places]
 
-    def forget(self) -> None:
-        """Let go of every open file and kept picture."""
-        self._files: OrderedDict[Path, tuple[Any, NDArray[np.int64]]] = OrderedDict()
-        self._groups: OrderedDict[tuple[Path, int, str], pa.ChunkedArray] = OrderedDict()
-        self._bytes = 0
+    def hand_over(self) -> object:
+        """Return everything that is open, and begin anew with nothing."""
+        known = (self._files, self._groups)
+        self._files, self._groups, self._bytes = OrderedDict(), OrderedDict(), 0
+        return known
 
     def __getstate__(self) -> dict[str, Any]:
         # Open files do not cross processes; each worker opens its own.
         return {**self.__dict__, "_files": OrderedDict(), "_groups": OrderedDict(), "_bytes": 0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        watch(self)
 
     def _file(self, path: Path) -> tuple[Any, NDArray[np.int64]]:
         if path not in self._files:

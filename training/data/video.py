@@ -20,6 +20,7 @@ from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError, MissingDependencyError, find
+from dzrobot.training.data.forks import watch
 
 HOP_COST_FRAMES = 2
 """A hop flushes the decoder; measured, that costs about as much as two frames."""
@@ -245,9 +246,6 @@ DECODERS: dict[str, type[PyAvDecoder] | type[TorchcodecDecoder]] = {
 }
 
 
-_inherited: list[object] = []
-
-
 class Videos:
     """Open videos of a reader, the least recently used of them closed first."""
 
@@ -255,6 +253,7 @@ class Videos:
         self._decoder = find(DECODERS, "video decoder", decoder)
         self._cache = cache
         self._open: OrderedDict[Path, Decoder] = OrderedDict()
+        watch(self)
 
     def clip(self, path: Path, start_s: float, numbers: Sequence[int]) -> NDArray[np.uint8]:
         """Return frames of an episode that begins at ``start_s`` within ``path``.
@@ -291,12 +290,15 @@ class Videos:
         while self._open:
             self._open.popitem()[1].close()
 
-    def forget(self) -> None:
-        """Leave every decoder alone, in a process that inherited it by fork."""
-        # Freed here, a decoder would wait for threads that did not survive the fork.
-        _inherited.append(self._open)
-        self._open = OrderedDict()
+    def hand_over(self) -> object:
+        """Return everything that is open, and begin anew with nothing."""
+        known, self._open = self._open, OrderedDict()
+        return known
 
     def __getstate__(self) -> dict[str, Any]:
         # Decoders do not cross processes; each worker opens its own.
         return {**self.__dict__, "_open": OrderedDict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        watch(self)
