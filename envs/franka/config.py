@@ -1,0 +1,307 @@
+"""What one workcell is: address, cameras, limits, rates, rules. Lengths in metres, angles in rad.
+
+A value is never edited after construction; everything has a safe default except the address and the
+camera serial numbers.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from dzrobot.config import FrozenConfig
+from dzrobot.envs.franka.poses import Array, pose_of
+
+Vector3 = tuple[float, float, float]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+VIEW_KEYS = ("video.image", "video.wrist_image")
+
+
+class CameraConfig(FrozenConfig):
+    """One camera."""
+
+    key: Literal["video.image", "video.wrist_image"]
+    """Which view it delivers."""
+
+    serial: str
+    """Serial number, as ``dzrobot doctor franka`` lists it."""
+
+    width: Annotated[int, Field(ge=16)] = 640
+    """Columns of the colour stream (pixels)."""
+
+    height: Annotated[int, Field(ge=16)] = 480
+    """Rows of the colour stream (pixels)."""
+
+    fps: Annotated[int, Field(gt=0)] = 15
+    """Frames per second of the colour stream."""
+
+    crop: tuple[int, int, int, int] | None = None
+    """Top, left, bottom, right (pixels) of what is kept. None: the largest square in the middle."""
+
+    @model_validator(mode="after")
+    def _crop_lies_within(self) -> Self:
+        top, left, bottom, right = self.box
+        if not (0 <= top < bottom <= self.height and 0 <= left < right <= self.width):
+            raise ValueError(
+                f"crop={self.crop} must be top < bottom <= {self.height}, left < right <= "
+                f"{self.width}"
+            )
+        return self
+
+    @property
+    def box(self) -> tuple[int, int, int, int]:
+        """Top, left, bottom, right (pixels) of what is kept."""
+        if self.crop is not None:
+            return self.crop
+        side = min(self.width, self.height)
+        top, left = (self.height - side) // 2, (self.width - side) // 2
+        return top, left, top + side, left + side
+
+
+class ActionConfig(FrozenConfig):
+    """What an action number means."""
+
+    translation_m: Positive = 0.03
+    """Translation of an action number of 1."""
+
+    rotation_rad: Positive = 0.1
+    """Rotation of an action number of 1."""
+
+    frame: Literal["ee", "base", "ee_adjoint"] = "ee"
+    """Axes of translation and rotation: the hand's, or the robot base's. ``ee_adjoint`` is ``ee``
+    plus the lever term of the pose's adjoint (rotation += position x translation), in the action
+    and, inverted, in the velocity of the state: some published recordings have it."""
+
+
+class GripperConfig(FrozenConfig):
+    """The two-way gripper rule."""
+
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """At or below minus this an open hand closes, at or above it a closed one opens."""
+
+    speed_m_s: Positive = 0.1
+    """Speed of the fingers."""
+
+    force_n: Positive = 40.0
+    """Grasping force."""
+
+    open_width_m: Positive = 0.08
+    """Width of the open hand."""
+
+    timeout_s: Positive = 5.0
+    """A command that is not answered for this long ends the episode."""
+
+
+class ResetConfig(FrozenConfig):
+    """Where an episode begins, and how the arm gets there."""
+
+    position: Vector3 = (0.3069, 0.0, 0.4869)
+    """Of the hand's grasp point in the base frame; the default is the arm's usual ready posture."""
+
+    euler: Vector3 = (float(np.pi), 0.0, 0.0)
+    """Roll, pitch, yaw about the base axes; the default points straight down."""
+
+    noise_xy_m: Annotated[float, Field(ge=0)] = 0.0
+    """Each start is moved by up to this along x and y; the start's number decides."""
+
+    noise_yaw_rad: Annotated[float, Field(ge=0)] = 0.0
+    """Each start is turned by up to this about the vertical."""
+
+    lift_m: Annotated[float, Field(ge=0)] = 0.05
+    """How far the hand rises before it travels."""
+
+    speed_m_s: Positive = 0.15
+    turn_rad_s: Positive = 0.6
+
+    tolerance_m: Positive = 0.01
+    tolerance_rad: Positive = 0.05
+
+    timeout_s: Positive = 30.0
+    """An arm that has not arrived by then is an error."""
+
+    reach_m: Positive = 0.8
+    """A start farther away than this is refused: bring the arm closer by hand."""
+
+    @property
+    def pose(self) -> Array:
+        """The pose (4, 4) in the base frame."""
+        return pose_of(self.position, self.euler)
+
+
+class LimitsConfig(FrozenConfig):
+    """What no command may exceed, whatever the policy says."""
+
+    workspace_low: Vector3 = (0.25, -0.35, 0.01)
+    workspace_high: Vector3 = (0.70, 0.35, 0.70)
+    """Box that holds every target, in the base frame."""
+
+    tilt: Vector3 = (0.1, 0.1, float(np.pi / 6))
+    """Largest roll, pitch and yaw about the base axes, from the reset orientation."""
+
+    margin_m: Positive = 0.03
+    """A hand this far outside the box ends the episode."""
+
+    step_m: Positive = 0.055
+    step_rad: Positive = 0.18
+    """How far a target may lie from the measured pose."""
+
+    call_m: Positive = 0.10
+    call_rad: Positive = 0.30
+    """How far a target may lie from the one before. An arm that lags behind by more than this does
+    not follow, and the episode ends."""
+
+    speed_m_s: Positive = 0.55
+    turn_rad_s: Positive = 1.8
+    """Speed that a target may ask for over one control period."""
+
+    first_m: Positive = 0.02
+    first_rad: Positive = 0.1
+    """How far the first target of a controller may lie from the measured pose."""
+
+    force_n: Positive = 40.0
+    torque_nm: Positive = 12.0
+    """External force and torque at the hand that end the episode."""
+
+    state_age_s: Positive = 0.25
+    frame_age_s: Positive = 0.5
+    """An observation older than this is not acted upon."""
+
+    hold_after_s: Positive = 0.5
+    """Without an action for this long the arm holds the pose it is at."""
+
+    stop_after_s: Positive = 60.0
+    """Without an action for this long control is given up and the episode ends."""
+
+    recoveries: Annotated[int, Field(ge=0)] = 3
+    """How often an episode may go on after a harmless reflex."""
+
+    recovery_pace: Share = 0.5
+    """Share of the speed after each recovery, until the next reset."""
+
+
+class ControllerConfig(FrozenConfig):
+    """How targets become motion."""
+
+    kind: Literal["impedance", "motion"] = "impedance"
+    """``impedance`` follows like a spring and is soft on contact; ``motion`` plans each step."""
+
+    translational_stiffness: Positive = 500.0
+    """N/m."""
+
+    rotational_stiffness: Positive = 40.0
+    """Nm/rad."""
+
+    error_clip_m: Positive = 0.05
+    error_clip_rad: Positive = 0.3
+    """Largest deviation that the spring answers."""
+
+    max_delta_tau: Positive = 1.0
+    """Largest change of a joint torque per millisecond (Nm)."""
+
+    dynamics: Share = 0.2
+    """Share of the arm's largest velocity, acceleration and jerk that ``motion`` uses."""
+
+    collision_torque_nm: Positive = 20.0
+    collision_force_n: Positive = 60.0
+    """Contact at which the arm's own reflex stops it."""
+
+    realtime: Literal["ignore", "enforce"] = "ignore"
+    """``enforce`` refuses to run without a real-time kernel."""
+
+
+class RewardConfig(FrozenConfig):
+    """When an episode has succeeded."""
+
+    rule: Literal["pose", "operator", "callback", "none"] = "pose"
+    """``pose``: the hand is at ``position``; ``operator``: a person says so; ``callback``: a
+    function ``(observation, state) -> bool`` says so; ``none``: never."""
+
+    position: Vector3 = (0.5, 0.0, 0.2)
+    """Of the hand, in the base frame."""
+
+    tolerance_m: Positive = 0.01
+
+    hold_steps: Annotated[int, Field(ge=1)] = 1
+    """Steps in a row that the rule must hold."""
+
+    callback: str | None = None
+    """``module:function``."""
+
+    @model_validator(mode="after")
+    def _callback_is_named(self) -> Self:
+        if (self.rule == "callback") != (self.callback is not None):
+            raise ValueError("rule='callback' and callback='module:function' go together")
+        return self
+
+
+class FrankaConfig(FrozenConfig):
+    """One workcell."""
+
+    address: str | None = None
+    """Host name or IP address of the arm's controller. None: the first reset fails."""
+
+    cameras: tuple[CameraConfig, ...] = ()
+    """One for each view. Empty: the first reset fails."""
+
+    task: str = "pick up the object and place it in the bin"
+    """The instruction."""
+
+    control_hz: Positive = 10.0
+    """Steps per second."""
+
+    action: ActionConfig = ActionConfig()
+    gripper: GripperConfig = GripperConfig()
+    reset: ResetConfig = ResetConfig()
+    limits: LimitsConfig = LimitsConfig()
+    controller: ControllerConfig = ControllerConfig()
+    reward: RewardConfig = RewardConfig()
+
+    stop_on_success: bool = True
+    """False never terminates on success; ``info["is_success"]`` still tells."""
+
+    slow_first_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of each episode at ``slow_pace``: for the first trials of a new policy."""
+
+    slow_pace: Share = 0.3
+    """Share of each action that is carried out while slow."""
+
+    dry_run: bool = False
+    """Everything is read and every target computed, nothing is sent to arm or gripper."""
+
+    lock_folder: str | None = None
+    """Where the lock of this arm lies. None: the folder for temporary files."""
+
+    @property
+    def period_s(self) -> float:
+        """Seconds per step."""
+        return 1.0 / self.control_hz
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if faults := list(self._faults()):
+            raise ValueError("; ".join(faults))
+        return self
+
+    def _faults(self) -> Iterator[str]:
+        limits, reset = self.limits, self.reset
+        keys = [camera.key for camera in self.cameras]
+        if self.cameras and sorted(keys) != sorted(VIEW_KEYS):
+            yield f"cameras deliver {keys}, needed is each of {', '.join(VIEW_KEYS)} once"
+        low, high = np.array(limits.workspace_low), np.array(limits.workspace_high)
+        if not (low < high).all():
+            yield f"limits.workspace_low={low} must lie below workspace_high={high}"
+        room = np.array([reset.noise_xy_m, reset.noise_xy_m, 0.0])
+        place = np.array(reset.position)
+        if not ((place - room >= low) & (place + room <= high)).all():
+            yield f"reset.position={place} with its noise must lie within {low} to {high}"
+        if reset.noise_yaw_rad > limits.tilt[2]:
+            yield f"reset.noise_yaw_rad={reset.noise_yaw_rad} exceeds limits.tilt {limits.tilt[2]}"
+        if not all(0 < angle < np.pi / 2 for angle in limits.tilt):
+            yield f"limits.tilt={limits.tilt} must lie between 0 and a quarter turn"
+        if limits.hold_after_s >= limits.stop_after_s:
+            yield "limits.hold_after_s must be shorter than stop_after_s"
+        if limits.step_m > limits.call_m or limits.step_rad > limits.call_rad:
+            yield "limits.step_* must not exceed call_*"

@@ -1,0 +1,307 @@
+"""From actions to targets: what is asked, what the limits leave of it, and what goes wrong."""
+
+import logging
+import threading
+
+import numpy as np
+
+from dzrobot.envs.franka.arm import Arm, ArmState, ControllerEndedError, Mode
+from dzrobot.envs.franka.clock import Clock
+from dzrobot.envs.franka.config import ActionConfig, FrankaConfig
+from dzrobot.envs.franka.poses import (
+    Array,
+    angle_between,
+    distance_between,
+    rotation_of,
+    skew,
+    towards,
+)
+from dzrobot.envs.franka.safety import (
+    Abort,
+    Limited,
+    RefusalError,
+    Silence,
+    Workspace,
+    check_contact,
+    check_first_target,
+    classify,
+    on_silence,
+)
+from dzrobot.errors import RobotError
+
+_log = logging.getLogger(__name__)
+
+
+def desired_pose(measured: Array, action: Array, config: ActionConfig) -> Array:
+    """Return the pose (4, 4) that ``action`` (first six numbers, in [-1, 1]) asks for.
+
+    Translation and rotation are measured from the ``measured`` pose; the rotation's roll, pitch and
+    yaw are taken about the base axes through the hand.
+    """
+    move, turn = in_base_axes(measured, action[:6], config)
+    pose = measured.copy()
+    pose[:3, 3] = measured[:3, 3] + config.translation_m * move
+    pose[:3, :3] = rotation_of(config.rotation_rad * turn) @ measured[:3, :3]
+    return pose
+
+
+def in_base_axes(measured: Array, twist: Array, config: ActionConfig) -> tuple[Array, Array]:
+    """Return translation and rotation (3,) of an action, turned into the base axes."""
+    if config.frame == "base":
+        return twist[:3], twist[3:]
+    rotation = measured[:3, :3]
+    move, turn = rotation @ twist[:3], rotation @ twist[3:]
+    if config.frame == "ee_adjoint":
+        turn = turn + skew(measured[:3, 3]) @ move
+        move, turn = np.clip(move, -1.0, 1.0), np.clip(turn, -1.0, 1.0)
+    return move, turn
+
+
+def in_hand_axes(state: ArmState, config: ActionConfig) -> Array:
+    """Return the measured velocity (6,) in the hand's axes, for the observation."""
+    rotation = state.pose[:3, :3]
+    linear, angular = state.twist[:3], state.twist[3:]
+    if config.frame == "ee_adjoint":
+        angular = angular - skew(state.pose[:3, 3]) @ linear
+    return np.concatenate([rotation.T @ linear, rotation.T @ angular])
+
+
+class Control:
+    """Commands one arm within its limits.
+
+    Args:
+        arm: What is commanded.
+        config: Limits and scales.
+        clock: What silence is measured by.
+    """
+
+    def __init__(self, arm: Arm, config: FrankaConfig, clock: Clock) -> None:
+        self.workspace = Workspace(config)
+        self._arm = arm
+        self._config = config
+        self._clock = clock
+        # The watchdog and an operator may hold the arm while a step is under way.
+        self._lock = threading.RLock()
+        self._last: Array | None = None
+        self._last_action_s = 0.0
+        self._silence = Silence.NONE
+        self._latched = threading.Event()
+        self._pace = 1.0
+        self._steps = 0
+        self.recoveries = 0
+
+    @property
+    def last_target(self) -> Array | None:
+        """The target that was commanded last; None when not in control."""
+        return None if self._last is None else self._last.copy()
+
+    def latch(self) -> None:
+        """Stop for an operator: the arm holds at once and nothing moves until :meth:`unlatch`."""
+        self._latched.set()
+        self.hold()
+
+    def unlatch(self) -> None:
+        """Allow motion again, from the next reset on."""
+        self._latched.clear()
+
+    def check_latch(self) -> None:
+        """Raise :class:`RefusalError` while an operator's stop is latched."""
+        if self._latched.is_set():
+            raise RefusalError(
+                Abort.OPERATOR_STOP,
+                "an operator has stopped the arm; env.unwrapped.release_operator_stop() allows "
+                "motion again",
+            )
+
+    def begin(self) -> None:
+        """Begin an episode where the arm is.
+
+        Raises:
+            RefusalError: the arm is outside its workspace.
+        """
+        with self._lock:
+            self._pace, self._steps, self.recoveries = 1.0, 0, 0
+            measured = self._arm.state().pose
+            target = self.workspace.clip(measured)
+            check_first_target(target, measured, self._config.limits)
+            self._last = target
+            self._arm.command(target)
+            self._heard()
+
+    def travel(self, goal: Array) -> None:
+        """Bring the arm to ``goal`` (4, 4), slowly: first up, then over.
+
+        Raises:
+            RobotError: it is too far, does not arrive, or is stopped on the way.
+        """
+        reset = self._config.reset
+        with self._lock:
+            self._last = None
+            state = self._arm.state()
+            self._check_reach(state.pose, goal)
+            self._arm.start()
+        deadline = self._clock.now() + reset.timeout_s
+        lifted = state.pose.copy()
+        # Only as high as the workspace is, and not at all where the way is short.
+        if distance_between(state.pose, goal) > reset.lift_m:
+            top = max(self._config.limits.workspace_high[2], state.pose[2, 3])
+            lifted[2, 3] = min(state.pose[2, 3] + reset.lift_m, top)
+        for waypoint in (lifted, goal):
+            target = self._arm.state().pose
+            while not self._arrived(waypoint, target):
+                if self._clock.now() > deadline:
+                    raise RobotError(
+                        f"the arm has not reached its start pose in {reset.timeout_s} s: is "
+                        "something in its way?"
+                    )
+                target = self._travel_step(target, waypoint)
+
+    def apply(self, action: Array, state: ArmState) -> Limited:
+        """Command what the limits leave of ``action`` (7,) and return it.
+
+        Raises:
+            RefusalError: nothing may be commanded, or the controller has ended for good.
+        """
+        with self._lock:
+            self.check_latch()
+            self._check_silence()
+            if self._last is None:
+                raise RefusalError(Abort.CONTROLLER, "the arm is not under control")
+            check_contact(state.force_n, state.torque_nm, self._config.limits)
+            pace = self._pace
+            if self._steps < self._config.slow_first_steps:
+                pace = min(pace, self._config.slow_pace)
+            desired = desired_pose(state.pose, pace * action, self._config.action)
+            limited = self.workspace.limit(desired, state.pose, self._last)
+            self._heard()
+            self._steps += 1
+            try:
+                self._arm.command(limited.target)
+            except ControllerEndedError as error:
+                self._examine_dead(self._arm.state(), str(error))
+                return Limited(self._hold_here(), (*limited.by, "recovered"))
+            self._last = limited.target
+            return limited
+
+    def examine(self, state: ArmState) -> None:
+        """Look at what the arm says after a step; recover from harmless errors.
+
+        Raises:
+            RefusalError: the episode cannot go on.
+        """
+        with self._lock:
+            self.check_latch()
+            if state.mode is Mode.USER_STOPPED:
+                raise RefusalError(Abort.USER_STOP, "the user stop is pressed")
+            if state.errors or not state.controlled:
+                self._examine_dead(state, "the controller has ended")
+                self._hold_here()
+            check_contact(state.force_n, state.torque_nm, self._config.limits)
+
+    def hold(self) -> None:
+        """Hold the pose the arm is at, when in control; never raises for a dead controller."""
+        with self._lock:
+            if self._last is None:
+                return
+            try:
+                self._hold_here()
+            except RobotError as error:
+                _log.warning("the arm cannot be held, so it has stopped by itself: %s", error)
+                self._last = None
+
+    def release(self) -> None:
+        """Give control up and come to rest."""
+        with self._lock:
+            self._last = None
+            self._arm.stop()
+
+    def check_silence(self) -> Silence:
+        """Hold or stop the arm when no action has come for long; return what was done."""
+        with self._lock:
+            if self._last is None:
+                return self._silence
+            silence = on_silence(self._clock.now() - self._last_action_s, self._config.limits)
+            if silence is not self._silence:
+                self._silence = silence
+                if silence is Silence.HOLD:
+                    self.hold()
+                elif silence is Silence.STOP:
+                    self.release()
+            return silence
+
+    def _check_silence(self) -> None:
+        if self.check_silence() is Silence.STOP:
+            limit = self._config.limits.stop_after_s
+            raise RefusalError(
+                Abort.WATCHDOG, f"no action came for {limit} s, so control was given up"
+            )
+
+    def _heard(self) -> None:
+        self._last_action_s = self._clock.now()
+        self._silence = Silence.NONE
+
+    def _hold_here(self) -> Array:
+        pose = self._arm.state().pose
+        target = self.workspace.clip(pose)
+        if distance_between(target, pose) > self._config.limits.margin_m:
+            target = pose
+        self._arm.command(target)
+        self._last = target
+        return target
+
+    def _examine_dead(self, state: ArmState, message: str) -> None:
+        """Recover from the errors of ``state``, or raise RefusalError."""
+        if state.mode is Mode.USER_STOPPED:
+            raise RefusalError(Abort.USER_STOP, "the user stop is pressed")
+        shown = ", ".join(state.errors) or "no error"
+        abort = classify(state.errors) if state.errors else Abort.CONTROLLER
+        if abort is not Abort.NONE:
+            raise RefusalError(abort, f"{message}; the arm shows {shown}")
+        if self.recoveries >= self._config.limits.recoveries:
+            raise RefusalError(Abort.REFLEX, f"{shown} after {self.recoveries} recoveries")
+        self.recoveries += 1
+        self._pace *= self._config.limits.recovery_pace
+        _log.warning("recovering from %s, now at %.0f %% speed", shown, 100 * self._pace)
+        try:
+            self._arm.recover()
+            self._arm.start()
+        except RobotError as error:
+            raise RefusalError(Abort.REFLEX, f"{shown} and no recovery: {error}") from error
+
+    def _check_reach(self, pose: Array, goal: Array) -> None:
+        reach = self._config.reset.reach_m
+        distance = distance_between(pose, goal)
+        if not distance <= reach:
+            raise RobotError(
+                f"the arm is {distance:.2f} m from its start pose, allowed are {reach} m: bring it "
+                "closer by hand"
+            )
+
+    def _arrived(self, goal: Array, target: Array) -> bool:
+        reset = self._config.reset
+        pose = self._arm.state().pose
+        close = distance_between(pose, goal) <= reset.tolerance_m
+        turned = angle_between(pose, goal) <= reset.tolerance_rad
+        return close and turned and distance_between(target, goal) < 1e-9
+
+    def _travel_step(self, target: Array, goal: Array) -> Array:
+        """Advance the moving target by one period and return it."""
+        reset, period = self._config.reset, self._config.period_s
+        following = distance_between(self._arm.state().pose, target)
+        limits = self._config.limits
+        self.check_latch()
+        # A target that runs ahead of an arm that is blocked would build up force.
+        if following < limits.call_m:
+            target = towards(
+                target, goal, metres=reset.speed_m_s * period, radians=reset.turn_rad_s * period
+            )
+        self._arm.command(target)
+        self._clock.sleep_until(self._clock.now() + period)
+        state = self._arm.state()
+        check_contact(state.force_n, state.torque_nm, limits)
+        if state.errors or not state.controlled:
+            raise RobotError(
+                f"the arm stopped on its way to the start pose ({state.mode}; "
+                f"{', '.join(state.errors) or 'no error'})"
+            )
+        return target

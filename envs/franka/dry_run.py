@@ -1,0 +1,85 @@
+"""An arm that is only read: for a first look at what a policy would do."""
+
+from dataclasses import replace
+
+from dzrobot.envs.franka.arm import Arm, ArmState
+from dzrobot.envs.franka.gripper import Gripper, GripperState
+from dzrobot.envs.franka.poses import Array
+
+
+class DryRunGripper:
+    """A hand that is read and never asked to move.
+
+    Args:
+        gripper: The hand.
+    """
+
+    def __init__(self, gripper: Gripper) -> None:
+        self._gripper = gripper
+        self._opened = True
+
+    def connect(self) -> None:
+        """Connect."""
+        self._gripper.connect()
+        self._opened = self._gripper.state().is_open
+
+    def state(self) -> GripperState:
+        """Return the state, as if the last request had been carried out."""
+        return replace(self._gripper.state(), is_open=self._opened)
+
+    def request(self, *, opened: bool) -> None:
+        """Remember what would be asked."""
+        self._opened = opened
+
+    def close(self) -> None:
+        """Let go of the hand."""
+        self._gripper.close()
+
+
+class DryRunArm:
+    """An arm that is read and never moved: every pose counts as reached.
+
+    Args:
+        arm: The arm.
+    """
+
+    def __init__(self, arm: Arm) -> None:
+        self._arm = arm
+        self._gripper = DryRunGripper(arm.gripper)
+        self._target: Array | None = None
+
+    @property
+    def gripper(self) -> DryRunGripper:
+        """The hand."""
+        return self._gripper
+
+    def connect(self) -> None:
+        """Connect."""
+        self._arm.connect()
+
+    def state(self) -> ArmState:
+        """Return the measured state at the pose that would have been commanded."""
+        state = self._arm.state()
+        if self._target is None:
+            return state
+        return replace(state, pose=self._target.copy(), controlled=True)
+
+    def recover(self) -> None:
+        """Leave errors as they are."""
+
+    def start(self) -> None:
+        """Begin to pretend, at the measured pose."""
+        self._target = self._arm.state().pose
+
+    def command(self, target: Array) -> None:
+        """Pretend to have arrived."""
+        self._target = target.copy()
+
+    def stop(self) -> None:
+        """Stop pretending."""
+        self._target = None
+
+    def close(self) -> None:
+        """Disconnect."""
+        self.stop()
+        self._arm.close()

@@ -1,0 +1,301 @@
+"""A Franka with two cameras as a Gymnasium environment."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from dzrobot.envs.franka.arm import Arm, DisconnectedError, Mode
+from dzrobot.envs.franka.camera import Camera
+from dzrobot.envs.franka.clock import Clock, Pace, SystemClock
+from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.control import Control
+from dzrobot.envs.franka.gripper import wants_change
+from dzrobot.envs.franka.lock import ArmLock
+from dzrobot.envs.franka.outcomes import Operator, Outcome, rule_for
+from dzrobot.envs.franka.poses import Array, pose_of
+from dzrobot.envs.franka.safety import (
+    Abort,
+    Limited,
+    RefusalError,
+    check_finite,
+    check_fresh,
+    check_shape,
+)
+from dzrobot.envs.franka.sensing import STATE_LIMITS, Reading, Sensors
+from dzrobot.envs.franka.watchdog import Watchdog
+from dzrobot.envs.spaces import action_space, observation_space
+from dzrobot.envs.starts import Starts
+from dzrobot.errors import ConfigError, RobotError
+
+_log = logging.getLogger(__name__)
+
+Observation = dict[str, Any]
+Info = dict[str, Any]
+StepResult = tuple[Observation, float, bool, bool, Info]
+
+STARTS = 50
+"""Numbered starts; a start's number decides how the reset pose is varied."""
+
+
+class FrankaEnv(gym.Env[Observation, np.ndarray]):
+    """Pick and place with a Franka, in the keys of ``franka_pnp``.
+
+    Observation:
+        ``video.image``, ``video.wrist_image``: ``(128, 128, 3)`` uint8 RGB.
+        ``state.state``: ``(19,)`` float32; see :meth:`Sensors.vector`.
+        ``annotation.task``: the instruction.
+
+    Action, ``(7,)`` in [-1, 1]: translation (1 = 0.03 m), rotation as roll, pitch, yaw (1 = 0.1
+    rad), both from the *measured* pose in the axes ``config.action.frame``; then the gripper: at or
+    above +0.5 a closed hand opens, at or below -0.5 an open one closes. Every target passes the
+    limits of ``config.limits`` before it reaches the arm; ``info["limited"]`` names those that cut
+    it. A step lasts one period of ``config.control_hz``, counted from the end of the one before;
+    time the policy takes is part of it.
+
+    Nothing connects or moves before the first reset. An episode terminates when the task is done,
+    and is truncated with ``info["abort"]`` when it cannot go on safely; the arm then holds its pose
+    until the next reset.
+
+    Args:
+        arm: The arm and its gripper.
+        cameras: One for each view.
+        config: The workcell.
+        clock: What the control rate is kept by.
+        operator: A person who judges or stops; needed by ``reward.rule = "operator"``.
+        render_mode: ``"rgb_array"`` or None.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+
+    def __init__(  # noqa: PLR0913 (drivers, then what a test replaces)
+        self,
+        arm: Arm,
+        cameras: Sequence[Camera],
+        config: FrankaConfig,
+        *,
+        clock: Clock | None = None,
+        operator: Operator | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ConfigError(f"render_mode={render_mode!r} must be 'rgb_array' or None")
+        self.arm = arm
+        self.config = config
+        self.render_mode = render_mode
+        self._clock: Clock = clock or SystemClock()
+        self._operator = operator
+        self._sensors = Sensors(arm, cameras, config, self._clock)
+        self._control = Control(arm, config, self._clock)
+        self._rule = rule_for(config.reward, operator)
+        self._lock = ArmLock(config.address, config.lock_folder) if config.address else None
+        self._watchdog: Watchdog | None = None
+        self._starts = Starts(STARTS)
+        self._episode: _Episode | None = None
+        embodiment = self._sensors.embodiment
+        self.observation_space = observation_space(embodiment, {"state.state": STATE_LIMITS})
+        self.action_space = action_space(embodiment)
+
+    @property
+    def task(self) -> str:
+        """The instruction."""
+        return self.config.task
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Connect what is not, open the hand, and bring the arm to a start pose, slowly.
+
+        Raises:
+            RobotError: something cannot be reached or does not arrive; says what to do.
+            SafetyError: the arm must not move.
+            ModalityError: an unknown option or start.
+        """
+        super().reset(seed=seed)
+        start = self._starts.choose(seed, options)
+        self._control.check_latch()
+        self._episode = None
+        if self._lock is not None:
+            self._lock.acquire()
+        self._sensors.open()
+        if self._operator is not None:
+            self._operator.start()
+        if self._watchdog is None:
+            self._watchdog = Watchdog(self._control, self._operator)
+        self._clear_errors()
+        self.arm.gripper.request(opened=True)
+        self._control.travel(self._start_pose(start))
+        self._rule.begin()
+        self._control.begin()
+        reading = self._sensors.read_fresh()
+        self._episode = _Episode(start, reading, Pace(self._clock, self.config.period_s))
+        return self._observe(reading), self._info(Outcome.OPEN, Limited(reading.state.pose, ()))
+
+    def step(self, action: np.ndarray) -> StepResult:
+        """Carry out one action (7,) and return what the sensors say one period later.
+
+        Raises:
+            SafetyError: the action has another shape.
+            ResetNeeded: there is no episode.
+        """
+        episode = self._running()
+        try:
+            values = check_shape(action)
+        except BaseException:
+            self._control.hold()
+            raise
+        limited = Limited(episode.reading.state.pose, ("refused",))
+        try:
+            limited = self._act(check_finite(values))
+            episode.pace.wait()
+            episode.reading = self._sensors.read()
+            self._control.examine(episode.reading.state)
+            self._check_sensors(episode.reading)
+        except RefusalError as refusal:
+            return self._abort(refusal, limited)
+        except DisconnectedError as error:
+            return self._abort(RefusalError(Abort.CONNECTION, str(error)), limited)
+        observation = self._observe(episode.reading)
+        outcome = self._rule.judge(observation, episode.reading.state)
+        return self._result(observation, outcome, limited)
+
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        """Return the newest exterior picture (H, W, 3) uint8."""
+        if self.render_mode is None:
+            gym.logger.warn("render() needs render_mode='rgb_array' in gym.make.")
+            return None
+        picture: np.ndarray = self._observe(self._running().reading)["video.image"]
+        return picture
+
+    def operator_stop(self) -> None:
+        """Hold at once, from any thread; the episode ends and no reset moves until released."""
+        self._control.latch()
+
+    def release_operator_stop(self) -> None:
+        """Allow motion again; it begins with the next reset."""
+        self._control.unlatch()
+
+    def close(self) -> None:
+        """Stop the arm and let everything go; twice, or before the first reset, is harmless."""
+        if self._watchdog is not None:
+            self._watchdog.end()
+        self._watchdog = None
+        self._control.release()
+        self._sensors.close()
+        if self._operator is not None:
+            self._operator.close()
+        if self._lock is not None:
+            self._lock.release()
+        self._episode = None
+
+    def _running(self) -> "_Episode":
+        episode = self._episode
+        if episode is None:
+            raise gym.error.ResetNeeded("the arm is connected by the first reset().")
+        if episode.abort is not Abort.NONE:
+            raise gym.error.ResetNeeded(
+                f"the episode was cut short ({episode.abort}: {episode.message}); call reset()."
+            )
+        return episode
+
+    def _start_pose(self, start: int) -> Array:
+        reset = self.config.reset
+        generator = np.random.default_rng([0x6672616E6B61, start])
+        x, y, yaw = generator.uniform(-1.0, 1.0, 3) * (
+            reset.noise_xy_m,
+            reset.noise_xy_m,
+            reset.noise_yaw_rad,
+        )
+        pose = reset.pose
+        pose[:3, :3] = pose_of((0, 0, 0), (0, 0, yaw))[:3, :3] @ pose[:3, :3]
+        pose[:2, 3] += (x, y)
+        return pose
+
+    def _clear_errors(self) -> None:
+        state = self.arm.state()
+        if state.mode is Mode.USER_STOPPED:
+            raise RobotError("the user stop is pressed: release it, then reset again")
+        if state.errors or state.mode is Mode.REFLEX:
+            _log.warning("clearing %s", ", ".join(state.errors) or "a reflex")
+            self.arm.recover()
+        self._control.release()
+
+    def _act(self, action: Array) -> Limited:
+        # The policy may have taken long: limits are measured from where the arm is now.
+        now = self._sensors.read()
+        check_fresh(now.state_age_s, now.frame_ages_s.values(), self.config.limits)
+        limited = self._control.apply(action, now.state)
+        is_open = now.gripper.is_open
+        if wants_change(float(action[6]), is_open=is_open, threshold=self.config.gripper.threshold):
+            self.arm.gripper.request(opened=not is_open)
+        return limited
+
+    def _check_sensors(self, reading: Reading) -> None:
+        check_fresh(reading.state_age_s, reading.frame_ages_s.values(), self.config.limits)
+        gripper, timeout = reading.gripper, self.config.gripper.timeout_s
+        if gripper.fault or gripper.waiting_s > timeout:
+            fault = gripper.fault or f"the gripper has not answered for {timeout} s"
+            raise RefusalError(Abort.GRIPPER, fault)
+
+    def _abort(self, refusal: RefusalError, limited: Limited) -> StepResult:
+        """Hold, and end the episode with the last observation that could be made."""
+        episode = self._running()
+        episode.abort, episode.message = refusal.abort, str(refusal)
+        _log.warning("episode cut short (%s): %s", refusal.abort, refusal)
+        self._control.hold()
+        observation = self._observe(episode.reading)
+        return self._result(observation, Outcome.OPEN, limited)
+
+    def _result(self, observation: Observation, outcome: Outcome, limited: Limited) -> StepResult:
+        success = outcome is Outcome.SUCCESS
+        aborted = self._episode is not None and self._episode.abort is not Abort.NONE
+        terminated = outcome is Outcome.FAILURE or (success and self.config.stop_on_success)
+        info = self._info(outcome, limited)
+        return observation, float(success), terminated and not aborted, aborted, info
+
+    def _observe(self, reading: Reading) -> Observation:
+        origin = reading.state.pose if self._episode is None else self._episode.origin
+        return self._sensors.observation(reading, origin)
+
+    def _info(self, outcome: Outcome, limited: Limited) -> Info:
+        episode = self._episode
+        assert episode is not None, "made by reset"
+        reading = episode.reading
+        ended = outcome is Outcome.FAILURE or self.config.stop_on_success
+        info: Info = {
+            "is_success": outcome is Outcome.SUCCESS,
+            "task": self.task,
+            "init_state_id": episode.start,
+            "reset_reason": episode.abort.value or (outcome.value if ended else ""),
+            "abort": episode.abort.value,
+            "abort_message": episode.message,
+            "limited": ",".join(limited.by),
+            "target": limited.target.copy(),
+            "late_steps": episode.pace.late_steps,
+            "overrun_s": episode.pace.overrun_s,
+            "recoveries": self._control.recoveries,
+            "robot_time_s": reading.state.robot_time_s,
+            "success_rate": reading.state.success_rate,
+            "state_age_s": reading.state_age_s,
+            "time_s": reading.at_s,
+            "state_time_s": reading.state.fresh_at_s,
+        }
+        for key, frame in sorted(reading.frames.items()):
+            info[f"frame_age_s.{key}"] = reading.at_s - frame.at_s
+            info[f"frame_number.{key}"] = frame.number
+            info[f"frame_time_s.{key}"] = frame.at_s
+        return info
+
+
+class _Episode:
+    """What lasts an episode."""
+
+    def __init__(self, start: int, reading: Reading, pace: Pace) -> None:
+        self.start = start
+        self.reading = reading
+        self.origin = reading.state.pose
+        self.pace = pace
+        self.abort = Abort.NONE
+        self.message = ""

@@ -1,0 +1,105 @@
+"""Environments of the Franka from plain values: what ``gym.make("Franka-PnP-v0")`` calls."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dzrobot.config import read_config
+from dzrobot.envs.franka.arm import Arm
+from dzrobot.envs.franka.camera import Camera, RealSenseCamera
+from dzrobot.envs.franka.cells import Cell, EmulatedCell, RealCell
+from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.dry_run import DryRunArm
+from dzrobot.envs.franka.env import FrankaEnv
+from dzrobot.envs.franka.franky_arm import FrankyArm
+from dzrobot.envs.franka.outcomes import TerminalOperator
+from dzrobot.errors import ConfigError, suggest
+
+WORKCELLS = ("emulated", "fake")
+"""Built-in workcells; any other name is a YAML file."""
+
+
+def make_franka(
+    *, workcell: str | None = None, render_mode: str | None = None, **values: Any
+) -> FrankaEnv:
+    """Return an environment; nothing is connected, started or moved yet.
+
+    Args:
+        workcell: ``emulated`` starts an emulated robot and cameras at the first reset; ``fake``
+            needs no library; anything else is a YAML file with the fields of
+            :class:`FrankaConfig`. None: only ``values`` count.
+        render_mode: ``"rgb_array"`` or None.
+        **values: Fields of :class:`FrankaConfig` that replace the workcell's; sections are merged,
+            as in ``limits={"speed_m_s": 0.2}``.
+
+    Raises:
+        ConfigError: a value is unknown or wrong; lists all of them.
+    """
+    config = load_workcell(workcell, values)
+    if workcell == "fake":
+        return _fake(config, render_mode)
+    cell: Cell = EmulatedCell() if workcell == "emulated" else RealCell(config.address)
+    return connectable(cell, config, render_mode)
+
+
+def connectable(cell: Cell, config: FrankaConfig, render_mode: str | None = None) -> FrankaEnv:
+    """Return an environment with the real drivers on ``cell``."""
+    arm: Arm = FrankyArm(cell, config)
+    if config.dry_run:
+        arm = DryRunArm(arm)
+    cameras: list[Camera] = [
+        RealSenseCamera(camera, cell.camera_settings) for camera in config.cameras
+    ]
+    operator = TerminalOperator() if config.reward.rule == "operator" else None
+    return FrankaEnv(arm, cameras, config, operator=operator, render_mode=render_mode)
+
+
+def load_workcell(workcell: str | None, values: Mapping[str, Any] | None = None) -> FrankaConfig:
+    """Return the configuration of a named workcell or a YAML file, with ``values`` on top.
+
+    Raises:
+        ConfigError: there is no such workcell, or a value is unknown or wrong.
+    """
+    if workcell is None or workcell == "fake":
+        raw = read_config({})
+    elif workcell == "emulated":
+        raw = read_config(_emulated())
+    elif workcell.endswith((".yaml", ".yml")) or Path(workcell).exists():
+        raw = read_config(Path(workcell))
+    else:
+        raise ConfigError(
+            f"unknown workcell {workcell!r}.{suggest(workcell, WORKCELLS)} Known: "
+            f"{', '.join(WORKCELLS)}, or a YAML file."
+        )
+    _merge(raw.values, dict(values or {}))
+    return raw.build(FrankaConfig)
+
+
+def _emulated() -> dict[str, Any]:
+    from dzrobot.envs.emulators.bench import SERIALS
+
+    keys = ("video.image", "video.wrist_image")
+    return {
+        "cameras": [
+            {"key": key, "serial": serial} for key, serial in zip(keys, SERIALS, strict=True)
+        ],
+        "task": "pick up the red block",
+    }
+
+
+def _fake(config: FrankaConfig, render_mode: str | None) -> FrankaEnv:
+    from dzrobot.envs.franka.fakes import FakeArm, FakeCamera
+
+    arm = FakeArm(config.reset.pose)
+    cameras = [FakeCamera(key, arm) for key in ("video.image", "video.wrist_image")]
+    driven: Arm = DryRunArm(arm) if config.dry_run else arm
+    return FrankaEnv(driven, cameras, config, clock=arm.clock, render_mode=render_mode)
+
+
+def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        inner = into.get(name)
+        if isinstance(value, Mapping) and isinstance(inner, dict):
+            _merge(inner, value)
+        else:
+            into[name] = value

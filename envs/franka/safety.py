@@ -1,0 +1,310 @@
+"""What may reach the arm: pure functions, on for every command.
+
+Targets are limited in *box coordinates*: position (m) in the base frame, then roll, pitch and yaw
+(rad) about the base axes, measured from the reset orientation. In them the workspace is a box, so
+whatever lies between two allowed targets is allowed. Angles near half a turn, where a hand that
+points down lives, do not wrap there.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dzrobot.envs.franka.config import FrankaConfig, LimitsConfig
+from dzrobot.envs.franka.poses import Array, angle_between, euler_of, rotation_of
+from dzrobot.errors import SafetyError
+
+_BISECTIONS = 24
+
+
+class Abort(StrEnum):
+    """Why an episode was cut short; ``info["abort"]``."""
+
+    NONE = ""
+    INVALID_ACTION = "invalid_action"
+    STALE_STATE = "stale_state"
+    STALE_FRAME = "stale_frame"
+    OUTSIDE = "outside_workspace"
+    NOT_FOLLOWING = "not_following"
+    FIRST_TARGET = "first_target"
+    FORCE = "force"
+    COLLISION = "collision"
+    REFLEX = "reflex"
+    USER_STOP = "user_stop"
+    OPERATOR_STOP = "operator_stop"
+    CONTROLLER = "controller"
+    CONNECTION = "connection"
+    GRIPPER = "gripper"
+    WATCHDOG = "watchdog"
+
+
+class RefusalError(SafetyError):
+    """A command that is not carried out, with the reason an episode ends by."""
+
+    def __init__(self, abort: Abort, message: str) -> None:
+        super().__init__(message)
+        self.abort = abort
+
+
+COLLISIONS = frozenset(
+    {
+        "joint_reflex",
+        "cartesian_reflex",
+        "force_control_safety_violation",
+        "self_collision_avoidance_violation",
+    }
+)
+"""Errors that mean contact: a person looks before anything moves again."""
+
+RECOVERABLE = frozenset(
+    {
+        "communication_constraints_violation",
+        "joint_velocity_violation",
+        "cartesian_velocity_violation",
+        "joint_motion_generator_velocity_limits_violation",
+        "joint_motion_generator_velocity_discontinuity",
+        "joint_motion_generator_acceleration_discontinuity",
+        "cartesian_motion_generator_velocity_limits_violation",
+        "cartesian_motion_generator_velocity_discontinuity",
+        "cartesian_motion_generator_acceleration_discontinuity",
+        "cartesian_motion_generator_joint_velocity_limits_violation",
+        "cartesian_motion_generator_joint_velocity_discontinuity",
+        "cartesian_motion_generator_joint_acceleration_discontinuity",
+        "controller_torque_discontinuity",
+    }
+)
+"""Errors of timing and smoothness: nothing was touched, so the episode may go on, slower."""
+
+
+def classify(errors: Collection[str]) -> Abort:
+    """Return how errors end an episode; ``Abort.NONE`` when all of them may be recovered from."""
+    if set(errors) & COLLISIONS:
+        return Abort.COLLISION
+    if errors and set(errors) <= RECOVERABLE:
+        return Abort.NONE
+    return Abort.REFLEX
+
+
+def check_shape(action: ArrayLike) -> Array:
+    """Return ``action`` as (7,) float64.
+
+    Raises:
+        SafetyError: it has another shape or is no number.
+    """
+    try:
+        values = np.asarray(action, np.float64)
+    except (TypeError, ValueError) as error:
+        raise SafetyError(f"an action is 7 numbers in [-1, 1], got {action!r}") from error
+    if values.shape != (7,):
+        raise SafetyError(
+            f"an action is 7 numbers in [-1, 1]: 3 translations, 3 rotations, gripper; got shape "
+            f"{values.shape}"
+        )
+    return values
+
+
+def check_finite(values: Array) -> Array:
+    """Return the action within [-1, 1].
+
+    Raises:
+        RefusalError: a number is NaN or infinite.
+    """
+    if not np.isfinite(values).all():
+        raise RefusalError(Abort.INVALID_ACTION, f"an action holds a non-finite number: {values}")
+    return np.clip(values, -1.0, 1.0)
+
+
+def check_fresh(state_age_s: float, frame_ages_s: Collection[float], limits: LimitsConfig) -> None:
+    """Raise :class:`RefusalError` when what the action was chosen from is too old (s)."""
+    # Comparisons are written so that a NaN age counts as too old.
+    if not state_age_s <= limits.state_age_s:
+        raise RefusalError(
+            Abort.STALE_STATE,
+            f"the arm's state is {state_age_s:.2f} s old, allowed are {limits.state_age_s} s",
+        )
+    for age in frame_ages_s:
+        if not age <= limits.frame_age_s:
+            raise RefusalError(
+                Abort.STALE_FRAME,
+                f"a camera frame is {age:.2f} s old, allowed are {limits.frame_age_s} s",
+            )
+
+
+def check_contact(force_n: Array, torque_nm: Array, limits: LimitsConfig) -> None:
+    """Raise :class:`RefusalError` when the external force (3,) or torque (3,) is too high."""
+    force, torque = float(np.linalg.norm(force_n)), float(np.linalg.norm(torque_nm))
+    if not (force <= limits.force_n and torque <= limits.torque_nm):
+        raise RefusalError(
+            Abort.FORCE,
+            f"{force:.0f} N and {torque:.1f} Nm at the hand; allowed are {limits.force_n} N and "
+            f"{limits.torque_nm} Nm",
+        )
+
+
+def check_first_target(target: Array, measured: Array, limits: LimitsConfig) -> None:
+    """Raise :class:`RefusalError` when a controller's first target is far from the measured pose."""
+    metres = float(np.linalg.norm(target[:3, 3] - measured[:3, 3]))
+    radians = angle_between(measured, target)
+    if not (metres <= limits.first_m and radians <= limits.first_rad):
+        raise RefusalError(
+            Abort.FIRST_TARGET,
+            f"the first target lies {metres:.3f} m and {radians:.2f} rad from the arm; allowed are "
+            f"{limits.first_m} m and {limits.first_rad} rad",
+        )
+
+
+class Silence(StrEnum):
+    """What a lack of actions calls for."""
+
+    NONE = "none"
+    HOLD = "hold"
+    STOP = "stop"
+
+
+def on_silence(seconds: float, limits: LimitsConfig) -> Silence:
+    """Return what ``seconds`` without an action call for."""
+    if seconds >= limits.stop_after_s:
+        return Silence.STOP
+    return Silence.HOLD if seconds >= limits.hold_after_s else Silence.NONE
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a target may be from the measured pose and from the target before."""
+
+    step_m: float
+    step_rad: float
+    call_m: float
+    call_rad: float
+
+    @classmethod
+    def of(cls, config: FrankaConfig) -> "Reach":
+        """Return the slew limits of one control period; of distance and speed the smaller counts."""
+        limits, period = config.limits, config.period_s
+        return cls(
+            min(limits.step_m, limits.speed_m_s * period),
+            min(limits.step_rad, limits.turn_rad_s * period),
+            limits.call_m,
+            limits.call_rad,
+        )
+
+
+@dataclass(frozen=True)
+class Limited:
+    """A target that may be commanded, and what it was limited by."""
+
+    target: Array
+    by: tuple[str, ...]
+
+
+class Workspace:
+    """The box that holds every target, and the slew limits within it."""
+
+    def __init__(self, config: FrankaConfig) -> None:
+        limits = config.limits
+        tilt = np.array(limits.tilt)
+        self._home = config.reset.pose[:3, :3]
+        self._low = np.concatenate([limits.workspace_low, -tilt])
+        self._high = np.concatenate([limits.workspace_high, tilt])
+        self._margin_m = limits.margin_m
+        self._reach = Reach.of(config)
+
+    def coordinates(self, pose: Array) -> Array:
+        """Return the box coordinates (6,) of a pose."""
+        return np.concatenate([pose[:3, 3], euler_of(pose[:3, :3] @ self._home.T)])
+
+    def pose(self, coordinates: Array) -> Array:
+        """Return the pose at box coordinates (6,)."""
+        pose = np.eye(4)
+        pose[:3, :3] = rotation_of(coordinates[3:]) @ self._home
+        pose[:3, 3] = coordinates[:3]
+        return pose
+
+    def clip(self, pose: Array) -> Array:
+        """Return the pose moved into the box."""
+        return self.pose(self._clipped(pose))
+
+    def contains(self, pose: Array, slack: float = 1e-9) -> bool:
+        """Return whether a pose lies in the box, up to ``slack`` in metres and radians."""
+        place = self.coordinates(pose)
+        return bool(((place >= self._low - slack) & (place <= self._high + slack)).all())
+
+    def limit(self, desired: Array, measured: Array, last: Array) -> Limited:
+        """Return the target nearest to ``desired`` that every limit allows.
+
+        Args:
+            desired: Pose that the policy asks for.
+            measured: Pose the arm is at.
+            last: Target before; lies in the box.
+
+        Raises:
+            RefusalError: the arm is outside its workspace, or lags too far behind the last target.
+        """
+        self._check_measured(measured, last)
+        reasons = []
+        wanted = self.coordinates(desired)
+        goal = self._clipped(desired)
+        if not np.allclose(goal, wanted, atol=1e-9):
+            reasons.append("workspace")
+        before, here = self._clipped(last), self._clipped(measured)
+        slewed = _between(before, goal, self._reach.call_m, self._reach.call_rad)
+        if not np.array_equal(slewed, goal):
+            reasons.append("call")
+        stepped = _between(here, slewed, self._reach.step_m, self._reach.step_rad)
+        if not np.array_equal(stepped, slewed):
+            reasons.append("step")
+        if not _within(before, stepped, self._reach.call_m, self._reach.call_rad):
+            # Rotations are curved: where both limits cannot be met at once, nothing new is asked.
+            return Limited(self.pose(before), (*reasons, "hold"))
+        return Limited(self.pose(stepped), tuple(reasons))
+
+    def _check_measured(self, measured: Array, last: Array) -> None:
+        outside = float(np.linalg.norm(measured[:3, 3] - self._clipped(measured)[:3]))
+        if not outside <= self._margin_m:
+            raise RefusalError(
+                Abort.OUTSIDE,
+                f"the hand is {outside:.3f} m outside the workspace; allowed are "
+                f"{self._margin_m} m",
+            )
+        lag_m = float(np.linalg.norm(measured[:3, 3] - last[:3, 3]))
+        lag_rad = angle_between(last, measured)
+        if not (lag_m <= self._reach.call_m and lag_rad <= self._reach.call_rad):
+            raise RefusalError(
+                Abort.NOT_FOLLOWING,
+                f"the arm is {lag_m:.3f} m and {lag_rad:.2f} rad from its last target; allowed are "
+                f"{self._reach.call_m} m and {self._reach.call_rad} rad",
+            )
+
+    def _clipped(self, pose: Array) -> Array:
+        return np.clip(self.coordinates(pose), self._low, self._high)
+
+
+def _between(start: Array, goal: Array, metres: float, radians: float) -> Array:
+    """Return the point on the way from ``start`` to ``goal`` that both limits allow."""
+    place = goal.copy()
+    way = goal[:3] - start[:3]
+    length = float(np.linalg.norm(way))
+    if length > metres:
+        place[:3] = start[:3] + way * (metres / length)
+    if _angle(start, goal) > radians:
+        allowed, refused = 0.0, 1.0
+        for _ in range(_BISECTIONS):
+            share = (allowed + refused) / 2
+            place[3:] = start[3:] + share * (goal[3:] - start[3:])
+            allowed, refused = (
+                (share, refused) if _angle(start, place) <= radians else (allowed, share)
+            )
+        place[3:] = start[3:] + allowed * (goal[3:] - start[3:])
+    return place
+
+
+def _within(start: Array, goal: Array, metres: float, radians: float) -> bool:
+    distance = float(np.linalg.norm(goal[:3] - start[:3]))
+    return distance <= metres + 1e-9 and _angle(start, goal) <= radians + 1e-9
+
+
+def _angle(first: Array, second: Array) -> float:
+    return angle_between(rotation_of(first[3:]), rotation_of(second[3:]))

@@ -1,0 +1,43 @@
+"""Looks after the arm while no action comes, and listens to the operator all the time."""
+
+import logging
+import threading
+
+from dzrobot.envs.franka.control import Control
+from dzrobot.envs.franka.outcomes import Operator
+from dzrobot.errors import DzrobotError
+
+_log = logging.getLogger(__name__)
+
+PERIOD_S = 0.05
+
+
+class Watchdog:
+    """Calls :meth:`Control.check_silence` twenty times a second.
+
+    Args:
+        control: What is looked after.
+        operator: Whose wish to stop latches. None: nobody is there.
+    """
+
+    def __init__(self, control: Control, operator: Operator | None) -> None:
+        self._control = control
+        self._operator = operator
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="franka-watchdog", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stop looking."""
+        self._stopping.set()
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(PERIOD_S):
+            try:
+                if self._operator is not None and self._operator.wants_stop():
+                    self._control.latch()
+                self._control.check_silence()
+            except DzrobotError as error:
+                # The next step meets the same error, with someone there to read it.
+                _log.warning("the watchdog could not hold the arm: %s", error)
