@@ -1,6 +1,7 @@
 """``dzrobot eval``: success rates of a policy, safe against being interrupted."""
 
 import argparse
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
 
         summary = evaluate(prepared, output, options, show)
-    return conclude(console, summary, output, str(prepared.card["protocol"]))
+    return conclude(console, summary, output, title(prepared.card))
 
 
 def conclude(console: Console, summary: Summary, output: Path, title: str) -> int:
@@ -99,6 +100,12 @@ def conclude(console: Console, summary: Summary, output: Path, title: str) -> in
         soft_wrap=True,
     )
     return 1
+
+
+def title(card: Mapping[str, Any]) -> str:
+    """Return the protocol, and how it was departed from: such a score does not bear its name."""
+    changes = f", with {'; '.join(card['changes'])}" if card["changes"] else ""
+    return f"protocol {card['protocol']}{changes}"
 
 
 @dataclass(frozen=True)
@@ -152,7 +159,9 @@ def _policy(group: Any) -> None:
 
 def _how(group: Any) -> None:
     group.add_argument("--output", type=Path, help="results folder (default: below results/)")
-    group.add_argument("--workers", type=int, default=1, help="processes that step environments")
+    group.add_argument(
+        "--workers", type=int, default=min(2, os.cpu_count() or 1), help="simulators"
+    )
     group.add_argument("--videos", choices=["all", "failures", "none"], default="all")
     group.add_argument("--shard", default="0/1", metavar="I/N", help="part I (from 0) of N parts")
     group.add_argument("--max-errors", type=int, default=10, help="exceptions before giving up")
@@ -241,9 +250,8 @@ def _default_checkpoint(greeting: list[str]) -> Path:
 
 
 def _say_what_it_is(console: Console, card: Mapping[str, Any], output: Path) -> None:
-    changes = f", with {'; '.join(card['changes'])}" if card["changes"] else ""
     console.print(
-        f"{card['episodes']} episodes, protocol {card['protocol']}{changes}; results: {output}",
+        f"{card['episodes']} episodes, {title(card)}; results: {output}",
         markup=False,
         soft_wrap=True,
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dzrobot.commands.eval import conclude
+from dzrobot.commands.eval import conclude, title
 from dzrobot.rollout.card import read_card
 from dzrobot.rollout.evaluate import merge
 
@@ -22,5 +22,4 @@ def run(arguments: argparse.Namespace) -> int:
     """Merge, print the table, and return 0 if every episode of the evaluation has a result."""
     summary = merge(arguments.output, arguments.parts)
     console = Console(width=None if Console().is_terminal else 110, highlight=False)
-    card = read_card(arguments.output)
-    return conclude(console, summary, arguments.output, str(card["protocol"]))
+    return conclude(console, summary, arguments.output, title(read_card(arguments.output)))

@@ -34,6 +34,8 @@ class Steer:
         return np.clip(action, -1, 1) / max(1.0, len(steps) - 11.0)
 
 class Together(Steer):
+    # While it thinks about one observation, others come in.
+    pause = 0.01
     batches = []
 
     def act_batch(self, observations, sessions):
@@ -59,19 +61,20 @@ class Deadly(Steer):
 '''
 
 
-@pytest.fixture(autouse=True)
-def policies(tmp_path_factory, monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def policies(tmp_path_factory):
     """Make ``rollout_policies`` importable here and in the processes started from here."""
     folder = tmp_path_factory.mktemp("policies")
     (folder / "rollout_policies.py").write_text(POLICIES)
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT)]))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT)]))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
     sys.modules.pop("rollout_policies", None)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def command():
     """Return a function that starts an evaluation in a process group of its own."""
     started = []
