@@ -22,7 +22,6 @@ COMMANDS = {
     "convert": ("convert", "write a checkpoint in another layout"),
     "stats": ("stats", "measure normalisation statistics of datasets"),
     "inspect-data": ("inspect_data", "show what a dataset holds"),
-    "init": ("init", "write a small untrained checkpoint"),
     "train": ("train", "fine-tune a checkpoint"),
     "plan": ("plan", "check a training run and tell what it will need"),
     "emulate": ("emulate", "start an emulated robot and cameras"),
@@ -84,7 +83,10 @@ def _run(program: str, argv: Sequence[str], command: ModuleType) -> int:
     )
     command.add_arguments(parser)
     try:
-        arguments, unknown = parser.parse_known_args(argv)
+        # Intermixed: values may follow options, as in `plan RECIPE --gpus 8 runner.max_steps=10`.
+        nested = parser._subparsers is not None
+        parse = parser.parse_known_args if nested else parser.parse_known_intermixed_args
+        arguments, unknown = parse(argv)
         if unknown:
             _refuse(parser, unknown)
     except SystemExit as stop:
