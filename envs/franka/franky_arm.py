@@ -145,6 +145,17 @@ class FrankyArm:
 
     # Everything below runs on the arm's own thread.
 
+    @property
+    def _opened(self) -> Any:
+        """The library's robot; never kept in a variable.
+
+        An error that someone keeps would keep the variables of its frames, and with them the
+        connection, which the arm gives to one client only.
+        """
+        if self._robot is None:
+            raise DisconnectedError("the arm is not connected; reset() connects it")
+        return self._robot
+
     def _open(self) -> Any:
         franky = _library()
         settings = self._config
@@ -170,13 +181,12 @@ class FrankyArm:
         return robot
 
     def _read(self) -> ArmState:
-        robot = self._robot
-        raw = robot.state
+        raw = self._opened.state
         seconds = raw.time.to_sec()
         if seconds != self._last_time_s:
             self._last_time_s, self._fresh_at_s = seconds, time.monotonic()
         franky = _library()
-        jacobian = np.asarray(robot.model.zero_jacobian(franky.Frame.EndEffector, raw))
+        jacobian = np.asarray(self._opened.model.zero_jacobian(franky.Frame.EndEffector, raw))
         wrench = np.asarray(raw.K_F_ext_hat_K, np.float64)
         mode = _modes(franky)[raw.robot_mode]
         return ArmState(
@@ -201,10 +211,9 @@ class FrankyArm:
 
     def _recover(self) -> None:
         franky = _library()
-        robot = self._robot
         self._end_motion()
         try:
-            robot.recover_from_errors()
+            self._opened.recover_from_errors()
         except franky.CommandException as error:
             raise RobotError(
                 f"the arm's errors cannot be cleared from here: {error} Release the user stop, or "
@@ -212,10 +221,10 @@ class FrankyArm:
             ) from error
         # The answer may be read from a state sent before the recovery, so only waiting tells.
         deadline = time.monotonic() + _RECOVER_S
-        while robot.has_errors:
+        while self._opened.has_errors:
             if time.monotonic() > deadline:
                 raise RobotError(
-                    f"the arm still shows {', '.join(error_names(robot.state.current_errors))} "
+                    f"the arm still shows {', '.join(error_names(self._opened.state.current_errors))} "
                     "after recovery: recover by hand in Desk"
                 )
             time.sleep(0.005)
@@ -227,17 +236,17 @@ class FrankyArm:
             settings = self._config
             try:
                 self._tracker = franky.CartesianImpedanceTracker(
-                    self._robot,
+                    self._opened,
                     translational_stiffness=settings.translational_stiffness,
                     rotational_stiffness=settings.rotational_stiffness,
                     translational_error_clip=np.full(3, settings.error_clip_m),
                     rotational_error_clip=np.full(3, settings.error_clip_rad),
                     max_delta_tau=settings.max_delta_tau,
                 )
-            except franky.ControlException as error:
+            except (franky.ControlException, franky.CommandException) as error:
                 raise ControllerEndedError(f"the arm refused the controller: {error}") from error
         self._moving = True
-        self._send(np.array(self._robot.state.O_T_EE.matrix, np.float64))
+        self._send(np.array(self._opened.state.O_T_EE.matrix, np.float64))
 
     def _send(self, target: Array) -> None:
         franky = _library()
@@ -251,16 +260,16 @@ class FrankyArm:
         if not self._moving:
             raise ControllerEndedError("the controller was not started")
         try:
-            self._robot.poll_motion()
-            self._robot.move(franky.CartesianMotion(pose), asynchronous=True)
+            self._opened.poll_motion()
+            self._opened.move(franky.CartesianMotion(pose), asynchronous=True)
         except (franky.ControlException, franky.CommandException) as error:
             self._moving = False
             raise ControllerEndedError(f"the motion was refused: {error}") from error
 
     def _reason(self, franky: Any) -> str:
         try:
-            self._robot.poll_motion()
-        except franky.ControlException as error:
+            self._opened.poll_motion()
+        except (franky.ControlException, franky.CommandException) as error:
             return f": {error}"
         return ""
 
@@ -270,7 +279,7 @@ class FrankyArm:
             if self._tracker is not None and self._tracker.is_running:
                 self._tracker.stop()
             elif self._moving:
-                self._robot.stop()
+                self._opened.stop()
         except (franky.ControlException, franky.CommandException) as error:
             _log.info("stopping: %s", error)
         self._end_motion()
@@ -281,7 +290,7 @@ class FrankyArm:
         self._tracker = None
         self._moving = False
         try:
-            self._robot.join_motion(0.5)
+            self._opened.join_motion(0.5)
         except (franky.ControlException, franky.CommandException) as error:
             _log.info("the last motion ended: %s", error)
 

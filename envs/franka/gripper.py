@@ -184,15 +184,14 @@ class _Hand(threading.Thread):
         opened = self._wanted_open
         self._since_s = time.monotonic()
         # The hand sometimes fails once for no reason; twice is a fault.
-        for attempt in range(2):
+        for attempt in (1, 2):
             try:
                 self._carry_out(gripper, opened=opened)
-            except franky.CommandException as error:
-                _log.warning("gripper command failed (attempt %d): %s", attempt + 1, error)
-                self._fault = f"the gripper failed: {error}"
-            else:
-                self._fault = ""
                 break
+            except franky.CommandException as error:
+                _log.warning("gripper command failed (attempt %d): %s", attempt, error)
+                if attempt == 2:
+                    self._fault = f"the gripper failed: {error}"
         self._since_s = None
         self._done_open = opened
 

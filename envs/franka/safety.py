@@ -145,7 +145,7 @@ def check_contact(force_n: Array, torque_nm: Array, limits: LimitsConfig) -> Non
 
 
 def check_first_target(target: Array, measured: Array, limits: LimitsConfig) -> None:
-    """Raise :class:`RefusalError` when a controller's first target is far from the measured pose."""
+    """Raise :class:`RefusalError` when a first target is far from the measured pose."""
     metres = float(np.linalg.norm(target[:3, 3] - measured[:3, 3]))
     radians = angle_between(measured, target)
     if not (metres <= limits.first_m and radians <= limits.first_rad):
@@ -182,7 +182,7 @@ class Reach:
 
     @classmethod
     def of(cls, config: FrankaConfig) -> "Reach":
-        """Return the slew limits of one control period; of distance and speed the smaller counts."""
+        """Return the slew limits of one period; of distance and speed the smaller counts."""
         limits, period = config.limits, config.period_s
         return cls(
             min(limits.step_m, limits.speed_m_s * period),

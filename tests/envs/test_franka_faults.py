@@ -1,0 +1,221 @@
+"""Faults of arm, gripper, cameras and policy: what the environment does, and how fast."""
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Callable
+
+import numpy as np
+import pytest
+
+from dzrobot.envs.franka.cells import EmulatedCell
+from dzrobot.envs.franka.make import connectable, load_workcell
+from dzrobot.errors import DzrobotError, RobotError, SafetyError
+
+pytestmark = pytest.mark.robot
+
+FORWARD = (0.3, 0, 0, 0, 0, 0, 0)
+STILL = (0,) * 7
+HZ = 20.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: how it is made, what must follow, how it ends."""
+
+    name: str
+    inject: Callable
+    expected: str
+    """The abort; or "" when the episode goes on."""
+
+    clear: Callable = lambda cell, env: None
+    action: tuple = FORWARD
+    refuses_reset: str = ""
+    """What the next reset says while the fault lasts."""
+
+    steps: int = 40
+    check: Callable = lambda info: True
+
+
+def trip(*errors):
+    return lambda cell, env: cell.bench.call("trip", *errors)
+
+
+def faults(**values):
+    return lambda cell, env: cell.bench.set(**values)
+
+
+def both(*calls):
+    return lambda cell, env: [call(cell, env) for call in calls]
+
+
+def press(cell, env):
+    cell.bench.call("press_user_stop")
+
+
+def release(cell, env):
+    cell.bench.call("release_user_stop")
+    time.sleep(0.02)
+
+
+def push(cell, env):
+    cell.bench.call("push", 0, 45, 0, 0, 0, 0)
+    threading.Timer(0.2, lambda: cell.bench.call("push", *[0.0] * 6)).start()
+
+
+def power_off(cell, env):
+    cell.bench._arm.kill()
+    cell.bench._arm.wait()
+
+
+CLOSE = (0.3, 0, 0, 0, 0, 0, -1)
+NAN = (0.3, np.nan, 0, 0, 0, 0, 0)
+INFINITE = (0.3, np.inf, 0, 0, 0, 0, 0)
+RECOVERED = {"steps": 6, "check": lambda info: info["recoveries"] == 1}
+
+FAULTS = (
+    Fault("cartesian reflex (contact)", trip("cartesian_reflex"), "collision"),
+    Fault("joint reflex (contact)", trip("joint_reflex"), "collision"),
+    Fault("self-collision", trip("self_collision_avoidance_violation"), "collision"),
+    Fault("joint limit", trip("joint_position_limits_violation"), "reflex"),
+    Fault("power limit", trip("power_limit_violation"), "reflex"),
+    Fault("communication error", trip("communication_constraints_violation"), "", **RECOVERED),
+    Fault("joint velocity", trip("joint_velocity_violation"), "", **RECOVERED),
+    Fault("torque discontinuity", trip("controller_torque_discontinuity"), "", **RECOVERED),
+    Fault("harmless and contact at once",
+          trip("joint_velocity_violation", "joint_reflex"), "collision"),
+    Fault("user stop", press, "user_stop", release, refuses_reset="user stop"),
+    Fault("manual recovery needed",
+          both(faults(manual_recovery=True), trip("joint_reflex")), "collision",
+          faults(manual_recovery=False), refuses_reset="by hand"),
+    Fault("20 % packet loss", faults(packet_loss=0.2), "", faults(packet_loss=0.0), steps=10,
+          check=lambda info: info["success_rate"] < 0.97),
+    Fault("100 % packet loss", faults(packet_loss=1.0, comm_violation_after=20), "",
+          faults(packet_loss=0.0, comm_violation_after=None), steps=4,
+          check=lambda info: info["recoveries"] >= 1),
+    Fault("state frozen 0.4 s", lambda cell, env: cell.bench.call("freeze", 0.4), "stale_state"),
+    Fault("state frozen 2 s", lambda cell, env: cell.bench.call("freeze", 2.0), "stale_state",
+          lambda cell, env: time.sleep(1.6)),
+    Fault("connection closed", lambda cell, env: cell.bench.call("drop_client"), "stale_state"),
+    Fault("arm switched off", power_off, "stale_state",
+          lambda cell, env: cell.bench.start_arm(), refuses_reset="refused"),
+    Fault("motion refused at start", both(faults(reject_moves=1), trip("joint_reflex")),
+          "collision", refuses_reset="refused|stopped on its way"),
+    Fault("pushed with 45 N", push, "force"),
+    Fault("gripper fails twice", faults(gripper_fails=2), "gripper", action=CLOSE),
+    Fault("gripper fails once", faults(gripper_fails=1), "", action=CLOSE, steps=8),
+    Fault("gripper takes 0.5 s", faults(gripper_latency_s=0.5), "",
+          faults(gripper_latency_s=0.0), CLOSE, steps=10),
+    Fault("gripper stuck", faults(gripper_stuck=True), "gripper", faults(gripper_stuck=False),
+          CLOSE),
+    Fault("cameras unplugged", lambda cell, env: cell.bench.kill_cameras(), "stale_frame",
+          lambda cell, env: cell.bench.start_cameras()),
+    Fault("NaN in an action", lambda cell, env: None, "invalid_action", action=NAN),
+    Fault("infinity in an action", lambda cell, env: None, "invalid_action", action=INFINITE),
+    Fault("operator stop", lambda cell, env: env.operator_stop(), "operator_stop",
+          lambda cell, env: env.release_operator_stop(), refuses_reset="operator"),
+    Fault("no action for 0.6 s", lambda cell, env: time.sleep(0.6), "", steps=2),
+    Fault("no action for 2 s", lambda cell, env: time.sleep(2.0), "watchdog"),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def workcell():
+    pytest.importorskip("franky", reason="needs franky-control (x86_64 Linux)")
+    pytest.importorskip("pyrealsense2", reason="needs pyrealsense2 (x86_64 Linux)")
+    values = {
+        "control_hz": HZ,
+        "action": {"translation_m": 0.03},
+        "gripper": {"timeout_s": 1.0},
+        "reset": {"speed_m_s": 0.5, "lift_m": 0.0},
+        "limits": {"stop_after_s": 1.5, "hold_after_s": 0.3, "step_rad": 0.18, "turn_rad_s": 4.0},
+        "reward": {"rule": "none"},
+    }
+    cell = EmulatedCell()
+    env = connectable(cell, load_workcell("emulated", values))
+    yield cell, env
+    env.close()
+
+
+@dataclass
+class Row:
+    fault: str
+    did: str
+    noticed_s: float
+    at_rest_s: float | None
+    next_reset: str
+
+
+def at_rest(env, since):
+    """Return when the measured speed fell below 1 cm/s, counted from ``since``; None: unreadable."""
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline:
+        try:
+            state = env.arm.state()
+        except RobotError:
+            return None
+        if np.linalg.norm(state.twist[:3]) < 0.01:
+            return time.monotonic() - since
+        time.sleep(0.005)
+    return float("inf")
+
+
+def run(fault, cell, env):
+    env.reset()
+    for _ in range(3):
+        *_, info = env.step(np.array(FORWARD, np.float32))
+        assert info["abort"] == "", info["abort_message"]
+    since = time.monotonic()
+    fault.inject(cell, env)
+    truncated = False
+    for _ in range(fault.steps):
+        _, _, _, truncated, info = env.step(np.array(fault.action, np.float32))
+        if truncated:
+            break
+    noticed = time.monotonic() - since
+    assert info["abort"] == fault.expected, info["abort_message"]
+    assert truncated == bool(fault.expected)
+    assert info["reset_reason"] == fault.expected
+    assert fault.check(info), info
+    rest = at_rest(env, since) if truncated else None
+    assert rest is None or rest < 3.0
+    said = "works"
+    if fault.refuses_reset:
+        with pytest.raises(DzrobotError, match=fault.refuses_reset):
+            env.reset()
+        said = f"refused ({fault.refuses_reset}), then works"
+    fault.clear(cell, env)
+    env.reset()
+    did = f"ends: {fault.expected}" if truncated else f"goes on ({info['recoveries']} recoveries)"
+    return Row(fault.name, did, noticed if truncated else 0.0, rest, said)
+
+
+def test_every_fault_ends_well_and_the_next_reset_works(workcell, capsys):
+    cell, env = workcell
+    rows = [run(fault, cell, env) for fault in FAULTS]
+    with capsys.disabled():
+        print(f"\n{'fault':<30} {'episode':<26} {'noticed':>8} {'at rest':>8}  next reset")
+        for row in rows:
+            rest = "-" if row.at_rest_s is None else f"{row.at_rest_s:.2f} s"
+            noticed = f"{row.noticed_s:.2f} s" if row.noticed_s else "-"
+            print(f"{row.fault:<30} {row.did:<26} {noticed:>8} {rest:>8}  {row.next_reset}")
+    assert len(rows) >= 15
+
+
+def test_action_of_another_shape_is_an_error_and_the_arm_holds(workcell):
+    _, env = workcell
+    env.reset()
+    with pytest.raises(SafetyError, match="7 numbers"):
+        env.step(np.zeros(6))
+    env.step(np.array(STILL, np.float32))
+
+
+def test_robot_of_another_version_is_refused_with_the_line_to_install(workcell):
+    cell, env = workcell
+    cell.bench.set(version=9)
+    cell.bench.call("drop_client")
+    time.sleep(1.2)
+    with pytest.raises(RobotError, match=r"pip install franky-control --extra-index-url .*/9/"):
+        env.reset()
+    cell.bench.set(version=None)
+    env.reset()
