@@ -31,13 +31,19 @@ LIFT_M = 0.15
 NEAR_M = 0.01
 """Distance at which a place counts as reached."""
 
+ALIGNED_M = 0.006
+"""The same, sideways, before the fingers close."""
+
 FULL_SPEED_M = 0.03
 """Distance from which on the hand moves at full speed; nearer, in proportion."""
 
 FULL_SPEED_RAD = 0.25
+PUSH = 0.05
+"""Share of what is missing that is added to the push, per step."""
+
 CLOSING_STEPS = 11
 OPENING_STEPS = 6
-PATIENCE_STEPS = 60
+PATIENCE_STEPS = 50
 """Steps after which a phase has failed."""
 
 _UP = np.array([0.0, 0.0, 1.0])
@@ -80,8 +86,8 @@ class Expert:
         """Return an expert that looks into ``env``."""
         return cls(env)
 
-    def reset(self, session: str | None = None) -> None:
-        """Forget the last episode."""
+    def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
+        """Forget the last episode; nothing here is drawn, so ``episode`` keys no noise."""
         self._failed: list[Grasp] = []
         self._begin()
 
@@ -91,14 +97,18 @@ class Expert:
         Raises:
             SimulatorError: the task is none that the expert knows.
         """
-        scene = Scene(self._env.simulation.env)  # type: ignore[attr-defined]
+        scene = Scene(self._simulation.env)
         if self._grasp is None:
             self._plan(scene)
         self._steps += 1
         if self._steps > PATIENCE_STEPS or self._lost(scene):
             self._give_up()
-            return _action(scene, scene.hand + _UP * HOVER_M, None, OPEN)
+            return self._move(scene, scene.hand + _UP * HOVER_M, None, OPEN)
         return self._phases[self._phase](scene)
+
+    @property
+    def _simulation(self) -> Any:
+        return self._env.simulation  # type: ignore[attr-defined]
 
     def _begin(self) -> None:
         self._grasp: Grasp | None = None
@@ -121,6 +131,7 @@ class Expert:
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
         self._steps = 0
+        self._push_m = np.zeros(3)
 
     def _give_up(self) -> None:
         if self._grasp is not None:
@@ -146,6 +157,9 @@ class Expert:
             case Phase.LIFT | Phase.CARRY | Phase.LOWER:
                 slipped = scene.position - scene.hand - self._held_offset
                 return bool(np.linalg.norm(slipped) > 0.05)
+            case Phase.RETREAT:
+                # The object rolled away. Counted from the last step at which the goal held.
+                return self._steps > 2 * OPENING_STEPS
             case _:
                 return False
 
@@ -162,22 +176,26 @@ class Expert:
         target = self._target(scene)
         aside = float(np.linalg.norm((target - scene.hand)[:2]))
         goal = np.array([*target[:2], self._travel_m if aside > 0.05 else target[2] + HOVER_M])
-        if aside < NEAR_M and abs(_turn(scene, self._yaw())[2]) < 0.1:
+        late = self._steps > PATIENCE_STEPS // 2
+        near = aside < (2 * NEAR_M if late else ALIGNED_M)
+        if near and abs(_turn(scene, self._yaw())[2]) < 0.1:
             self._enter(Phase.DESCEND)
-        return _action(scene, goal, self._yaw(), OPEN)
+        return self._move(scene, goal, self._yaw(), OPEN)
 
     def _descend(self, scene: Scene) -> Action:
         target = self._target(scene)
-        if scene.hand[2] - target[2] < NEAR_M / 2 or self._steps > PATIENCE_STEPS // 2:
+        deep = scene.hand[2] - target[2] < NEAR_M / 2
+        aligned = np.linalg.norm((target - scene.hand)[:2]) < ALIGNED_M
+        if (deep and aligned) or self._steps > PATIENCE_STEPS // 2:
             self._enter(Phase.GRASP)
-        return _action(scene, target, self._yaw(), OPEN)
+        return self._move(scene, target, self._yaw(), OPEN)
 
     def _close(self, scene: Scene) -> Action:
         if self._steps >= CLOSING_STEPS:
             self._held_offset = scene.position - scene.hand
             self._lifted_m = self._carrying_height(scene)
             self._enter(Phase.LIFT)
-        return _action(scene, scene.hand, self._yaw(), CLOSE)
+        return self._move(scene, scene.hand, self._yaw(), CLOSE)
 
     def _carrying_height(self, scene: Scene) -> float:
         """Return the height of the hand at which what it holds clears everything on its way."""
@@ -190,15 +208,16 @@ class Expert:
 
     def _lift(self, scene: Scene) -> Action:
         place = scene.destination
-        if place is not None and scene.hand[2] > self._lifted_m - 0.02:
-            self._enter(Phase.CARRY)
-        return _action(scene, np.array([*scene.hand[:2], self._lifted_m]), self._yaw(), CLOSE)
+        if scene.hand[2] > self._lifted_m - 0.02:
+            # Where lifting is all, this goes on for as long as the episode does.
+            self._enter(Phase.LIFT if place is None else Phase.CARRY)
+        return self._move(scene, np.array([*scene.hand[:2], self._lifted_m]), self._yaw(), CLOSE)
 
     def _carry(self, scene: Scene) -> Action:
         over = self._over(scene, scene.destination)
         if np.linalg.norm(over - scene.hand[:2]) < NEAR_M:
             self._enter(Phase.LOWER)
-        return _action(scene, np.array([*over, self._lifted_m]), self._yaw(), CLOSE)
+        return self._move(scene, np.array([*over, self._lifted_m]), self._yaw(), CLOSE)
 
     def _lower(self, scene: Scene) -> Action:
         place = scene.destination
@@ -207,27 +226,33 @@ class Expert:
         height = max(float(place.centre[2]) + hanging + 0.012, place.rim + 0.01)
         if scene.hand[2] - height < NEAR_M or self._steps > PATIENCE_STEPS // 2:
             self._enter(Phase.RELEASE)
-        return _action(scene, np.array([*self._over(scene, place), height]), self._yaw(), CLOSE)
+        return self._move(scene, np.array([*self._over(scene, place), height]), self._yaw(), CLOSE)
 
     def _release(self, scene: Scene) -> Action:
         if self._steps > OPENING_STEPS:
+            self._travel_m = float(scene.hand[2]) + HOVER_M
             self._enter(Phase.RETREAT)
-        return _action(scene, scene.hand, self._yaw(), OPEN)
+        return self._move(scene, scene.hand, self._yaw(), OPEN)
 
     def _retreat(self, scene: Scene) -> Action:
-        return _action(scene, scene.hand + _UP * HOVER_M, self._yaw(), OPEN)
+        if self._simulation.success:
+            self._enter(Phase.RETREAT)
+        return self._move(scene, np.array([*scene.hand[:2], self._travel_m]), self._yaw(), OPEN)
+
+    def _move(self, scene: Scene, goal: Array, yaw: float | None, gripper: float) -> Action:
+        away = goal - scene.hand
+        if np.linalg.norm(away) < FULL_SPEED_M:
+            # With the arm stretched out, the last centimetre needs a lasting push.
+            self._push_m = np.clip(self._push_m + PUSH * away, -FULL_SPEED_M, FULL_SPEED_M)
+        move = np.clip((away + self._push_m) / FULL_SPEED_M, -1.0, 1.0)
+        turn = np.zeros(3) if yaw is None else _turn(scene, yaw) / FULL_SPEED_RAD
+        return np.array([*move, *np.clip(turn, -1.0, 1.0), gripper], np.float32)
 
     def _over(self, scene: Scene, place: Destination | None) -> Array:
         """Return where the hand has to be, (2,), for the object to be over its place."""
         assert place is not None, "there is a place to carry it to"
         over: Array = place.centre[:2] - (scene.position - scene.hand)[:2]
         return over
-
-
-def _action(scene: Scene, goal: Array, yaw: float | None, gripper: float) -> Action:
-    move = np.clip((goal - scene.hand) / FULL_SPEED_M, -1.0, 1.0)
-    turn = np.zeros(3) if yaw is None else np.clip(_turn(scene, yaw) / FULL_SPEED_RAD, -1.0, 1.0)
-    return np.array([*move, *turn, gripper], np.float32)
 
 
 def _turn(scene: Scene, yaw: float) -> Array:

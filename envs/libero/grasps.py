@@ -1,6 +1,6 @@
 """Where to hold an object: across its narrow side, or by its rim."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,9 +113,12 @@ def _probes(point: Array, yaw: float) -> Array:
         for lateral in (-0.01, 0.01)
         for up in (-0.008, 0.02, 0.05)
     ]
-    palm: Iterable[Array] = (
-        point + along * closing + (0, 0, 0.1) for along in (-0.1, -0.05, 0.0, 0.05, 0.1)
-    )
+    palm = [
+        point + along * closing + lateral * aside + (0, 0, up)
+        for along in (-0.1, -0.05, 0.0, 0.05, 0.1)
+        for lateral in (-0.03, 0.03)
+        for up in (0.06, 0.1, 0.15)
+    ]
     return np.array([*fingers, *palm])
 
 

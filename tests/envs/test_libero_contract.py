@@ -11,7 +11,7 @@ from gymnasium.utils.env_checker import check_env
 import dzrobot  # noqa: F401
 from dzrobot.errors import ConfigError, ModalityError, SimulatorError
 
-DRAFT = {"resolution": 64, "quality": "draft"}
+DRAFT = {"resolution": 64, "quality": "draft", "settle_steps": 1}
 CASES = {
     "lift": ("dzrobot/lift-v0", {}),
     "libero": ("dzrobot/libero_spatial-v0", {"task_id": 5}),
@@ -68,15 +68,15 @@ def test_passes_gymnasium_without_a_warning(make):
 def test_a_seed_fixes_the_episode_and_those_after_it(make):
     env = make()
     copy = pickle.loads(pickle.dumps(env.unwrapped))
-    first = [*rollout(env, 57), env.reset(), env.reset()]
-    # A second simulator in the same process, stepped in between, shares nothing with it.
-    other = [*rollout(copy, 57), copy.reset(), copy.reset()]
-    again = [*rollout(env, 57), env.reset(), env.reset()]
+    first = [*rollout(env, 57), env.reset()]
+    # A second simulator in the same process, opened in between, shares nothing with it.
+    other = [*rollout(copy, 57), copy.reset()]
+    again = [*rollout(env, 57), env.reset()]
     copy.close()
     assert_same(first, other)
     assert_same(first, again)
-    starts = [info["init_state_id"] for _, info in (first[0], first[-2], first[-1])]
-    assert starts == ([7, 8, 9] if "libero" in env.spec.id else [57, 58, 59])
+    starts = [info["init_state_id"] for _, info in (first[0], first[-1])]
+    assert starts == ([7, 8] if "libero" in env.spec.id else [57, 58])
 
 
 def test_interleaved_simulators_draw_their_own_scene(make):
@@ -114,7 +114,7 @@ def test_numpys_global_generator_is_left_alone(make):
     np.random.seed(1)  # noqa: NPY002
     expected = np.random.random(3)  # noqa: NPY002
     np.random.seed(1)  # noqa: NPY002
-    make().reset(seed=0)
+    make(cameras=False).reset(seed=0)
     np.testing.assert_array_equal(np.random.random(3), expected)  # noqa: NPY002
 
 
