@@ -177,6 +177,17 @@ def test_the_card_says_what_a_score_depends_on(alone):
     assert summary["complete"]
 
 
+@pytest.mark.parametrize("kind", ["shuffle", "other-start"])
+def test_spoiled_pictures_reach_the_policy_alone(alone, tmp_path, kind):
+    folder, summary = alone
+    blind = prepare(replace(planned().evaluation, ablation=kind))
+    # This policy looks at the state only: it must not notice, and the folder must.
+    assert run(tmp_path / kind, blind).results() == summary.results()
+    assert results(tmp_path / kind) == results(folder)
+    with pytest.raises(ProtocolError, match="ablation"):
+        run(folder, blind)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

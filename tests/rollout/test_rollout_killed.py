@@ -1,0 +1,111 @@
+"""However a run ends, the same command finishes it, and nobody can tell."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from dzrobot.rollout.records import RecordFile
+
+RUN = (
+    "--env", "dzrobot/point-v0", "--tasks", "0-2", "--episodes", "4", "--max-steps", "25",
+    "--env-arg", "resolution=32", "--policy", "rollout_policies:Slow", "--videos", "failures",
+)  # fmt: skip
+EPISODES = 12
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(command, tmp_path_factory):
+    """Return what a run leaves behind that nothing happened to."""
+    return finish(command, tmp_path_factory.mktemp("uninterrupted"), workers=2)
+
+
+def finish(command, folder, workers):
+    process = command(*RUN, "--workers", workers, "--output", folder)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    table = [line for line in out.splitlines() if line.startswith(("│", "┃", "├", "└", "┏", "┡"))]
+    results = {name: record.result() for name, record in RecordFile(folder).records.items()}
+    summary = json.loads((folder / "summary.json").read_text())
+    return table, results, summary["results"], films(folder)
+
+
+def films(folder):
+    return sorted(path.name for path in (folder / "videos").rglob("*") if path.is_file())
+
+
+def wait_for(count, folder, process):
+    path = folder / "records.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if path.exists() and path.read_bytes().count(b"\n") >= count:
+            return
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+    pytest.fail(f"no {count} records after a minute")
+
+
+def wait_until_gone(group):
+    deadline = time.monotonic() + 20
+    while _alive(group):
+        assert time.monotonic() < deadline, "processes outlive the one that feeds them"
+        time.sleep(0.05)
+
+
+def test_killed_with_all_its_processes(command, uninterrupted, tmp_path):
+    """Two kills, the second while the first's remains are gone on with, by other workers."""
+    for count, workers in ((2, 2), (6, 1)):
+        process = command(*RUN, "--workers", workers, "--output", tmp_path)
+        wait_for(count, tmp_path, process)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    done = RecordFile(tmp_path).records
+    assert 6 <= len(done) < EPISODES
+    assert finish(command, tmp_path, 2) == uninterrupted
+    lines = (tmp_path / "records.jsonl").read_text().splitlines()
+    names = [json.loads(line)["case"] for line in lines]
+    assert len(names) == len(set(names)) == EPISODES, "an episode was run twice"
+
+
+def test_workers_end_with_the_main_process(command, tmp_path):
+    process = command(*RUN, "--workers", 2, "--output", tmp_path)
+    wait_for(1, tmp_path, process)
+    process.kill()
+    process.wait()
+    wait_until_gone(process.pid)
+
+
+def test_interrupted_by_the_keyboard(command, uninterrupted, tmp_path):
+    process = command(*RUN, "--workers", 2, "--output", tmp_path)
+    wait_for(2, tmp_path, process)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    wait_until_gone(process.pid)
+    assert finish(command, tmp_path, 1) == uninterrupted
+
+
+def test_a_second_run_in_the_same_folder_is_refused(command, tmp_path):
+    process = command(*RUN, "--workers", 1, "--output", tmp_path)
+    wait_for(1, tmp_path, process)
+    second = command(*RUN, "--workers", 1, "--output", tmp_path)
+    _, err = second.communicate(timeout=30)
+    assert second.returncode == 2
+    assert "another run is writing" in err
+    process.kill()
+
+
+def _alive(group):
+    """Return whether any process of ``group`` is left; one that nobody waited for is not."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, own_group = path.read_text().rpartition(")")[2].split()[:3]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(own_group) == group and state != "Z":
+            return True
+    return False
