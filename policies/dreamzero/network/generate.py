@@ -151,14 +151,20 @@ class _Call:
 
     def _history(self) -> Tensor:
         """Return the latents (B, C, F, Y, X) of the block seen since the last call."""
-        return torch.stack([self._seen(request) for request in self.requests])
-
-    def _seen(self, request: Request) -> Tensor:
-        if request.latent_video_CFYX is not None:
-            return request.latent_video_CFYX[:, -self._block :].to(self._device)
-        clip_THW3 = clip_of_block(request.images_THW3, self._block)
-        video_B3THW = self.model.pixels(clip_THW3[None].to(self._device))
-        return self.model.vae.encode(video_B3THW)[0, :, -self._block :]
+        unseen = [r.images_THW3 for r in self.requests if r.latent_video_CFYX is None]
+        encoded: list[Tensor] = []
+        if unseen:
+            clips_BTHW3 = torch.stack([clip_of_block(images, self._block) for images in unseen])
+            video_B3THW = self.model.pixels(clips_BTHW3.to(self._device))
+            encoded = list(self.model.vae.encode(video_B3THW)[:, :, -self._block :])
+        return torch.stack(
+            [
+                encoded.pop(0)
+                if request.latent_video_CFYX is None
+                else request.latent_video_CFYX[:, -self._block :].to(self._device)
+                for request in self.requests
+            ]
+        )
 
     def _open_cache(self) -> KVCache:
         """Return the cache of this call, past included: a lone session's own, or a joint one."""

@@ -30,7 +30,8 @@ class Rope(NamedTuple):
 
 def rotate(x_BLHK: Tensor, rope: Rope) -> Tensor:
     """Rotate each pair of neighbouring channels by its token's angle; keeps the dtype."""
-    even, odd = torch.unflatten(x_BLHK.float(), -1, (-1, 2)).unbind(-1)
+    # Half-precision channels times float32 tables make float32 products, without a copy of x.
+    even, odd = torch.unflatten(x_BLHK, -1, (-1, 2)).unbind(-1)
     turned = (even * rope.cos - odd * rope.sin, even * rope.sin + odd * rope.cos)
     return torch.stack(turned, dim=-1).flatten(-2).to(x_BLHK.dtype)
 

@@ -206,6 +206,20 @@ def test_embedded_prompts_equal_tokenised_ones(network, ask):
     assert_same(predict(network, [SessionCache()], [given], FEW), plain, 0)
 
 
+def test_calls_compile_whole_and_only_once(network, ask):
+    request = ask(1)
+    plain = predict(network, [SessionCache()], [request], FEW)
+    compiled = type(network)(network.config).eval()
+    compiled.load_state_dict(network.state_dict())
+    torch._dynamo.reset()
+    for block in compiled.model.blocks:
+        block.compile(fullgraph=True, dynamic=False, backend="aot_eager")
+    assert_same(predict(compiled, [SessionCache()], [request], FEW), plain, 1e-5)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert_same(predict(compiled, [SessionCache()], [request], FEW), plain, 1e-5)
+    torch._dynamo.reset()
+
+
 def test_video_may_stop_at_some_noise(network, ask):
     head = replace(network.config.head, decouple_inference_noise=True)
     plain = predict(network, [SessionCache()], [ask(1)], FEW)
