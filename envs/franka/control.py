@@ -31,6 +31,8 @@ from dzrobot.errors import RobotError
 
 _log = logging.getLogger(__name__)
 
+_SETTLED_M_S = 0.01
+
 
 def desired_pose(measured: Array, action: Array, config: ActionConfig) -> Array:
     """Return the pose (4, 4) that ``action`` (first six numbers, in [-1, 1]) asks for.
@@ -279,10 +281,12 @@ class Control:
 
     def _arrived(self, goal: Array, target: Array) -> bool:
         reset = self._config.reset
-        pose = self._arm.state().pose
-        close = distance_between(pose, goal) <= reset.tolerance_m
-        turned = angle_between(pose, goal) <= reset.tolerance_rad
-        return close and turned and distance_between(target, goal) < 1e-9
+        if distance_between(target, goal) > 1e-9:
+            return False
+        state = self._arm.state()
+        close = distance_between(state.pose, goal) <= reset.tolerance_m
+        turned = angle_between(state.pose, goal) <= reset.tolerance_rad
+        return close and turned and float(np.linalg.norm(state.twist[:3])) < _SETTLED_M_S
 
     def _travel_step(self, target: Array, goal: Array) -> Array:
         """Advance the moving target by one period and return it."""

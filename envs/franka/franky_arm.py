@@ -223,10 +223,8 @@ class FrankyArm:
         deadline = time.monotonic() + _RECOVER_S
         while self._opened.has_errors:
             if time.monotonic() > deadline:
-                raise RobotError(
-                    f"the arm still shows {', '.join(error_names(self._opened.state.current_errors))} "
-                    "after recovery: recover by hand in Desk"
-                )
+                shown = ", ".join(error_names(self._opened.state.current_errors))
+                raise RobotError(f"the arm still shows {shown}: recover by hand in Desk")
             time.sleep(0.005)
 
     def _start(self) -> None:

@@ -1,11 +1,6 @@
 """When an episode on the robot has succeeded or failed: by pose, by a person, by a function."""
 
 import importlib
-import select
-import sys
-import termios
-import threading
-import tty
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, Protocol
@@ -14,6 +9,7 @@ import numpy as np
 
 from dzrobot.envs.franka.arm import ArmState
 from dzrobot.envs.franka.config import RewardConfig
+from dzrobot.envs.franka.keyboard import Keyboard, terminal
 from dzrobot.errors import ConfigError
 
 Observation = Mapping[str, Any]
@@ -140,62 +136,30 @@ def _imported(name: str) -> Callable[[Observation, ArmState], bool]:
 
 
 class TerminalOperator:
-    """A person at the keyboard: ``c`` success, ``b`` failure, space stops the arm."""
+    """A person at the keyboard: ``c`` success, ``b`` failure, space stops the arm.
 
-    def __init__(self) -> None:
-        self._keys: list[str] = []
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+    Args:
+        keyboard: What they type on. None: the terminal.
+    """
+
+    def __init__(self, keyboard: Keyboard | None = None) -> None:
+        self._keyboard = keyboard or terminal()
 
     def start(self) -> None:
-        """Read single keys from the terminal.
-
-        Raises:
-            ConfigError: standard input is no terminal.
-        """
-        if self._thread is not None:
-            return
-        if not sys.stdin.isatty():
-            raise ConfigError(
-                "an operator needs a terminal: run this in one, or use another reward.rule "
-                "(pose, callback, none)"
-            )
-        self._stopping.clear()
-        self._thread = threading.Thread(target=self._run, name="operator", daemon=True)
-        self._thread.start()
+        """Listen to the terminal."""
+        self._keyboard.open()
 
     def verdict(self) -> Outcome:
         """Return the newest verdict."""
-        keys = self._take("cb")
+        keys = self._keyboard.take("cb")
         if not keys:
             return Outcome.OPEN
         return Outcome.SUCCESS if keys[-1] == "c" else Outcome.FAILURE
 
     def wants_stop(self) -> bool:
         """Return whether space was pressed."""
-        return bool(self._take(" "))
+        return bool(self._keyboard.take(" "))
 
     def close(self) -> None:
         """Give the terminal back."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(1.0)
-        self._thread = None
-
-    def _take(self, which: str) -> list[str]:
-        with self._lock:
-            found = [key for key in self._keys if key in which]
-            self._keys = [key for key in self._keys if key not in which]
-        return found
-
-    def _run(self) -> None:
-        before = termios.tcgetattr(sys.stdin)
-        tty.setcbreak(sys.stdin)
-        try:
-            while not self._stopping.is_set():
-                if select.select([sys.stdin], [], [], 0.1)[0]:
-                    with self._lock:
-                        self._keys.append(sys.stdin.read(1))
-        finally:
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        self._keyboard.close()

@@ -1,0 +1,49 @@
+"""``dzrobot doctor franka``: is this workcell ready? Nothing moves."""
+
+import argparse
+
+from rich.console import Console
+
+from dzrobot.envs.franka.cells import Cell, EmulatedCell, RealCell
+from dzrobot.envs.franka.checkup import checkup
+from dzrobot.envs.franka.make import load_workcell
+from dzrobot.errors import ConfigError
+
+SUMMARY = "check a robot cell"
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``dzrobot doctor``."""
+    parser.description = (
+        "Look at libraries, kernel, cameras, arm and limits; nothing moves. The exit code is 1 when "
+        "something failed."
+    )
+    parser.add_argument("robot", choices=["franka"], help="what to look at")
+    parser.add_argument(
+        "--config", "--workcell", dest="workcell", metavar="CELL",
+        help="YAML file that describes the workcell, or `emulated`",
+    )  # fmt: skip
+    parser.add_argument("--address", help="of the arm; replaces the workcell's")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print one line per thing; return 1 when one failed."""
+    if arguments.workcell == "fake":
+        raise ConfigError("the fake workcell has nothing to look at; try --config emulated")
+    given = {} if arguments.address is None else {"address": arguments.address}
+    config = load_workcell(arguments.workcell, given)
+    emulated = arguments.workcell == "emulated"
+    cell: Cell = EmulatedCell() if emulated else RealCell(config.address)
+    console = Console(highlight=False, soft_wrap=True)
+    failed = 0
+    try:
+        for line in checkup(cell, config):
+            failed += line.verdict == "fail"
+            colour = _COLOURS[line.verdict]
+            console.print(f"[{colour}]{line.verdict:<5}[/] {line.what:<20} ", end="")
+            console.print(line.found, markup=False)
+    finally:
+        cell.close()
+    return 1 if failed else 0

@@ -1,0 +1,133 @@
+"""``dzrobot record``: episodes on the robot as a LeRobot dataset."""
+
+import argparse
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+import dzrobot  # noqa: F401 (registers the ids)
+from dzrobot.commands.replay import add_workcell, load_recording, workcell_arguments
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import ConfigError
+from dzrobot.recording import EpisodeWriter
+from dzrobot.rollout.demonstration import (
+    KEYBOARD_HELP,
+    CallableActor,
+    KeyboardActor,
+    Recorded,
+    RecordedEnv,
+    ReplayActor,
+    record_episode,
+)
+from dzrobot.rollout.environment import environment_robot
+from dzrobot.rollout.episode import Actor, EpisodeRules, PolicyActor
+from dzrobot.rollout.players import Player, PlayerOptions, open_player
+
+SUMMARY = "record demonstrations on the robot"
+
+SLOW = 0.95
+"""Share of the control rate below which a recording is called slow."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``dzrobot record``."""
+    parser.description = (
+        "Record episodes as a LeRobot dataset. The folder may hold earlier recordings; a crash "
+        f"costs the episode under way and no other. Keyboard: {KEYBOARD_HELP}."
+    )
+    add_workcell(parser)
+    parser.add_argument("--output", type=Path, required=True, help="folder of the dataset")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--keyboard", action="store_true", help="drive by keys")
+    source.add_argument("--policy", metavar="NAME", help="checkpoint, random, hold, module:factory")
+    source.add_argument("--replay", metavar="DATASET#EPISODE", help="repeat recorded actions")
+    source.add_argument("--call", metavar="MODULE:FUNCTION", help="observation -> action")
+    parser.add_argument("--device", default="cpu", help="of the policy, such as cuda")
+    parser.add_argument("--episodes", type=int, default=1, help="episodes to record")
+    parser.add_argument("--max-steps", type=int, default=240, help="steps per episode")
+    parser.add_argument("--seed", type=int, default=0, help="of the first episode's start")
+    parser.add_argument("--version", choices=["v2.1", "v3.0"], default="v2.1")
+    parser.add_argument("--video", action="store_true", help="store pictures as video")
+    parser.add_argument(
+        "--only-success", action="store_true", help="keep no episode that did not succeed"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Record; return 1 when an episode was cut short."""
+    robot = environment_robot(arguments.env)
+    if robot is None:
+        raise ConfigError(f"{arguments.env} is no environment of this package")
+    actor = _actor(arguments, robot)
+    env = gym.make(
+        arguments.env, max_episode_steps=arguments.max_steps, **workcell_arguments(arguments)
+    )
+    hz = _control_hz(env, robot)
+    cut_short = 0
+    try:
+        with EpisodeWriter(
+            arguments.output, robot, fps=hz, version=arguments.version, video=arguments.video
+        ) as writer:
+            ends = actor.wants_end if isinstance(actor, KeyboardActor) else (lambda: False)
+            recorded = RecordedEnv(env, writer, ends)
+            for number in range(arguments.episodes):
+                rules = EpisodeRules(seed=arguments.seed + number)
+                done = record_episode(
+                    recorded, actor, writer, rules, keep_all=not arguments.only_success
+                )
+                cut_short += bool(done.abort)
+                print(_line(number, done, hz))
+            print(f"{writer.episodes} episodes in {arguments.output}")
+    finally:
+        env.close()
+    return 1 if cut_short else 0
+
+
+def _control_hz(env: gym.Env[Any, Any], robot: Embodiment) -> float:
+    """Return the rate the environment keeps: the robot's, unless the workcell says otherwise."""
+    from dzrobot.envs.franka.env import FrankaEnv
+
+    inner = env.unwrapped
+    return inner.config.control_hz if isinstance(inner, FrankaEnv) else robot.timing.control_hz
+
+
+def _line(number: int, done: Recorded, hz: float) -> str:
+    said = "kept" if done.kept else "not kept"
+    text = f"episode {number}: {done.frames} frames, {done.outcome.ended}, {said}"
+    if done.measured_hz < SLOW * hz:
+        text += (
+            f"; WARNING: {done.measured_hz:.1f} frames per second instead of {hz:g} "
+            f"({done.late_steps} late steps): what moves looks faster in the data than it was"
+        )
+    return text
+
+
+def _actor(arguments: argparse.Namespace, robot: Embodiment) -> Actor:
+    if arguments.keyboard:
+        return KeyboardActor()
+    if arguments.replay:
+        folder, _, episode = arguments.replay.rpartition("#")
+        if not folder or not episode.isdigit():
+            raise ConfigError(f"--replay {arguments.replay!r}: write DATASET#EPISODE")
+        return ReplayActor(load_recording(Path(folder), int(episode), robot).actions)
+    if arguments.call:
+        return CallableActor(_function(arguments.call))
+    player = Player(name=arguments.policy, options=PlayerOptions(device=arguments.device))
+    policy = open_player(player, robot).policy
+    if policy is None:
+        raise ConfigError(f"{arguments.policy!r} needs privileges that a robot does not give")
+    return PolicyActor(policy=policy)
+
+
+def _function(name: str) -> Callable[[Any], Any]:
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError(f"--call {name!r}: write MODULE:FUNCTION")
+    try:
+        function: Callable[[Any], Any] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"--call {name!r}: {error}") from error
+    return function

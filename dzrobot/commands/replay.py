@@ -1,0 +1,169 @@
+"""``dzrobot replay``: a recorded episode's actions, sent to the robot again."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+import dzrobot  # noqa: F401 (registers the ids)
+from dzrobot.config import parse_value
+from dzrobot.embodiments.spec import Embodiment, Part
+from dzrobot.errors import ConfigError, DatasetError
+from dzrobot.rollout.demonstration import NO_START, ReplayActor
+from dzrobot.rollout.environment import environment_robot
+from dzrobot.rollout.episode import EpisodeRules, Outcome, run_episode
+from dzrobot.training.data.lerobot import Catalog
+
+SUMMARY = "replay recorded actions"
+
+START = "init_state_id"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One episode of a dataset, without its pictures."""
+
+    actions: NDArray[np.float32]
+    """(steps, A)."""
+
+    states: NDArray[np.float32]
+    """(steps, S)."""
+
+    start: int | None
+    """Number of the start it began from, where the recording says so."""
+
+
+def add_workcell(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags that say which environment is driven."""
+    parser.add_argument("--env", default="dzrobot/Franka-PnP-v0", help="Gymnasium id")
+    parser.add_argument(
+        "--workcell", help="emulated, fake, or a YAML file that describes the workcell"
+    )
+    parser.add_argument(
+        "--env-arg", action="append", default=[], metavar="KEY=VALUE",
+        help="keyword argument of the environment, such as slow_first_steps=20",
+    )  # fmt: skip
+
+
+def workcell_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the environment's keyword arguments."""
+    found: dict[str, Any] = {}
+    if arguments.workcell is not None:
+        found["workcell"] = arguments.workcell
+    for pair in arguments.env_arg:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--env-arg takes KEY=VALUE, got {pair!r}")
+        found[name] = parse_value(value)
+    return found
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``dzrobot replay``."""
+    parser.description = (
+        "Send the actions of a recorded episode to the environment again, through the same limits, "
+        "and say how far the arm ended up from where it was then."
+    )
+    parser.add_argument("dataset", type=Path, help="folder of a LeRobot dataset")
+    parser.add_argument("--episode", type=int, default=0, help="which episode")
+    add_workcell(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Replay, print the comparison, and return 1 when the episode was cut short."""
+    robot = environment_robot(arguments.env)
+    if robot is None:
+        raise ConfigError(f"{arguments.env} is no environment of this package")
+    recording = load_recording(arguments.dataset, arguments.episode, robot)
+    steps = len(recording.actions)
+    env = gym.make(arguments.env, max_episode_steps=steps + 1, **workcell_arguments(arguments))
+    try:
+        outcome, states = replay(env, recording, robot)
+    finally:
+        env.close()
+    print(f"{outcome.steps} of {steps} recorded steps carried out, ended by {outcome.ended}")
+    count = min(len(states), steps)
+    spread = np.abs(states[:count] - recording.states[:count])
+    for part, first, last in _slices(robot.state):
+        worst = spread[:, first:last].max(initial=0.0)
+        print(f"{part.key}: largest difference {worst:.4f}")
+    if robot.tag == "franka_pnp":
+        away = np.linalg.norm(states[:count, 4:7] - recording.states[:count, 4:7], axis=1)
+        print(f"hand: {away.mean():.4f} m away on average, {away.max(initial=0.0):.4f} m at most")
+    return 0 if outcome.steps == steps or outcome.success else 1
+
+
+def replay(
+    env: gym.Env[Any, Any], recording: Recording, robot: Embodiment
+) -> tuple[Outcome, NDArray[np.float32]]:
+    """Send ``recording`` to ``env``; return what came of it and the states (steps, S)."""
+    seen: list[NDArray[np.float32]] = []
+
+    def watch(observation: Any) -> None:
+        seen.append(np.concatenate([observation[key] for key in robot.state_keys]))
+
+    rules = EpisodeRules(
+        seed=0,
+        init_state_id=recording.start,
+        stop_at_success=False,
+        max_steps=len(recording.actions),
+    )
+    outcome = run_episode(env, ReplayActor(recording.actions), rules, watch=watch)
+    return outcome, np.stack(seen)
+
+
+def load_recording(path: Path, episode: int, robot: Embodiment) -> Recording:
+    """Return the vectors of one episode.
+
+    Raises:
+        DatasetError: the dataset cannot be read, or has no such episode or column.
+    """
+    catalog = Catalog.open(path)
+    numbers = catalog.episodes.index.tolist()
+    if episode not in numbers:
+        raise DatasetError(
+            f"{path} has no episode {episode}; it has {numbers[:1]} to {numbers[-1:]}"
+        )
+    ordinal = numbers.index(episode)
+    columns = [_column(part, catalog) for part in (*robot.action, *robot.state)]
+    extra = [name for name in (START,) if name in catalog.features]
+    names = list(dict.fromkeys([*columns, *extra, "episode_index", "frame_index"]))
+    table = pq.read_table(catalog.root / catalog.data_file(ordinal), columns=names)
+    rows = table.filter(np.asarray(table.column("episode_index")) == episode).sort_by("frame_index")
+    action, state = (_joined(rows, parts, catalog) for parts in (robot.action, robot.state))
+    start = int(rows.column(START)[0].as_py()) if extra else NO_START
+    return Recording(action, state, None if start == NO_START else start)
+
+
+def _joined(rows: Any, parts: Sequence[Part], catalog: Catalog) -> NDArray[np.float32]:
+    found = []
+    for part in parts:
+        values = np.stack(rows.column(_column(part, catalog)).to_numpy()).astype(np.float32)
+        values = values.reshape(len(values), -1)
+        start = part.start or 0
+        found.append(values[:, start : start + part.dim])
+    return np.concatenate(found, axis=1)
+
+
+def _column(part: Part, catalog: Catalog) -> str:
+    for name in (part.feature, *part.aliases):
+        if name in catalog.features:
+            return name
+    raise DatasetError(
+        f"{catalog.root} has no column {part.feature!r} for {part.key}; it has "
+        f"{', '.join(sorted(catalog.features))}"
+    )
+
+
+def _slices(parts: Sequence[Part]) -> list[tuple[Part, int, int]]:
+    found, start = [], 0
+    for part in parts:
+        found.append((part, start, start + part.dim))
+        start += part.dim
+    return found

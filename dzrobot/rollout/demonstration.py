@@ -1,0 +1,232 @@
+"""Recording episodes that someone or something drives, and driving recorded ones again.
+
+An episode is run by :func:`dzrobot.rollout.run_episode`; what is recorded is what passed through
+the environment.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from dzrobot.envs.franka.keyboard import Keyboard, terminal
+from dzrobot.modality.window import Observation
+from dzrobot.policies.base import Action
+from dzrobot.recording import EpisodeWriter
+from dzrobot.rollout.episode import Actor, EpisodeRules, Outcome, run_episode
+
+SENSOR_TIMES = ("frame_time_s.", "state_time_s", "time_s")
+SENSOR_COUNTS = ("frame_number.", "late_steps")
+"""Beginnings of the info keys that are kept beside every frame."""
+
+NO_START = -1
+"""Start of an episode whose environment has no numbered starts."""
+
+KEYS = {
+    "w": (0, 1.0), "s": (0, -1.0), "a": (1, 1.0), "d": (1, -1.0), "r": (2, 1.0), "f": (2, -1.0),
+    "u": (3, 1.0), "j": (3, -1.0), "i": (4, 1.0), "k": (4, -1.0), "o": (5, 1.0), "l": (5, -1.0),
+}  # fmt: skip
+"""Key -> action number and its sign."""
+
+GRIPPER_KEY, END_KEY = "g", "x"
+
+KEYBOARD_HELP = (
+    "w/s a/d r/f move, u/j i/k o/l turn, g opens or closes the gripper, x ends the episode; with "
+    "an operator's rule c is success, b failure, space stops the arm"
+)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What came of one recorded episode."""
+
+    outcome: Outcome
+    frames: int
+    measured_hz: float
+    """Frames per second that the loop reached."""
+
+    late_steps: int
+    abort: str
+    kept: bool
+
+
+class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
+    """Adds every step to a writer: what was seen, what was done, and when each sensor saw it.
+
+    Args:
+        env: The environment.
+        writer: Where frames go.
+        wants_end: Asked after every step; true truncates the episode.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        writer: EpisodeWriter,
+        wants_end: Callable[[], bool] = lambda: False,
+    ) -> None:
+        super().__init__(env)
+        self._writer = writer
+        self._wants_end = wants_end
+        self._seen: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
+        self._began_s = 0.0
+        self.info: Mapping[str, Any] = {}
+        """The newest info."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._seen, self.info = (observation, info), info
+        # Sensor times count from here; on one clock, so they can be compared with each other.
+        self._began_s = float(info.get("time_s", 0.0))
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Carry out ``action`` and record it with what it was chosen from."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        truncated = truncated or self._wants_end()
+        seen, about = self._seen
+        extras = {
+            "next.reward": np.float32(reward),
+            "next.done": np.bool_(terminated or truncated),
+            "init_state_id": np.int64(info.get("init_state_id", NO_START)),
+            **self._sensors(about),
+        }
+        self._writer.add_frame(seen, np.asarray(action, np.float32), extras)
+        self._seen, self.info = (observation, info), info
+        return observation, reward, terminated, truncated, info
+
+    def _sensors(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        times = {
+            f"timestamp.{name.removeprefix('frame_time_s.')}": np.float64(value - self._began_s)
+            for name, value in info.items()
+            if name.startswith(SENSOR_TIMES)
+        }
+        counts = {
+            f"sensor.{name}": np.int64(value)
+            for name, value in info.items()
+            if name.startswith(SENSOR_COUNTS)
+        }
+        return times | counts
+
+
+def record_episode(
+    env: RecordedEnv, actor: Actor, writer: EpisodeWriter, rules: EpisodeRules, *, keep_all: bool
+) -> Recorded:
+    """Run one episode and commit it to ``writer``; an exception on the way discards it.
+
+    Args:
+        env: Records into ``writer``.
+        actor: What acts.
+        writer: The dataset.
+        rules: Where the episode begins and ends.
+        keep_all: Whether episodes without success are kept too.
+    """
+    began = time.monotonic()
+    try:
+        outcome = run_episode(env, actor, rules)
+    except BaseException:
+        writer.discard()
+        raise
+    seconds = time.monotonic() - began - outcome.env_ms["reset"] / 1000
+    late = int(env.info.get("late_steps", 0))
+    abort = str(env.info.get("abort", ""))
+    kept = keep_all or outcome.success
+    measured = outcome.steps / max(seconds, 1e-9)
+    if kept:
+        writer.save_episode(
+            success=outcome.success,
+            init_state_id=NO_START if outcome.init_state_id is None else outcome.init_state_id,
+            ended=outcome.ended,
+            late_steps=late,
+            measured_hz=measured,
+        )
+    else:
+        writer.discard()
+    return Recorded(outcome, outcome.steps, measured, late, abort, kept)
+
+
+class ReplayActor:
+    """Repeats recorded actions.
+
+    Args:
+        actions: (steps, A); after the last one it does nothing.
+    """
+
+    def __init__(self, actions: NDArray[np.float32]) -> None:
+        self._actions = actions
+        self._step = 0
+
+    def begin(self, env: gym.Env[Any, Any]) -> None:
+        """Start at the first action."""
+        self._step = 0
+
+    def act(self, observation: Observation) -> tuple[Action, float]:
+        """Return the next action."""
+        step, self._step = self._step, self._step + 1
+        if step >= len(self._actions):
+            return np.zeros(self._actions.shape[1], np.float32), 0.0
+        return self._actions[step].copy(), 0.0
+
+
+class CallableActor:
+    """Asks a function for every action.
+
+    Args:
+        function: Takes an observation, returns (A,) numbers in [-1, 1].
+    """
+
+    def __init__(self, function: Callable[[Observation], Any]) -> None:
+        self._function = function
+
+    def begin(self, env: gym.Env[Any, Any]) -> None:
+        """Do nothing: functions remember nothing."""
+
+    def act(self, observation: Observation) -> tuple[Action, float]:
+        """Return what the function says, and how long it took (ms)."""
+        began = time.perf_counter()
+        action = np.asarray(self._function(observation), np.float32)
+        return action, 1000 * (time.perf_counter() - began)
+
+
+class KeyboardActor:
+    """Someone at the keyboard: each key press moves one number by ``pace`` for one step.
+
+    Args:
+        keyboard: What they type on. None: the terminal.
+        pace: Size of an action number, in (0, 1].
+    """
+
+    def __init__(self, keyboard: Keyboard | None = None, pace: float = 0.5) -> None:
+        self._keyboard = keyboard or terminal()
+        self._owned = keyboard is None
+        self._pace = pace
+        self._open = True
+
+    def begin(self, env: gym.Env[Any, Any]) -> None:
+        """Listen; keys pressed before do not count."""
+        if self._owned:
+            self._keyboard.open()
+        self._keyboard.take("".join(KEYS) + GRIPPER_KEY + END_KEY)
+        self._open = True
+
+    def act(self, observation: Observation) -> tuple[Action, float]:
+        """Return what the keys pressed since the last step add up to."""
+        action = np.zeros(7, np.float32)
+        for key in self._keyboard.take("".join(KEYS)):
+            number, sign = KEYS[key]
+            action[number] = sign * self._pace
+        if len(self._keyboard.take(GRIPPER_KEY)) % 2:
+            self._open = not self._open
+        action[6] = 1.0 if self._open else -1.0
+        return action, 0.0
+
+    def wants_end(self) -> bool:
+        """Return whether the key that ends an episode was pressed."""
+        return bool(self._keyboard.take(END_KEY))
