@@ -43,6 +43,10 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
     An episode terminates when the goal holds; a step after that goes on with the physics, and
     reports the goal anew. Time limits are Gymnasium's wrapper's. The simulator is opened by the
     first reset, in whichever process that happens, and a pickled copy opens its own.
+
+    The same seed and actions give the same numbers and pixels to the bit, on one machine; another
+    graphics driver may draw other pixels. In ``AsyncVectorEnv`` pass ``shared_memory=False``:
+    Gymnasium 1.4 does not bring the instruction through shared memory.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": CONTROL_HZ}  # noqa: RUF012
