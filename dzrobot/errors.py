@@ -1,7 +1,7 @@
 """The errors a user is meant to read.
 
-Each message answers three questions: what was given, what is allowed, what to do. The command line prints the
-message alone and exits with code 2.
+Each message answers three questions: what was given, what is allowed, what to do. The command line
+prints the message alone and exits with code 2.
 """
 
 import difflib
