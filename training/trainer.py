@@ -19,11 +19,13 @@ from torch import Tensor
 
 from dzrobot.errors import DzrobotError
 from dzrobot.modality.augment import PUBLISHED
+from dzrobot.policies.dreamzero.network.noise import Noise
 from dzrobot.policies.dreamzero.network.world_action import (
     LossCounts,
     LossOptions,
     Prepared,
     TrainBatch,
+    WorldActionModel,
 )
 from dzrobot.training.checkpoint import (
     CheckpointWriter,
@@ -194,13 +196,9 @@ class Trainer:
         self, prepared: Prepared, batch: TrainingBatch, counts: LossCounts
     ) -> Tensor:
         """Add a micro-batch's gradients; return its share of the (dynamics, action) loss."""
-        seed = self.parts.config.runner.seed
-        noise = sample_noise(
-            self.parts.network, prepared, seed, batch["step"], batch["slot"].tolist()
-        )
-        losses = self.parts.model.loss(prepared, noise, counts, self._loss_options)
-        losses.loss.backward()  # type: ignore[no-untyped-call]
-        return torch.stack([losses.dynamics_loss, losses.action_loss])
+        seed, slots = self.parts.config.runner.seed, batch["slot"].tolist()
+        noise = sample_noise(self.parts.network, prepared, seed, batch["step"], slots)
+        return backward(self.parts.model, prepared, noise, counts, self._loss_options)
 
     def save(self, *, wait: bool) -> None:
         """Write a checkpoint; with ``wait``, return only when it is complete."""
@@ -234,3 +232,24 @@ class Trainer:
         asked = torch.tensor(int(self._stop_asked))
         dist.all_reduce(asked, op=dist.ReduceOp.MAX, group=self.parts.world.host_group)
         return bool(asked.item())
+
+
+def backward(
+    model: WorldActionModel,
+    prepared: Prepared,
+    noise: Noise,
+    counts: LossCounts,
+    options: LossOptions,
+) -> Tensor:
+    """Differentiate the loss of a micro-batch; return its (dynamics, action) parts, detached.
+
+    Args:
+        model: The network, laid out or plain.
+        prepared: The samples.
+        noise: Their noise.
+        counts: What sums are divided by: those of the whole step, so that parts add up.
+        options: How the loss is averaged.
+    """
+    losses = model.loss(prepared, noise, counts, options)
+    losses.loss.backward()  # type: ignore[no-untyped-call]
+    return torch.stack([losses.dynamics_loss, losses.action_loss])

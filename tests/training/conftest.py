@@ -1,0 +1,90 @@
+"""One small world per session, and torchrun launches that many tests read from."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import train_worlds
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def train_cache(tmp_path_factory):
+    """Return a cache folder for this session."""
+    return tmp_path_factory.mktemp("train-cache")
+
+
+@pytest.fixture(scope="session")
+def train_root(tmp_path_factory, train_cache):
+    """Return a folder with a dataset, its statistics and a tiny checkpoint."""
+    os.environ.setdefault("DZROBOT_CACHE", str(train_cache))
+    return train_worlds.fill(tmp_path_factory.mktemp("train") / "world")
+
+
+@pytest.fixture(scope="session")
+def train_environment(train_cache):
+    """Return the environment of training processes."""
+    paths = [str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths),
+        "DZROBOT_CACHE": str(train_cache),
+        # Without it, restarted processes look for the store of the first attempt.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def solo():
+    """Return a world of one process, this one."""
+    import torch.distributed as dist
+
+    from dzrobot.training.world import join_world
+
+    if not dist.is_initialized():
+        solo.world = join_world("cpu")
+    return solo.world
+
+
+class Launches:
+    """Runs scenarios in as few launches as their process counts allow."""
+
+    def __init__(self, root, output, environment):
+        self._root, self._environment = root, environment
+        self.output = output
+
+    def run(self, processes, *names, arguments=()):
+        """Run scenarios one after the other in ``processes`` processes."""
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments,
+            "--nproc-per-node", str(processes), str(HERE / "train_worker.py"), str(self._root),
+            str(self.output), *names,
+        ]  # fmt: skip
+        done = subprocess.run(
+            command, cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=280
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+
+    def result(self, name, processes):
+        """Return what a scenario reported."""
+        return json.loads((self.output / f"{name}-{processes}.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def launches(train_root, train_environment, tmp_path_factory):
+    """Return the runner of multi-process scenarios."""
+    return Launches(train_root, tmp_path_factory.mktemp("launches"), train_environment)
+
+
+@pytest.fixture(scope="session")
+def pair(launches):
+    """Return the launches after everything that two processes do."""
+    launches.run(
+        2, "equal_gradients", "clipping", "precision", "poisoned", "gives_up", "straight",
+        "first_half", "second_half", "adapters", "averaged", "evaluated",
+    )  # fmt: skip
+    return launches

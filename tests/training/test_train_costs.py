@@ -1,0 +1,162 @@
+"""Operations against published numbers and torch's counter; memory against what torch keeps."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.network.config import DiTConfig, preset
+from dzrobot.policies.dreamzero.network.dit import CausalDiT, Controls, Prompting, TrainInputs
+from dzrobot.training.assembly import encoder_flops
+from dzrobot.training.flops import (
+    SampleCost,
+    executed_flops,
+    model_flops,
+    peak_tflops,
+    sample_shape,
+)
+from dzrobot.training.memory import Setup, activation_bytes, count_parameters, plan_memory
+from dzrobot.training.plan import RunPlan, check_fits
+from dzrobot.training.settings import ModelConfig, ParallelConfig
+
+SMALL = DiTConfig(
+    model_type="ti2v", dim=64, ffn_dim=256, in_dim=4, out_dim=4, num_heads=4, num_layers=3,
+    frame_seqlen=6, concat_first_frame_latent=False, freq_dim=32, text_dim=24, text_len=16,
+    clip_dim=16, num_action_per_block=4, hidden_size=24,
+)  # fmt: skip
+
+
+def small_inputs(batch=1):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    return TrainInputs(
+        noisy_BCFYX=draw(batch, 4, 9, 4, 6), clean_BCFYX=draw(batch, 4, 9, 4, 6),
+        timestep_BF=torch.rand(batch, 9) * 1000,
+        controls=Controls(
+            action_BAM=draw(batch, 16, 32), timestep_BA=torch.rand(batch, 16) * 1000,
+            state_BSM=draw(batch, 4, 64),
+        ),
+        prompting=Prompting(text_BNE=draw(batch, 16, 24), image_BPE=draw(batch, 257, 16)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("actions", [24, 16])
+@pytest.mark.parametrize("size", ["5b", "14b"])
+def test_published_definition(contract, size, actions):
+    known = json.loads((contract / "flops_raw.json").read_text())
+    dit = dataclasses.replace(preset(size).dit, num_action_per_block=actions)
+    found = model_flops(dit, sample_shape(dit, 33))
+    assert found == pytest.approx(known[f"dit_{size}_train_fwd_na{actions}"], rel=1e-9)
+
+
+def test_executed_equals_what_torch_counts():
+    model = CausalDiT(SMALL)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(small_inputs())
+    found = executed_flops(SMALL, sample_shape(SMALL, 33))
+    assert found == pytest.approx(counter.get_total_flops(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("size", "parts"),
+    [
+        ("5b", ("vae22_160x320_encode_T33", "clip_257")),
+        ("14b", ("vae21_352x640_encode_T33", "vae21_352x640_encode_T33", "clip_257")),
+    ],
+)
+def test_encoders(contract, size, parts):
+    known = json.loads((contract / "flops_raw.json").read_text())
+    found = encoder_flops(preset(size), (352, 640), 0)
+    assert found == pytest.approx(sum(known[part] for part in parts), rel=0.01)
+    text = encoder_flops(preset(size), (352, 640), 512) - found
+    assert text == pytest.approx(known["t5_512"], rel=0.01)
+
+
+def test_shares_of_the_peak():
+    cost = SampleCost(model_forward=2.0, executed_forward=1.5, encoders=1.0, recomputed_share=1.0)
+    assert (cost.model, cost.executed) == (6.0, 7.0)
+    assert peak_tflops("NVIDIA H100 80GB HBM3") == 989
+    assert peak_tflops("some other device") is None
+
+
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_activations_are_what_torch_keeps(mode):
+    from dzrobot.training.parallel import recompute_blocks
+
+    config = dataclasses.replace(SMALL, dim=256, ffn_dim=1024, frame_seqlen=24, num_layers=4)
+    network = dataclasses.replace(preset("5b"), dit=config)
+    parallel = ParallelConfig(param_dtype="fp32", activation_checkpointing=mode, compile=False)
+    model = CausalDiT(config)
+    recompute_blocks(model.blocks, parallel)
+    inputs = dataclasses.replace(
+        small_inputs(), noisy_BCFYX=torch.randn(1, 4, 9, 8, 12),
+        clean_BCFYX=torch.randn(1, 4, 9, 8, 12),
+    )  # fmt: skip
+    weights = {p.untyped_storage()._cdata for p in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(inputs)
+    measured = sum(storage.nbytes() for storage in kept.values())
+    setup = Setup(
+        network=network, model=ModelConfig(embodiment_tag="x"), parallel=parallel,
+        image_size=(32, 32), micro_batch=1, devices=1, averaged=False,
+    )  # fmt: skip
+    # What is recomputed, or kept by the selective cache, is not seen by the hooks.
+    if mode == "none":
+        assert activation_bytes(setup) == pytest.approx(measured, rel=0.25)
+    else:
+        assert measured < activation_bytes(setup)
+
+
+def big(devices=1, micro_batch=1, **model):
+    return Setup(
+        network=preset("14b"), model=ModelConfig(embodiment_tag="oxe_droid", **model),
+        parallel=ParallelConfig(), image_size=(352, 640), micro_batch=micro_batch,
+        devices=devices, averaged=False,
+    )  # fmt: skip
+
+
+def test_counts_of_the_published_networks():
+    found = count_parameters(preset("14b"), is_lora=False)
+    assert found.trained == pytest.approx(16.484e9, rel=1e-3)
+    assert found.text == pytest.approx(5.681e9, rel=1e-3)
+    assert count_parameters(preset("14b"), is_lora=True).trained == 108_582_944
+
+
+def test_states_shrink_with_devices():
+    counts = count_parameters(preset("14b"), is_lora=False)
+    one, eight = (plan_memory(big(devices), counts) for devices in (1, 8))
+    names = ("masters, float32", "gradients, float32", "Adam moments, float32")
+    for name in names:
+        first, second = (
+            next(item.bytes_ for item in plan.items if item.name == name) for plan in (one, eight)
+        )
+        assert first == pytest.approx(8 * second)
+    assert one.peak > 16 * counts.trained
+
+
+def test_a_run_that_does_not_fit_is_refused_with_ways_out():
+    counts = count_parameters(preset("14b"), is_lora=False)
+    setup = big(micro_batch=4)
+    plan = RunPlan(setup, counts, plan_memory(setup, counts), None)
+    with pytest.raises(ConfigError) as caught:
+        check_fits(plan, 141)
+    text = str(caught.value)
+    assert "4 devices of 141 GiB" in text
+    assert "model.is_lora=true" in text
+    assert "cpu_offload=true" in text
+    check_fits(plan, 10_000)

@@ -1,0 +1,207 @@
+"""Two processes against one: gradients, norms, dtypes, skips, resume, reshard, kills."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import train_worker
+import train_worlds
+
+ROOT = Path(__file__).parents[2]
+
+LAYOUTS = ("w2-fsdp", "w2-ddp", "w2-mbs2", "w2-full", "w2-selective", "w2-offload")
+
+
+@pytest.fixture(scope="module")
+def alone(train_root, solo):
+    """Return loss and gradients of the same global batch in one process."""
+    run = train_worker.trainer(solo, train_root)
+    return train_worker.gradients(run)
+
+
+def close(found, alone, tolerance):
+    losses, gradients = alone
+    torch.testing.assert_close(found["losses"], losses, rtol=0, atol=tolerance)
+    assert found["gradients"].keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(found["gradients"][name], gradient, rtol=1e-5, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_give_the_gradients_of_one_process(pair, alone, name):
+    close(torch.load(pair.output / f"{name}.pt"), alone, 1e-6)
+
+
+def test_recompute_changes_no_bit(pair):
+    plain, full, selective = (
+        torch.load(pair.output / f"w2-{name}.pt") for name in ("fsdp", "full", "selective")
+    )
+    for name, gradient in plain["gradients"].items():
+        assert torch.equal(full["gradients"][name], gradient), name
+        assert torch.equal(selective["gradients"][name], gradient), name
+
+
+def test_hybrid_sharding_on_four_processes(launches, alone):
+    launches.run(4, "equal_gradients")
+    close(torch.load(launches.output / "w4-hsdp.pt"), alone, 1e-6)
+
+
+def test_every_rank_sees_the_norm_of_one_process(pair, alone):
+    _, gradients = alone
+    norm = torch.stack([g.norm() for g in gradients.values()]).norm().item()
+    found = pair.result("clipping", 2)
+    assert found["norms"] == pytest.approx([norm, norm], rel=1e-6)
+    assert found["clipped"] <= 0.01 * (1 + 1e-5)
+
+
+def test_dtypes_of_mixed_precision(pair):
+    found = pair.result("precision", 2)
+    low, high = "torch.bfloat16", "torch.float32"
+    assert {found[key] for key in ("input", "weight")} == {low}
+    assert {found[k] for k in ("master", "gradient", "moment", "reduce", "timestep")} == {high}
+
+
+def test_a_poisoned_rank_makes_all_skip(pair):
+    found = pair.result("poisoned", 2)
+    first, second, third, fourth = found["digests"]
+    assert second == first
+    assert len({first, third, fourth}) == 3
+    assert (found["skips"], found["updates"]) == (1, 3.0)
+    assert found["loss"] == found["loss"]
+
+
+def test_gives_up_naming_the_samples(pair):
+    found = pair.result("gives_up", 2)
+    assert found["kind"] == "TooManySkipsError"
+    assert found["same"]
+    assert "2 steps in a row" in found["error"]
+    assert "8 samples" in found["error"]
+    assert "episode" in found["error"]
+
+
+def test_resume_is_bit_exact(pair):
+    straight = pair.result("straight", 2)["digest"]
+    half, rest = pair.result("first_half", 2), pair.result("second_half", 2)
+    # The snapshot is of the moment of the call: what was done to the weights later is not in it.
+    assert rest["restored"] == half["digest"]
+    assert rest["digest"] == straight
+    assert rest["step"] == 8
+
+
+def test_a_checkpoint_fits_one_process(pair, train_root, solo):
+    found = train_worker.second_half(solo, train_root, pair.output)
+    assert found["restored"] == pair.result("first_half", 2)["digest"]
+    # Another number of processes sums in another order: equal to rounding, not to the bit.
+    lines = [
+        json.loads((pair.output / f"halves-{n}" / "metrics.jsonl").read_text().splitlines()[-1])
+        for n in (1, 2)
+    ]
+    assert lines[0]["loss"] == pytest.approx(lines[1]["loss"], abs=1e-5)
+
+
+def test_a_checkpoint_fits_three_processes(pair, launches):
+    launches.run(3, "three")
+    assert launches.result("three", 3)["restored"] == pair.result("first_half", 2)["digest"]
+
+
+def test_an_average_is_kept_and_exported(pair):
+    assert pair.result("averaged", 2)["error"] <= 1e-6
+
+
+def test_adapters_alone_are_saved_and_exported(pair, train_root):
+    from safetensors import safe_open
+
+    from dzrobot.errors import CheckpointError
+    from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+    from dzrobot.policies.dreamzero.checkpoints.load import LoadOptions, load_network
+
+    found = pair.result("adapters", 2)
+    modules = ("action_decoder", "action_encoder", "state_encoder")
+    assert all(".lora_" in name or name.startswith(modules) for name in found["names"])
+    merged = Path(found["export"])
+    only = merged.with_name(merged.name + "_adapters")
+    with safe_open(only / "model.safetensors", framework="pt") as file:
+        assert len(list(file.keys())) == len(found["names"])
+
+    checkpoint = open_checkpoint(only)
+    base = LoadOptions(base=train_root / "tiny", adapters="merge")
+    joined = load_network(checkpoint, base).state_dict()
+    exported = load_network(open_checkpoint(merged), LoadOptions()).state_dict()
+    for name, tensor in joined.items():
+        torch.testing.assert_close(exported[name], tensor, rtol=0, atol=1e-6)
+
+    other = train_worlds.checkpoint(merged.parent / "other-base", variant="5b")
+    spoil_weights(other)
+    with pytest.raises(CheckpointError, match="not the base"):
+        load_network(checkpoint, LoadOptions(base=other))
+
+
+def spoil_weights(folder):
+    from safetensors.torch import load_file, save_file
+
+    weights = {name: t * 1.5 for name, t in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_open_loop_errors_are_logged(pair):
+    found = pair.result("evaluated", 2)
+    assert (found["held_out"], found["trained"]) == (1, 2)
+    lines = (pair.output / "eval-2" / "metrics.jsonl").read_text().splitlines()
+    numbers = next(json.loads(line) for line in lines if "open_loop" in line)
+    steps = [v for k, v in numbers.items() if k.startswith("open_loop/libero_sim/action.actions/st")]
+    assert len(steps) == train_worlds.ROBOT.timing.action_horizon
+    assert all(0 < value < 10 for value in steps)
+
+
+def test_a_killed_rank_costs_nothing(pair, launches):
+    launches.run(2, "killed", arguments=("--max-restarts", "1"))
+    found = launches.result("killed", 2)
+    assert found["started"] == 4
+    assert found["digest"] == pair.result("straight", 2)["digest"]
+
+
+def test_a_termination_request_saves_and_ends_with_zero(
+    pair, train_root, train_environment, tmp_path, solo
+):
+    recipe = tmp_path / "recipe.yaml"
+    values = train_worlds.recipe(train_root, runner__output_dir=tmp_path / "run")
+    values["runner"]["max_steps"] = 2000
+    recipe.write_text(json.dumps(values))
+    command = [sys.executable, str(ROOT / "training" / "sft.py"), str(recipe)]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=train_environment, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(tmp_path / "run" / "metrics.jsonl", process)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+
+    from dzrobot.training.checkpoint import complete_checkpoints
+
+    saved = complete_checkpoints(tmp_path / "run" / "checkpoints")
+    assert len(saved) >= 1
+    changes = {"runner__output_dir": tmp_path / "run", "runner__resume_dir": "auto"}
+    run = train_worker.trainer(solo, train_root, **changes, runner__max_steps=2000)
+    run.resume()
+    assert run.step == saved[-1].step
+    assert run.parts.optimizer.updates.item() == run.step
+
+
+def wait_for(path, process, seconds=120):
+    end = time.monotonic() + seconds
+    while not (path.exists() and path.read_text().count("\n")):
+        assert process.poll() is None, process.stderr.read()[-3000:]
+        assert time.monotonic() < end, f"no {path}"
+        time.sleep(0.2)
+
+
+def test_launches_end_by_themselves(pair):
+    # A torn folder is left alone by readers and removed by the next writer.
+    assert not any(Path(pair.output).rglob("step_*.writing"))
+    assert os.environ.get("RANK") is None

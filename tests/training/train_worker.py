@@ -1,0 +1,303 @@
+"""What the processes of one torchrun launch do; results go to a file for the tests to judge.
+
+    torchrun --nproc-per-node 2 train_worker.py WORLD OUTPUT SCENARIO [SCENARIO ...]
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import train_worlds
+
+from dzrobot.training.export import export, gather_trained
+from dzrobot.training.launch import leave
+from dzrobot.training.parts import build_parts
+from dzrobot.training.state import training_state
+from dzrobot.training.trainer import Trainer
+from dzrobot.training.world import join_world
+
+
+def trainer(world, root, **changes):
+    return Trainer(build_parts(train_worlds.config(root, **changes), world))
+
+
+def gradients(run, steps=1):
+    """Return loss and every whole gradient of the first step, nothing updated."""
+    batches = run._batches(steps)
+    parts = [next(batches) for _ in range(run._count)]
+    counts = run._counts(parts)
+    losses = torch.zeros(2)
+    for batch in parts:
+        losses += run.forward_backward(run.prepare(batch), batch, counts)
+    dist.all_reduce(losses)
+    found = {}
+    for name, parameter in run.parts.optimizer.named.items():
+        gradient = parameter.grad
+        found[name] = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+    return losses, {name: gradient.clone() for name, gradient in found.items()}
+
+
+def save_gradients(world, output, name, run):
+    losses, found = gradients(run)
+    if world.is_main:
+        torch.save({"losses": losses, "gradients": found}, output / f"{name}.pt")
+
+
+def digest(run):
+    """Return one hash of trained weights, moments and count of updates."""
+    state = training_state(run.parts)
+    parts = [state["updates"]]
+    for name in sorted(state["model"]):
+        parts += [state["model"][name], *state["optim"][name].values()]
+    whole = [t.full_tensor() if hasattr(t, "full_tensor") else t for t in parts]
+    return hashlib.sha256(b"".join(t.cpu().numpy().tobytes() for t in whole)).hexdigest()
+
+
+def equal_gradients(world, root, output):
+    """Gradients of one global batch under every layout and option."""
+    size = f"w{world.size}"
+    save_gradients(world, output, f"{size}-fsdp", trainer(world, root))
+    if world.size == 4:
+        changes = {"parallel__strategy": "hsdp", "parallel__shard_size": 2}
+        save_gradients(world, output, f"{size}-hsdp", trainer(world, root, **changes))
+        return {}
+    save_gradients(world, output, f"{size}-ddp", trainer(world, root, parallel__strategy="ddp"))
+    save_gradients(world, output, f"{size}-mbs2", trainer(world, root, runner__micro_batch_size=2))
+    for mode in ("full", "selective"):
+        run = trainer(world, root, parallel__activation_checkpointing=mode)
+        save_gradients(world, output, f"{size}-{mode}", run)
+    run = trainer(world, root, parallel__cpu_offload=True)
+    save_gradients(world, output, f"{size}-offload", run)
+    return {}
+
+
+def clipping(world, root, output):
+    """The norm that every rank sees, and what is left after clipping."""
+    run = trainer(world, root, optim__clip_grad=0.01)
+    gradients(run)
+    seen = []
+    original = torch.nn.utils.clip_grads_with_norm_
+    torch.nn.utils.clip_grads_with_norm_ = lambda p, m, n: (
+        original(p := list(p), m, n),
+        seen.append(torch.nn.utils.get_total_norm([x.grad for x in p]).full_tensor().item()),
+    )
+    outcome = run.parts.optimizer.step()
+    torch.nn.utils.clip_grads_with_norm_ = original
+    norms = [None] * world.size
+    dist.all_gather_object(norms, outcome.grad_norm.item())
+    return {"norms": norms, "clipped": seen[0]}
+
+
+def precision(world, root, output):
+    """Dtypes seen in a block, of masters, gradients and moments."""
+    run = trainer(world, root, parallel__param_dtype="bf16")
+    block = run.parts.model.model.blocks[0]
+    seen = {}
+
+    def look(module, args):
+        seen["input"] = str(args[0].dtype)
+        seen["weight"] = str(module.weight.dtype)
+
+    times = []
+    block.ffn[0].register_forward_pre_hook(look)
+    action_encoder = run.parts.model.model.action_encoder
+    action_encoder.register_forward_pre_hook(lambda _, args: times.append(str(args[1].dtype)))
+    gradients(run)
+    parameter = run.parts.optimizer.named["blocks.0.ffn.0.weight"]
+    moments = run.parts.optimizer.moments()["blocks.0.ffn.0.weight"]
+    group = block._get_fsdp_state()._fsdp_param_group
+    return {
+        **seen, "timestep": times[0], "master": str(parameter.dtype),
+        "gradient": str(parameter.grad.dtype), "moment": str(moments["exp_avg"].dtype),
+        "reduce": str(group.mp_policy.reduce_dtype),
+    }  # fmt: skip
+
+
+def poisoned(world, root, output):
+    """One rank's gradient is not a number in step 2: all skip it, nothing moves."""
+    folder = output / f"poisoned-{world.size}"
+    run = trainer(world, root, runner__output_dir=folder)
+    spoil(run, lambda: run.step == 1 and world.rank == world.size - 1)
+    batches = run._batches(8)
+    digests = []
+    for _ in range(4):
+        run.train_step(batches)
+        run.step += 1
+        digests.append(digest(run))
+    line = run.parts.meter.line(4)
+    updates = run.parts.optimizer.updates.item()
+    return {"digests": digests, "skips": line.skips, "updates": updates, "loss": line.loss}
+
+
+def spoil(run, when):
+    """Make the latents of every micro-batch not a number while ``when()``."""
+    prepare = run.prepare
+
+    def spoiled(batch):
+        prepared = prepare(batch)
+        if not when():
+            return prepared
+        return dataclasses.replace(prepared, latents_BCFYX=prepared.latents_BCFYX * float("nan"))
+
+    run.prepare = spoiled
+
+
+def gives_up(world, root, output):
+    """Every gradient is not a number: the run ends and names the samples."""
+    changes = {"optim__max_skips": 2, "runner__output_dir": output / f"gives-up-{world.size}"}
+    run = trainer(world, root, **changes)
+    spoil(run, lambda: True)
+    before = digest(run)
+    try:
+        run.run()
+    except RuntimeError as error:
+        return {"error": f"wrong kind: {error}"}
+    except Exception as error:  # noqa: BLE001
+        return {"error": str(error), "kind": type(error).__name__, "same": before == digest(run)}
+    return {"error": None}
+
+
+def straight(world, root, output):
+    """Eight steps without a break."""
+    run = trainer(world, root, runner__output_dir=output / f"straight-{world.size}")
+    run.run()
+    return {"digest": digest(run)}
+
+
+def first_half(world, root, output):
+    """The first four of eight steps; the checkpoint is written in the background."""
+    folder = output / "halves"
+    run = trainer(world, root, runner__output_dir=folder)
+    batches = run._batches(8)
+    for _ in range(4):
+        run.train_step(batches)
+        run.step += 1
+    before = digest(run)
+    run.save(wait=False)
+    # The copy must not see what follows.
+    for parameter in run.parts.optimizer.named.values():
+        parameter.data.mul_(2)
+    run._checkpoints.finish()
+    return {"digest": before}
+
+
+def second_half(world, root, output):
+    """The last four steps, in new processes."""
+    folder = output / f"halves-{world.size}"
+    if world.is_main:
+        shutil.copytree(output / "halves", folder)
+    dist.barrier()
+    changes = {"runner__output_dir": folder, "runner__resume_dir": "auto"}
+    run = trainer(world, root, **changes)
+    run.resume()
+    restored = digest(run)
+    run.run()
+    return {"restored": restored, "digest": digest(run), "step": run.step}
+
+
+def three(world, root, output):
+    """Restore what two processes saved in three."""
+    changes = {"runner__resume_dir": output / "halves", "runner__global_batch_size": 3}
+    run = trainer(world, root, **changes)
+    run.resume()
+    return {"restored": digest(run)}
+
+
+def adapters(world, root, output):
+    """LoRA: what a checkpoint holds, what is exported."""
+    folder = output / f"lora-{world.size}"
+    changes = {"model__is_lora": True, "runner__output_dir": folder, "runner__max_steps": 4}
+    run = trainer(world, root, **changes)
+    run.run()
+    path = export(run.parts, 4)
+    names = sorted(training_state(run.parts)["model"])
+    return {"names": names, "export": str(path)}
+
+
+def averaged(world, root, output):
+    """The exported average equals the recurrence over the raw weights."""
+    changes = {"optim__ema_decay": 0.75, "runner__output_dir": output / f"ema-{world.size}"}
+    run = trainer(world, root, **changes)
+    name = "blocks.0.ffn.0.weight"
+    expected = whole(run.parts.optimizer.named[name])
+    batches = run._batches(8)
+    for _ in range(3):
+        outcome = run.train_step(batches)
+        run.step += 1
+        run.parts.ema.update(outcome.skipped)
+        expected = 0.75 * expected + 0.25 * whole(run.parts.optimizer.named[name])
+    found = gather_trained(run.parts)
+    error = 0.0
+    if world.is_main:
+        error = (found[f"action_head.model.{name}"] - expected).abs().max().item()
+    return {"error": error}
+
+
+def whole(tensor):
+    tensor = tensor.detach()
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
+
+
+def killed(world, root, output):
+    """Eight steps; the first time, the last rank dies in step 6. Restarted by torchrun."""
+    folder = output / "killed"
+    changes = {"runner__output_dir": folder, "runner__resume_dir": "auto"}
+    run = trainer(world, root, **changes, checkpoint__save_interval=2)
+    run.resume()
+    first_time = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    step = run.train_step
+
+    def dying(batches):
+        if first_time and run.step == 5 and world.rank == world.size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(batches)
+
+    run.train_step = dying
+    started = run.step
+    run.run()
+    return {"digest": digest(run), "started": started}
+
+
+def evaluated(world, root, output):
+    """Open-loop errors on held-out episodes, named per horizon step."""
+    changes = {
+        "data__holdout_episodes": 1, "runner__eval_interval": 2, "runner__eval_windows": 4,
+        "runner__max_steps": 2, "runner__output_dir": output / f"eval-{world.size}",
+    }  # fmt: skip
+    run = trainer(world, root, **changes)
+    held = run.parts.recordings.held_out.sources[0].readers[0]
+    trained = run.parts.recordings.train.sources[0].readers[0]
+    run.run()
+    return {"held_out": held.windows.usable, "trained": trained.windows.usable}
+
+
+SCENARIOS = {
+    function.__name__: function
+    for function in (
+        equal_gradients, clipping, precision, poisoned, gives_up, straight, first_half,
+        second_half, three, adapters, averaged, killed, evaluated,
+    )
+}  # fmt: skip
+
+
+def main(root, output, names):
+    world = join_world("cpu")
+    for name in names:
+        start = time.monotonic()
+        result = SCENARIOS[name](world, root, output)
+        result["seconds"] = time.monotonic() - start
+        if world.is_main:
+            (output / f"{name}-{world.size}.json").write_text(json.dumps(result))
+    leave(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
