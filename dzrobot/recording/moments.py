@@ -49,7 +49,12 @@ class PictureMoments:
         """Return the statistics so far."""
         mean = self._sum / self._pixels
         std = np.sqrt(np.maximum(self._squares / self._pixels - mean**2, 0))
-        values = {"min": self._low, "max": self._high, "mean": mean, "std": std}
+        values: dict[str, np.ndarray] = {
+            "min": self._low,
+            "max": self._high,
+            "mean": mean,
+            "std": std,
+        }
         table: Moments = {
             name: (value / 255).reshape(3, 1, 1).tolist() for name, value in values.items()
         }

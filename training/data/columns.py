@@ -230,7 +230,8 @@ class _Builder:
         known_codes = [
             table.setdefault(text, len(table)) for text in encoded.dictionary.to_pylist()
         ]
-        return np.array(known_codes, dtype=np.int32)[encoded.indices.to_numpy()]
+        rows: NDArray[np.int32] = np.array(known_codes, np.int32)[encoded.indices.to_numpy()]
+        return rows
 
 
 def _matrix(column: pa.ChunkedArray, name: str, width: int) -> NDArray[np.float32]:

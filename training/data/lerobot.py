@@ -131,9 +131,9 @@ class Catalog:
         lengths = self.episodes.length.tolist()
         text = json.dumps([self.version, self.fps, lengths, list(self.tasks), data])
         digest = hashlib.sha256(text.encode())
-        for name in (layout.STATS, layout.EPISODES_STATS_V2):
-            if (self.root / name).is_file():
-                digest.update((self.root / name).read_bytes())
+        for table in (layout.STATS, layout.EPISODES_STATS_V2):
+            if (self.root / table).is_file():
+                digest.update((self.root / table).read_bytes())
         for name, size in data[:: -(-len(data) // _SAMPLED_FOOTERS) or 1]:
             with (self.root / name).open("rb") as file:
                 file.seek(max(0, size - _FOOTER_BYTES))

@@ -10,7 +10,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dzrobot.errors import ConfigError
 from dzrobot.training.data.collate import TrainingBatch, collate
-from dzrobot.training.data.mixture import Slot, TrainingData
+from dzrobot.training.data.mixture import Sample, Slot, TrainingData
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class LoaderOptions:
 class Batches:
     """Micro-batches of a plan, read ahead by workers; may be gone through more than once."""
 
-    def __init__(self, loader: DataLoader[TrainingBatch]) -> None:
+    def __init__(self, loader: DataLoader[Sample]) -> None:
         self._loader = loader
 
     def __len__(self) -> int:
@@ -96,7 +96,7 @@ def build_loader(
     """Return an iterable of micro-batches, ``plan.parts`` for every step from start to stop."""
     chosen = options or LoaderOptions()
     workers = chosen.num_workers
-    loader: DataLoader[TrainingBatch] = DataLoader(
+    loader: DataLoader[Sample] = DataLoader(
         data,
         batch_sampler=_MicroBatches(data, plan),
         collate_fn=collate,

@@ -188,7 +188,8 @@ def _text(catalog: Catalog, key: str, column: str, *stated_by: str) -> Source:
 
 def _entry(catalog: Catalog, kind: str, name: str) -> Mapping[str, Any] | None:
     table = (catalog.modality or {}).get(kind, {})
-    return table.get(name)
+    entry: Mapping[str, Any] | None = table.get(name)
+    return entry
 
 
 def _named(catalog: Catalog, key: str, column: str) -> tuple[str, str]:

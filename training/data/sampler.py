@@ -6,6 +6,7 @@ Nothing is remembered between calls. Position ``p`` is sample ``p % global_batch
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,7 +96,8 @@ class SampleStream:
     def _before(self, block: int) -> NDArray[np.int64]:
         """Return the turns that each dataset has had before ``block``."""
         marks = [bound * block * self._block // _SHARES for bound in self._bounds]
-        return np.diff(np.array(marks, dtype=np.int64))
+        turns = [after - before for before, after in pairwise(marks)]
+        return np.array(turns, dtype=np.int64)
 
 
 def permute(indices: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:

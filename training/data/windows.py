@@ -67,7 +67,8 @@ class WindowTable:
         """Read a table written by :meth:`save`."""
         with np.load(path) as known:
             episodes, dropped = json.loads(str(known["rest"]))
-            return cls(*(known[name] for name in _ARRAYS), episodes, dropped)
+            arrays = {name: known[name] for name in _ARRAYS}
+            return cls(**arrays, episodes=episodes, dropped=dropped)
 
     @property
     def usable(self) -> int:

@@ -1,0 +1,213 @@
+"""Speed of the data path: decoding of 33-frame clips, and batches per second of the loader.
+
+python benchmarks/data.py                      # both tables
+python benchmarks/data.py --only loader --workers 0 2 12 --step-ms 1700
+
+Decoders are compared in one run on one thread: milliseconds of processor time per random clip, the
+median over clips. A decoder that is not installed, or cannot read a codec, shows a dash.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.recording import EpisodeWriter, VideoCodec
+from dzrobot.recording.media import VideoFile
+from dzrobot.training.data import (
+    DatasetReader,
+    LoaderOptions,
+    LoaderPlan,
+    ReaderOptions,
+    SourceSpec,
+    TrainingData,
+    build_loader,
+)
+from dzrobot.training.data.statistics import measure
+from dzrobot.training.data.video import DECODERS, FrameTable
+
+FRAMES = 300
+CLIP = 33
+SIZES = ((480, 640), (256, 256), (180, 320))
+CODECS = (
+    VideoCodec(name="h264", gop=2),
+    VideoCodec(name="h264", gop=10),
+    VideoCodec(name="h264", gop=250),
+    VideoCodec(name="av1", gop=2, crf=30),
+)
+
+
+def scene(height, width, number):
+    """Return a moving noisy picture: codecs find it as hard as a real camera's."""
+    rng = np.random.default_rng(number)
+    y, x = np.mgrid[0:height, 0:width]
+    waves = [127 + 70 * np.sin(x / 17 + number / 9 + c) * np.cos(y / 23 - c) for c in range(3)]
+    noise = rng.normal(0, 6, (height, width, 3))
+    return np.clip(np.stack(waves, -1) + noise, 0, 255).astype(np.uint8)
+
+
+def opencv_clip(path, numbers):
+    """Read frames as is usual with OpenCV: seek once, then grab forward."""
+    capture = cv2.VideoCapture(str(path))
+    if not capture.isOpened():
+        return None
+    capture.set(cv2.CAP_PROP_POS_FRAMES, int(numbers[0]))
+    pictures, at = [], int(numbers[0])
+    for number in numbers:
+        while at < number:
+            capture.grab()
+            at += 1
+        done, picture = capture.read()
+        at += 1
+        if not done:
+            return None
+        pictures.append(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB))
+    capture.release()
+    return np.stack(pictures)
+
+
+def ours_clip(name):
+    """Return a reader of one clip that opens the file anew each time, as a random sample does."""
+
+    def read(path, numbers):
+        decoder = DECODERS[name](path, FrameTable.cached(path, path.parent / "tables"))
+        frames = decoder.frames(numbers)
+        decoder.close()
+        return frames
+
+    return read
+
+
+def clip_ms(read, path, stride, clips=15):
+    """Return the median processor milliseconds per random clip, or None if unreadable."""
+    rng = np.random.default_rng(0)
+    times = []
+    for _ in range(clips):
+        first = int(rng.integers(0, FRAMES - stride * (CLIP - 1)))
+        numbers = np.arange(first, first + stride * CLIP, stride)
+        start = time.process_time()
+        try:
+            frames = read(path, numbers)
+        except ImportError:
+            return None
+        if frames is None:
+            return None
+        times.append(1000 * (time.process_time() - start))
+    return statistics.median(times)
+
+
+def decode_table(stride):
+    cv2.setNumThreads(1)
+    readers = {"pyav": ours_clip("pyav"), "torchcodec": ours_clip("torchcodec")}
+    readers["opencv"] = opencv_clip
+    print(f"ms per clip of {CLIP} frames, stride {stride}")
+    print(f"{'file':28}" + "".join(f"{name:>12}" for name in readers))
+    with tempfile.TemporaryDirectory() as folder:
+        for height, width in SIZES:
+            pictures = [scene(height, width, number) for number in range(FRAMES)]
+            for codec in CODECS:
+                path = Path(folder) / f"{height}x{width}-{codec.name}-{codec.gop}.mp4"
+                video = VideoFile(path, 15, codec)
+                for picture in pictures:
+                    video.add(picture)
+                video.close()
+                found = [clip_ms(read, path, stride) for read in readers.values()]
+                cells = "".join(f"{'-' if ms is None else f'{ms:.1f}':>12}" for ms in found)
+                print(f"{height}x{width} {codec.name} gop {codec.gop:<10}{cells}", flush=True)
+
+
+def record(folder, robot, video):
+    with EpisodeWriter(folder, robot, fps=robot.timing.control_hz, video=video) as writer:
+        rng = np.random.default_rng(0)
+        for episode in range(4):
+            for number in range(150):
+                observation = {
+                    view.key: scene(*view.resolution, 1000 * episode + number)
+                    for view in robot.views
+                }
+                observation[robot.language] = "pick up the cup"
+                for part in robot.state:
+                    observation[part.key] = rng.normal(size=part.dim).astype(np.float32)
+                writer.add_frame(observation, rng.normal(size=robot.action_dim))
+            writer.save_episode()
+
+
+def resident_mb(process):
+    """Return the memory that only this process holds, in MiB."""
+    text = Path(f"/proc/{process}/smaps_rollup").read_text()
+    return sum(int(line.split()[1]) for line in text.splitlines() if "Private_" in line) / 1024
+
+
+def loader_row(data, workers, options):
+    """Return samples per second, share of time waited, private MiB of the largest worker."""
+    batches = options.batches
+    plan = LoaderPlan(global_batch=options.batch, micro_batch=options.batch, stop_step=batches + 2)
+    loader = iter(build_loader(data, plan, LoaderOptions(num_workers=workers)))
+    next(loader)
+    waited, start = 0.0, time.perf_counter()
+    for _ in range(batches):
+        before = time.perf_counter()
+        next(loader)
+        waited += time.perf_counter() - before
+        time.sleep(options.step_ms / 1000)
+    total = time.perf_counter() - start
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    memory = max((resident_mb(child) for child in children), default=resident_mb(os.getpid()))
+    loader.close()
+    return batches * options.batch / total, waited / total, memory
+
+
+def loader_table(options):
+    print(
+        f"batches of {options.batch}, a step of {options.step_ms:g} ms; processor has "
+        f"{os.cpu_count()} cores"
+    )
+    print(f"{'recording':24}{'workers':>8}{'samples/s':>12}{'waited':>9}{'MiB/worker':>12}")
+    with tempfile.TemporaryDirectory() as folder:
+        for tag in options.embodiments:
+            robot = load_embodiment(tag)
+            for name, video in (("pictures", False), ("h264", True), ("av1", CODECS[-1])):
+                path = Path(folder) / f"{tag}-{name}"
+                record(path, robot, video)
+                reading = ReaderOptions(cache=Path(folder) / "cache")
+                metadata = {tag: measure([DatasetReader(path, robot, reading)], robot)}
+                spec = SourceSpec(
+                    paths=[path], embodiment=robot, metadata=json.loads(json.dumps(metadata))
+                )
+                data = TrainingData.open([spec], seed=0, options=reading)
+                for workers in options.workers:
+                    speed, waited, memory = loader_row(data, workers, options)
+                    print(
+                        f"{tag + ' ' + name:24}{workers:8}{speed:12.1f}{waited:9.1%}{memory:12.0f}",
+                        flush=True,
+                    )
+
+
+def main():
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=["decode", "loader"])
+    parser.add_argument("--stride", type=int, default=3, help="frames between those of a clip")
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--batches", type=int, default=12)
+    parser.add_argument(
+        "--step-ms", type=float, default=0.0, help="time a training step would take"
+    )
+    parser.add_argument("--embodiments", nargs="+", default=["libero_sim", "oxe_droid"])
+    options = parser.parse_args()
+    if options.only != "loader":
+        decode_table(options.stride)
+    if options.only != "decode":
+        loader_table(options)
+
+
+if __name__ == "__main__":
+    main()
