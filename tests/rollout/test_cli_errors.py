@@ -43,6 +43,21 @@ def test_unknown_option_is_suggested(capsys):
     assert "unknown option '--revison'. Did you mean '--revision'?" in capsys.readouterr().err
 
 
+def test_options_may_stand_between_positionals(tmp_path, monkeypatch):
+    body = (
+        "seen = []\n"
+        "def add_arguments(parser):\n"
+        "    parser.add_argument('recipe'); parser.add_argument('rest', nargs='*')\n"
+        "    parser.add_argument('--gpus', type=int)\n"
+        "def run(args): seen.append(args); return 0\n"
+    )
+    (tmp_path / "b_command.py").write_text(body)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cli.guarded("dzrobot y", ["r", "--gpus", "8", "a=1", "b=2"], "b_command") == 0
+    [given] = sys.modules.pop("b_command").seen
+    assert (given.recipe, given.gpus, given.rest) == ("r", 8, ["a=1", "b=2"])
+
+
 @pytest.mark.parametrize(
     ("raised", "code", "message"),
     [

@@ -33,7 +33,8 @@ def test_dzrobot_lines_are_accepted(words):
     module = import_module(cli.available()[words[1]])
     parser = argparse.ArgumentParser(allow_abbrev=False)
     module.add_arguments(parser)
-    parser.parse_args(words[2:])
+    nested = parser._subparsers is not None
+    (parser.parse_args if nested else parser.parse_intermixed_args)(words[2:])
 
 
 def test_commands_named_in_the_text_exist():
