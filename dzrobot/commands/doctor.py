@@ -17,8 +17,8 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot doctor``."""
     parser.description = (
-        "Look at libraries, kernel, cameras, arm and limits; nothing moves. The exit code is 1 when "
-        "something failed."
+        "Look at libraries, kernel, cameras, arm and limits; nothing moves. The exit code is 1 "
+        "when something failed."
     )
     parser.add_argument("robot", choices=["franka"], help="what to look at")
     parser.add_argument(

@@ -1,5 +1,6 @@
 """A Franka with two cameras as a Gymnasium environment."""
 
+import atexit
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -119,6 +120,9 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._episode = None
         if self._lock is not None:
             self._lock.acquire()
+        # At the end of the program the arm is stopped, and no driver's thread is left running.
+        atexit.unregister(self.close)
+        atexit.register(self.close)
         self._sensors.open()
         if self._operator is not None:
             self._operator.start()
@@ -179,6 +183,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
 
     def close(self) -> None:
         """Stop the arm and let everything go; twice, or before the first reset, is harmless."""
+        atexit.unregister(self.close)
         if self._watchdog is not None:
             self._watchdog.end()
         self._watchdog = None

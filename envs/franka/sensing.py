@@ -24,7 +24,7 @@ STATE_LIMITS = (
 )
 """Lowest and highest state, in its own order and units."""
 
-_FRESH_FRAMES_S = 3.0
+_FRESH_FRAMES_S = 10.0
 
 
 @dataclass(frozen=True)

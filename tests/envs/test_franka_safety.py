@@ -1,4 +1,4 @@
-"""No sequence of actions, numbers that are none, jumps or stale frames moves a target out of bounds."""
+"""No sequence of actions, NaNs, jumps or stale frames moves a target out of its limits."""
 
 import gymnasium as gym
 import numpy as np

@@ -1,0 +1,215 @@
+"""The real client libraries against the emulated workcell: drive, record, read back, replay."""
+
+import json
+import math
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from dzrobot.cli import main
+from dzrobot.commands.replay import load_recording, replay
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.franka.cells import EmulatedCell
+from dzrobot.envs.franka.checkup import checkup
+from dzrobot.envs.franka.make import connectable, load_workcell
+from dzrobot.recording import EpisodeWriter
+from dzrobot.rollout.demonstration import RecordedEnv, ReplayActor, record_episode
+from dzrobot.rollout.episode import EpisodeRules
+from dzrobot.training.data.dataset import DatasetReader
+
+pytestmark = pytest.mark.robot
+
+STEPS, HZ = 200, 10.0
+KEYS = ("video.image", "video.wrist_image")
+
+PATIENT = {"state_age_s": 2.0, "frame_age_s": 5.0, "hold_after_s": 2.0}
+"""A busy test machine starves the emulators now and then; the fault table has the usual limits."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _libraries():
+    pytest.importorskip("franky", reason="needs franky-control (x86_64 Linux)")
+    pytest.importorskip("pyrealsense2", reason="needs pyrealsense2 (x86_64 Linux)")
+
+
+@pytest.fixture(scope="module")
+def env():
+    values = {"limits": PATIENT, "reward": {"rule": "none"}, "reset": {"speed_m_s": 0.4}}
+    env = connectable(EmulatedCell(), load_workcell("emulated", values))
+    yield env
+    env.close()
+
+
+def wave():
+    """Return a motion through the workspace that opens and closes the hand, (200, 7)."""
+    t = np.arange(STEPS) / HZ
+    actions = np.zeros((STEPS, 7), np.float32)
+    for column, (rate, size) in enumerate(
+        [(2.0, 0.6), (1.5, 0.6), (1.0, 0.3), (0, 0), (0, 0), (1.2, 0.4)]
+    ):
+        actions[:, column] = size * np.sin(rate * t)
+    actions[:, 6] = np.where(np.arange(STEPS) // 50 % 2, 1.0, -1.0)
+    return actions
+
+
+class Watched(gym.Wrapper):
+    """Keeps every info."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.infos = []
+
+    def step(self, action):
+        result = self.env.step(action)
+        self.infos.append(result[-1])
+        return result
+
+
+@pytest.fixture(scope="module")
+def driven(env, tmp_path_factory):
+    """Drive 200 steps at 10 Hz while recording them; return the folder, infos and seconds."""
+    folder = tmp_path_factory.mktemp("franka")
+    robot = load_embodiment("franka_pnp")
+    watched = Watched(env)
+    with EpisodeWriter(folder, robot, fps=HZ, version="v2.1") as writer:
+        done = record_episode(
+            RecordedEnv(watched, writer), ReplayActor(wave()), writer,
+            EpisodeRules(seed=3, max_steps=STEPS), keep_all=True,
+        )  # fmt: skip
+    return folder, watched.infos, done
+
+
+def test_two_hundred_steps_at_ten_hertz(driven, request):
+    _, infos, done = driven
+    say = request.config.pluginmanager.getplugin("terminalreporter").write_line
+    say(f"\n{done.frames} steps at {done.measured_hz:.2f} Hz, {done.late_steps} late")
+    say(f"{'camera':<20} {'age p50':>9} {'p95':>9} {'largest':>9} {'new frames':>11}")
+    for key in KEYS:
+        ages = 1000 * np.array([info[f"frame_age_s.{key}"] for info in infos])
+        fresh = np.diff([info[f"frame_number.{key}"] for info in infos]) > 0
+        middle, high = np.percentile(ages, [50, 95])
+        say(f"{key:<20} {middle:6.0f} ms {high:6.0f} ms {ages.max():6.0f} ms {fresh.mean():11.0%}")
+        assert (ages >= 0).all()
+        assert fresh.mean() > 0.2
+    assert done.abort == ""
+    assert done.frames == STEPS
+    assert done.measured_hz < HZ * 1.02
+    rates = [info["success_rate"] for info in infos[20:]]
+    say(f"control commands that arrived: {np.mean(rates):.3f}")
+    assert len({info["robot_time_s"] for info in infos}) > 0.9 * STEPS
+
+
+def test_the_recording_is_read_by_the_trainers_reader(driven, tmp_path):
+    folder, _infos, _ = driven
+    robot = load_embodiment("franka_pnp")
+    reader = DatasetReader(folder, robot)
+    window = reader.window(len(reader) // 2)
+    assert {key for key in window if key.startswith("video.")} == set(KEYS)
+    assert window["state.state"].shape[-1] == 19
+    assert window["action.actions"].shape[-1] == 7
+    recording = load_recording(folder, 0, robot)
+    np.testing.assert_allclose(recording.actions, wave(), atol=1e-6)
+    assert recording.start == 3
+    features = json.loads((folder / "meta/info.json").read_text())["features"]
+    for key in (*KEYS, "state_time_s"):
+        assert f"timestamp.{key}" in features
+
+
+def test_the_recording_is_replayed(driven, env, request):
+    folder, _, _ = driven
+    robot = load_embodiment("franka_pnp")
+    recording = load_recording(folder, 0, robot)
+    outcome, states = replay(env, recording, robot)
+    away = np.linalg.norm(states[:STEPS, 4:7] - recording.states[:, 4:7], axis=1)
+    say = request.config.pluginmanager.getplugin("terminalreporter").write_line
+    say(f"\nreplayed {outcome.steps} steps: {away.mean():.3f} m away, {away.max():.3f} m at most")
+    assert outcome.steps == STEPS
+    assert away.max() < 0.15
+
+
+def test_resets_return_to_the_start(env):
+    observation, _ = env.reset(seed=1)
+    again, info = env.reset(seed=1)
+    place = env.arm.state().pose[:3, 3]
+    np.testing.assert_allclose(place, env.config.reset.position, atol=0.012)
+    assert np.abs(again["state.state"][4:10]).max() < 0.05
+    assert observation.keys() == again.keys()
+    assert info["init_state_id"] == 1
+
+
+def test_the_gripper_never_delays_a_step(env):
+    env.reset()
+    widths, took = [], []
+    for command, arrived in ((-1.0, lambda w: w < 0.03), (1.0, lambda w: w > 0.04)):
+        for _ in range(60):
+            began = time.monotonic()
+            observation, *_ = env.step(np.array([0] * 6 + [command], np.float32))
+            took.append(time.monotonic() - began)
+            widths.append(float(observation["state.state"][0]))
+            if arrived(widths[-1]):
+                break
+        assert arrived(widths[-1])
+    assert np.median(took) < 0.15
+
+
+def test_planned_motions_follow_too():
+    values = {"limits": PATIENT, "controller": {"kind": "motion"}, "reward": {"rule": "none"}}
+    env = connectable(EmulatedCell(), load_workcell("emulated", values))
+    env.reset()
+    for _ in range(30):
+        observation, _, _, truncated, info = env.step(np.array([0.5] + [0] * 6, np.float32))
+        assert not truncated, info["abort_message"]
+        if observation["state.state"][4] > 0.02:
+            break
+    assert observation["state.state"][4] > 0.02
+    env.close()
+
+
+def test_check_env_passes_on_the_emulators():
+    env = gym.make(
+        "Franka-PnP-v0", workcell="emulated", render_mode="rgb_array", limits=PATIENT,
+        disable_env_checker=True,
+    )  # fmt: skip
+    check_env(env.unwrapped)
+    env.close()
+
+
+def test_the_doctor_finds_everything():
+    cell = EmulatedCell()
+    lines = {line.what: line for line in checkup(cell, load_workcell("emulated"))}
+    cell.close()
+    assert [line for line in lines.values() if line.verdict == "fail"] == []
+    assert {"franky-control", "kernel", "latency", "mode", "pose", "gripper"} <= lines.keys()
+    assert sum(name.startswith("camera ") for name in lines) == 2
+
+
+def test_the_doctor_names_a_missing_camera():
+    cell = EmulatedCell()
+    cameras = [{"key": key, "serial": str(index)} for index, key in enumerate(KEYS)]
+    config = load_workcell("emulated", {"cameras": cameras})
+    failed = [line.found for line in checkup(cell, config) if line.verdict == "fail"]
+    cell.close()
+    assert any("no camera 0, 1; found: 910000000001, 910000000002" in text for text in failed)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["dzrobot/lift-v0", "dzrobot/Franka-PnP-fake-v0", "dzrobot/Franka-PnP-emulated-v0"],
+)
+def test_one_script_runs_simulator_fakes_and_emulators(name, tmp_path):
+    if "lift" in name:
+        pytest.importorskip("robosuite", reason="needs the simulator")
+    code = main(
+        ["eval", "--env", name, "--policy", "random", "--episodes", "1", "--max-steps", "5",
+         "--workers", "1", "--videos", "none", "--output", str(tmp_path)]
+    )  # fmt: skip
+    assert code == 0
+    (line,) = (tmp_path / "records.jsonl").read_text().splitlines()
+    record = json.loads(line)
+    assert record["env"] == name
+    assert record["steps"] == 5
+    assert math.isfinite(record["wall_s"])
+    assert set(record) >= {"success", "ended", "init_state_id", "action_sha256", "policy_ms"}
