@@ -1,4 +1,6 @@
-"""The robot and the network of a run, as frozen values: what checks, ``plan`` and the trainer all start from.
+"""The robot and the network of a run, as frozen values.
+
+Checks, ``plan`` and the trainer all start from them.
 
 Nothing here reads a weight or imports torch.
 """
@@ -50,7 +52,8 @@ def run_embodiment(tag: str, model: ModelConfig, data: DataConfig) -> Embodiment
         timing = replace(frame_grid(data.frame_grid), blocks=blocks)
         if model.action_horizon not in (None, timing.action_horizon):
             raise ConfigError(
-                f"the frame grid {data.frame_grid!r} has a horizon of {timing.action_horizon}, model.action_horizon "
+                f"the frame grid {data.frame_grid!r} has a horizon of {timing.action_horizon}, "
+                "model.action_horizon "
                 f"is {model.action_horizon}: leave one of them out"
             )
     elif horizon != timing.action_horizon:
@@ -68,31 +71,39 @@ def source_plans(config: SFTConfig) -> list[SourcePlan]:
         ConfigError: See :func:`run_embodiment`.
     """
     model, data = config.model, config.data
-    plain = [entry for entry in data.train_data_paths if isinstance(entry, str)]
+    plain = tuple(entry for entry in data.train_data_paths if isinstance(entry, str))
     plans = []
     if plain:
         plans.append(
             SourcePlan(
-                field="data.train_data_paths", paths=tuple(plain), weight=1.0, metadata=model.metadata_json_path,
-                embodiment=run_embodiment(model.embodiment_tag, model, data), distribute_weights=True,
+                field="data.train_data_paths",
+                paths=plain,
+                weight=1.0,
+                embodiment=run_embodiment(model.embodiment_tag, model, data),
+                metadata=model.metadata_json_path,
+                distribute_weights=True,
             )
-        )  # fmt: skip
+        )
     for i, entry in enumerate(data.train_data_paths):
         if isinstance(entry, SourceConfig):
             plans.append(
                 SourcePlan(
-                    field=f"data.train_data_paths.{i}", paths=entry.dataset_path, weight=entry.weight,
-                    embodiment=run_embodiment(entry.embodiment_tag, model, data), metadata=entry.metadata_json_path,
+                    field=f"data.train_data_paths.{i}",
+                    paths=entry.dataset_path,
+                    weight=entry.weight,
+                    embodiment=run_embodiment(entry.embodiment_tag, model, data),
+                    metadata=entry.metadata_json_path,
                     distribute_weights=entry.distribute_weights,
                 )
-            )  # fmt: skip
+            )
     return plans
 
 
 def run_network(base: NetworkConfig, model: ModelConfig, embodiment: Embodiment) -> NetworkConfig:
     """Return ``base`` with the horizon, sample length, frame size and adapters of this run.
 
-    None of these changes a weight's shape: a checkpoint may be continued with another horizon or frame size.
+    None of these changes a weight's shape: a checkpoint may be continued with another horizon or
+    frame size.
     """
     timing = embodiment.timing
     height = model.target_video_height or base.head.target_video_height
@@ -129,7 +140,8 @@ def base_network(model: ModelConfig, config_json: Mapping[str, Any] | None) -> N
 
     Args:
         model: Says which preset, where there is no file.
-        config_json: Content of the checkpoint's or ``config_path``'s config.json; None for a preset.
+        config_json: Content of the checkpoint's or ``config_path``'s config.json; None for a
+            preset.
 
     Raises:
         CheckpointError: The file describes no network.

@@ -1,6 +1,7 @@
 """From a checked recipe to the parts of a run: recordings, network, prompts, cost of a sample."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +15,13 @@ from dzrobot.policies.dreamzero.checkpoints.load import build_network
 from dzrobot.policies.dreamzero.checkpoints.names import TEXT
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.tokenizer import DEFAULT_TOKENIZER, PromptTokenizer
+from dzrobot.policies.dreamzero.network.vae import Vae
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.training.architecture import SourcePlan, run_network, source_plans
 from dzrobot.training.data import ReaderOptions, Selection, SourceSpec, TrainingData
 from dzrobot.training.data.lerobot import Catalog
 from dzrobot.training.flops import SampleCost, executed_flops, model_flops, sample_shape
-from dzrobot.training.parallel import DTYPES, build_mesh, parallelize, shard_frozen
+from dzrobot.training.parallel import DTYPES, parallelize, shard_frozen
 from dzrobot.training.prompts import LivePrompts, Prompts, StoredPrompts, training_prompts
 from dzrobot.training.settings import ParallelConfig, SFTConfig
 from dzrobot.training.weights import Start, empty_network, fill, load_text_encoder
@@ -75,7 +77,7 @@ def _last_episodes(plan: SourcePlan, count: int) -> dict[str, frozenset[int]]:
 def _spec(
     plan: SourcePlan, start: Start, kept: dict[str, frozenset[int]], *, held_out: bool
 ) -> list[SourceSpec]:
-    """Return the source as one entry, or as one entry per folder where folders keep other episodes back."""
+    """Return the entries of a source: one, or one per set of episodes kept back."""
     metadata = plan.metadata or start.metadata
     assert metadata is not None, "checked before anything was opened"
     groups: dict[frozenset[int], list[str]] = {}
@@ -110,7 +112,7 @@ def tokenizer_path(config: SFTConfig, start: Start) -> str:
 def build_prompts(
     config: SFTConfig, network: NetworkConfig, start: Start, recordings: Recordings, world: World
 ) -> StoredPrompts | None:
-    """Encode every prompt that is not on disk yet, shared over the processes; None where prompts are live."""
+    """Encode, shared over the processes, what is not on disk; None where prompts are live."""
     if not config.model.cache_prompts:
         return None
     source, text_len = start.source, network.dit.text_len
@@ -220,19 +222,38 @@ def recomputed_share(parallel: ParallelConfig, layers: int) -> float:
 def encoder_flops(network: NetworkConfig, image_size: tuple[int, int], prompt_tokens: int) -> float:
     """Return the operations of the frozen encoders for one sample.
 
-    Pictures are counted on a run without memory; ``prompt_tokens`` is 0 where embeddings are stored.
+    Pictures are counted on a run without memory; ``prompt_tokens`` is 0 where embeddings are
+    stored.
     """
     model = build_network(network, text_encoder=False)
     height, width = network.target_size or image_size
-    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        video = torch.empty(1, 3, network.head.num_frames, height, width)
-        model.vae.encode(video)
-        model.first_frame(video[:, :, 0], network.head.num_frames)
-        model.image_encoder(video[:, :, 0])
+    clips = 2 if network.dit.concat_first_frame_latent else 1
     text = network.text
     layer = 4 * text.dim * text.dim_attn + 3 * text.dim * text.dim_ffn
     scores = 2 * prompt_tokens * text.dim_attn
-    return float(counter.get_total_flops() + 2 * text.num_layers * prompt_tokens * (layer + scores))
+    with torch.device("meta"):
+        frame = torch.empty(1, 3, height, width)
+    return float(
+        clips * _clip_flops(model.vae, frame, network.head.num_frames)
+        + _count(lambda: model.image_encoder(frame))
+        + 2 * text.num_layers * prompt_tokens * (layer + scores)
+    )
+
+
+def _clip_flops(vae: Vae, frame: torch.Tensor, frames: int) -> int:
+    """Return the cost of encoding a clip: from the third chunk on, all cost the same."""
+    stride = vae.config.temporal_stride
+    short, long = (
+        _count(lambda count=count: vae.encode(frame[:, :, None].expand(-1, -1, count, -1, -1)))
+        for count in (1 + stride, 1 + 2 * stride)
+    )
+    return short + (frames // stride - 1) * (long - short)
+
+
+def _count(run: Callable[[], object]) -> int:
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        run()
+    return int(counter.get_total_flops())
 
 
 def export_folder(output_dir: Path, step: int) -> Path:

@@ -1,9 +1,11 @@
 """Training checkpoints: sharded, written aside in the background, renamed when complete.
 
-A checkpoint is a folder ``step_00001000`` with one ``state`` folder (torch distributed checkpoint) and a
-``meta.json``. It is written under a temporary name and renamed once every process has finished, so a folder with a
-final name is whole; everything else is ignored and cleared away. What a step does depends on the seed and the step
-number alone, so the number and the tensors are the whole state: there is no loader position and no random state.
+A checkpoint is a folder ``step_00001000`` with one ``state`` folder (torch distributed checkpoint)
+and a
+``meta.json``. It is written under a temporary name and renamed once every process has finished, so
+a folder with a final name is whole; everything else is ignored and cleared away. What a step does
+depends on the seed and the step number alone, so the number and the tensors are the whole state:
+there is no loader position and no random state.
 """
 
 import json
@@ -56,7 +58,8 @@ def read_checkpoint(path: Path) -> Saved:
     """
     if not (path / _STATE / ".metadata").is_file() or not (path / _META).is_file():
         raise CheckpointError(
-            f"{path} is no complete training checkpoint: it needs {_META} and {_STATE}/.metadata. Give a folder "
+            f"{path} is no complete training checkpoint: it needs {_META} and {_STATE}/.metadata. "
+            "Give a folder "
             f"{_PREFIX}00001000 or the run folder that holds such folders."
         )
     meta = json.loads((path / _META).read_text())
@@ -64,7 +67,7 @@ def read_checkpoint(path: Path) -> Saved:
 
 
 def complete_checkpoints(folder: Path) -> list[Saved]:
-    """Return the complete checkpoints in ``folder``, oldest first; torn and temporary ones are left out."""
+    """Return the complete checkpoints in ``folder``, oldest first; torn ones are left out."""
     found = []
     for path in folder.glob(f"{_PREFIX}*"):
         if path.suffix == _ASIDE:
@@ -100,7 +103,8 @@ def load_state(saved: Saved, state: dict[str, Any]) -> None:
         dcp.load(state, checkpoint_id=str(saved.path / _STATE))
     except dcp.api.CheckpointException as error:
         raise CheckpointError(
-            f"{saved.path} does not fit this run: {_first_line(error)}. Resume with the model, adapter and averaging "
+            f"{saved.path} does not fit this run: {_first_line(error)}. Resume with the model, "
+            "adapter and averaging "
             "settings it was written with."
         ) from error
 
@@ -165,7 +169,8 @@ class CheckpointWriter:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        # The main process ends only after all have written: it gathers their results into the metadata.
+        # The main process ends only after all have written: it gathers their results into the
+        # metadata.
         pending.future.result()
         if self._world.is_main:
             self._commit(pending)

@@ -1,4 +1,4 @@
-"""From a run to a checkpoint in the official layout, with its passport, that a policy opens directly."""
+"""From a run to a checkpoint in the official layout that a policy opens directly."""
 
 import logging
 import shutil
@@ -41,7 +41,8 @@ ADAPTERS_SUFFIX = "_adapters"
 def export(parts: Parts, step: int) -> Path:
     """Write the whole network of ``step``, adapters merged; of a LoRA run also the adapters alone.
 
-    Averaged weights are written where the run keeps an average. Collective; the main process writes.
+    Averaged weights are written where the run keeps an average. Collective; the main process
+    writes.
 
     Returns:
         The folder.
@@ -56,7 +57,7 @@ def export(parts: Parts, step: int) -> Path:
 
 
 def gather_trained(parts: Parts) -> dict[str, Tensor]:
-    """Return canonical name -> whole float32 tensor on the host, on the main process; empty elsewhere."""
+    """Return canonical name -> whole float32 tensor on the host; empty but on the main process."""
     tensors = parts.optimizer.named if parts.ema is None else parts.ema.average
     gathered: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -76,8 +77,8 @@ def _write(parts: Parts, trained: dict[str, Tensor], target: Path) -> None:
     own = StateDictSource(values=trained, origin="training")
     source: WeightSource = UnionSource(sources=(parts.start.source, own))
     sidecars = Sidecars(
-        config_json=parts.network.to_dict(), metadata=_metadata(parts), passport=_passport(parts, None),
-        copy_from=parts.start.folder,
+        config_json=parts.network.to_dict(), metadata=_metadata(parts),
+        passport=_passport(parts, None), copy_from=parts.start.folder,
     )  # fmt: skip
     if config.model.is_lora:
         _write_adapters(parts, own, sidecars, target.with_name(target.name + ADAPTERS_SUFFIX))
@@ -91,7 +92,7 @@ def _write(parts: Parts, trained: dict[str, Tensor], target: Path) -> None:
 
 
 def _write_adapters(parts: Parts, own: StateDictSource, sidecars: Sidecars, target: Path) -> None:
-    """Write only what was trained, under the published adapter names, and which base it belongs to."""
+    """Write only what was trained, under the published names, and which base it belongs to."""
     adapted = frozenset(
         adapted_layer(name).removesuffix(".weight") for name in own.values if is_adapter(name)
     )
@@ -133,7 +134,7 @@ def _passport(parts: Parts, base: str | None) -> Passport:
 
 
 def _copy_tokenizer(parts: Parts, target: Path) -> None:
-    """Put the tokenizer beside the weights where it is a local folder: the export then stands alone."""
+    """Put a local tokenizer beside the weights: the export then stands alone."""
     given = Path(tokenizer_path(parts.config, parts.start)).expanduser()
     if given.is_dir() and not (target / TOKENIZER_FOLDER).exists():
         shutil.copytree(given, target / TOKENIZER_FOLDER)

@@ -1,9 +1,10 @@
 """Floating-point operations of one training sample, by formula.
 
-A multiply-add counts as two. Two numbers are kept apart. The *model* cost is that of the published definition (every
-token, both halves of the sequence); utilisation against it can be compared between implementations. The *executed*
-cost is what this implementation runs: the last clean block is never attended and is left out, the last layer computes
-only the noisy half, and timesteps are embedded once per frame instead of once per token.
+A multiply-add counts as two. Two numbers are kept apart. The *model* cost is that of the published
+definition (every token, both halves of the sequence); utilisation against it can be compared
+between implementations. The *executed* cost is what this implementation runs: the last clean block
+is never attended and is left out, the last layer computes only the noisy half, and timesteps are
+embedded once per frame instead of once per token.
 """
 
 from dataclasses import dataclass, replace
@@ -92,12 +93,12 @@ def executed_flops(config: DiTConfig, shape: SampleShape, text_rows: int | None 
 
 
 def _linear(config: DiTConfig, tokens: float) -> float:
-    """Return one layer's matrix products on its tokens: 4 of self-, 2 of cross-attention, 2 of the MLP."""
+    """Return one layer's products on its tokens: 4 of self-, 2 of cross-attention, 2 of the MLP."""
     return 2 * tokens * (6 * config.dim**2 + 2 * config.dim * config.ffn_dim)
 
 
 def _scores(config: DiTConfig, pairs: float) -> float:
-    """Return the cost of ``pairs`` query-key pairs over all heads: one product each for scores and values."""
+    """Return the cost of query-key pairs over all heads: a product for scores, one for values."""
     return 4 * pairs * config.dim
 
 
@@ -194,7 +195,8 @@ PEAK_TFLOPS = {
     "RTX 4090": 165.0,
     "RTX 5090": 210.0,
 }
-"""Dense bf16 peak of accelerators in TFLOP/s by a part of their name, longer parts first within a family."""
+"""Dense bf16 peak of accelerators in TFLOP/s by a part of their name, longer parts first within a
+family."""
 
 
 def peak_tflops(device_name: str) -> float | None:

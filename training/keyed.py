@@ -11,7 +11,7 @@ from dzrobot.policies.dreamzero.network.world_action import Prepared
 
 
 def keyed_generator(purpose: str, *key: int | str) -> torch.Generator:
-    """Return a fresh CPU generator for ``purpose`` and ``key``; equal arguments give equal draws."""
+    """Return a fresh CPU generator; equal arguments give equal draws."""
     digest = hashlib.sha256("/".join([purpose, *map(str, key)]).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 
@@ -19,7 +19,7 @@ def keyed_generator(purpose: str, *key: int | str) -> torch.Generator:
 def sample_noise(
     config: NetworkConfig, prepared: Prepared, seed: int, step: int, slots: Sequence[int]
 ) -> Noise:
-    """Return the noise of a micro-batch: a sample's depends on seed, step and place in the global batch alone."""
+    """Return the noise of a micro-batch: each sample's follows from seed, step and slot alone."""
     latents = prepared.latents_BCFYX
     channels, frames, rows, columns = latents.shape[1:]
     actions, width = prepared.action_BAM.shape[1:]

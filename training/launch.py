@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def train(config: SFTConfig) -> int:
-    """Run a checked configuration in this process; returns 0 also where a termination request ended it early."""
+    """Run a checked configuration in this process; a termination request ends it with 0 too."""
     # Fragmentation costs large batches some gigabytes; must be set before the allocator starts.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     from dzrobot.training.parts import build_parts

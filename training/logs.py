@@ -1,4 +1,4 @@
-"""Where log lines go: a JSONL file always, TensorBoard, Weights & Biases, one progress line on the terminal."""
+"""Where log lines go: a JSONL file always, TensorBoard, Weights & Biases, the terminal."""
 
 import json
 import logging
@@ -85,7 +85,8 @@ class WandbSink:
             import wandb
         except ImportError as error:
             raise MissingDependencyError(
-                "logging.wandb_project is set, but wandb is missing: pip install 'dzrobot[wandb]', or set it to null"
+                "logging.wandb_project is set, but wandb is missing: pip install "
+                "'dzrobot[wandb]', or set it to null"
             ) from error
         self._run = wandb.init(
             project=project, dir=str(folder), name=folder.name, config=dict(config), resume="allow"
@@ -103,7 +104,7 @@ class WandbSink:
 
 
 class RunLog:
-    """All sinks of one run and its progress line; does nothing on processes other than the main one."""
+    """All sinks of one run and its progress line; silent on all but the main process."""
 
     def __init__(self, sinks: list[Sink], progress: Progress | None) -> None:
         self._sinks = sinks

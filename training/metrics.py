@@ -1,7 +1,7 @@
 """What a log line says: global losses, throughput, utilisation, waiting, memory, skips.
 
-Losses, gradient norms and skip flags stay on the device until a line is due; then one stacked tensor is summed over
-ranks and read once.
+Losses, gradient norms and skip flags stay on the device until a line is due; then one stacked
+tensor is summed over ranks and read once.
 """
 
 import time
@@ -159,7 +159,7 @@ class Meter:
         self._unreadable += count
 
     def line(self, step: int) -> Line:
-        """Close the interval and return its line; collective, and the only place that reads the device."""
+        """Close the interval and return its line; collective; only here the device is read."""
         rows = torch.stack(self._open.rows)
         sums = torch.cat([rows[:, :2].flatten(), rows.new_tensor([float(self._unreadable)])])
         dist.all_reduce(sums)

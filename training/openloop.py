@@ -1,7 +1,7 @@
 """Open-loop evaluation: how far predicted actions are from recorded ones, in the robot's own units.
 
-Windows of held-out episodes are denoised from pure noise; every block sees the recorded past, as in training. This
-needs nothing but the training forward pass, so it runs sharded and batched.
+Windows of held-out episodes are denoised from pure noise; every block sees the recorded past, as in
+training. This needs nothing but the training forward pass, so it runs sharded and batched.
 """
 
 from collections.abc import Iterator
@@ -31,8 +31,8 @@ from dzrobot.training.parts import Parts
 def evaluate_open_loop(parts: Parts, step: int) -> dict[str, float]:
     """Return the mean absolute action error over held-out windows; collective.
 
-    Names are ``open_loop/<part>/<dimension>`` (mean over the horizon) and ``open_loop/<part>/step_<i>`` (mean over
-    dimensions), both in physical units.
+    Names are ``open_loop/<part>/<dimension>`` (mean over the horizon) and
+    ``open_loop/<part>/step_<i>`` (mean over dimensions), both in physical units.
     """
     data = parts.recordings.held_out
     assert data is not None, "checked before anything was opened"
@@ -55,8 +55,8 @@ def _batches(parts: Parts, data: TrainingData) -> Iterator[TrainingBatch]:
     whole = runner.micro_batch_size * world.size
     steps = -(-runner.eval_windows // whole)
     plan = LoaderPlan(
-        global_batch=whole, micro_batch=runner.micro_batch_size, rank=world.rank, world_size=world.size,
-        stop_step=steps,
+        global_batch=whole, micro_batch=runner.micro_batch_size, rank=world.rank,
+        world_size=world.size, stop_step=steps,
     )  # fmt: skip
     return iter(build_loader(data, plan))
 

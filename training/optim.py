@@ -1,7 +1,8 @@
 """AdamW with a device-side schedule, a true global gradient norm and one collective skip decision.
 
-Nothing here reads a device value on the host: the count of applied updates, the learning rate, the clipping
-factor and the decision to skip a non-finite step all stay on the device, so a step never waits for its numbers.
+Nothing here reads a device value on the host: the count of applied updates, the learning rate, the
+clipping factor and the decision to skip a non-finite step all stay on the device, so a step never
+waits for its numbers.
 """
 
 import math
@@ -24,9 +25,10 @@ def is_decayed(name: str, parameter: Tensor) -> bool:
 
 
 def schedule_factor(updates: Tensor, config: OptimConfig, total_updates: int) -> Tensor:
-    """Return the factor on the peak learning rate after ``updates`` applied updates, float32 on its device.
+    """Return the factor on the peak learning rate after ``updates`` applied updates, float32.
 
-    Linear warm-up over ``config.warmup_updates(total_updates)``, then constant, or a half cosine down to
+    Linear warm-up over ``config.warmup_updates(total_updates)``, then constant, or a half cosine
+    down to
     ``config.min_lr_ratio``.
     """
     warmup = config.warmup_updates(total_updates)
@@ -124,7 +126,7 @@ class Optimizer:
 
 
 def global_norm(gradients: Iterable[Tensor]) -> Tensor:
-    """Return the L2 norm over all shards of all gradients, the same 0-d float32 tensor on every rank.
+    """Return the L2 norm over all shards of all gradients, 0-d float32, equal on every rank.
 
     A NaN on one rank is a NaN on all, which is what makes the decision to skip a step collective.
     """
@@ -146,7 +148,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, skipped: Tensor) -> None:
-        """Move the average towards the parameters by ``1 - decay``, by nothing where ``skipped`` is 1."""
+        """Move the average towards the parameters; by nothing where ``skipped`` is 1."""
         weight = (1.0 - self.decay) * (1.0 - skipped)
         for name, average in self.average.items():
             # In place and one by one: a foreach version would hold a second copy of the model.

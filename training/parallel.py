@@ -1,8 +1,9 @@
-"""Recompute, compile, shard: how a network is laid out over processes, in this order and in one place.
+"""Recompute, compile, shard: how a network is laid out over processes, in this order.
 
-Every strategy is the same text over another mesh. ``fsdp`` shards over all ranks, ``hsdp`` within groups, ``ddp`` is
-groups of one rank, ``single`` one group of one rank; so mixed precision, the gradient norm and checkpoints behave
-alike everywhere. The frozen encoders are sharding roots of their own, outside the trained network.
+Every strategy is the same text over another mesh. ``fsdp`` shards over all ranks, ``hsdp`` within
+groups, ``ddp`` is groups of one rank, ``single`` one group of one rank; so mixed precision, the
+gradient norm and checkpoints behave alike everywhere. The frozen encoders are sharding roots of
+their own, outside the trained network.
 """
 
 import warnings
@@ -64,7 +65,8 @@ def build_mesh(config: ParallelConfig, world: World) -> DeviceMesh:
     match config.strategy:
         case "single" if world.size > 1:
             raise ConfigError(
-                f"parallel.strategy='single' but there are {world.size} processes: choose fsdp, hsdp or ddp"
+                f"parallel.strategy='single' but there are {world.size} processes: choose fsdp, "
+                "hsdp or ddp"
             )
         case "single" | "ddp":
             width = 1
@@ -124,11 +126,13 @@ def shard(
     }
     for block in blocks:
         fully_shard(block, reshard_after_forward=config.reshard_after_forward, **options)
-    # The root is needed first in forward and last in backward: freeing it between would gather it twice.
+    # The root is needed first in forward and last in backward: freeing it between would gather it
+    # twice.
     fully_shard(network, reshard_after_forward=False, **options)
     for module in network.modules():
         if isinstance(module, FSDPModule):
-            # Losses are already divided by the global count: ranks add up. Gloo cannot pre-multiply.
+            # Losses are already divided by the global count: ranks add up. Gloo cannot pre-
+            # multiply.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     _prefetch([block for block in blocks if isinstance(block, FSDPModule)], config.prefetch_blocks)

@@ -1,7 +1,7 @@
 """Prompt embeddings of a run: encoded once and kept on disk, or encoded in every step.
 
-There are few instructions and many samples. Encoding each instruction once frees the prompt encoder, which is as
-large as the 5B transformer, and saves its share of every step.
+There are few instructions and many samples. Encoding each instruction once frees the prompt
+encoder, which is as large as the 5B transformer, and saves its share of every step.
 """
 
 import hashlib
@@ -82,7 +82,7 @@ class StoredPrompts:
         return [prompt for prompt in prompts if _key(prompt) not in self._found]
 
     def add(self, prompts: Sequence[str], encoder: TextEncoder, tokenizer: PromptTokenizer) -> None:
-        """Encode ``prompts`` into a new file, one by one: an embedding must not depend on its neighbours."""
+        """Encode ``prompts`` into a new file, each alone: neighbours must not change it."""
         if not prompts:
             return
         device = next(encoder.parameters()).device
@@ -107,7 +107,8 @@ class StoredPrompts:
         """
         if unknown := self.missing(prompts):
             raise DatasetError(
-                f"no embedding of the prompt {unknown[0]!r}: the dataset changed since the run started; start it again"
+                f"no embedding of the prompt {unknown[0]!r}: the dataset changed since the run "
+                "started; start it again"
             )
         parts = [self._found[_key(prompt)].get_tensor(_key(prompt)) for prompt in prompts]
         rows = parts[0].new_zeros(len(parts), self._text_len, parts[0].shape[1])

@@ -13,7 +13,8 @@ from dzrobot.training.settings import SFTConfig
 RECIPES = Path(__file__).parent / "recipes"
 
 RETIRED: Mapping[str, str] = {
-    "actor": "sections are model, data, optim, parallel, checkpoint, logging and runner: write actor.model.x as model.x",
+    "actor": "sections are model, data, optim, parallel, checkpoint, logging and runner: write "
+    "actor.model.x as model.x",
     "data.lazy_load": "every read is lazy; drop it",
     "data.parquet_cache_size": "numbers are mapped from disk; drop it",
     "data.dataset_type": "the format is read from meta/info.json; drop it",
@@ -27,10 +28,12 @@ RETIRED: Mapping[str, str] = {
     "model.relative_action_per_horizon": "per-step statistics are not supported; drop it",
     "model.droid_view_height": "the embodiment's View.size says it; drop it",
     "model.droid_view_width": "the embodiment's View.size says it; drop it",
-    "model.action_head_cfg": "max_chunk_size is model.max_chunk_size; the rest is in the checkpoint's config.json",
+    "model.action_head_cfg": "max_chunk_size is model.max_chunk_size; the rest is in the "
+    "checkpoint's config.json",
     "data.sampling_strategy": "it is called data.sampling_mode (aligned or multi_anchor)",
     "data.macro_stride": "it equals the horizon; drop it, or choose data.frame_grid",
-    "data.video_in_chunk_offsets": "offsets follow from the horizon; drop it, or choose data.frame_grid",
+    "data.video_in_chunk_offsets": "offsets follow from the horizon; drop it, or choose "
+    "data.frame_grid",
     "optim.clip_grad_norm": "it is called optim.clip_grad",
     "optim.total_training_steps": "it is called runner.max_steps",
     "runner.max_epochs": "give runner.max_steps",
@@ -53,7 +56,8 @@ def find_recipe(name: str) -> Path:
     if name in known:
         return known[name]
     raise UnknownNameError(
-        f"unknown recipe {name!r}.{suggest(name, known)} Known: {', '.join(known)}; or give a .yaml file."
+        f"unknown recipe {name!r}.{suggest(name, known)} Known: {', '.join(known)}; or give a "
+        ".yaml file."
     )
 
 
@@ -117,7 +121,7 @@ def _lines(node: yaml.Node, prefix: str, file: str) -> Iterator[tuple[str, str]]
 
 
 def _where(field: str, origins: Mapping[str, str]) -> str:
-    """Return where ``field`` or what encloses it is written, ready to stand in front; empty for a default."""
+    """Return where ``field`` is written, ready to stand in front; empty for a default."""
     parts = field.split(".")
     for length in range(len(parts), 1, -1):
         if origin := origins.get(".".join(parts[:length])):

@@ -1,8 +1,8 @@
 """How one fine-tuning run trains: every field of a recipe, frozen and documented.
 
-Field names are those of the published DreamZero recipes where the meaning is the same. What the robot sees and does
-is the embodiment's; what the weights are is the checkpoint's: neither is repeated here. Nothing here imports torch,
-so a recipe is checked in well under a second.
+Field names are those of the published DreamZero recipes where the meaning is the same. What the
+robot sees and does is the embodiment's; what the weights are is the checkpoint's: neither is
+repeated here. Nothing here imports torch, so a recipe is checked in well under a second.
 """
 
 from pathlib import Path
@@ -37,7 +37,8 @@ class ModelConfig(FrozenConfig):
     """A config.json that gives the architecture when there is neither checkpoint nor preset."""
 
     tokenizer_path: str | None = None
-    """umT5 tokenizer: a directory or hub id; null: the one beside the checkpoint, else google/umt5-xxl."""
+    """umT5 tokenizer: a directory or hub id; null: the one beside the checkpoint, else
+    google/umt5-xxl."""
 
     diffusion_model_pretrained_path: str | None = None
     """Cold start: video transformer weights."""
@@ -52,7 +53,8 @@ class ModelConfig(FrozenConfig):
     """Cold start: video autoencoder weights."""
 
     random_init: bool = False
-    """Train from random weights, encoders included: for tests, benchmarks and the bundled tiny policy."""
+    """Train from random weights, encoders included: for tests, benchmarks and the bundled tiny
+    policy."""
 
     metadata_json_path: Path | None = None
     """Normalisation statistics; null: those of ``model_path``."""
@@ -64,7 +66,8 @@ class ModelConfig(FrozenConfig):
     """Actions per block, in the data and in the network; null: the embodiment's."""
 
     max_chunk_size: Positive | None = None
-    """Blocks per sample, in the data and in the network; null: the embodiment's. Frames are 8 per block and one."""
+    """Blocks per sample, in the data and in the network; null: the embodiment's. Frames are 8 per
+    block and one."""
 
     target_video_height: Positive | None = None
     """Rows of the tiled frame inside the network; null: as the checkpoint says."""
@@ -73,7 +76,8 @@ class ModelConfig(FrozenConfig):
     """Columns of the tiled frame inside the network; null: as the checkpoint says."""
 
     relative_action: bool | None = None
-    """Expected use of relative actions; null: as the embodiment says. A contradiction is an error."""
+    """Expected use of relative actions; null: as the embodiment says. A contradiction is an error.
+    """
 
     relative_action_keys: tuple[str, ...] | None = None
     """Expected relative action keys; null: as the embodiment says."""
@@ -91,7 +95,8 @@ class ModelConfig(FrozenConfig):
     """Encode every instruction once, then free the prompt encoder."""
 
     action_loss_norm: Literal["padded", "masked"] = "padded"
-    """``padded``: divide by all 32 action dimensions, as published; ``masked``: by the real ones."""
+    """``padded``: divide by all 32 action dimensions, as published; ``masked``: by the real ones.
+    """
 
 
 class SourceConfig(FrozenConfig):
@@ -125,7 +130,8 @@ class DataConfig(FrozenConfig):
     """Last episodes of every folder kept for open-loop evaluation."""
 
     sampling_mode: Literal["aligned", "multi_anchor"] = "aligned"
-    """``aligned``: frames cover their actions evenly; ``multi_anchor``: the published walk around a seed frame."""
+    """``aligned``: frames cover their actions evenly; ``multi_anchor``: the published walk around a
+    seed frame."""
 
     frame_grid: str | None = None
     """Named published frame grid for ``multi_anchor``; null: the embodiment's own."""
@@ -198,7 +204,8 @@ class ParallelConfig(FrozenConfig):
     """How the network is laid out over processes, and what is computed twice to save memory."""
 
     strategy: Literal["fsdp", "hsdp", "ddp", "single"] = "fsdp"
-    """``fsdp``: shard over all ranks; ``hsdp``: shard within groups, replicate across; ``ddp``: replicate."""
+    """``fsdp``: shard over all ranks; ``hsdp``: shard within groups, replicate across; ``ddp``:
+    replicate."""
 
     shard_size: Positive | None = None
     """Ranks that share one copy under ``hsdp``; null: the ranks of one machine."""
@@ -210,7 +217,8 @@ class ParallelConfig(FrozenConfig):
     """Dtype in which gradients are summed over ranks."""
 
     activation_checkpointing: Literal["none", "selective", "full"] = "full"
-    """What a block recomputes in the backward pass: nothing, all but matrix products, everything."""
+    """What a block recomputes in the backward pass: nothing, all but matrix products, everything.
+    """
 
     compile: bool = True
     """Compile each transformer block."""
@@ -282,7 +290,8 @@ class RunnerConfig(FrozenConfig):
     """Key of sample order, augmentation, noise and fresh weights."""
 
     resume_dir: Literal["auto"] | Path | None = None
-    """Checkpoint or run folder to resume; ``auto``: the newest complete one in ``output_dir``, if any."""
+    """Checkpoint or run folder to resume; ``auto``: the newest complete one in ``output_dir``, if
+    any."""
 
     deterministic: bool = False
     """Refuse operations whose result depends on timing."""

@@ -11,10 +11,13 @@ def describe(parts: Parts, step: int) -> str:
     trained = sum(parameter.numel() for parameter in parts.optimizer.named.values())
     lines = [
         parts.recordings.train.report(),
-        f"processes {world.size} on {world.device.type}, strategy {parallel.strategy}, weights {parallel.param_dtype}, "
-        f"sums {parallel.reduce_dtype}, recompute {parallel.activation_checkpointing}, compile {parallel.compile}, "
+        f"processes {world.size} on {world.device.type}, strategy {parallel.strategy}, weights "
+        f"{parallel.param_dtype}, "
+        f"sums {parallel.reduce_dtype}, recompute {parallel.activation_checkpointing}, compile "
+        f"{parallel.compile}, "
         f"offload {parallel.cpu_offload}",
-        f"global batch {runner.global_batch_size} = {runner.micro_batch_size} x {world.size} processes x "
+        f"global batch {runner.global_batch_size} = {runner.micro_batch_size} x {world.size} "
+        "processes x "
         f"{config.accumulation(world.size)} accumulated; steps {step} to {runner.max_steps}",
         f"trained parameters {trained:,}",
         *_table(parts),
@@ -30,7 +33,7 @@ def _table(parts: Parts) -> list[str]:
         # Equal blocks are said once.
         if (whole, local) == previous:
             continue
-        count = sum((w, l) == (whole, local) for _, w, l in rows)
+        count = sum(row[1:] == (whole, local) for row in rows)
         shown.append(f"  {name:<12} x {count:<3} {whole:>16,} parameters, {local:>16,} here")
         previous = (whole, local)
     return ["sharding units:", *shown]

@@ -17,9 +17,10 @@ _SHOULD_MATCH = ("seed", "global_batch_size", "statistics", "windows", "max_step
 
 
 def training_state(parts: Parts) -> dict[str, Any]:
-    """Return every tensor of a run, as it lies: trained weights, optimiser, average, count of updates.
+    """Return every tensor of a run as it lies: weights, moments, average, count of updates.
 
-    Frozen weights are not among them: they are those the run started from, which the checkpoint names.
+    Frozen weights are not among them: they are those the run started from, which the checkpoint
+    names.
     """
     optimizer = parts.optimizer
     state: dict[str, Any] = {
@@ -73,14 +74,16 @@ def check_resumable(saved: Saved, parts: Parts) -> None:
     ]
     if wrong:
         raise CheckpointError(
-            f"{saved.path} is not of this run: {'; '.join(wrong)}. Resume with the weights and settings it was "
+            f"{saved.path} is not of this run: {'; '.join(wrong)}. Resume with the weights and "
+            "settings it was "
             "written with, or start anew without runner.resume_dir."
         )
     done = saved.step >= parts.config.runner.max_steps
     # A restarted job finds its own last checkpoint: it only has to export.
     if done and parts.config.runner.resume_dir != "auto":
         raise CheckpointError(
-            f"{saved.path} has done {saved.step} steps, runner.max_steps={parts.config.runner.max_steps}: there is "
+            f"{saved.path} has done {saved.step} steps, "
+            f"runner.max_steps={parts.config.runner.max_steps}: there is "
             "nothing left to train; raise max_steps"
         )
     for name in _SHOULD_MATCH:

@@ -1,8 +1,9 @@
 """One fine-tuning run, to be read from top to bottom.
 
-Every step: read the micro-batches of this rank, encode pictures on the device, run the frozen encoders, draw the noise
-that belongs to the samples' places, differentiate, sum gradients over ranks, clip, update or skip, log, save. Nothing
-of it depends on the number of processes, and nothing reads the device but a log line.
+Every step: read the micro-batches of this rank, encode pictures on the device, run the frozen
+encoders, draw the noise that belongs to the samples' places, differentiate, sum gradients over
+ranks, clip, update or skip, log, save. Nothing of it depends on the number of processes, and
+nothing reads the device but a log line.
 """
 
 import logging
@@ -75,7 +76,7 @@ class Trainer:
         self._count = config.accumulation(world.size)
 
     def run(self) -> bool:
-        """Train to the last step; return whether it was reached (a termination request stops early)."""
+        """Train; return whether the last step was reached or a termination request came first."""
         config, world = self.parts.config, self.parts.world
         previous = signal.signal(signal.SIGTERM, self._on_terminate)
         self.resume()
@@ -138,8 +139,9 @@ class Trainer:
     def _batches(self, last: int) -> Iterator[TrainingBatch]:
         config, world = self.parts.config, self.parts.world
         plan = LoaderPlan(
-            global_batch=config.runner.global_batch_size, micro_batch=config.runner.micro_batch_size,
-            rank=world.rank, world_size=world.size, start_step=self.step, stop_step=last,
+            global_batch=config.runner.global_batch_size,
+            micro_batch=config.runner.micro_batch_size, rank=world.rank, world_size=world.size,
+            start_step=self.step, stop_step=last,
         )  # fmt: skip
         options = LoaderOptions(
             num_workers=config.data.num_workers, prefetch_factor=config.data.prefetch_factor,
@@ -218,10 +220,13 @@ class Trainer:
         ids = sorted({number for part in gathered for number in part})
         named = [self.parts.recordings.train.describe(number) for number in ids[:8]]
         raise TooManySkipsError(
-            f"{self.parts.meter.skips_in_row} steps in a row had a gradient that is not finite (optim.max_skips="
-            f"{self.parts.config.optim.max_skips}); their {len(ids)} samples: {', '.join(map(str, ids))}\n  "
+            f"{self.parts.meter.skips_in_row} steps in a row had a gradient that is not finite "
+            "(optim.max_skips="
+            f"{self.parts.config.optim.max_skips}); their {len(ids)} samples: "
+            f"{', '.join(map(str, ids))}\n  "
             + "\n  ".join(named)
-            + "\nLook at these recordings and their statistics, or lower optim.lr; the last checkpoint is intact."
+            + "\nLook at these recordings and their statistics, or lower optim.lr; the last "
+            "checkpoint is intact."
         )
 
     def _on_terminate(self, _signal: int, _frame: FrameType | None) -> None:

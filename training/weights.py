@@ -1,7 +1,7 @@
-"""Where the weights of a run come from, and the network they fill: built without memory, laid out, then filled.
+"""Where the weights of a run come from, and the network they fill.
 
-A network is never whole in one place: it is built on the meta device, sharded, and every process copies its own part
-out of the files.
+A network is never whole in one place: it is built on the meta device, sharded, and every process
+copies its own part out of the files.
 """
 
 import json
@@ -111,7 +111,7 @@ def _components(model: ModelConfig) -> Components:
 
 
 def empty_network(config: NetworkConfig, *, is_lora: bool, text_encoder: bool) -> WorldActionModel:
-    """Return the network on the meta device; what is trained requires gradients, nothing else does."""
+    """Return the network on the meta device; only what is trained requires gradients."""
     network = build_network(config, text_encoder=text_encoder)
     if is_lora:
         inject_adapters(network.model, config.head)

@@ -32,7 +32,8 @@ class World:
     """Group for small host-side messages, apart from the gradient traffic."""
 
     save_group: dist.ProcessGroup
-    """Group of the background checkpoint writer, which must not share one with the training loop."""
+    """Group of the background checkpoint writer, which must not share one with the training loop.
+    """
 
     @property
     def is_main(self) -> bool:
@@ -54,7 +55,8 @@ def join_world(device_type: str | None = None) -> World:
     if kind == "cuda" and local_rank >= torch.cuda.device_count():
         raise ConfigError(
             f"process {local_rank} of this machine has no accelerator of its own: there are "
-            f"{torch.cuda.device_count()}. Start torchrun with --nproc-per-node {torch.cuda.device_count()}."
+            f"{torch.cuda.device_count()}. Start torchrun with --nproc-per-node "
+            f"{torch.cuda.device_count()}."
         )
     device = torch.device(kind, local_rank) if kind == "cuda" else torch.device("cpu")
     if kind == "cuda":

@@ -9,7 +9,8 @@ import yaml
 
 from dzrobot.config import load_config
 from dzrobot.errors import ConfigError
-from dzrobot.training.checks import find_faults, known_network
+from dzrobot.training.checks import find_faults
+from dzrobot.training.checks_weights import known_network
 from dzrobot.training.recipe import find_recipe
 from dzrobot.training.settings import SFTConfig
 

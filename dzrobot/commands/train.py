@@ -23,6 +23,7 @@ def run(args: argparse.Namespace) -> int:
     """Train; under torchrun as one of its processes."""
     code = main([args.recipe, *args.overrides])
     if "torch" in sys.modules:
-        # See launch.leave: with process groups open, the interpreter must not be torn down around them.
+        # See launch.leave: with process groups open, the interpreter must not be torn down around
+        # them.
         leave(code)
     return code

@@ -5,12 +5,14 @@ import json
 
 import pytest
 import torch
+import train_worlds
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.config import DiTConfig, preset
 from dzrobot.policies.dreamzero.network.dit import CausalDiT, Controls, Prompting, TrainInputs
+from dzrobot.policies.dreamzero.tiny import tiny_config
 from dzrobot.training.assembly import encoder_flops
 from dzrobot.training.flops import (
     SampleCost,
@@ -25,8 +27,8 @@ from dzrobot.training.settings import ModelConfig, ParallelConfig
 
 SMALL = DiTConfig(
     model_type="ti2v", dim=64, ffn_dim=256, in_dim=4, out_dim=4, num_heads=4, num_layers=3,
-    frame_seqlen=6, concat_first_frame_latent=False, freq_dim=32, text_dim=24, text_len=16,
-    clip_dim=16, num_action_per_block=4, hidden_size=24,
+    frame_seqlen=6, concat_first_frame_latent=False, freq_dim=32, text_dim=32, text_len=16,
+    clip_dim=32, num_action_per_block=4, hidden_size=24,
 )  # fmt: skip
 
 
@@ -43,7 +45,7 @@ def small_inputs(batch=1):
             action_BAM=draw(batch, 16, 32), timestep_BA=torch.rand(batch, 16) * 1000,
             state_BSM=draw(batch, 4, 64),
         ),
-        prompting=Prompting(text_BNE=draw(batch, 16, 24), image_BPE=draw(batch, 257, 16)),
+        prompting=Prompting(text_BNE=draw(batch, 16, 32), image_BPE=draw(batch, 257, 32)),
     )  # fmt: skip
 
 
@@ -91,7 +93,10 @@ def test_activations_are_what_torch_keeps(mode):
     from dzrobot.training.parallel import recompute_blocks
 
     config = dataclasses.replace(SMALL, dim=256, ffn_dim=1024, frame_seqlen=24, num_layers=4)
-    network = dataclasses.replace(preset("5b"), dit=config)
+    tiny = tiny_config("5b", train_worlds.ROBOT)
+    network = dataclasses.replace(
+        tiny, dit=config, head=dataclasses.replace(tiny.head, num_frames=33)
+    )
     parallel = ParallelConfig(param_dtype="fp32", activation_checkpointing=mode, compile=False)
     model = CausalDiT(config)
     recompute_blocks(model.blocks, parallel)

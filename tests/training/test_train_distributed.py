@@ -154,7 +154,9 @@ def test_open_loop_errors_are_logged(pair):
     assert (found["held_out"], found["trained"]) == (1, 2)
     lines = (pair.output / "eval-2" / "metrics.jsonl").read_text().splitlines()
     numbers = next(json.loads(line) for line in lines if "open_loop" in line)
-    steps = [v for k, v in numbers.items() if k.startswith("open_loop/libero_sim/action.actions/st")]
+    steps = [
+        v for k, v in numbers.items() if k.startswith("open_loop/libero_sim/action.actions/st")
+    ]
     assert len(steps) == train_worlds.ROBOT.timing.action_horizon
     assert all(0 < value < 10 for value in steps)
 

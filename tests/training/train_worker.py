@@ -1,6 +1,6 @@
 """What the processes of one torchrun launch do; results go to a file for the tests to judge.
 
-    torchrun --nproc-per-node 2 train_worker.py WORLD OUTPUT SCENARIO [SCENARIO ...]
+torchrun --nproc-per-node 2 train_worker.py WORLD OUTPUT SCENARIO [SCENARIO ...]
 """
 
 import dataclasses

@@ -1,0 +1,278 @@
+"""What a timed training step is made of: network, batches, one step."""
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.modality.augment import draw_augmentation
+from dzrobot.modality.video import encode_views
+from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.network.prompting import PromptEmbedding
+from dzrobot.policies.dreamzero.network.world_action import (
+    LossCounts,
+    Prepared,
+    TrainBatch,
+    WorldActionModel,
+)
+from dzrobot.training.flops import (
+    peak_tflops,
+)
+from dzrobot.training.keyed import sample_noise
+from dzrobot.training.optim import Optimizer
+from dzrobot.training.parallel import DTYPES, clean_name, parallelize
+from dzrobot.training.settings import OptimConfig, ParallelConfig
+from dzrobot.training.weights import empty_network
+from dzrobot.training.world import World
+
+PROMPT_ROWS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One row of the table."""
+
+    mbs: int
+    recompute: str = "full"
+    compile: bool = True
+    kept: int = 0
+    lora: bool = False
+    optimizer: bool = True
+
+    @property
+    def name(self) -> str:
+        """Return the options in words."""
+        parts = [f"mbs {self.mbs}", f"AC {self.recompute}"]
+        parts += [f"keep {self.kept}"] if self.kept else []
+        parts += ["compile"] if self.compile else ["eager"]
+        parts += ["LoRA"] if self.lora else []
+        parts += [] if self.optimizer else ["no Adam"]
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What all cases share."""
+
+    variant: str
+    robot: Embodiment
+    config: NetworkConfig
+    world: World
+    steps: int
+    dtype: str
+
+    @property
+    def peak(self) -> float | None:
+        """Return the dense bf16 peak of the device in TFLOP/s, where it is known."""
+        device = self.world.device
+        return peak_tflops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+    def sync(self) -> None:
+        """Wait for the device."""
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def parallel_config(bench: Bench, case: Case) -> ParallelConfig:
+    return ParallelConfig(
+        param_dtype=bench.dtype, activation_checkpointing=case.recompute, compile=case.compile,
+        kept_blocks=case.kept,
+    )  # fmt: skip
+
+
+def build(bench: Bench, case: Case) -> tuple[WorldActionModel, Optimizer | None]:
+    """Return the network with random weights, laid out as a real run lays it out."""
+    parallel = parallel_config(bench, case)
+    config = bench.config
+    if case.lora:
+        head = replace(config.head, lora_rank=16, lora_alpha=16.0)
+        config = replace(config, head=head)
+    model = empty_network(config, is_lora=case.lora, text_encoder=False)
+    compute = DTYPES[parallel.param_dtype]
+    for parameter in model.parameters():
+        dtype = torch.float32 if parameter.requires_grad else compute
+        parameter.data = parameter.data.to(dtype)
+    for buffer_name, buffer in model.named_buffers():
+        owner, _, leaf = buffer_name.rpartition(".")
+        model.get_submodule(owner).register_buffer(leaf, buffer.to(compute))
+    parallelize(model.model, model.model.blocks, parallel, bench.world)
+    model.to_empty(device=bench.world.device)
+    randomise(model)
+    trained = {clean_name(n): p for n, p in model.model.named_parameters() if p.requires_grad}
+    if not case.optimizer:
+        return model, None
+    return model, Optimizer(trained.items(), OptimConfig(), 1000)
+
+
+@torch.no_grad()
+def randomise(model: WorldActionModel) -> None:
+    """Fill weights on the device they lie on: norms one, biases zero, matrices by their width."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if tensor.ndim < 2 and name.endswith("bias"):
+            local.zero_()
+        elif tensor.ndim < 2:
+            local.fill_(1.0)
+        else:
+            local.normal_(std=float(np.prod(tensor.shape[1:])) ** -0.5)
+
+
+class Batches:
+    """Endless micro-batches: the same noise again and again, or recordings read by workers."""
+
+    def __init__(self, bench: Bench, mbs: int, options: argparse.Namespace) -> None:
+        self._bench, self._mbs = bench, mbs
+        self._views = dummy_views(bench, mbs)
+        self._loader = loader_batches(bench, mbs, options) if options.data == "loader" else None
+        self.waited = 0.0
+
+    def next(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return views and vectors."""
+        timing, dit = self._bench.robot.timing, self._bench.config.dit
+        if self._loader is not None:
+            before = time.perf_counter()
+            batch = next(self._loader)
+            self.waited += time.perf_counter() - before
+            return batch["views"][0], batch
+        state = torch.rand(self._mbs, timing.blocks, dit.max_state_dim) * 2 - 1
+        action = torch.rand(self._mbs, timing.actions, dit.action_dim) * 2 - 1
+        mask = torch.ones_like(action, dtype=torch.bool)
+        real = torch.ones(self._mbs, dtype=torch.bool)
+        return self._views, {
+            "state": state, "action": action, "action_mask": mask, "has_real_action": real,
+        }  # fmt: skip
+
+
+def dummy_views(bench: Bench, mbs: int) -> dict[str, Tensor]:
+    frames = bench.robot.timing.frames
+    generator = torch.Generator().manual_seed(0)
+    views = {}
+    for view in bench.robot.views:
+        size = (mbs, frames, *view.resolution, 3)
+        noise = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
+        views[view.key] = noise.pin_memory() if bench.world.device.type == "cuda" else noise
+    return views
+
+
+def prompt(bench: Bench, mbs: int) -> PromptEmbedding:
+    dit = bench.config.dit
+    length = min(PROMPT_ROWS, dit.text_len)
+    rows = torch.zeros(mbs, dit.text_len, dit.text_dim, dtype=DTYPES[bench.dtype])
+    rows[:, :length].normal_()
+    return PromptEmbedding(rows.to(bench.world.device), (length,) * mbs)
+
+
+@dataclass(frozen=True)
+class Running:
+    """What a step works on."""
+
+    model: WorldActionModel
+    optimizer: Optimizer | None
+    batches: Batches
+
+
+def loader_batches(bench: Bench, mbs: int, options: argparse.Namespace) -> Iterator[Any]:
+    """Record a small dataset and return a loader over it, statistics included."""
+    from dzrobot.policies.dreamzero.tiny import tiny_metadata
+    from dzrobot.recording.writer import EpisodeWriter
+    from dzrobot.training.data import (
+        LoaderOptions,
+        LoaderPlan,
+        SourceSpec,
+        TrainingData,
+        build_loader,
+    )
+
+    robot = replace(bench.robot, language_features=())
+    root = Path(tempfile.mkdtemp(prefix="train-bench-"))
+    os.environ["DZROBOT_CACHE"] = str(root / "cache")
+    rng = np.random.default_rng(0)
+    with EpisodeWriter(root / "data", robot, fps=15, video=True) as writer:
+        for _ in range(6):
+            for i in range(200):
+                writer.add_frame(*recorded_frame(robot, rng, i))
+            writer.save_episode()
+    spec = SourceSpec(paths=[root / "data"], embodiment=robot, metadata=tiny_metadata(robot))
+    data = TrainingData.open([spec], seed=0)
+    plan = LoaderPlan(global_batch=mbs, micro_batch=mbs, stop_step=10_000)
+    pinned = bench.world.device.type == "cuda"
+    return iter(
+        build_loader(data, plan, LoaderOptions(num_workers=options.workers, pin_memory=pinned))
+    )
+
+
+def recorded_frame(robot: Embodiment, rng: np.random.Generator, i: int) -> tuple[dict, dict]:
+    observation: dict[str, Any] = {robot.language: "put the cup on the plate"}
+    for view in robot.views:
+        height, width = view.resolution
+        ramp = np.add.outer(np.arange(height), np.arange(width) + 3 * i)[..., None] * [1, 2, 3]
+        observation[view.key] = ((ramp + rng.integers(0, 12, ramp.shape)) % 256).astype(np.uint8)
+    for part in robot.state:
+        observation[part.key] = rng.uniform(-1, 1, part.dim).astype(np.float32)
+    action = {p.key: rng.uniform(-1, 1, p.dim).astype(np.float32) for p in robot.action}
+    return observation, action
+
+
+def one_step(
+    bench: Bench, running: Running, step: int, stages: dict[str, float] | None = None
+) -> None:
+    """Do one optimiser step; with ``stages``, time its parts, which costs their overlap."""
+    model, optimizer = running.model, running.optimizer
+    device = bench.world.device
+
+    @contextmanager
+    def timed(name: str) -> Iterator[None]:
+        if stages is None:
+            yield
+            return
+        bench.sync()
+        before = time.perf_counter()
+        yield
+        bench.sync()
+        stages[name] = (time.perf_counter() - before) * 1e3
+
+    views, vectors = running.batches.next()
+    mbs = len(vectors["state"])
+    with timed("augment"):
+        moved = {key: frames.to(device, non_blocking=True) for key, frames in views.items()}
+        draws = [draw_augmentation(0, i) for i in range(mbs)]
+        images = encode_views(moved, bench.robot, draws)
+    with timed("encoders"):
+        prepared = prepare(bench, model, images, vectors)
+    with timed("forward"):
+        noise = sample_noise(bench.config, prepared, 0, step, range(mbs))
+        counts = LossCounts(samples=float(mbs), actions=float(mbs))
+        losses = model.loss(prepared, noise, counts)
+    with timed("backward"):
+        losses.loss.backward()
+    with timed("optimizer"):
+        if optimizer is not None:
+            optimizer.step()
+        else:
+            model.model.zero_grad(set_to_none=True)
+
+
+def prepare(
+    bench: Bench, model: WorldActionModel, images: Tensor, vectors: dict[str, Tensor]
+) -> Prepared:
+    device = bench.world.device
+    return model.prepare(
+        TrainBatch(
+            images_BTHW3=images,
+            state_BSM=vectors["state"].to(device, non_blocking=True),
+            action_BAM=vectors["action"].to(device, non_blocking=True),
+            action_mask_BAM=vectors["action_mask"].to(device, non_blocking=True),
+            has_real_action_B=vectors["has_real_action"].to(device, non_blocking=True),
+            prompt=prompt(bench, len(images)),
+        )
+    )

@@ -1,0 +1,124 @@
+"""What can be wrong with recordings, mixtures and statistics, told from small text files."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dzrobot.errors import DzrobotError, preview, suggest
+from dzrobot.modality.stats import Statistics
+from dzrobot.training.architecture import METADATA_FILE, SourcePlan
+from dzrobot.training.fault import Fault, missing_path
+from dzrobot.training.settings import ModelConfig, SFTConfig, SourceConfig
+
+
+def source_faults(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Fault]:
+    """Yield what is wrong with each source, and with sources that share a batch."""
+    for source in sources:
+        for path in source.paths:
+            yield from _dataset(source, Path(path).expanduser(), path)
+        yield from _statistics(config.model, source)
+    first = sources[0].embodiment
+    for source in sources[1:]:
+        robot = source.embodiment
+        if robot.image_size != first.image_size:
+            yield Fault(
+                f"{source.field}.embodiment_tag",
+                f"{robot.tag} tiles to {robot.image_size} pixels, {first.tag} to "
+                f"{first.image_size}; give both the "
+                "same view sizes and rows of tiles",
+            )
+
+
+def _dataset(source: SourcePlan, folder: Path, given: str) -> Iterator[Fault]:
+    info = folder / "meta" / "info.json"
+    if not folder.exists():
+        yield from missing_path(source.field, given)
+    elif not info.is_file():
+        yield Fault(source.field, f"{folder} is no LeRobot dataset: it has no meta/info.json")
+    else:
+        yield from _episodes(source, folder, json.loads(info.read_text()))
+
+
+def _episodes(source: SourcePlan, folder: Path, info: Mapping[str, Any]) -> Iterator[Fault]:
+    needed = source.embodiment.timing.span + 1
+    listed = folder / "meta" / "episodes.jsonl"
+    if not listed.is_file():
+        return
+    lengths = [
+        int(json.loads(line)["length"]) for line in listed.read_text().splitlines() if line.strip()
+    ]
+    if lengths and max(lengths) < needed:
+        timing = source.embodiment.timing
+        yield Fault(
+            source.field,
+            f"{folder}: the longest of {len(lengths)} episodes has {max(lengths)} steps, a sample "
+            f"of {timing.blocks} "
+            f"blocks x {timing.action_horizon} actions needs {needed}; lower model.max_chunk_size "
+            "or model.action_horizon",
+        )
+
+
+def _statistics(model: ModelConfig, source: SourcePlan) -> Iterator[Fault]:
+    field = f"{source.field}.metadata_json_path" if source.metadata else "model.metadata_json_path"
+    if source.field == "data.train_data_paths":
+        field = "model.metadata_json_path"
+    path = source.metadata
+    if path is None and model.model_path is not None:
+        folder = Path(model.model_path).expanduser()
+        if not folder.exists():
+            return
+        path = folder / METADATA_FILE
+    if path is None:
+        yield Fault(
+            field,
+            f"is needed: make one with `dzrobot stats {source.embodiment.tag} --dataset PATH`",
+        )
+        return
+    try:
+        Statistics.from_metadata(path, source.embodiment)
+    except DzrobotError as error:
+        yield Fault(field, str(error))
+
+
+def relative_faults(model: ModelConfig, sources: list[SourcePlan]) -> Iterator[Fault]:
+    """Yield where the recipe expects other relative actions than the robot has."""
+    robot = next(
+        (s.embodiment for s in sources if s.embodiment.tag == model.embodiment_tag),
+        sources[0].embodiment,
+    )
+    names = {key.partition(".")[2] for key in robot.relative_keys}
+    if model.relative_action is not None and model.relative_action != bool(names):
+        yield Fault(
+            "model.relative_action",
+            f"is {model.relative_action}, but {robot.tag} measures {preview(names)} from the "
+            "state; the embodiment "
+            "decides (Part.reference): drop this field or choose another embodiment",
+        )
+    if model.relative_action_keys is not None and set(model.relative_action_keys) != names:
+        yield Fault(
+            "model.relative_action_keys",
+            f"are {preview(model.relative_action_keys)}, {robot.tag} has {preview(names)} "
+            "(Part.reference)",
+        )
+
+
+def mixture_faults(config: SFTConfig) -> Iterator[Fault]:
+    """Yield what is wrong with the list of sources itself."""
+    kinds = {type(entry) for entry in config.data.train_data_paths}
+    if len(kinds) > 1:
+        yield Fault(
+            "data.train_data_paths",
+            "plain folders and mixture entries are mixed; write all as entries",
+        )
+    tags = [
+        entry.embodiment_tag
+        for entry in config.data.train_data_paths
+        if isinstance(entry, SourceConfig)
+    ]
+    if tags and config.model.embodiment_tag not in tags:
+        yield Fault(
+            "model.embodiment_tag",
+            f"{config.model.embodiment_tag!r} is none of the mixture's: "
+            f"{', '.join(tags)}.{suggest(config.model.embodiment_tag, tags)}",
+        )
