@@ -255,22 +255,21 @@ import sys
 sys.path.insert(0, {here!r})
 from test_data_loader import *
 data = mixture(Path({world!r}))
-plan = LoaderPlan(global_batch=2, micro_batch=2, stop_step=4)
 # Opened in this process first, then inherited by the workers.
 data[data.slots(0, [0], 2)[0]]
-for i, batch in enumerate(build_loader(data, plan, LoaderOptions(num_workers=2))):
-    if i == {stop}:
-        break
-print(int(batch["sample_id"].sum()))
+plan = LoaderPlan(global_batch=2, micro_batch=2, stop_step=4)
+whole = list(build_loader(data, plan, LoaderOptions(num_workers=2)))
+# Left early, and still open when the process ends.
+early = iter(build_loader(data, plan, LoaderOptions(num_workers=2)))
+next(early)
+print(len(whole))
 """
 
 
 def test_processes_with_workers_exit_cleanly(world):
     """A20: also where the loop is left early, and where the parent had files open."""
-    for attempt in range(2):
-        script = LAUNCH.format(here=str(HERE), world=str(world), stop=1 + attempt * 9)
-        done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == ""
+    script = LAUNCH.format(here=str(HERE), world=str(world))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "4\n", "")

@@ -130,6 +130,29 @@ def test_ambiguous_and_unfitting_columns_are_refused(tmp_path, options):
     assert "recorded at 50x64" in message
 
 
+def test_published_column_names_are_known(tmp_path, options):
+    """The LIBERO dataset in use since 2024: v2.0 pictures, short names, no modality.json."""
+    names = {"video.image": "image", "video.wrist_image": "wrist_image"}
+    views = tuple(
+        dataclasses.replace(view, feature=names[view.key], aliases=()) for view in ROBOT.views
+    )
+    parts = {
+        kind: tuple(
+            dataclasses.replace(part, feature=name, aliases=()) for part in getattr(ROBOT, kind)
+        )
+        for kind, name in (("state", "state"), ("action", "actions"))
+    }
+    short = dataclasses.replace(ROBOT, views=views, **parts)
+    path = record(tmp_path / "set", short, lengths=(20,), version="v2.0")
+    (path / "meta/modality.json").unlink()
+    reader = DatasetReader(path, ROBOT, options)
+    assert {source.stated_by for source in reader.resolution.views.values()} == {"alias"}
+    expected = step(ROBOT, 0, 0, 3)[0]
+    window = reader.window(3)
+    np.testing.assert_array_equal(window["video.wrist_image"][0], expected["video.wrist_image"])
+    np.testing.assert_array_equal(window["state.state"][0], expected["state.state"])
+
+
 def test_windows_are_reported(recorded, options):
     reader = DatasetReader(recorded["v2.1 h264"], ROBOT, options)
     assert reader.windows.report() == "episodes 5, usable 4, windows 64, dropped: too short 1"

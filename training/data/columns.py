@@ -53,6 +53,13 @@ class Columns:
         """Return an instruction column, (frames,) int32: positions in ``texts[column]``."""
         return self._map(column)
 
+    def blank(self, column: str) -> NDArray[np.bool_]:
+        """Return, by code, whether the instruction says nothing."""
+        key = f"blank {column}"
+        if key not in self._open:
+            self._open[key] = np.array([not text.strip() for text in self.texts[column]], bool)
+        return self._open[key]
+
     @property
     def first_row(self) -> NDArray[np.int64]:
         """Row of each episode's first frame within its data file, (episodes,)."""

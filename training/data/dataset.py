@@ -206,10 +206,9 @@ class DatasetReader:
         labels = np.zeros(rows.stop - rows.start, dtype=np.int64)
         empty = np.ones(len(labels), dtype=bool)
         for source in self.resolution.texts:
-            texts = self.columns.texts[source.column]
+            blank = self.columns.blank(source.column)
             codes = np.asarray(self.columns.codes(source.column)[rows], dtype=np.int64)
-            labels = labels * (len(texts) + 1) + codes
-            blank = np.array([not text.strip() for text in texts], dtype=bool)
+            labels = labels * len(blank) + codes
             empty &= blank[codes]
         labels[empty] = -1
         return labels
@@ -223,8 +222,8 @@ class DatasetReader:
         }
         damage |= self.columns.faults
         numbers = self.catalog.episodes.index
-        chosen = [i for i, number in enumerate(numbers) if selection.leaves_out(int(number))]
-        damage = {ordinal: text for ordinal, text in damage.items() if ordinal not in set(chosen)}
+        chosen = {i for i, number in enumerate(numbers) if selection.leaves_out(int(number))}
+        damage = {ordinal: text for ordinal, text in damage.items() if ordinal not in chosen}
         if damage and self.options.damaged == "refuse":
             lines = [f"episode {numbers[ordinal]}: {damage[ordinal]}" for ordinal in sorted(damage)]
             raise DatasetError(
