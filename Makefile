@@ -6,15 +6,18 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # An exact CPU-friendly default; on a GPU machine with a torch of its own: make TORCH="torch>=2.11,<2.14".
 TORCH ?= torch==2.13.0
-PYTEST_ARGS ?=
+# A file's tests stay together: their fixtures (a simulator, an emulated arm) are made once.
+PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
 STAMP := $(VENV)/.ready
 
 SYSTEM_PACKAGES := libegl1 libgl1 libglib2.0-0 libosmesa6 libusb-1.0-0 libudev1
 SYSTEM_LIBRARIES := libEGL.so.1 libGL.so.1 libglib-2.0.so.0 libOSMesa.so libusb-1.0.so.0 libudev.so.1
 
 export MUJOCO_GL ?= egl
+# One thread per process: the tests and simulators run side by side.
+export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test goldens setup system lint types layers smoke check tiny bench clean
+.PHONY: demo test goldens setup system lint types layers smoke check tiny clean
 
 demo: setup
 	$(BIN)/python examples/eval_libero.py
@@ -28,7 +31,7 @@ goldens: setup
 
 # From demonstrations to a trained tiny policy, about two hours on two cores; goes on after a stop.
 tiny: setup
-	OMP_NUM_THREADS=1 $(BIN)/python examples/train_tiny.py
+	$(BIN)/python examples/train_tiny.py
 
 setup: system $(STAMP)
 
