@@ -1,8 +1,8 @@
 """The causal transformer that denoises future video and actions together.
 
 Source: DreamZero model, section 2. Parameter names and shapes are those of published checkpoints
-below ``action_head.model.``; there are no buffers. Timesteps travel inside plain dataclasses and
-are used in float32 or better, so no mixed-precision cast of module inputs can round them.
+below ``action_head.model.``; there are no buffers. Timesteps are used in float32 or better and
+refused in half precision: shard with ``cast_forward_inputs=False``; the network casts the rest.
 
 Shapes: B batch, F latent frames, C channels, Y latent rows, X latent columns, L tokens, D width,
 G distinct timesteps, A actions, M width of an action, S states, E width of an embedding, N rows of
@@ -34,6 +34,7 @@ from dzrobot.policies.dreamzero.network.layers import (
     ContextKV,
     Head,
     ImageProjection,
+    refuse_half,
     sinusoid,
 )
 from dzrobot.policies.dreamzero.network.pattern import AttentionPattern, TokenLayout
@@ -326,6 +327,8 @@ class CausalDiT(nn.Module):
             # A state has the noise level of its block's first action.
             every = controls.timestep_BA.shape[1] // controls.state_BSM.shape[1]
             timesteps = [*timesteps, controls.timestep_BA, controls.timestep_BA[:, ::every]]
+        for timestep in timesteps:
+            refuse_half(timestep)
         waves_BGE = sinusoid(torch.cat(timesteps, dim=1), self.config.freq_dim)
         time_BGD: Tensor = self.time_embedding(waves_BGE.to(self.dtype))
         return time_BGD

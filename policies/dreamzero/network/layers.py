@@ -276,12 +276,18 @@ def sinusoid(timestep: Tensor, dim: int, precision: torch.dtype = torch.float64)
     Raises:
         TypeError: The timesteps came in half precision.
     """
-    if timestep.dtype in (torch.bfloat16, torch.float16):
-        raise TypeError(
-            f"timesteps came as {timestep.dtype}: keep them out of any mixed-precision cast"
-        )
+    refuse_half(timestep)
     half, device = dim // 2, timestep.device
     rate = torch.full((), _MAX_PERIOD, dtype=precision, device=device).log() / half
     frequency = (-torch.arange(half, dtype=precision, device=device) * rate).exp()
     angle = timestep.to(precision)[..., None] * frequency
     return torch.cat([angle.cos(), angle.sin()], dim=-1).float()
+
+
+def refuse_half(timestep: Tensor) -> None:
+    """Raise ``TypeError`` for timesteps that a mixed-precision cast has rounded."""
+    if timestep.dtype in (torch.bfloat16, torch.float16):
+        raise TypeError(
+            f"timesteps came as {timestep.dtype}, which rounds them; pass float32 or integers and "
+            "shard with MixedPrecisionPolicy(cast_forward_inputs=False)"
+        )

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from dzrobot.policies.dreamzero.network import layers
@@ -143,11 +142,16 @@ def test_blocks_compile_whole_and_only_once(dit):
     torch._dynamo.reset()
 
 
-def test_no_cast_of_inputs_reaches_the_timesteps(dit):
+def test_a_cast_of_the_timesteps_is_refused_and_the_rest_is_cast_here(dit):
     inputs = inputs_of(dit.config)
-    assert pytree.tree_leaves(inputs) == [inputs]
-    with pytest.raises(TypeError, match="bfloat16"):
-        layers.sinusoid(inputs.timestep_BF.bfloat16(), 8)
+    action = inputs.controls.timestep_BA
+    for cast in (
+        replace(inputs, timestep_BF=inputs.timestep_BF.bfloat16()),
+        replace(inputs, controls=replace(inputs.controls, timestep_BA=action.bfloat16())),
+        replace(inputs, controls=replace(inputs.controls, timestep_BA=action.half())),
+    ):
+        with pytest.raises(TypeError, match="cast_forward_inputs=False"):
+            dit(cast)
     # 986.3 and 988 are one number in bf16, and two to a network in bf16.
     half = CausalDiT(dit.config).bfloat16()
     near, far = (
