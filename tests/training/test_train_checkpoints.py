@@ -1,0 +1,79 @@
+"""Checkpoint folders: complete or not there, the last few kept, foreign ones refused."""
+
+import json
+
+import pytest
+import torch
+import train_worker
+
+from dzrobot.errors import CheckpointError
+from dzrobot.training.checkpoint import (
+    LATEST,
+    CheckpointWriter,
+    complete_checkpoints,
+    find_checkpoint,
+    load_state,
+)
+from dzrobot.training.settings import CheckpointConfig
+
+
+def state(value):
+    return {"model": {"w": torch.full((4, 3), float(value))}, "updates": torch.tensor(float(value))}
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_the_last_few_are_kept(tmp_path, solo, background):
+    writer = CheckpointWriter(
+        tmp_path, CheckpointConfig(keep_last_k=2, async_save=background), solo
+    )
+    for step in (1, 2, 3):
+        tensors = state(step)
+        writer.save(step, tensors, {"skips": 0})
+        # The copy was taken at the call.
+        tensors["model"]["w"].zero_()
+    writer.finish()
+    assert [saved.step for saved in complete_checkpoints(tmp_path)] == [2, 3]
+    assert (tmp_path / LATEST).read_text() == "step_00000003"
+    found = state(0)
+    load_state(find_checkpoint(tmp_path), found)
+    assert torch.equal(found["model"]["w"], torch.full((4, 3), 3.0))
+
+
+def test_torn_folders_are_ignored_and_cleared(tmp_path, solo):
+    config = CheckpointConfig(keep_last_k=2)
+    writer = CheckpointWriter(tmp_path, config, solo)
+    writer.save(5, state(5), {"skips": 0}, wait=True)
+    torn = tmp_path / "step_00000006.writing"
+    torn.mkdir()
+    bare = tmp_path / "step_00000007"
+    (bare / "state").mkdir(parents=True)
+    (bare / "meta.json").write_text(json.dumps({"step": 7}))
+    assert find_checkpoint(tmp_path).step == 5
+    CheckpointWriter(tmp_path, config, solo)
+    assert not torn.exists()
+    with pytest.raises(CheckpointError, match="no complete"):
+        find_checkpoint(tmp_path / "elsewhere")
+
+
+def test_other_shapes_are_refused(tmp_path, solo):
+    CheckpointWriter(tmp_path, CheckpointConfig(), solo).save(1, state(1), {"skips": 0}, wait=True)
+    with pytest.raises(CheckpointError, match="does not fit this run"):
+        load_state(
+            find_checkpoint(tmp_path), {"model": {"w": torch.zeros(4, 3), "v": torch.ones(1)}}
+        )
+
+
+def test_a_checkpoint_of_another_run_is_refused(train_root, solo, tmp_path):
+    run = train_worker.trainer(solo, train_root, runner__output_dir=tmp_path / "a")
+    run.step = 2
+    run.save(wait=True)
+    changes = {"model__is_lora": True, "runner__resume_dir": tmp_path / "a"}
+    other = train_worker.trainer(solo, train_root, **changes)
+    with pytest.raises(CheckpointError, match="is_lora"):
+        other.resume()
+    short = train_worker.trainer(
+        solo, train_root, runner__max_steps=2, optim__lr_warmup_steps=0,
+        runner__resume_dir=tmp_path / "a",
+    )  # fmt: skip
+    with pytest.raises(CheckpointError, match="nothing left to train"):
+        short.resume()

@@ -1,0 +1,51 @@
+"""From recordings to actions: train on two processes, resume in the middle, export, act."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import train_worlds
+
+from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+
+ROOT = Path(__file__).parents[2]
+
+
+def launch(environment, folder, recipe, *overrides):
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        str(ROOT / "training" / "sft.py"), str(recipe), *overrides,
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.parametrize(("version", "video"), [("v2.1", False), ("v3.0", True)])
+def test_from_recordings_to_actions(train_root, train_environment, tmp_path, version, video):
+    dataset = train_worlds.record(tmp_path / "dataset", version=version, video=video)
+    train_worlds.statistics(dataset, tmp_path / "metadata.json")
+    recipe = tmp_path / "recipe.yaml"
+    values = train_worlds.recipe(
+        tmp_path, model__model_path=train_root / "tiny", checkpoint__export=True
+    )
+    recipe.write_text(json.dumps(values))
+
+    # Ended after four steps, then taken up again by other processes.
+    launch(train_environment, tmp_path, recipe, "runner.max_steps=4", "checkpoint.export=false")
+    launch(train_environment, tmp_path, recipe, "runner.resume_dir=auto")
+
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [2, 4, 6, 8]
+    policy = DreamZeroPolicy.from_pretrained(
+        tmp_path / "run" / "export" / "step_00000008", embodiment=train_worlds.ROBOT
+    )
+    observation, _ = train_worlds.frame(0, 3, np.random.default_rng(0))
+    action = policy.act(observation)
+    assert action.shape == (train_worlds.ROBOT.action_dim,)
+    assert action.dtype == np.float32
+    assert np.isfinite(action).all()

@@ -1,0 +1,154 @@
+"""Recipes and their mistakes: all at once, with names and remedies, before anything is loaded."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import train_worlds
+
+from dzrobot.config import load_config
+from dzrobot.errors import ConfigError, UnknownNameError
+from dzrobot.training.checks import find_faults
+from dzrobot.training.recipe import RECIPES, RETIRED, find_recipe, load_recipe
+from dzrobot.training.settings import SFTConfig
+
+ROOT = Path(__file__).parents[2]
+NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def faults(root, processes=1, **changes):
+    found = find_faults(train_worlds.config(root, **changes), processes)
+    return {fault.field: fault.message for fault in found}
+
+
+def test_the_promised_recipes_are_there():
+    assert {
+        "libero_sft_dreamzero_5b", "libero_sft_dreamzero_14b", "droid_sft_dreamzero_14b",
+        "franka_sft_dreamzero_5b", "libero_franka_mix_sft_dreamzero_5b", "tiny_cpu",
+    } <= set(NAMES)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recipes_lack_nothing_but_paths(name):
+    """What is left to give is a path: nothing else of a recipe is wrong."""
+    given = ["model.model_path=org/checkpoint", "model.metadata_json_path=/nowhere.json"]
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(name, [*given, "data.train_data_paths=/nowhere"], 8)
+    lines = str(caught.value).splitlines()[1:]
+    paths = ("data.train_data_paths", "metadata_json_path", "model_path", "tokenizer_path")
+    micro = ("runner.global_batch_size",) if name == "tiny_cpu" else ()
+    names = (*paths, *micro, "mixture's", "embodiment_tag")
+    assert all(any(part in line for part in names) for line in lines), lines
+
+
+def test_a_good_recipe_has_no_fault(train_root):
+    assert faults(train_root) == {}
+    assert faults(train_root, 2) == {}
+
+
+WRONG = {
+    "runner.global_batch_size": {"runner__global_batch_size": 5, "runner__micro_batch_size": 2},
+    "optim.lr_warmup_steps": {"optim__lr_warmup_steps": 8},
+    "optim.min_lr_ratio": {"optim__lr_scheduler": "constant", "optim__min_lr_ratio": 0.1},
+    "parallel.shard_size": {"parallel__shard_size": 2},
+    "parallel.kept_blocks": {"parallel__kept_blocks": 1},
+    "parallel.reduce_dtype": {"parallel__reduce_dtype": "bf16"},
+    "model.model_path": {"model__model_path": "/nowhere/checkpoint"},
+    "model.lora_rank": {"model__lora_rank": 8},
+    "model.relative_action": {"model__relative_action": True},
+    "model.relative_action_keys": {"model__relative_action_keys": ["actions"]},
+    "model.embodiment_tag": {"model__embodiment_tag": "libero_simm"},
+    "model.metadata_json_path": {"model__metadata_json_path": "/nowhere.json"},
+    "model.target_video_height": {
+        "model__target_video_height": 176,
+        "model__target_video_width": 320,
+    },
+    "model.tokenizer_path": {"model__tokenizer_path": "/nowhere/tokenizer"},
+    "model.preset": {"model__preset": "5b"},
+    "data.train_data_paths": {"data__train_data_paths": ["/nowhere/data"]},
+    "data.frame_grid": {"data__frame_grid": "official_droid", "model__max_chunk_size": 1},
+    "runner.eval_interval": {"runner__eval_interval": 2},
+    "runner.resume_dir": {"runner__resume_dir": "/nowhere/run"},
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_pitfalls_are_named(train_root, field):
+    found = faults(train_root, **WRONG[field])
+    assert field in found, found
+    assert len(found[field]) > 20
+
+
+def test_a_sample_longer_than_every_episode(train_root):
+    found = faults(train_root, model__max_chunk_size=8)
+    assert "longest of 3 episodes has 42 steps" in found["data.train_data_paths"]
+
+
+def test_a_cold_start_needs_every_part(train_root):
+    changes = {
+        "model__model_path": None,
+        "model__preset": "5b",
+        "model__vae_pretrained_path": "/x.pth",
+    }
+    assert "needs all of" in faults(train_root, **changes)["model.diffusion_model_pretrained_path"]
+
+
+def test_mixtures(train_root):
+    entry = {
+        "dataset_path": str(train_root / "dataset"), "embodiment_tag": "franka_pnp",
+        "metadata_json_path": str(train_root / "metadata.json"),
+    }  # fmt: skip
+    found = faults(train_root, data__train_data_paths=[entry, str(train_root / "dataset")])
+    assert "mixed" in found["data.train_data_paths"]
+    assert "none of the mixture's" in found["model.embodiment_tag"]
+    assert "franka_pnp" in found["data.train_data_paths.0.metadata_json_path"]
+
+
+def test_everything_at_once_in_under_a_second_without_torch(train_root, tmp_path):
+    recipe = tmp_path / "bad.yaml"
+    values = train_worlds.recipe(train_root, runner__global_batch_size=3, optim__lr_warmup_steps=99)
+    recipe.write_text(json.dumps(values, indent=1))
+    code = (
+        "import sys, time; start = time.process_time();"
+        "from dzrobot.training.launch import main;"
+        f"code = main([{str(recipe)!r}, 'runner.micro_batch_size=2', 'model.lora_rank=4']);"
+        "assert 'torch' not in sys.modules; print(code, time.process_time() - start)"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    exit_code, seconds = done.stdout.split()
+    assert exit_code == "2", done.stderr
+    assert float(seconds) < 1
+    lines = done.stderr.strip().splitlines()
+    assert "3 faults" in lines[0]
+    assert f"{recipe}:" in next(line for line in lines if "runner.global_batch_size" in line)
+    assert "'model.lora_rank=4'" in next(line for line in lines if "is_lora is false" in line)
+
+
+def test_unknown_fields_get_a_suggestion_and_retired_ones_a_reason(train_root, tmp_path):
+    recipe = tmp_path / "old.yaml"
+    recipe.write_text(json.dumps(train_worlds.recipe(train_root)))
+    overrides = ["model.modelpath=x", "data.lazy_load=true", "optim.lr=fast"]
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(str(recipe), overrides, 1)
+    text = str(caught.value)
+    assert "model_path" in text.split("model.modelpath")[1]
+    assert RETIRED["data.lazy_load"] in text
+    assert "optim.lr" in text
+
+
+def test_recipes_have_suggestions():
+    with pytest.raises(UnknownNameError, match="libero_sft_dreamzero_5b"):
+        find_recipe("libero_sft_dreamzero_5B")
+
+
+def test_exponents_are_numbers():
+    values = {"model": {"embodiment_tag": "x"}, "data": {"train_data_paths": ["y"]}}
+    runner = {"output_dir": "z", "max_steps": 9, "micro_batch_size": 1, "global_batch_size": 1}
+    config = load_config(SFTConfig, {**values, "runner": runner}, ["optim.lr=1e-4"])
+    assert config.optim.lr == 1e-4

@@ -1,0 +1,137 @@
+"""One step of the trainer: recorded numbers, independence of the batch, stored prompts."""
+
+import dataclasses
+
+import pytest
+import torch
+import train_worker
+import train_worlds
+
+from dzrobot.policies.dreamzero.network.world_action import (
+    LossCounts,
+    LossOptions,
+    TrainBatch,
+    training_schedule,
+)
+from dzrobot.training.keyed import keyed_generator, sample_noise
+from dzrobot.training.parallel import clean_name, parallelize
+from dzrobot.training.settings import ParallelConfig
+from dzrobot.training.trainer import backward
+
+GOLDENS = ("head_train_i2v", "head_train_ti2v_resize", "head_train_ti2v_oddcrop_decoupled")
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_loss_and_gradients_equal_the_recorded_ones(goldens, solo, name):
+    from golden_kinds import head
+    from golden_kinds.registry import Golden, relative_l2
+
+    golden = Golden(goldens / f"{name}.json")
+    model = head._model(golden)
+    batch = TrainBatch(
+        images_BTHW3=golden["in.images"],
+        state_BSM=golden["in.state"],
+        action_BAM=golden["in.action"],
+        action_mask_BAM=golden["in.action_mask"],
+        has_real_action_B=golden["in.has_real_action"],
+        prompt=model.embed_prompts(golden["in.text"], golden["in.text_attention_mask"]),
+    )
+    noise = head._noise(golden, model, training_schedule(torch.device("cpu")).timesteps)
+    layout = ParallelConfig(param_dtype="fp32", compile=False, activation_checkpointing="full")
+    parallelize(model.model, model.model.blocks, layout, solo)
+    size = float(len(golden["in.images"]))
+    counts = LossCounts(samples=size, actions=size)
+    losses = backward(model, model.prepare(batch), noise, counts, LossOptions())
+    expected = torch.stack([golden["out.dynamics_loss"], golden["out.action_loss"]]).flatten()
+    assert relative_l2(losses, expected) <= 1e-5
+    for parameter_name, parameter in model.model.named_parameters():
+        key = f"grad.{clean_name(parameter_name)}"
+        if key in golden.tensors:
+            assert relative_l2(parameter.grad.full_tensor(), golden[key]) <= 1e-4, key
+
+
+def micro_batches(run, count):
+    batches = run._batches(8)
+    return [next(batches) for _ in range(count)]
+
+
+@pytest.mark.parametrize("norm", ["padded", "masked"])
+def test_a_batch_is_the_mean_of_its_samples(train_root, solo, norm):
+    changes = {"model__action_loss_norm": norm}
+    one = train_worker.gradients(train_worker.trainer(solo, train_root, **changes))
+    four = train_worker.gradients(
+        train_worker.trainer(solo, train_root, **changes, runner__micro_batch_size=4)
+    )
+    torch.testing.assert_close(one[0], four[0], rtol=0, atol=1e-6)
+    for name, gradient in one[1].items():
+        torch.testing.assert_close(four[1][name], gradient, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["padded", "masked"])
+def test_samples_without_actions_are_counted_over_the_whole_step(train_root, solo, norm):
+    """Uneven micro-batches: what they add up to is the loss of the whole batch."""
+    changes = {"model__action_loss_norm": norm}
+    run = train_worker.trainer(solo, train_root, **changes)
+    parts = micro_batches(run, 4)
+    for batch in parts[:3]:
+        batch["has_real_action"][:] = False
+    counts = run._counts(parts)
+    summed = sum(run.forward_backward(run.prepare(b), b, counts) for b in parts)
+    alone = run.forward_backward(
+        run.prepare(parts[3]), parts[3], LossCounts(samples=1.0, actions=1.0)
+    )
+    share = 1.0 if norm == "masked" else 0.25
+    assert summed[1].item() == pytest.approx(share * alone[1].item(), rel=1e-5)
+
+
+def test_stored_prompts_equal_live_ones(train_root, solo, tmp_path):
+    stored = train_worker.trainer(solo, train_root, runner__output_dir=tmp_path / "a")
+    live = train_worker.trainer(
+        solo, train_root, runner__output_dir=tmp_path / "b", model__cache_prompts=False
+    )
+    assert stored.parts.model.text_encoder is None
+    prompts = micro_batches(stored, 1)[0]["prompt"] + [
+        train_worlds.ROBOT.prompt.format(task=task) for task in train_worlds.TASKS
+    ]
+    cpu = torch.device("cpu")
+    first, second = (run.parts.prompts.embed(prompts, cpu) for run in (stored, live))
+    assert first.lengths == second.lengths
+    torch.testing.assert_close(first.rows_BNE, second.rows_BNE, rtol=0, atol=1e-6)
+
+
+def test_noise_depends_on_seed_step_and_slot_alone(train_root, solo):
+    run = train_worker.trainer(solo, train_root, runner__micro_batch_size=2)
+    batch = micro_batches(run, 1)[0]
+    prepared, network = run.prepare(batch), run.parts.network
+    both = sample_noise(network, prepared, 3, 7, [4, 9])
+    single = dataclasses.replace(
+        prepared,
+        latents_BCFYX=prepared.latents_BCFYX[:1], action_BAM=prepared.action_BAM[:1],
+    )  # fmt: skip
+    alone = sample_noise(network, single, 3, 7, [9])
+    assert torch.equal(both.video_BCFYX[1], alone.video_BCFYX[0])
+    assert torch.equal(both.frame_index_BF[1], alone.frame_index_BF[0])
+    assert torch.equal(both.action_BAM[1], alone.action_BAM[0])
+    draws = {
+        tuple(torch.rand(2, generator=keyed_generator("noise", *key)).tolist())
+        for key in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    }
+    assert len(draws) == 4
+
+
+def test_compiled_blocks_agree_and_are_compiled_once(train_root, solo):
+    from torch._dynamo.utils import counters
+
+    eager = train_worker.gradients(train_worker.trainer(solo, train_root))
+    counters.clear()
+    run = train_worker.trainer(solo, train_root, parallel__compile=True)
+    compiled = train_worker.gradients(run)
+    torch.testing.assert_close(compiled[0], eager[0], rtol=0, atol=1e-6)
+    for name, gradient in eager[1].items():
+        torch.testing.assert_close(compiled[1][name], gradient, rtol=1e-5, atol=1e-6)
+    frames = counters["stats"]["unique_graphs"]
+    batches = run._batches(8)
+    for _ in range(2):
+        run.train_step(batches)
+        run.step += 1
+    assert counters["stats"]["unique_graphs"] == frames
