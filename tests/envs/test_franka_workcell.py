@@ -43,6 +43,17 @@ def env():
     env.close()
 
 
+@pytest.fixture
+def say(request, capsys):
+    """Return a function that prints a line for whoever runs the tests."""
+
+    def write(line):
+        with capsys.disabled():
+            request.config.pluginmanager.getplugin("terminalreporter").write_line(line)
+
+    return write
+
+
 def wave():
     """Return a motion through the workspace that opens and closes the hand, (200, 7)."""
     t = np.arange(STEPS) / HZ
@@ -82,9 +93,8 @@ def driven(env, tmp_path_factory):
     return folder, watched.infos, done
 
 
-def test_two_hundred_steps_at_ten_hertz(driven, request):
+def test_two_hundred_steps_at_ten_hertz(driven, say):
     _, infos, done = driven
-    say = request.config.pluginmanager.getplugin("terminalreporter").write_line
     say(f"\n{done.frames} steps at {done.measured_hz:.2f} Hz, {done.late_steps} late")
     say(f"{'camera':<20} {'age p50':>9} {'p95':>9} {'largest':>9} {'new frames':>11}")
     for key in KEYS:
@@ -118,13 +128,12 @@ def test_the_recording_is_read_by_the_trainers_reader(driven, tmp_path):
         assert f"timestamp.{key}" in features
 
 
-def test_the_recording_is_replayed(driven, env, request):
+def test_the_recording_is_replayed(driven, env, say):
     folder, _, _ = driven
     robot = load_embodiment("franka_pnp")
     recording = load_recording(folder, 0, robot)
     outcome, states = replay(env, recording, robot)
     away = np.linalg.norm(states[:STEPS, 4:7] - recording.states[:, 4:7], axis=1)
-    say = request.config.pluginmanager.getplugin("terminalreporter").write_line
     say(f"\nreplayed {outcome.steps} steps: {away.mean():.3f} m away, {away.max():.3f} m at most")
     assert outcome.steps == STEPS
     assert away.max() < 0.15
