@@ -206,6 +206,7 @@ def test_embedded_prompts_equal_tokenised_ones(network, ask):
     assert_same(predict(network, [SessionCache()], [given], FEW), plain, 0)
 
 
+@pytest.mark.parametrize("kind", ["5b"])
 def test_calls_compile_whole_and_only_once(network, ask):
     request = ask(1)
     plain = predict(network, [SessionCache()], [request], FEW)
