@@ -8,10 +8,17 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import CheckpointError
 from dzrobot.modality.pipeline import Encoded
 from dzrobot.policies.dreamzero.episode import Episode
-from dzrobot.policies.dreamzero.network.session import InferenceNoise, Prompt, Request
+from dzrobot.policies.dreamzero.network.session import (
+    InferenceNoise,
+    Prompt,
+    Request,
+    seeded_noise,
+)
 from dzrobot.policies.dreamzero.network.tokenizer import PromptTokenizer
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.options import PolicyOptions
+
+_MAX_PROMPTS = 256
 
 
 class Requests:
@@ -51,27 +58,24 @@ class Requests:
                     f"the tokenizer gives ids up to {int(ids.max())}, the network knows "
                     f"{self._config.text.vocab}; give the tokenizer it was trained with"
                 )
+            if len(self._prompts) >= _MAX_PROMPTS:
+                self._prompts.pop(next(iter(self._prompts)))
             self._prompts[text] = Prompt(ids[0], mask[0])
         return self._prompts[text]
 
-    def _noise(self, episode: Episode) -> InferenceNoise:
-        """Return what the coming plan starts from; video and actions share a seed, as published."""
-        dit = self._config.dit
-        video = (dit.out_dim, dit.num_frame_per_block, *self._config.latent_size(*self._size))
-        action = (self._config.head.action_horizon, dit.action_dim)
-        seed, device, dtype = self._options.seed, self._weight.device, self._weight.dtype
-        if self._options.noise == "keyed":
-            seed, device, dtype = _key(seed, episode), torch.device("cpu"), torch.float32
-        drawn = (
-            torch.randn(
-                shape,
-                generator=torch.Generator(device).manual_seed(seed),
-                device=device,
-                dtype=dtype,
-            ).to(self._weight.device, self._weight.dtype)
-            for shape in (video, action)
+    def _noise(self, episode: Episode) -> InferenceNoise | None:
+        """Return what the coming plan starts from; None for the published noise."""
+        if self._options.noise == "fixed":
+            return None
+        latent = self._config.latent_size(*self._size)
+        # Drawn on the processor in float32, whatever the network runs on.
+        like = torch.zeros(())
+        noise = seeded_noise(self._config, latent, _key(self._options.seed, episode), like)
+        video, action = (
+            x.to(self._weight.device, self._weight.dtype)
+            for x in (noise.video_CFYX, noise.action_AM)
         )
-        return InferenceNoise(*drawn)
+        return InferenceNoise(video, action)
 
 
 def _key(seed: int, episode: Episode) -> int:

@@ -154,10 +154,11 @@ def test_whole_checkpoint_with_adapters(trained, tiny, tmp_path):
     assert tensors_of(done.path).keys() == tensors_of(whole).keys()
 
 
-def test_published_adapters_have_no_passport(trained, tiny):
+def test_published_adapters_have_no_passport(trained, tiny, caplog):
     _, folder = trained
     (folder / "dzrobot_passport.json").unlink()
     load_network(open_checkpoint(folder), LoadOptions(base=tiny))
+    assert "names no base" in caplog.text
 
 
 def test_base_from_component_files(trained, tiny, tmp_path):

@@ -7,7 +7,8 @@ from dzrobot.errors import CheckpointError
 
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _PATTERNS = [
-    "config.json", "*.safetensors", "*.safetensors.index.json", "experiment_cfg/*", "tokenizer/*",
+    "config.json", "*.safetensors", "*.safetensors.index.json", "experiment_cfg/*",
+    "tokenizer/*", "*full_weights.pt",
     "dzrobot_passport.json",
 ]  # fmt: skip
 

@@ -4,6 +4,7 @@ The network is built on the meta device and gets its memory once, on the target 
 target dtype. Host memory therefore holds one shard at a time, never the whole model.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo, UnionSour
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.keymap import PREFIXES, Entry, entries
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
+
+_LOG = logging.getLogger(__name__)
 
 _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -180,6 +183,11 @@ def base_fingerprint(base: WeightSource, kept: Sequence[str] | set[str]) -> str:
 def _check_base(checkpoint: Checkpoint, base: WeightSource) -> None:
     named = checkpoint.passport_base
     if named is None:
+        _LOG.warning(
+            "%s names no base: whether %s is the right one cannot be checked beyond its shapes",
+            checkpoint.path,
+            base.origin,
+        )
         return
     found = base_fingerprint(base, set(checkpoint.weights.tensors))
     if found != named:
