@@ -1,0 +1,90 @@
+"""The example on the real simulators: with no argument, and on LIBERO, killed and gone on with."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
+from dzrobot.rollout.records import RecordFile
+
+EXAMPLE = ("examples/eval_libero.py",)
+FAST = ("--env-arg", "quality=draft", "--videos", "none")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """Return a tiny random checkpoint for LIBERO."""
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    return write_tiny_checkpoint(folder, load_embodiment("libero_sim"))
+
+
+def finish(process, timeout=200):
+    out, err = process.communicate(timeout=timeout)
+    assert process.returncode == 0, err
+    return out
+
+
+def test_with_no_argument_it_says_what_it_runs_and_how_to_go_on(command, tmp_path):
+    process = command(
+        "--episodes", 1, "--max-steps", 4, "--dit-steps", 5, "--output", tmp_path, program=EXAMPLE
+    )
+    lines = finish(process).splitlines()
+    assert lines[0].startswith("Embedded default: dzrobot/lift-v0")
+    assert "checkpoint" in lines[0]
+    assert any("--suite libero_spatial" in line and "--checkpoint" in line for line in lines)
+    [record] = RecordFile(tmp_path).records.values()
+    assert (record.steps, record.error) == (4, None)
+    assert (tmp_path / record.video).stat().st_size > 0
+
+
+def test_the_expert_lifts(command, tmp_path):
+    words = ("--env", "dzrobot/lift-v0", "--env-arg", "resolution=64", "--policy", "expert")
+    words = (*words, "--episodes", 2)
+    finish(command(*words, *FAST, "--output", tmp_path, program=EXAMPLE))
+    total = json.loads((tmp_path / "summary.json").read_text())["results"]["total"][0]
+    assert (total["successes"], total["episodes"], total["errors"]) == (2, 2, 0)
+
+
+@pytest.mark.libero
+def test_libero_killed_in_the_middle_and_gone_on_with(libero_assets, command, checkpoint, tmp_path):
+    run = (
+        "--suite", "libero_object", "--tasks", "0,1", "--episodes", 2, "--max-steps", 12,
+        "--checkpoint", checkpoint, "--dit-steps", 5, *FAST,
+    )  # fmt: skip
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = command(*run, "--output", killed, program=EXAMPLE)
+    records = killed / "records.jsonl"
+    deadline = time.monotonic() + 200
+    while not records.exists() or not records.read_bytes().count(b"\n"):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "no episode in 200 seconds"
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    before = records.read_bytes()
+    assert 1 <= before.count(b"\n") < 4
+    resumed = finish(command(*run, "--output", killed, "--workers", 2, program=EXAMPLE))
+    assert records.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+    straight = finish(command(*run, "--output", whole, "--workers", 2, program=EXAMPLE))
+    assert _table(resumed) == _table(straight)
+    assert _results(killed) == _results(whole)
+    assert len({result["action_sha256"] for result in _results(whole).values()}) == 4
+    assert {result["steps"] for result in _results(whole).values()} == {12}
+    card = json.loads((whole / "card.json").read_text())
+    assert card["policy"]["weights"]
+    assert card["suites"]["libero_object"]["arguments"]["settle_steps"] == 10
+    assert "WARNING" in resumed or not card["assets"]["libero_object"]["altered"]
+    assert open_checkpoint(checkpoint).folder.name == card["policy"]["checkpoint"]
+
+
+def _table(out):
+    return [line for line in out.splitlines() if line.startswith(("│", "┃"))]
+
+
+def _results(folder):
+    return {name: record.result() for name, record in RecordFile(folder).records.items()}
