@@ -35,7 +35,7 @@ from dzrobot.training.data.video import DECODERS, FrameTable
 
 FRAMES = 300
 CLIP = 33
-SIZES = ((480, 640), (256, 256), (180, 320))
+SIZES = ((256, 256), (180, 320), (480, 640))
 CODECS = (
     VideoCodec(name="h264", gop=2),
     VideoCodec(name="h264", gop=10),

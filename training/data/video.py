@@ -22,9 +22,6 @@ from numpy.typing import NDArray
 from dzrobot.errors import DatasetError, MissingDependencyError, find
 from dzrobot.training.data.forks import watch
 
-HOP_COST_FRAMES = 2
-"""A hop flushes the decoder; measured, that costs about as much as two frames."""
-
 OPEN_FILES = 16
 """Videos a reader keeps open; each holds a decoder, hence megabytes."""
 
@@ -168,8 +165,8 @@ class PyAvDecoder:
 
     def _reach(self, number: int) -> NDArray[np.uint8]:
         key = self.table.key_before(number)
-        onward = number - self._next
-        if onward < 0 or number - self.table.key_frames[key] + HOP_COST_FRAMES < onward:
+        # A hop costs nothing measurable, so any key frame ahead is worth going to.
+        if number < self._next or self.table.key_frames[key] > self._next:
             self._hop(key)
         pts = self.table.pts[number]
         frame = self._decode_to(pts)
