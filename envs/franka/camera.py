@@ -183,7 +183,9 @@ class RealSenseCamera:
                 received += 1
         except RuntimeError as error:
             self._fault = str(error)
-            _log.warning("camera %s: %s", self._config.serial, error)
+            # Text only: a log that kept the error would keep its frames, and in them the pipeline,
+            # whose end can take a minute.
+            _log.warning("camera %s: %s", self._config.serial, str(error))
         finally:
             _stop(pipeline)
         return received
@@ -200,7 +202,7 @@ def _stop(pipeline: Any) -> None:
     try:
         pipeline.stop()
     except RuntimeError as error:
-        _log.debug("stopping a camera that had failed: %s", error)
+        _log.debug("stopping a camera that had failed: %s", str(error))
 
 
 @functools.lru_cache

@@ -208,7 +208,7 @@ class Control:
             try:
                 self._hold_here()
             except RobotError as error:
-                _log.warning("the arm cannot be held, so it has stopped by itself: %s", error)
+                _log.warning("the arm cannot be held, so it has stopped by itself: %s", str(error))
                 self._last = None
 
     def release(self) -> None:

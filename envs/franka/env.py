@@ -248,7 +248,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         """Hold, and end the episode with the last observation that could be made."""
         episode = self._running()
         episode.abort, episode.message = refusal.abort, str(refusal)
-        _log.warning("episode cut short (%s): %s", refusal.abort, refusal)
+        _log.warning("episode cut short (%s): %s", refusal.abort, str(refusal))
         self._control.hold()
         observation = self._observe(episode.reading)
         return self._result(observation, Outcome.OPEN, limited)

@@ -21,6 +21,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
+_HAND_OVER_S = 3.0
 _CALL_S = 1.5
 _STOP_S = 4.0
 _RECOVER_S = 2.0
@@ -158,6 +159,19 @@ class FrankyArm:
 
     def _open(self) -> Any:
         franky = _library()
+        deadline = time.monotonic() + _HAND_OVER_S
+        while True:
+            try:
+                return self._construct(franky)
+            except franky.NetworkException as error:
+                # The arm serves one client, and takes a moment to see that the last one has gone.
+                if "interrupted" not in str(error) or time.monotonic() > deadline:
+                    raise RobotError(
+                        f"{error} Check the address, enable FCI in Desk and unlock the brakes"
+                    ) from error
+                time.sleep(0.2)
+
+    def _construct(self, franky: Any) -> Any:
         settings = self._config
         kind = franky.RealtimeConfig
         try:
@@ -169,10 +183,6 @@ class FrankyArm:
             )
         except franky.IncompatibleVersionException as error:
             raise RobotError(version_hint(str(error))) from error
-        except franky.NetworkException as error:
-            raise RobotError(
-                f"{error} Check the address, enable FCI in Desk and unlock the brakes"
-            ) from error
         except franky.RealtimeException as error:
             raise RobotError(
                 f"{error}; install a PREEMPT_RT kernel, or set controller.realtime: ignore"
@@ -279,7 +289,7 @@ class FrankyArm:
             elif self._moving:
                 self._opened.stop()
         except (franky.ControlException, franky.CommandException) as error:
-            _log.info("stopping: %s", error)
+            _log.info("stopping: %s", str(error))
         self._end_motion()
 
     def _end_motion(self) -> None:
@@ -290,7 +300,7 @@ class FrankyArm:
         try:
             self._opened.join_motion(0.5)
         except (franky.ControlException, franky.CommandException) as error:
-            _log.info("the last motion ended: %s", error)
+            _log.info("the last motion ended: %s", str(error))
 
 
 def error_names(errors: Any) -> tuple[str, ...]:

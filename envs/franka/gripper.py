@@ -189,7 +189,7 @@ class _Hand(threading.Thread):
                 self._carry_out(gripper, opened=opened)
                 break
             except franky.CommandException as error:
-                _log.warning("gripper command failed (attempt %d): %s", attempt, error)
+                _log.warning("gripper command failed (attempt %d): %s", attempt, str(error))
                 if attempt == 2:
                     self._fault = f"the gripper failed: {error}"
         self._since_s = None

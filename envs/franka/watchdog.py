@@ -40,4 +40,4 @@ class Watchdog:
                 self._control.check_silence()
             except DzrobotError as error:
                 # The next step meets the same error, with someone there to read it.
-                _log.warning("the watchdog could not hold the arm: %s", error)
+                _log.warning("the watchdog could not hold the arm: %s", str(error))

@@ -76,5 +76,17 @@ class _Answer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> bool:
         if error is not None:
+            _drop_frames(error)
             self._future.set_exception(error)
         return True
+
+
+def _drop_frames(error: BaseException | None) -> None:
+    """Forget where ``error`` and its causes were raised.
+
+    Those frames hold the driver's objects: a connection would stay open for as long as anyone keeps
+    the error, and close, slowly, on whichever thread collects it.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
