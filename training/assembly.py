@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -235,7 +236,7 @@ def encoder_flops(network: NetworkConfig, image_size: tuple[int, int], prompt_to
         frame = torch.empty(1, 3, height, width)
     return float(
         clips * _clip_flops(model.vae, frame, network.head.num_frames)
-        + _count(lambda: model.image_encoder(frame))
+        + _count(partial(model.image_encoder, frame))
         + 2 * text.num_layers * prompt_tokens * (layer + scores)
     )
 
@@ -243,10 +244,8 @@ def encoder_flops(network: NetworkConfig, image_size: tuple[int, int], prompt_to
 def _clip_flops(vae: Vae, frame: torch.Tensor, frames: int) -> int:
     """Return the cost of encoding a clip: from the third chunk on, all cost the same."""
     stride = vae.config.temporal_stride
-    short, long = (
-        _count(lambda count=count: vae.encode(frame[:, :, None].expand(-1, -1, count, -1, -1)))
-        for count in (1 + stride, 1 + 2 * stride)
-    )
+    clips = [frame[:, :, None].expand(-1, -1, n, -1, -1) for n in (1 + stride, 1 + 2 * stride)]
+    short, long = (_count(partial(vae.encode, clip)) for clip in clips)
     return short + (frames // stride - 1) * (long - short)
 
 

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from dzrobot.errors import CheckpointError
 from dzrobot.training.settings import CheckpointConfig
@@ -100,8 +102,8 @@ def load_state(saved: Saved, state: dict[str, Any]) -> None:
         CheckpointError: A tensor is missing or has another shape.
     """
     try:
-        dcp.load(state, checkpoint_id=str(saved.path / _STATE))
-    except dcp.api.CheckpointException as error:
+        load(state, checkpoint_id=str(saved.path / _STATE))
+    except CheckpointException as error:
         raise CheckpointError(
             f"{saved.path} does not fit this run: {_first_line(error)}. Resume with the model, "
             "adapter and averaging "
@@ -109,7 +111,7 @@ def load_state(saved: Saved, state: dict[str, Any]) -> None:
         ) from error
 
 
-def _first_line(error: dcp.api.CheckpointException) -> str:
+def _first_line(error: CheckpointException) -> str:
     causes = [str(cause[0]) for cause in error.failures.values()]
     return (causes or [str(error)])[0].splitlines()[0]
 
@@ -149,11 +151,9 @@ class CheckpointWriter:
         target = str(aside / _STATE)
         future: Future[Any] = Future()
         if self._config.async_save and not wait:
-            future = dcp.async_save(
-                state, checkpoint_id=target, process_group=self._world.save_group
-            )  # type: ignore[assignment]
+            future = async_save(state, checkpoint_id=target, process_group=self._world.save_group)  # type: ignore[assignment]
         else:
-            dcp.save(state, checkpoint_id=target, process_group=self._world.save_group)
+            save(state, checkpoint_id=target, process_group=self._world.save_group)
             future.set_result(None)
         self._pending = _Pending(step, aside, future)
         if wait or not self._config.async_save:

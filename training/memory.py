@@ -7,6 +7,7 @@ such.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torch import nn
 
@@ -94,6 +95,7 @@ class MemoryPlan:
         return sum(item.bytes_ for item in self.items if item.on_host)
 
 
+@lru_cache(maxsize=8)
 def count_parameters(network: NetworkConfig, *, is_lora: bool) -> Counts:
     """Return the parameters of every part."""
     model = empty_network(network, is_lora=is_lora, text_encoder=True)

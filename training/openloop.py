@@ -115,7 +115,7 @@ def _errors(
         source = data.sources[index]
         robot, raw = source.spec.embodiment, reader.vectors(window)
         own = robot.timing.action_horizon
-        blocks = predicted[i].unflatten(0, (robot.timing.blocks, horizon))[:, :own].cpu()
+        blocks = predicted[i].reshape(robot.timing.blocks, horizon, -1)[:, :own].cpu()
         for block in range(robot.timing.blocks):
             state = {key: raw[key][block] for key in robot.state_keys}
             decoded = source.pipeline.decode(blocks[block], state)
@@ -130,7 +130,7 @@ def _named(
     keys = sorted({key for sums, _ in gathered for key in sums})
     for key in keys:
         total = sum(counts.get(key, 0) for _, counts in gathered)
-        mean = sum(sums[key] for sums, _ in gathered if key in sums) / total
+        mean = np.sum([sums[key] for sums, _ in gathered if key in sums], axis=0) / total
         yield f"open_loop/{key}/mean", float(mean.mean())
         for step, value in enumerate(mean.mean(axis=1)):
             yield f"open_loop/{key}/step_{step:02d}", float(value)

@@ -112,8 +112,8 @@ class Optimizer:
         torch.nn.utils.clip_grads_with_norm_(self.named.values(), self._config.clip_grad, norm)
         skipped = 1.0 - torch.isfinite(norm).float()
         self._lr.copy_(self._config.lr * schedule_factor(self.updates, self._config, self._total))
-        self.adamw.grad_scale = None
-        self.adamw.found_inf = skipped
+        # What a gradient scaler sets; the fused kernel then leaves weights and moments alone.
+        vars(self.adamw).update(grad_scale=None, found_inf=skipped)
         self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
         self.updates += 1.0 - skipped

@@ -171,18 +171,20 @@ def shard_frozen(encoder: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMe
 
 def shard_table(network: nn.Module) -> list[tuple[str, int, int]]:
     """Return (unit, parameters, parameters on this rank) of every sharding unit."""
-    owners: dict[str, nn.Module] = {
-        clean_name(name) or "(root)": module
-        for name, module in network.named_modules()
-        if isinstance(module, FSDPModule)
-    }
     rows = []
-    for name, module in owners.items():
-        inner = [m for m in module.modules() if isinstance(m, FSDPModule) and m is not module]
+    for name, module in network.named_modules():
+        if not _is_unit(module):
+            continue
+        inner = [m for m in module.modules() if _is_unit(m) and m is not module]
         taken = {id(p) for unit in inner for p in unit.parameters()}
         own = [p for p in module.parameters() if id(p) not in taken]
-        rows.append((name, sum(p.numel() for p in own), sum(_local_numel(p) for p in own)))
+        local = sum(_local_numel(p) for p in own)
+        rows.append((clean_name(name) or "(root)", sum(p.numel() for p in own), local))
     return rows
+
+
+def _is_unit(module: nn.Module) -> bool:
+    return isinstance(module, FSDPModule)
 
 
 def _local_numel(parameter: nn.Parameter) -> int:

@@ -75,7 +75,7 @@ class StoredPrompts:
         """Look up what the folder holds; call again after something was added."""
         for path in sorted(self._folder.glob(_FILES)):
             handle = safe_open(path, framework="pt", device="cpu")
-            self._found |= dict.fromkeys(handle.keys(), handle)
+            self._found |= dict.fromkeys(_names(handle), handle)
 
     def missing(self, prompts: Iterable[str]) -> list[str]:
         """Return those of ``prompts`` that the folder does not hold, in order."""
@@ -121,9 +121,15 @@ class StoredPrompts:
 
     def longest(self, prompts: Iterable[str]) -> int:
         """Return the rows of the longest of ``prompts``."""
-        return max(
+        lengths: list[int] = [
             self._found[_key(prompt)].get_slice(_key(prompt)).get_shape()[0] for prompt in prompts
-        )
+        ]
+        return max(lengths)
+
+
+def _names(handle: Any) -> list[str]:
+    """Return the names in a mapped file, which is no mapping."""
+    return list(handle.keys())
 
 
 def _key(prompt: str) -> str:

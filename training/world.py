@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from dzrobot.errors import ConfigError
 
@@ -66,7 +67,7 @@ def join_world(device_type: str | None = None) -> World:
     if "RANK" in os.environ:
         dist.init_process_group(backend)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     return World(
         rank=dist.get_rank(),
         size=dist.get_world_size(),

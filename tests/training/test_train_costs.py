@@ -135,15 +135,19 @@ def big(devices=1, micro_batch=1, **model):
     )  # fmt: skip
 
 
-def test_counts_of_the_published_networks():
-    found = count_parameters(preset("14b"), is_lora=False)
-    assert found.trained == pytest.approx(16.484e9, rel=1e-3)
-    assert found.text == pytest.approx(5.681e9, rel=1e-3)
+@pytest.fixture(scope="module")
+def counts():
+    """Return the parameters of the 14B."""
+    return count_parameters(preset("14b"), is_lora=False)
+
+
+def test_counts_of_the_published_networks(counts):
+    assert counts.trained == pytest.approx(16.484e9, rel=1e-3)
+    assert counts.text == pytest.approx(5.681e9, rel=1e-3)
     assert count_parameters(preset("14b"), is_lora=True).trained == 108_582_944
 
 
-def test_states_shrink_with_devices():
-    counts = count_parameters(preset("14b"), is_lora=False)
+def test_states_shrink_with_devices(counts):
     one, eight = (plan_memory(big(devices), counts) for devices in (1, 8))
     names = ("masters, float32", "gradients, float32", "Adam moments, float32")
     for name in names:
@@ -154,8 +158,7 @@ def test_states_shrink_with_devices():
     assert one.peak > 16 * counts.trained
 
 
-def test_a_run_that_does_not_fit_is_refused_with_ways_out():
-    counts = count_parameters(preset("14b"), is_lora=False)
+def test_a_run_that_does_not_fit_is_refused_with_ways_out(counts):
     setup = big(micro_batch=4)
     plan = RunPlan(setup, counts, plan_memory(setup, counts), None)
     with pytest.raises(ConfigError) as caught:
