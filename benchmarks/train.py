@@ -23,7 +23,17 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from train_setup import Batches, Bench, Case, Running, build, one_step, parallel_config, prepare
+from train_setup import (
+    Batches,
+    Bench,
+    Case,
+    Running,
+    build,
+    one_step,
+    parallel_config,
+    prepare,
+    prompt,
+)
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.policies.dreamzero.network.config import preset
@@ -257,7 +267,7 @@ def loss_and_norm(bench: Bench, case: Case) -> tuple[float, float]:
     vectors["action_mask"] = torch.ones(vectors["action"].shape, dtype=torch.bool)
     vectors["has_real_action"] = torch.ones(2, dtype=torch.bool)
     torch.manual_seed(3)
-    prepared = prepare(bench, model, images, vectors)
+    prepared = prepare(model, images, vectors, prompt(bench, len(images)))
     noise = sample_noise(bench.config, prepared, 0, 0, range(2))
     losses = model.loss(prepared, noise)
     losses.loss.backward()

