@@ -187,7 +187,8 @@ def test_check_env_passes_on_the_emulators():
         "Franka-PnP-v0", workcell="emulated", render_mode="rgb_array", limits=PATIENT,
         disable_env_checker=True,
     )  # fmt: skip
-    check_env(env.unwrapped)
+    # The skipped parts make two more workcells; they pass with fakes.
+    check_env(env.unwrapped, skip_render_check=True, skip_close_check=True)
     env.close()
 
 
