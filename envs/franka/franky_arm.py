@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
 _HAND_OVER_S = 3.0
+_ALIVE_S = 0.5
 _CALL_S = 1.5
 _STOP_S = 4.0
 _RECOVER_S = 2.0
@@ -57,8 +58,10 @@ class FrankyArm:
         """Connect, or connect anew where the arm stopped answering."""
         if self._worker is not None:
             with contextlib.suppress(DisconnectedError):
-                self.state()
-                return
+                if self._is_alive():
+                    return
+            # Hand and arm share a controller: what cut one off has cut the other off too.
+            self._gripper.close()
         self._abandon()
         self._cell.open()
         self._worker = Worker("arm")
@@ -105,6 +108,16 @@ class FrankyArm:
             self._worker.end()
             self._worker = None
         self._cell.close()
+
+    def _is_alive(self) -> bool:
+        """Return whether the arm's clock advances: a lost connection shows its last state on."""
+        first = self.state().robot_time_s
+        deadline = time.monotonic() + _ALIVE_S
+        while time.monotonic() < deadline:
+            if self.state().robot_time_s != first:
+                return True
+            time.sleep(0.01)
+        return False
 
     def _do(self, job: Callable[[], T], timeout_s: float) -> T:
         if self._worker is None:

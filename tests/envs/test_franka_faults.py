@@ -197,6 +197,9 @@ def run(fault, cell, env):
         said = f"refused ({fault.refuses_reset}), then works"
     fault.clear(cell, env)
     env.reset()
+    for _ in range(5):
+        *_, after = env.step(np.array(FORWARD, np.float32))
+        assert after["abort"] == "", after["abort_message"]
     did = f"ends: {fault.expected}" if truncated else f"goes on ({info['recoveries']} recoveries)"
     return Row(fault.name, did, noticed if truncated else 0.0, rest, said)
 
