@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ from dzrobot.errors import RobotError
 
 SERIALS = ("910000000001", "910000000002")
 """Serial numbers of the two emulated cameras."""
+
+START_TIMEOUT_S = 20.0
+START_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,23 +126,39 @@ class Bench:
 
 
 def _spawn(module: str, *arguments: str) -> subprocess.Popen[str]:
+    for _ in range(START_ATTEMPTS):
+        process = _begin(module, arguments)
+        assert process.stdout is not None
+        # The camera bus library locks up now and then when a client is already asking for a camera
+        # that is just being announced; a new process gets through.
+        ready, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
+        if not ready:
+            process.kill()
+            process.wait()
+            continue
+        if not process.stdout.readline():
+            raise RobotError(f"the emulator process {module} ended with code {process.wait()}")
+        return process
+    raise RobotError(
+        f"the emulator process {module} did not start within {START_TIMEOUT_S:.0f} s in "
+        f"{START_ATTEMPTS} attempts; is the machine out of memory or processor time?"
+    )
+
+
+def _begin(module: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     # The child must find this package also from a plain checkout.
     root = str(Path(dzrobot.__file__).resolve().parents[1])
     environment["PYTHONPATH"] = os.pathsep.join(
         part for part in (root, environment.get("PYTHONPATH", "")) if part
     )
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-m", f"dzrobot.envs.emulators.{module}", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
     )
-    assert process.stdout is not None
-    if not process.stdout.readline():
-        raise RobotError(f"the emulator process {module} ended with code {process.wait()}")
-    return process
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
