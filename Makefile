@@ -6,7 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # An exact CPU-friendly default; on a GPU machine with a torch of its own: make TORCH="torch>=2.11,<2.14".
 TORCH ?= torch==2.13.0
-# A file's tests stay together: their fixtures (a simulator, an emulated arm) are made once.
+# A file's tests stay together: their fixtures (a simulator, a training run) are made once. What runs
+# against the emulated arm keeps real time, so it comes last and alone.
 PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
 STAMP := $(VENV)/.ready
 
@@ -23,7 +24,8 @@ demo: setup
 	$(BIN)/python examples/eval_libero.py
 
 test: setup
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not robot"
+	$(BIN)/python -m pytest -m robot tests/envs
 
 # Every reference number, one row per file: DZROBOT_GOLDENS=<folder> make goldens
 goldens: setup
