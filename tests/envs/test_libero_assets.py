@@ -159,7 +159,7 @@ def test_where_assets_are_looked_for(hub, monkeypatch, tmp_path):
 def test_setup_takes_a_folder_and_check_judges_it(libero_assets, capsys):
     suite = ["--suite", "libero_object"]
     assert main(["libero", "setup", "--assets", str(libero_assets), *suite]) == 0
-    assert f"assets in {libero_assets}" in capsys.readouterr().out
+    assert f"assets in {libero_assets.resolve()}" in capsys.readouterr().out
     assert main(["libero", "check", *suite]) == 0
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "egl draws" in said

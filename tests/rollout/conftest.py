@@ -1,6 +1,7 @@
 """Policies for the evaluations of these tests, in a module that a command can name."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,11 @@ def policies(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def _heed_ctrl_c():
+    # Whoever runs the tests in the background may have told their children to ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def command():
     """Return a function that starts an evaluation in a process group of its own."""
     started = []
@@ -83,7 +89,7 @@ def command():
         process = subprocess.Popen(
             [sys.executable, *program, *map(str, words)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            cwd=ROOT, start_new_session=True,
+            cwd=ROOT, start_new_session=True, preexec_fn=_heed_ctrl_c,
         )  # fmt: skip
         started.append(process)
         return process
