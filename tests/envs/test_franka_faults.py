@@ -100,7 +100,7 @@ FAULTS = (
     Fault("arm switched off", power_off, "stale_state",
           lambda cell, env: cell.bench.start_arm(), refuses_reset="refused"),
     Fault("motion refused at start", both(faults(reject_moves=1), trip("joint_reflex")),
-          "collision", refuses_reset="refused|stopped on its way"),
+          "collision", refuses_reset="refused|rejected|stopped on its way"),
     Fault("pushed with 45 N", push, "force"),
     Fault("gripper fails twice", faults(gripper_fails=2), "gripper", action=CLOSE),
     Fault("gripper fails once", faults(gripper_fails=1), "", action=CLOSE, steps=8),

@@ -75,12 +75,12 @@ def policies(tmp_path_factory):
     sys.modules.pop("rollout_policies", None)
 
 
-@pytest.fixture(scope="module")
 def _heed_ctrl_c():
     # Whoever runs the tests in the background may have told their children to ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.fixture(scope="module")
 def command():
     """Return a function that starts an evaluation in a process group of its own."""
     started = []
