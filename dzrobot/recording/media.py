@@ -100,6 +100,8 @@ class VideoFile:
         stream.width, stream.height, stream.pix_fmt = width, height, codec.pixel_format
         stream.time_base = 1 / self._rate
         stream.codec_context.gop_size = codec.gop
+        # One thread: what is written must not depend on how the machine shares its cores.
+        stream.codec_context.thread_count = 1
         return stream
 
 
