@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from dzrobot.errors import SimulatorError, find, preview
+from dzrobot.folders import cache_folder
 
 VARIABLE = "DZROBOT_LIBERO_ASSETS"
 """Environment variable that names a folder of assets."""
@@ -30,12 +31,6 @@ class Asset:
     sha256: str
     suites: tuple[str, ...]
     """Suites whose tasks refer to it; most files have none."""
-
-
-def cache_folder() -> Path:
-    """Return the one folder this package writes to on its own."""
-    named = os.environ.get("DZROBOT_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "dzrobot"
 
 
 def assets_folder() -> Path:

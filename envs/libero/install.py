@@ -14,9 +14,10 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-from dzrobot.envs.libero.assets import assets_folder, cache_folder
+from dzrobot.envs.libero.assets import assets_folder
 from dzrobot.envs.libero.rendering import choose_backend
 from dzrobot.errors import MissingDependencyError, SimulatorError
+from dzrobot.folders import cache_folder
 
 MUJOCO = "3.3.2"
 """The version results are reported with."""

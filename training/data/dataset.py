@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import window as rows_of_window
 from dzrobot.errors import ConfigError, DatasetError, find, preview
+from dzrobot.folders import cache_folder
 from dzrobot.training.data.columns import Columns, Progress, open_columns
 from dzrobot.training.data.lerobot import Catalog
 from dzrobot.training.data.pictures import Pictures
@@ -55,7 +55,7 @@ class ReaderOptions:
 
     def folder(self, catalog: Catalog) -> Path:
         """Return where what is derived from ``catalog`` is kept."""
-        base = self.cache or Path(os.environ.get("DZROBOT_CACHE", Path.home() / ".cache/dzrobot"))
+        base = self.cache or cache_folder()
         return Path(base) / "datasets" / catalog.identity[:24]
 
 
