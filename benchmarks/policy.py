@@ -172,7 +172,7 @@ def training_lines(bench: Bench, batch: int) -> None:
     actions = blocks * dit.num_action_per_block
     frames = (batch, config.head.num_frames, *config.target_size, 3)
     samples = TrainBatch(
-        images_BTHW3=torch.randint(0, 256, frames, generator=generator, dtype=torch.uint8).to(
+        images=torch.randint(0, 256, frames, generator=generator, dtype=torch.uint8).to(
             bench.device
         ),
         state_BSM=torch.rand(batch, blocks, dit.max_state_dim).to(bench.device),

@@ -270,7 +270,7 @@ def prepare(
     device = images.device
     return model.prepare(
         TrainBatch(
-            images_BTHW3=images,
+            images=images,
             state_BSM=vectors["state"].to(device, non_blocking=True),
             action_BAM=vectors["action"].to(device, non_blocking=True),
             action_mask_BAM=vectors["action_mask"].to(device, non_blocking=True),

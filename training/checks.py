@@ -24,6 +24,7 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Fault]:
         *weight_faults(config.model),
         *adapter_faults(config.model),
         *_evaluation(config),
+        *_features(config),
         *_resume(config),
         *mixture_faults(config),
     ]
@@ -97,6 +98,20 @@ def _evaluation(config: SFTConfig) -> Iterator[Fault]:
         yield Fault(
             "data.frame_grid",
             "published grids are drawn by sampling_mode='multi_anchor'; set it too",
+        )
+
+
+def _features(config: SFTConfig) -> Iterator[Fault]:
+    if not config.data.cache_features:
+        return
+    if config.data.augment:
+        yield Fault(
+            "data.cache_features",
+            "stored latents cannot be augmented; set data.augment=false too, or leave it out",
+        )
+    if config.data.on_corrupt != "refuse":
+        yield Fault(
+            "data.cache_features", "needs every picture to be readable: data.on_corrupt=refuse"
         )
 
 

@@ -65,7 +65,7 @@ def _prepare(parts: Parts, data: TrainingData, batch: TrainingBatch) -> Prepared
     device = parts.world.device
     return parts.model.prepare(
         TrainBatch(
-            images_BTHW3=encode_views(batch, data, augment=None, device=device),
+            images=encode_views(batch, data, augment=None, device=device),
             state_BSM=batch["state"].to(device),
             action_BAM=batch["action"].to(device),
             action_mask_BAM=batch["action_mask"].to(device),

@@ -1,6 +1,6 @@
 """Everything a run is made of, built once from a checked recipe."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,6 +16,7 @@ from dzrobot.training.assembly import (
     recording_prompts,
     sample_cost,
 )
+from dzrobot.training.features import StoredFeatures, build_features
 from dzrobot.training.flops import peak_tflops
 from dzrobot.training.metrics import Meter, Rates
 from dzrobot.training.optim import Ema, Optimizer
@@ -36,6 +37,7 @@ class Parts:
     network: NetworkConfig
     recordings: Recordings
     prompts: Prompts
+    features: StoredFeatures | None
     model: WorldActionModel
     optimizer: Optimizer
     ema: Ema | None
@@ -50,6 +52,9 @@ def build_parts(config: SFTConfig, world: World) -> Parts:
     recordings = open_recordings(config, start)
     stored = build_prompts(config, network, start, recordings, world)
     model, _ = lay_out(config, network, start, world)
+    features = build_features(config, model, recordings.train, world)
+    if features is not None:
+        recordings = replace(recordings, train=recordings.train.without_pictures())
     trained = {clean_name(n): p for n, p in model.model.named_parameters() if p.requires_grad}
     optimizer = Optimizer(trained.items(), config.optim, config.runner.max_steps)
     longest = stored.longest(recording_prompts(recordings)) if stored else network.dit.text_len
@@ -61,7 +66,8 @@ def build_parts(config: SFTConfig, world: World) -> Parts:
     )
     return Parts(
         config=config, world=world, start=start, network=network, recordings=recordings,
-        prompts=choose_prompts(config, model, start, stored), model=model, optimizer=optimizer,
+        prompts=choose_prompts(config, model, start, stored), features=features, model=model,
+        optimizer=optimizer,
         ema=Ema(trained, config.optim.ema_decay) if config.optim.ema_decay else None,
         meter=Meter(rates, world.device),
     )  # fmt: skip

@@ -151,6 +151,10 @@ class DataConfig(FrozenConfig):
     augment: bool = True
     """Random crop and colour jitter, keyed by (seed, sample)."""
 
+    cache_features: bool = False
+    """Encode the pictures of every sample once, to ``output_dir/features``, and train on the stored
+    latents: the same numbers for less work. Needs ``augment: false``."""
+
 
 class OptimConfig(FrozenConfig):
     """AdamW, its schedule, clipping and averaging."""

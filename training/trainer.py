@@ -22,6 +22,7 @@ from dzrobot.errors import DzrobotError
 from dzrobot.modality.augment import PUBLISHED
 from dzrobot.policies.dreamzero.network.noise import Noise
 from dzrobot.policies.dreamzero.network.world_action import (
+    Encoded,
     LossCounts,
     LossOptions,
     Prepared,
@@ -176,22 +177,26 @@ class Trainer:
 
     def prepare(self, batch: TrainingBatch) -> Prepared:
         """Return a micro-batch after augmentation and the frozen encoders."""
-        config, device = self.parts.config, self.parts.world.device
-        images = encode_views(
-            batch,
-            self.parts.recordings.train,
-            augment=PUBLISHED if config.data.augment else None,
-            device=device,
-        )
+        device = self.parts.world.device
         return self.parts.model.prepare(
             TrainBatch(
-                images_BTHW3=images,
+                images=self._images(batch),
                 state_BSM=batch["state"].to(device, non_blocking=True),
                 action_BAM=batch["action"].to(device, non_blocking=True),
                 action_mask_BAM=batch["action_mask"].to(device, non_blocking=True),
                 has_real_action_B=batch["has_real_action"].to(device, non_blocking=True),
                 prompt=self.parts.prompts.embed(batch["prompt"], device),
             )
+        )
+
+    def _images(self, batch: TrainingBatch) -> Tensor | Encoded:
+        parts = self.parts
+        if parts.features is not None:
+            like = next(parts.model.image_encoder.parameters())
+            return parts.features.rows(batch["sample_id"], like)
+        augment = PUBLISHED if parts.config.data.augment else None
+        return encode_views(
+            batch, parts.recordings.train, augment=augment, device=parts.world.device
         )
 
     def forward_backward(

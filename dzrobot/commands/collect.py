@@ -3,11 +3,10 @@
 import argparse
 from pathlib import Path
 
-import yaml
 from rich.progress import Progress as Bar
 from rich.progress import TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dzrobot.errors import ConfigError
+from dzrobot.commands.flags import keywords, numbers
 from dzrobot.rollout.collection import CollectionPlan, Progress, collect
 
 SUMMARY = "record demonstrations of the scripted expert as a LeRobot dataset"
@@ -24,6 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hold-steps", type=int, default=0, help="steps to go on after success")
     parser.add_argument("--max-steps", type=int, default=150, help="longest attempt")
     parser.add_argument("--first-seed", type=int, default=CollectionPlan.first_seed)
+    parser.add_argument(
+        "--starts",
+        help="stored initial states to begin from in turn, such as 20-49 (default: seed's)",
+    )
     parser.add_argument("--version", choices=["v2.1", "v3.0"], default="v2.1")
     parser.add_argument("--video", action="store_true", help="store pictures as video")
     parser.add_argument("--workers", type=int, default=1, help="simulators at the same time")
@@ -34,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Collect, or go on collecting."""
     plan = CollectionPlan(
         env=arguments.env,
-        env_arguments=_keywords(arguments.env_arg),
+        env_arguments=keywords(arguments.env_arg),
         embodiment=arguments.embodiment,
         policy=arguments.policy,
         episodes=arguments.episodes,
@@ -42,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         hold_steps=arguments.hold_steps,
         max_steps=arguments.max_steps,
         first_seed=arguments.first_seed,
+        starts=() if arguments.starts is None else numbers("--starts", arguments.starts),
     )
     columns = (*Bar.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
     with Bar(*columns, TextColumn("{task.fields[attempts]} attempts")) as bar:
@@ -62,13 +66,3 @@ def run(arguments: argparse.Namespace) -> int:
         f"({done.attempts} attempts, {done.episodes / max(1, done.attempts):.0%} succeeded)"
     )
     return 0
-
-
-def _keywords(pairs: list[str]) -> dict[str, object]:
-    keywords: dict[str, object] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"--env-arg takes KEY=VALUE, got {pair!r}")
-        keywords[name] = yaml.safe_load(value)
-    return keywords

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from dzrobot.config import parse_value
+from dzrobot.commands.flags import keywords, numbers
 from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
 from dzrobot.rollout.card import card_digest
 from dzrobot.rollout.evaluate import Evaluation, Progress, RunOptions, evaluate, prepare
@@ -188,7 +188,7 @@ def _setup(arguments: argparse.Namespace) -> _Setup:
         protocol=protocol,
         suites=suites,
         env=env,
-        tasks=_numbers(arguments.tasks),
+        tasks=None if arguments.tasks is None else numbers("--tasks", arguments.tasks),
         episodes=episodes,
         max_steps=arguments.max_steps,
         seed=arguments.seed,
@@ -263,30 +263,6 @@ def _say_what_it_is(console: Console, card: Mapping[str, Any], output: Path) -> 
                 markup=False,
                 soft_wrap=True,
             )
-
-
-def keywords(pairs: list[str]) -> dict[str, Any]:
-    """Return ``KEY=VALUE`` pairs as keyword arguments, the values read as YAML."""
-    found = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name.isidentifier():
-            raise ConfigError(f"--env-arg takes KEY=VALUE, got {pair!r}")
-        found[name] = parse_value(value)
-    return found
-
-
-def _numbers(text: str | None) -> tuple[int, ...] | None:
-    """Return ``0,1,5-7`` as numbers."""
-    if text is None:
-        return None
-    numbers: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise ConfigError(f"--tasks {text!r}: write numbers and ranges, such as 0,1,5-7")
-        numbers += range(int(first), int(last or first) + 1)
-    return tuple(dict.fromkeys(numbers))
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import dzrobot  # noqa: F401 (registers the ids)
-from dzrobot.config import parse_value
+from dzrobot.commands.flags import keywords
 from dzrobot.embodiments.spec import Embodiment, Part
 from dzrobot.errors import ConfigError, DatasetError
 from dzrobot.rollout.demonstration import NO_START, ReplayActor
@@ -53,15 +53,8 @@ def add_workcell(parser: argparse.ArgumentParser) -> None:
 
 def workcell_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the environment's keyword arguments."""
-    found: dict[str, Any] = {}
-    if arguments.workcell is not None:
-        found["workcell"] = arguments.workcell
-    for pair in arguments.env_arg:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"--env-arg takes KEY=VALUE, got {pair!r}")
-        found[name] = parse_value(value)
-    return found
+    given = {} if arguments.workcell is None else {"workcell": arguments.workcell}
+    return given | keywords(arguments.env_arg)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

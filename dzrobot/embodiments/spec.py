@@ -162,6 +162,10 @@ class Embodiment:
     crop_scale: float = 0.95
     """Share of height and width that the crop keeps."""
 
+    execute: int | None = None
+    """Actions of each plan that are executed before the next one is made, unless the policy's
+    options say otherwise. None: all."""
+
     def __post_init__(self) -> None:
         faults = [*self._shape_faults()]
         if not faults:
@@ -239,6 +243,9 @@ class Embodiment:
                 )
         if not 0 < self.crop_scale <= 1:
             yield f"crop_scale={self.crop_scale} must lie above 0 and up to 1"
+        horizon = self.timing.action_horizon
+        if self.execute is not None and not 1 <= self.execute <= horizon:
+            yield f"execute={self.execute} must lie between 1 and action_horizon={horizon}, or None"
 
     def _naming_faults(self) -> Iterable[str]:
         for kind, parts in (("state", self.state), ("action", self.action)):

@@ -57,6 +57,17 @@ class CollectionPlan:
     first_seed: int = 1_000_000
     """Seed of attempt 0; far from the seeds of evaluations."""
 
+    starts: tuple[int, ...] = ()
+    """Stored initial states that attempts begin from in turn, so that others are left to
+    evaluations. Empty: the seed chooses among all."""
+
+    def reset_arguments(self, seed: int) -> dict[str, Any]:
+        """Return what the environment is reset with for the attempt of ``seed``."""
+        if not self.starts:
+            return {"seed": seed}
+        start = self.starts[(seed - self.first_seed) % len(self.starts)]
+        return {"seed": seed, "options": {"init_state_id": start}}
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -125,7 +136,7 @@ def collect(
 def run_attempt(plan: CollectionPlan, seed: int) -> Attempt:
     """Run one attempt from ``seed`` in this process's environment."""
     env = _environment(plan)
-    observation, _ = env.reset(seed=seed)
+    observation, _ = env.reset(**plan.reset_arguments(seed))
     policy = _policy(plan, env)
     noise = np.random.default_rng((_NOISE_KEY, seed))
     frames: list[tuple[dict[str, Any], np.ndarray]] = []
@@ -198,7 +209,7 @@ def _policy(plan: CollectionPlan, env: Any) -> Any:
 
 def _keep_plan(plan: CollectionPlan, root: Path) -> None:
     # More episodes of the same plan may be added later; everything else must stay as it was.
-    wanted = asdict(plan) | {"episodes": None}
+    wanted = asdict(plan) | {"episodes": None, "starts": list(plan.starts)}
     path = root / PLAN_FILE
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

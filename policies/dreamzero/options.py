@@ -15,7 +15,8 @@ class PolicyOptions:
     """How a policy acts; the defaults are those of the published servers."""
 
     execute: int | None = None
-    """Actions of each plan that are executed before the next one; None for all."""
+    """Actions of each plan that are executed before the next one; None for the embodiment's number,
+    which is all of them unless it says otherwise."""
 
     history: History = "recent"
     """Frames the network is shown of what happened; see :func:`.episode.frame_offsets`."""
@@ -44,7 +45,9 @@ class PolicyOptions:
         if self.max_sessions < 1:
             raise ConfigError(f"max_sessions={self.max_sessions} must be at least 1")
         if self.execute is not None and self.execute < 1:
-            raise ConfigError(f"execute={self.execute} must be at least 1, or None for all actions")
+            raise ConfigError(
+                f"execute={self.execute} must be at least 1, or None for the embodiment's number"
+            )
 
     @property
     def generate(self) -> GenerateOptions:

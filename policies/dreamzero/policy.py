@@ -71,9 +71,11 @@ class DreamZeroPolicy:
         self._network, self._pipeline = parts.network, parts.pipeline
         check_compatible(self.embodiment, self._network.config)
         horizon = self.embodiment.timing.action_horizon
-        if self.options.execute is not None and self.options.execute > horizon:
+        self.execute = self.options.execute or self.embodiment.execute or horizon
+        """Actions of each plan that are executed."""
+        if self.execute > horizon:
             raise ConfigError(
-                f"execute={self.options.execute} but only {horizon} actions are planned at a time; "
+                f"execute={self.execute} but only {horizon} actions are planned at a time; "
                 f"choose 1 to {horizon}"
             )
         self._generate = self.options.generate
@@ -151,6 +153,7 @@ class DreamZeroPolicy:
             "device": parameter.device.type,
             "dtype": str(parameter.dtype).removeprefix("torch."),
             **asdict(self.options),
+            "execute": self.execute,
         }
 
     @property
@@ -203,7 +206,7 @@ class DreamZeroPolicy:
         if due:
             chunks, _ = self._plan(due, [e.window(e.step_offsets()) for e in due])
             for episode, chunk in zip(due, chunks, strict=True):
-                episode.plan(chunk[: self.options.execute])
+                episode.plan(chunk[: self.execute])
         return [episode.next_action() for episode in episodes]
 
     def infer(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> dict[str, Any]:

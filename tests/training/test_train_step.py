@@ -30,7 +30,7 @@ def test_loss_and_gradients_equal_the_recorded_ones(goldens, solo, name):
     golden = Golden(goldens / f"{name}.json")
     model = head._model(golden)
     batch = TrainBatch(
-        images_BTHW3=golden["in.images"],
+        images=golden["in.images"],
         state_BSM=golden["in.state"],
         action_BAM=golden["in.action"],
         action_mask_BAM=golden["in.action_mask"],

@@ -31,7 +31,7 @@ A batch is a dictionary (B samples, S anchors, A = S * longest horizon actions, 
 
 from dzrobot.training.data.collate import TrainingBatch, collate, encode_views
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions, Selection
-from dzrobot.training.data.loader import LoaderOptions, LoaderPlan, build_loader
+from dzrobot.training.data.loader import LoaderOptions, LoaderPlan, build_loader, read_batches
 from dzrobot.training.data.mixture import Slot, SourceSpec, TrainingData
 
 __all__ = [
@@ -47,4 +47,5 @@ __all__ = [
     "build_loader",
     "collate",
     "encode_views",
+    "read_batches",
 ]

@@ -1,6 +1,7 @@
 """Batches in a fixed order, whatever the number of workers and ranks."""
 
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import cv2
@@ -94,15 +95,21 @@ def build_loader(
     data: TrainingData, plan: LoaderPlan, options: LoaderOptions | None = None
 ) -> Batches:
     """Return an iterable of micro-batches, ``plan.parts`` for every step from start to stop."""
-    chosen = options or LoaderOptions()
-    workers = chosen.num_workers
+    return read_batches(data, _MicroBatches(data, plan), options or LoaderOptions())
+
+
+def read_batches(
+    data: TrainingData, places: Iterable[list[Slot]], options: LoaderOptions
+) -> Batches:
+    """Return the batches of ``places``, one after the other."""
+    workers = options.num_workers
     loader: DataLoader[Sample] = DataLoader(
         data,
-        batch_sampler=_MicroBatches(data, plan),
+        batch_sampler=places,
         collate_fn=collate,
         num_workers=workers,
-        prefetch_factor=chosen.prefetch_factor if workers else None,
-        pin_memory=chosen.pin_memory,
+        prefetch_factor=options.prefetch_factor if workers else None,
+        pin_memory=options.pin_memory,
         worker_init_fn=_prepare_worker,
         multiprocessing_context="fork" if workers else None,
     )
@@ -130,3 +137,5 @@ def _prepare_worker(_: int) -> None:
     """Keep a worker to one core: more workers, not more threads, share out the machine."""
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
+    # A termination request goes to the whole job; the trainer still needs its readers to save.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

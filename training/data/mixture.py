@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,6 +141,10 @@ class TrainingData(Dataset[Sample]):
         """Return the number of windows."""
         return int(self._offset[-1])
 
+    def without_pictures(self) -> "TrainingData":
+        """Return the same samples with empty ``views``."""
+        return TrainingData(self.sources, replace(self._options, pictures=False), self.seed)
+
     def report(self) -> str:
         """Return what was opened, as text: resolution tables, windows and shares."""
         total = sum(weight for source in self.sources for weight in source.weights())
@@ -181,7 +185,7 @@ class TrainingData(Dataset[Sample]):
         choice = float(generator.random())
         for skipped in range(SUBSTITUTES + 1):
             try:
-                views = reader.views(window)
+                views = reader.views(window) if self._options.pictures else {}
             except DatasetError as error:
                 if self._options.damaged == "refuse" or skipped == SUBSTITUTES:
                     raise DatasetError(f"{self.describe(place.sample_id)}: {error}") from error

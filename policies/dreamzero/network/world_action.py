@@ -34,11 +34,27 @@ _MASK_CHANNELS = 4
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Encoded:
+    """Pictures of training samples after the frozen encoders."""
+
+    latents_BCFYX: Tensor
+    """Float32."""
+
+    image_BPE: Tensor
+    first_frame_BCFYX: Tensor | None
+    """See :meth:`WorldActionModel.first_frame`."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what is there, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TrainBatch:
     """Training samples as they come from the pipeline, on the device."""
 
-    images_BTHW3: Tensor
-    """Tiled frames, uint8."""
+    images: Tensor | Encoded
+    """Tiled frames (B, T, H, W, 3) uint8, or what :meth:`WorldActionModel.encode` made of them."""
 
     state_BSM: Tensor
     action_BAM: Tensor
@@ -147,16 +163,27 @@ class WorldActionModel(nn.Module):
     @torch.no_grad()
     def prepare(self, batch: TrainBatch) -> Prepared:
         """Return what the transformer trains on: latents, conditioning, state and actions."""
-        video_B3THW = self.pixels(batch.images_BTHW3)
-        first_B3HW = video_B3THW[:, :, 0]
-        # Float32 from here on: noising and targets must not add bf16 rounding of their own.
+        images = batch.images
+        encoded = images if isinstance(images, Encoded) else self.encode(images)
         return Prepared(
-            latents_BCFYX=self.vae.encode(video_B3THW).float(),
-            prompting=self.prompting(batch.prompt, self.image_encoder(first_B3HW)),
+            latents_BCFYX=encoded.latents_BCFYX,
+            prompting=self.prompting(batch.prompt, encoded.image_BPE),
             state_BSM=batch.state_BSM,
             action_BAM=batch.action_BAM.float(),
             action_mask_BAM=batch.action_mask_BAM,
             has_real_action_B=batch.has_real_action_B,
+            first_frame_BCFYX=encoded.first_frame_BCFYX,
+        )
+
+    @torch.no_grad()
+    def encode(self, images_BTHW3: Tensor) -> Encoded:
+        """Return uint8 frames (B, T, H, W, 3) after the frozen encoders."""
+        video_B3THW = self.pixels(images_BTHW3)
+        first_B3HW = video_B3THW[:, :, 0]
+        return Encoded(
+            # Float32 from here on: noising and targets must not add bf16 rounding of their own.
+            latents_BCFYX=self.vae.encode(video_B3THW).float(),
+            image_BPE=self.image_encoder(first_B3HW),
             first_frame_BCFYX=self.first_frame(first_B3HW, video_B3THW.shape[2]),
         )
 

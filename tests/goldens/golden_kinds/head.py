@@ -32,7 +32,7 @@ def head_train(golden: Golden) -> Results:
     """Encoders, noising, losses and gradients with the recorded noise injected."""
     model = _model(golden)
     batch = TrainBatch(
-        images_BTHW3=golden["in.images"],
+        images=golden["in.images"],
         state_BSM=golden["in.state"],
         action_BAM=golden["in.action"],
         action_mask_BAM=golden["in.action_mask"],
@@ -48,7 +48,7 @@ def head_train(golden: Golden) -> Results:
         "mid.clip_features": prepared.prompting.image_BPE,
         "mid.video_latents": prepared.latents_BCFYX,
         "mid.y": prepared.first_frame_BCFYX,
-        "mid.video_model_input": model.pixels(batch.images_BTHW3)[:, :, ::16],
+        "mid.video_model_input": model.pixels(golden["in.images"])[:, :, ::16],
         "mid.video_weight": schedule.weights[noise.frame_index_BF],
         "mid.action_weight": schedule.weights[noise.action_index_BA],
         "mid.dit_in.clean_latents": inputs.clean_BCFYX,

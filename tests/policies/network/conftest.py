@@ -127,7 +127,7 @@ def make_batch(network, frames, prompt):
         )
         prompts = [prompt(5 + 11 * sample, sample) for sample in samples]
         return TrainBatch(
-            images_BTHW3=images,
+            images=images,
             state_BSM=state,
             action_BAM=action,
             action_mask_BAM=mask,

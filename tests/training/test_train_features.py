@@ -1,0 +1,104 @@
+"""Stored picture features: the numbers of training without them, and nothing encoded twice."""
+
+import numpy as np
+import pytest
+import torch
+import train_worlds
+from train_worker import digest
+
+from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
+from dzrobot.training.checks import find_faults
+from dzrobot.training.features import build_features
+from dzrobot.training.parts import build_parts
+from dzrobot.training.trainer import Trainer
+
+STEPS = 3
+
+
+def trained(solo, root, folder, *, cached):
+    """Return a run of a few steps and its trainer."""
+    changes = {"runner__output_dir": folder, "data__augment": False}
+    run = Trainer(
+        build_parts(train_worlds.config(root, data__cache_features=cached, **changes), solo)
+    )
+    batches = run._batches(STEPS)
+    for _ in range(STEPS):
+        run.train_step(batches)
+    return run
+
+
+@pytest.fixture
+def encodings(monkeypatch):
+    """Return how many clips each call of the frozen encoders was given."""
+    seen = []
+    original = WorldActionModel.encode
+
+    def counted(self, images):
+        seen.append(len(images))
+        return original(self, images)
+
+    monkeypatch.setattr(WorldActionModel, "encode", counted)
+    return seen
+
+
+@pytest.mark.parametrize("variant", ["5b", "14b"])
+def test_stored_features_train_to_the_same_bits(train_root, tmp_path, solo, variant):
+    root = tmp_path / "world"
+    root.mkdir()
+    for name in ("dataset", "metadata.json"):
+        (root / name).symlink_to(train_root / name)
+    train_worlds.checkpoint(root / "tiny", variant)
+    live = trained(solo, root, tmp_path / "live", cached=False)
+    stored = trained(solo, root, tmp_path / "stored", cached=True)
+    assert digest(stored) == digest(live)
+    assert (
+        stored.parts.recordings.train[stored.parts.recordings.train.slots(0, [0], 4)[0]].views == {}
+    )
+
+
+def test_every_sample_is_encoded_once(train_root, tmp_path, solo, encodings):
+    run = trained(solo, train_root, tmp_path / "run", cached=True)
+    count = len(run.parts.recordings.train)
+    # One more: the example that says how large a row is.
+    assert sum(encodings) == count + 1
+    encodings.clear()
+    trained(solo, train_root, tmp_path / "run", cached=True)
+    assert encodings == []
+
+
+def test_an_interrupted_start_goes_on_where_it_was(train_root, tmp_path, solo, encodings):
+    run = trained(solo, train_root, tmp_path / "run", cached=True)
+    (done,) = (tmp_path / "run" / "features").glob("*/done.npy")
+    marks = np.load(done)
+    assert marks.all()
+    marks[3:7] = False
+    np.save(done, marks)
+    for values in done.parent.glob("*.npy"):
+        if values != done:
+            np.lib.format.open_memmap(values, "r+")[3:7] = 0
+    encodings.clear()
+    again = trained(solo, train_root, tmp_path / "run", cached=True)
+    assert sum(encodings) == 4
+    assert digest(again) == digest(run)
+
+
+def test_other_encoders_get_other_features(train_root, tmp_path, solo, encodings):
+    run = trained(solo, train_root, tmp_path / "run", cached=True)
+    parameter = run.parts.model.vae.coder.quant_conv.weight
+    parameter.data.add_(0.1 * torch.ones_like(parameter))
+    encodings.clear()
+    data = run.parts.recordings.train
+    with_pictures = type(data)(data.sources, data.sources[0].readers[0].options, data.seed)
+    build_features(run.parts.config, run.parts.model, with_pictures, solo)
+    assert sum(encodings) == len(data) + 1
+
+
+def test_what_cannot_be_stored_is_refused(train_root, tmp_path):
+    config = train_worlds.config(
+        train_root, data__cache_features=True, data__augment=True, data__on_corrupt="count",
+        runner__output_dir=tmp_path,
+    )  # fmt: skip
+    faults = [fault for fault in find_faults(config, 1) if fault.field == "data.cache_features"]
+    assert len(faults) == 2
+    assert "data.augment=false" in str(faults[0])
+    assert "on_corrupt=refuse" in str(faults[1])
