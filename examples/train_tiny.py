@@ -16,6 +16,8 @@ from pathlib import Path
 
 EMBODIMENT = "libero_mini"
 RESOLUTION = 128
+HELD_IN = "20-49"
+"""Stored initial states of LIBERO to learn from; evaluations begin at state 0."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,12 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     environment = ["--env-arg", f"resolution={RESOLUTION}"]
     if options.suite == "lift":
         environment += ["--env", "dzrobot/lift-v0"]
-        judged = [*environment, "--episodes", str(options.evaluate)]
+        judge = [sys.executable, str(Path(__file__).with_name("score_tiny.py"))]
     else:
         environment += ["--env", f"dzrobot/{options.suite}-v0"]
-        judged = ["--suite", options.suite, "--tasks", str(options.task)]
-        judged += ["--env-arg", f"resolution={RESOLUTION}", "--episodes", str(options.evaluate)]
-        environment += ["--env-arg", f"task_id={options.task}"]
+        judge = [*_dzrobot("eval"), "--suite", options.suite, "--tasks", str(options.task)]
+        judge += ["--env-arg", f"resolution={RESOLUTION}", "--embodiment", EMBODIMENT]
+        environment += ["--env-arg", f"task_id={options.task}", "--starts", HELD_IN]
     return [
         Stage("collect", (*_dzrobot("collect"), *environment, *_collection(options), "--output",
                           str(data)), _stamp(options)),
@@ -71,9 +73,9 @@ def stages(options: argparse.Namespace) -> list[Stage]:
                         f"model.metadata_json_path={metadata}", f"data.train_data_paths={data}",
                         f"runner.output_dir={run}", f"runner.max_steps={options.steps}",
                         "runner.resume_dir=auto"), final),
-        Stage("evaluate", (*_dzrobot("eval"), *judged, "--checkpoint", str(final), "--embodiment",
-                           EMBODIMENT, "--workers", str(options.workers), "--output",
-                           str(root / "results")), None),
+        Stage("evaluate", (*judge, "--checkpoint", str(final), "--episodes", str(options.evaluate),
+                           "--workers", str(options.workers), "--output", str(root / "results")),
+              None),
     ]  # fmt: skip
 
 

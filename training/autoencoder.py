@@ -49,6 +49,13 @@ class AutoencoderPlan:
     """Extra weight of what differs from the batch's mean picture: cameras stand still, and a small
     object is a few pixels that an even average would leave out."""
 
+    decoder_steps: int = 300
+    """Steps of the decoder alone, on whole samples: it must also decode what short clips never had,
+    a third latent frame and later ones."""
+
+    decoder_batch: int = 2
+    """Samples per such step."""
+
     seed: int = 0
     """Of the order of clips and the latent noise."""
 
@@ -80,28 +87,75 @@ def fit_autoencoder(
         report: Called after every step.
     """
     vae.train().requires_grad_(requires_grad=True)
-    optimizer = torch.optim.AdamW(vae.parameters(), lr=plan.lr, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, plan.lr, total_steps=plan.steps, pct_start=0.05
-    )
+    updates = _Updates(list(vae.parameters()), plan.lr, plan.steps)
     noise = torch.Generator().manual_seed(plan.seed)
-    for step, clips in enumerate(_clips(data, plan, 0, plan.steps)):
+    for step, clips in enumerate(_clips(data, plan.batch, plan, 0, plan.steps)):
         latents = vae.encode(clips)
         spread = latents.detach().std()
         shaken = latents + plan.latent_noise * spread * torch.randn(latents.shape, generator=noise)
         error = (vae.decode(shaken, clamp=False) - clips).abs()
         loss = (error * _weights(clips, plan.focus)).mean()
-        optimizer.zero_grad()
-        (loss + _LATENT_WEIGHT * latents.square().mean()).backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        updates.step(loss + _LATENT_WEIGHT * latents.square().mean())
         report(AutoencoderReport(step + 1, error.mean().item()))
     vae.eval().requires_grad_(requires_grad=False)
-    held = list(_clips(data, plan, plan.steps, plan.steps + _CALIBRATION_BATCHES))
+    last = plan.steps + _CALIBRATION_BATCHES
+    held = list(_clips(data, plan.batch, plan, plan.steps, last))
     calibrate(vae, held)
-    with torch.no_grad():
-        errors = [(vae.decode(vae.encode(clips)) - clips).abs().mean() for clips in held]
+    return _error(vae, held)
+
+
+def fit_decoder(
+    vae: Vae,
+    data: TrainingData,
+    plan: AutoencoderPlan,
+    report: Callable[[AutoencoderReport], None] = lambda _: None,
+) -> float:
+    """Train the decoder of ``vae`` in place on whole samples; return the error afterwards.
+
+    Latents stay as they are, so a network trained on them does too.
+
+    Args:
+        vae: From :func:`fit_autoencoder`.
+        data: Opened with the embodiment's own timing.
+        plan: How.
+        report: Called after every step.
+    """
+    decoder = [*vae.coder.decoder.parameters(), *vae.coder.post_quant_conv.parameters()]
+    for parameter in decoder:
+        parameter.requires_grad_(requires_grad=True)
+    updates = _Updates(decoder, plan.lr / 2, plan.decoder_steps)
+    for step, clips in enumerate(_clips(data, plan.decoder_batch, plan, 0, plan.decoder_steps)):
+        with torch.no_grad():
+            latents = vae.encode(clips)
+        error = (vae.decode(latents, clamp=False) - clips).abs()
+        updates.step((error * _weights(clips, plan.focus)).mean())
+        report(AutoencoderReport(step + 1, error.mean().item()))
+    vae.requires_grad_(requires_grad=False)
+    last = plan.decoder_steps + _CALIBRATION_BATCHES
+    return _error(vae, list(_clips(data, plan.decoder_batch, plan, plan.decoder_steps, last)))
+
+
+class _Updates:
+    """An optimiser whose rate rises and falls once over ``steps``."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], lr: float, steps: int) -> None:
+        self._parameters = parameters
+        self._optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.99))
+        self._schedule = torch.optim.lr_scheduler.OneCycleLR(
+            self._optimizer, lr, total_steps=steps, pct_start=0.05
+        )
+
+    def step(self, loss: Tensor) -> None:
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        self._optimizer.step()
+        self._schedule.step()
+
+
+@torch.no_grad()
+def _error(vae: Vae, batches: list[Tensor]) -> float:
+    errors = [(vae.decode(vae.encode(clips)) - clips).abs().mean() for clips in batches]
     return float(torch.stack(errors).mean())
 
 
@@ -140,15 +194,15 @@ def clip_source(paths: list[Path], embodiment: Embodiment, metadata: Path) -> So
     return SourceSpec(paths=paths, embodiment=replace(embodiment, timing=timing), metadata=metadata)
 
 
-def _clips(data: TrainingData, plan: AutoencoderPlan, start: int, stop: int) -> Iterator[Tensor]:
-    """Yield clips (B, 3, 5, H, W) in [-1, 1]."""
+def _clips(
+    data: TrainingData, batch: int, plan: AutoencoderPlan, start: int, stop: int
+) -> Iterator[Tensor]:
+    """Yield clips (B, 3, T, H, W) in [-1, 1]."""
     loader = build_loader(
         data,
-        LoaderPlan(
-            global_batch=plan.batch, micro_batch=plan.batch, start_step=start, stop_step=stop
-        ),
+        LoaderPlan(global_batch=batch, micro_batch=batch, start_step=start, stop_step=stop),
         LoaderOptions(num_workers=plan.num_workers),
     )
-    for batch in loader:
-        images = encode_views(batch, data, augment=None, device="cpu")
+    for samples in loader:
+        images = encode_views(samples, data, augment=None, device="cpu")
         yield images.permute(0, 4, 1, 2, 3).float() / 127.5 - 1

@@ -237,11 +237,10 @@ def _player(arguments: argparse.Namespace, greeting: list[str]) -> Player:
 
 
 def _default_checkpoint(greeting: list[str]) -> Path:
-    from dzrobot.policies.dreamzero.bundled import default_checkpoint, is_trained
+    from dzrobot.policies.dreamzero.bundled import default_checkpoint
 
     checkpoint = default_checkpoint()
-    kind = "the bundled tiny checkpoint" if is_trained() else "a tiny RANDOM checkpoint"
-    said = f"No --checkpoint: {kind} in {checkpoint}."
+    said = f"No --checkpoint: the bundled tiny policy in {checkpoint}."
     if greeting:
         greeting[0] += f" {said}"
     else:

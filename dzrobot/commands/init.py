@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -10,11 +11,17 @@ from dzrobot.commands.stats import progress_bar
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.policies.dreamzero.checkpoints.load import official_state
 from dzrobot.policies.dreamzero.checkpoints.sources import UnionSource
-from dzrobot.policies.dreamzero.checkpoints.writer import StateDictSource
+from dzrobot.policies.dreamzero.checkpoints.writer import StateDictSource, refuse_existing
 from dzrobot.policies.dreamzero.mini import fresh_weights, mini_config, write_mini_checkpoint
+from dzrobot.policies.dreamzero.network.vae import Vae
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
-from dzrobot.training.autoencoder import AutoencoderPlan, clip_source, fit_autoencoder
-from dzrobot.training.data import TrainingData
+from dzrobot.training.autoencoder import (
+    AutoencoderPlan,
+    clip_source,
+    fit_autoencoder,
+    fit_decoder,
+)
+from dzrobot.training.data import SourceSpec, TrainingData
 
 SUMMARY = "write a small untrained checkpoint, its autoencoder fitted to recordings"
 VAE_PREFIX = "action_head.vae."
@@ -27,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset", nargs="+", type=Path, required=True, metavar="PATH")
     parser.add_argument("--metadata", type=Path, required=True, help="from `dzrobot stats`")
     parser.add_argument("--steps", type=int, default=AutoencoderPlan.steps)
+    parser.add_argument("--decoder-steps", type=int, default=AutoencoderPlan.decoder_steps)
     parser.add_argument("--batch", type=int, default=AutoencoderPlan.batch)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-workers", type=int, default=0)
@@ -34,36 +42,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit the autoencoder and write the checkpoint."""
+    refuse_existing(arguments.output)
     embodiment = load_embodiment(arguments.embodiment)
     plan = AutoencoderPlan(
         steps=arguments.steps,
         batch=arguments.batch,
+        decoder_steps=arguments.decoder_steps,
         seed=arguments.seed,
         num_workers=arguments.num_workers,
     )
-    source = clip_source(arguments.dataset, embodiment, arguments.metadata)
-    data = TrainingData.open([source], seed=arguments.seed)
+    clips = clip_source(arguments.dataset, embodiment, arguments.metadata)
+    whole = SourceSpec(paths=arguments.dataset, embodiment=embodiment, metadata=arguments.metadata)
+    data = [TrainingData.open([source], seed=arguments.seed) for source in (clips, whole)]
     with torch.random.fork_rng():
         # The library draws its fresh weights from the global generator.
         torch.manual_seed(arguments.seed)
         network = WorldActionModel(mini_config(embodiment), text_encoder=False)
-    with progress_bar("fitting the autoencoder") as advance:
-        error = fit_autoencoder(
-            network.vae, data, plan, lambda line: advance(line.step, plan.steps)
-        )
+    recipe = _fit(network.vae, data, plan)
     state = official_state(network)
     vae = {name: tensor for name, tensor in state.items() if name.startswith(VAE_PREFIX)}
     weights = UnionSource(
         sources=(fresh_weights(embodiment, arguments.seed), StateDictSource(values=vae))
     )
-    recipe = {
+    metadata = json.loads(arguments.metadata.read_text(encoding="utf-8"))
+    write_mini_checkpoint(arguments.output, embodiment, metadata, weights, recipe)
+    print(
+        f"{arguments.output}: mean absolute error of decoded pixels "
+        f"{recipe['autoencoder_error']:.4f} in short clips, "
+        f"{recipe['decoder_error']:.4f} in whole samples (range 2)"
+    )
+    return 0
+
+
+def _fit(vae: Vae, data: list[TrainingData], plan: AutoencoderPlan) -> dict[str, Any]:
+    """Train ``vae`` on short clips, its decoder on whole samples; return what was done."""
+    with progress_bar("fitting the autoencoder") as advance:
+        error = fit_autoencoder(vae, data[0], plan, lambda line: advance(line.step, plan.steps))
+    with progress_bar("fitting the decoder") as advance:
+        whole_error = fit_decoder(
+            vae, data[1], plan, lambda line: advance(line.step, plan.decoder_steps)
+        )
+    return {
         "recipe": "dzrobot init",
-        "seed": arguments.seed,
+        "seed": plan.seed,
         "autoencoder_steps": plan.steps,
         "autoencoder_batch": plan.batch,
         "autoencoder_error": round(error, 5),
+        "decoder_steps": plan.decoder_steps,
+        "decoder_error": round(whole_error, 5),
     }
-    metadata = json.loads(arguments.metadata.read_text(encoding="utf-8"))
-    write_mini_checkpoint(arguments.output, embodiment, metadata, weights, recipe)
-    print(f"{arguments.output}: mean absolute error of decoded pixels {error:.4f} (range 2)")
-    return 0

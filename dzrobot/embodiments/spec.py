@@ -166,6 +166,10 @@ class Embodiment:
     """Actions of each plan that are executed before the next one is made, unless the policy's
     options say otherwise. None: all."""
 
+    cfg_scale: float = 5.0
+    """Guidance of the predicted video unless the policy's options say otherwise: how far it is
+    moved away from ``negative_prompt``. 1: none."""
+
     def __post_init__(self) -> None:
         faults = [*self._shape_faults()]
         if not faults:

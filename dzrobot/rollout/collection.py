@@ -74,6 +74,7 @@ class Attempt:
     """One attempt as a worker hands it back."""
 
     seed: int
+    init_state_id: int
     success: bool
     frames: list[tuple[dict[str, Any], np.ndarray]]
 
@@ -136,7 +137,8 @@ def collect(
 def run_attempt(plan: CollectionPlan, seed: int) -> Attempt:
     """Run one attempt from ``seed`` in this process's environment."""
     env = _environment(plan)
-    observation, _ = env.reset(**plan.reset_arguments(seed))
+    observation, info = env.reset(**plan.reset_arguments(seed))
+    start = int(info["init_state_id"])
     policy = _policy(plan, env)
     noise = np.random.default_rng((_NOISE_KEY, seed))
     frames: list[tuple[dict[str, Any], np.ndarray]] = []
@@ -149,10 +151,10 @@ def run_attempt(plan: CollectionPlan, seed: int) -> Attempt:
         observation, _, _, _, info = env.step(np.clip(executed, -1.0, 1.0))
         held = held + 1 if info["is_success"] else 0
         if held > plan.hold_steps:
-            return Attempt(seed, True, frames)
+            return Attempt(seed, start, True, frames)
         if held == 0 and len(frames) >= plan.max_steps:
             break
-    return Attempt(seed, False, [])
+    return Attempt(seed, start, False, [])
 
 
 def _attempts(plan: CollectionPlan, first: int, workers: int) -> Iterator[tuple[int, Attempt]]:
@@ -238,7 +240,12 @@ def _done(root: Path) -> list[bool]:
 
 
 def _log_attempt(root: Path, attempt: Attempt) -> None:
-    line = {"seed": attempt.seed, "success": attempt.success, "steps": len(attempt.frames)}
+    line = {
+        "seed": attempt.seed,
+        "init_state_id": attempt.init_state_id,
+        "success": attempt.success,
+        "steps": len(attempt.frames),
+    }
     with (root / ATTEMPTS_FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
         file.flush()
@@ -248,4 +255,4 @@ def _log_attempt(root: Path, attempt: Attempt) -> None:
 def _save(writer: EpisodeWriter, attempt: Attempt) -> None:
     for observation, action in attempt.frames:
         writer.add_frame(observation, action)
-    writer.save_episode(success=True, seed=attempt.seed)
+    writer.save_episode(success=True, seed=attempt.seed, init_state_id=attempt.init_state_id)

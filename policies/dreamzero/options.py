@@ -1,9 +1,10 @@
 """How a DreamZero policy acts, and where its weights come from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.checkpoints.load import Adapters
 from dzrobot.policies.dreamzero.episode import History
@@ -24,8 +25,9 @@ class PolicyOptions:
     dit_steps: int | Literal["dynamic"] = 8
     """Solver steps, of 16, that run the transformer."""
 
-    cfg_scale: float = 5.0
-    """Guidance of the predicted video; 1 leaves out the negative prompt and half the work."""
+    cfg_scale: float | None = None
+    """Guidance of the predicted video; 1 leaves out the negative prompt and half the work. None for
+    the embodiment's."""
 
     seed: int = 1140
     """Of the noise every plan starts from."""
@@ -49,15 +51,33 @@ class PolicyOptions:
                 f"execute={self.execute} must be at least 1, or None for the embodiment's number"
             )
 
+    def for_robot(self, robot: Embodiment) -> "PolicyOptions":
+        """Return these options with what they leave to the embodiment filled in.
+
+        Raises:
+            ConfigError: More actions are to be executed than are planned.
+        """
+        horizon = robot.timing.action_horizon
+        if self.execute is not None and self.execute > horizon:
+            raise ConfigError(
+                f"execute={self.execute} but only {horizon} actions are planned at a time; "
+                f"choose 1 to {horizon}"
+            )
+        return replace(
+            self,
+            execute=self.execute or robot.execute or horizon,
+            cfg_scale=robot.cfg_scale if self.cfg_scale is None else self.cfg_scale,
+        )
+
     @property
     def generate(self) -> GenerateOptions:
         """Return what the network is told of them."""
-        return GenerateOptions(
+        options = GenerateOptions(
             dit_steps=self.dit_steps,
-            cfg_scale=self.cfg_scale,
             seed=self.seed,
             history=self.history != "off",
         )
+        return options if self.cfg_scale is None else replace(options, cfg_scale=self.cfg_scale)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import ConfigError, SessionError, preview
+from dzrobot.errors import SessionError, preview
 from dzrobot.modality.pipeline import Pipeline
 from dzrobot.modality.stats import Statistics
 from dzrobot.modality.window import Observation, Window
@@ -65,19 +65,11 @@ class DreamZeroPolicy:
             CheckpointError: Robot and network do not fit.
             ConfigError: More actions are to be executed than are planned.
         """
-        self.options = options or PolicyOptions()
         self.embodiment: Embodiment = parts.pipeline.embodiment
+        self.options = (options or PolicyOptions()).for_robot(self.embodiment)
         self.source = parts.source
         self._network, self._pipeline = parts.network, parts.pipeline
         check_compatible(self.embodiment, self._network.config)
-        horizon = self.embodiment.timing.action_horizon
-        self.execute = self.options.execute or self.embodiment.execute or horizon
-        """Actions of each plan that are executed."""
-        if self.execute > horizon:
-            raise ConfigError(
-                f"execute={self.execute} but only {horizon} actions are planned at a time; "
-                f"choose 1 to {horizon}"
-            )
         self._generate = self.options.generate
         self._requests = Requests(parts.tokenizer, self._network, self.embodiment, self.options)
         self._embeddings = PromptCache()
@@ -153,7 +145,6 @@ class DreamZeroPolicy:
             "device": parameter.device.type,
             "dtype": str(parameter.dtype).removeprefix("torch."),
             **asdict(self.options),
-            "execute": self.execute,
         }
 
     @property
@@ -206,7 +197,7 @@ class DreamZeroPolicy:
         if due:
             chunks, _ = self._plan(due, [e.window(e.step_offsets()) for e in due])
             for episode, chunk in zip(due, chunks, strict=True):
-                episode.plan(chunk[: self.execute])
+                episode.plan(chunk[: self.options.execute])
         return [episode.next_action() for episode in episodes]
 
     def infer(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> dict[str, Any]:

@@ -122,6 +122,8 @@ REFUSED = {
     "prompt .* is no template": {"prompt": "do {task"},
     r"language='task' must be 'annotation\.<name>'": {"language": "task"},
     "crop_scale=1.5": {"crop_scale": 1.5},
+    "execute=0": {"execute": 0},
+    "execute=17": {"execute": 17},
 }
 
 

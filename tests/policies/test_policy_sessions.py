@@ -1,5 +1,7 @@
 """One set of weights, many episodes: they do not know of each other."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -187,6 +189,19 @@ def test_receding_horizon(tiny, libero, execute):
     np.testing.assert_array_equal(given[:length], plan[:length])
     if execute is not None:
         assert not np.array_equal(given[length], plan[length])
+
+
+def test_what_options_leave_open_the_embodiment_decides(tiny, libero):
+    robot = dataclasses.replace(libero, execute=3, cfg_scale=1.0)
+    assert policy_of(tiny, libero).card["cfg_scale"] == 5.0
+    assert policy_of(tiny, libero).card["execute"] == libero.timing.action_horizon
+    policy, planner = policy_of(tiny, robot), policy_of(tiny, robot, execute=8, cfg_scale=2.0)
+    assert (policy.card["execute"], policy.card["cfg_scale"]) == (3, 1.0)
+    assert (planner.card["execute"], planner.card["cfg_scale"]) == (8, 2.0)
+    plan = policy_of(tiny, robot).infer(observe(robot, 0, 0))["actions"]
+    given = [policy.act(observe(robot, 0, i)) for i in range(4)]
+    np.testing.assert_array_equal(given[:3], plan[:3])
+    assert not np.array_equal(given[3], plan[3])
 
 
 def test_frames_that_are_fed_back(libero):

@@ -13,4 +13,6 @@ LIBERO_MINI = replace(
     timing=Timing(control_hz=20, action_horizon=8, blocks=2),
     # Demonstrations answer to noise that no plan can foresee, so the end of a plan is a guess.
     execute=3,
+    # It knows one prompt; away from another one means nothing to it.
+    cfg_scale=1.0,
 )

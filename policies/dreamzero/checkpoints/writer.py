@@ -28,8 +28,7 @@ def written_aside(target: Path) -> Iterator[Path]:
     Raises:
         CheckpointError: ``target`` exists already.
     """
-    if target.exists():
-        raise CheckpointError(f"{target} exists already; choose another path or remove it first")
+    refuse_existing(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".{target.name}.{os.getpid()}.partial")
     _remove(aside)
@@ -38,6 +37,12 @@ def written_aside(target: Path) -> Iterator[Path]:
         aside.rename(target)
     finally:
         _remove(aside)
+
+
+def refuse_existing(target: Path) -> None:
+    """Raise :class:`CheckpointError` if ``target`` exists, before work is spent on it."""
+    if target.exists():
+        raise CheckpointError(f"{target} exists already; choose another path or remove it first")
 
 
 def _remove(path: Path) -> None:

@@ -1,0 +1,97 @@
+"""What DreamZero predicts, beside what then happens: one episode of Lift as an animation.
+
+    python examples/imagine.py                          # the bundled checkpoint
+    python examples/imagine.py --checkpoint PATH --seed 3 --output imagined.webp
+
+Left the tiled pictures of the cameras, right the network's video for the same moments, each
+imagined before the actions that lead there were executed.
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import dzrobot  # noqa: F401 (registers the environments)
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.modality.video import encode_views
+from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
+from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
+
+FRAME_MS = 100
+SCALE = 3
+GAP = 4
+
+
+def main() -> None:
+    """Run the episode and write the animation."""
+    options = _arguments()
+    robot = load_embodiment(EMBODIMENT)
+    policy = DreamZeroPolicy.from_pretrained(
+        options.checkpoint or default_checkpoint(),
+        embodiment=robot,
+        options=PolicyOptions(execute=options.execute, noise="keyed"),
+    )
+    height = robot.views[0].resolution[0]
+    env = gym.make("dzrobot/lift-v0", resolution=height, max_episode_steps=options.max_steps)
+    pairs = [_beside(real, imagined) for real, imagined in episode(env, policy, options.seed)]
+    env.close()
+    animation = cv2.Animation()
+    animation.frames = [cv2.cvtColor(pair, cv2.COLOR_RGB2BGR) for pair in pairs]
+    animation.durations = np.full(len(pairs), FRAME_MS, np.int32)
+    cv2.imwriteanimation(str(options.output), animation)
+    print(f"{options.output}: {len(pairs)} frames")
+
+
+def episode(
+    env: gym.Env[Any, Any], policy: DreamZeroPolicy, seed: int
+) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+    """Yield the tiled picture after each action, and the frame that was predicted for it."""
+    observation, info = env.reset(seed=seed)
+    policy.reset("film", episode=seed)
+    step, over, every = 0, False, policy.options.execute
+    while not over:
+        action = policy.act(observation, session="film")
+        if step % every == 0:
+            # A prediction ends with the last planned step, whether or not it begins with now.
+            imagined = policy.imagine("film")[-policy.embodiment.timing.action_horizon :]
+        observation, _, terminated, truncated, info = env.step(action)
+        yield tiled(observation, policy.embodiment), imagined[step % every]
+        step, over = step + 1, terminated or truncated
+    print(f"seed {seed}: {'success' if info['is_success'] else 'no success'}")
+
+
+def tiled(observation: dict[str, Any], robot: Embodiment) -> NDArray[np.uint8]:
+    """Return the picture (H, W, 3) that the network is shown of ``observation``."""
+    views = {key: torch.from_numpy(observation[key])[None] for key in robot.video_keys}
+    picture: NDArray[np.uint8] = encode_views(views, robot)[0].numpy()
+    return picture
+
+
+def _beside(real: NDArray[np.uint8], imagined: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    gap = np.full((real.shape[0], GAP, 3), 255, np.uint8)
+    joined = np.concatenate([real, gap, imagined], axis=1)
+    size = (joined.shape[1] * SCALE, joined.shape[0] * SCALE)
+    larger: NDArray[np.uint8] = cv2.resize(joined, size, interpolation=cv2.INTER_CUBIC)  # type: ignore[assignment]
+    return larger
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--checkpoint", type=Path, help="folder (default: the bundled one)")
+    parser.add_argument("--seed", type=int, default=0, help="of the start")
+    parser.add_argument("--execute", type=int, default=8, help="actions executed of each plan")
+    parser.add_argument("--max-steps", type=int, default=80)
+    parser.add_argument("--output", type=Path, default=Path("imagined.webp"))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
