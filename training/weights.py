@@ -5,7 +5,7 @@ copies its own part out of the files.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dzrobot.policies.dreamzero.checkpoints.coldstart import Components, cold_start
 from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint, open_checkpoint
+from dzrobot.policies.dreamzero.checkpoints.drawn import DrawnSource
 from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.hub import locate
 from dzrobot.policies.dreamzero.checkpoints.load import (
@@ -33,14 +34,13 @@ from dzrobot.policies.dreamzero.checkpoints.lora import (
     trained_with_adapters,
 )
 from dzrobot.policies.dreamzero.checkpoints.names import DIT, TEXT, canonical, is_adapter
-from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo, UnionSource, WeightSource
+from dzrobot.policies.dreamzero.checkpoints.sources import UnionSource, WeightSource
 from dzrobot.policies.dreamzero.network.config import NetworkConfig, TextConfig
 from dzrobot.policies.dreamzero.network.keymap import entries
 from dzrobot.policies.dreamzero.network.text import TextEncoder
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.tiny import RandomSource
 from dzrobot.training.architecture import METADATA_FILE, base_network
-from dzrobot.training.keyed import keyed_generator
 from dzrobot.training.settings import ModelConfig
 
 
@@ -135,31 +135,19 @@ def fill(network: WorldActionModel, start: Start, seed: int) -> None:
     fill_network(network, source)
 
 
-@dataclass(frozen=True)
-class FreshAdapters:
+class FreshAdapters(DrawnSource):
     """Adapters that change nothing yet: A uniform as the adapter library draws it, B zero."""
 
-    shapes: Mapping[str, tuple[int, ...]]
-    seed: int
-    origin: str = "fresh adapters"
-    layout: str = "fresh tensors"
+    origin = "fresh adapters"
+    key = "adapter/"
 
-    @property
-    def tensors(self) -> dict[str, TensorInfo]:
-        """Return shape and dtype of each."""
-        return {
-            name: TensorInfo(shape=shape, dtype=torch.float32, file=Path(self.origin))
-            for name, shape in self.shapes.items()
-        }
-
-    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the named tensors; each has a generator of its own."""
-        for name in names:
-            fresh = torch.zeros(self.shapes[name])
-            if ".lora_A." in name:
-                bound = fresh.shape[1] ** -0.5
-                fresh.uniform_(-bound, bound, generator=keyed_generator("adapter", self.seed, name))
-            yield name, fresh
+    def draw(self, name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Return the tensor ``name``."""
+        fresh = torch.zeros(shape)
+        if ".lora_A." in name:
+            bound = shape[1] ** -0.5
+            fresh.uniform_(-bound, bound, generator=generator)
+        return fresh
 
 
 def load_text_encoder(

@@ -4,11 +4,9 @@ Only sizes are small; every structure of the real networks is there. The numbers
 made from them moves the robot at random.
 """
 
-import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,9 +25,9 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
     TOKENIZER_FOLDER,
     TRAINING_FILE,
 )
+from dzrobot.policies.dreamzero.checkpoints.drawn import DrawnSource
 from dzrobot.policies.dreamzero.checkpoints.load import expected_shapes
 from dzrobot.policies.dreamzero.checkpoints.passport import passport_for, write_passport
-from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo
 from dzrobot.policies.dreamzero.checkpoints.writer import (
     SHARD_BYTES,
     ShardOptions,
@@ -142,32 +140,14 @@ def write_tiny_checkpoint(
     return target
 
 
-@dataclass(frozen=True)
-class RandomSource:
+class RandomSource(DrawnSource):
     """Random weights that keep activations near unit size."""
 
-    shapes: Mapping[str, tuple[int, ...]]
-    seed: int
-    dtype: torch.dtype
-    origin: str = "random weights"
-    layout: str = "random weights"
+    origin = "random weights"
+    key = ""
 
-    @cached_property
-    def tensors(self) -> dict[str, TensorInfo]:
-        """Return shape and dtype of each."""
-        return {
-            name: TensorInfo(shape=shape, dtype=self.dtype, file=Path(self.origin))
-            for name, shape in self.shapes.items()
-        }
-
-    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the named tensors."""
-        for name in names:
-            yield name, self._draw(name).to(self.dtype)
-
-    def _draw(self, name: str) -> Tensor:
-        shape, key = self.shapes[name], hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
+    def draw(self, name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Return the tensor ``name``."""
         noise = torch.randn(shape, generator=generator)
         leaf = name.rpartition(".")[2]
         if leaf == "gamma" or (leaf == "weight" and len(shape) == 1):

@@ -3,20 +3,18 @@
 What they lack is drawn fresh and listed.
 """
 
-import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from dzrobot.errors import CheckpointError, preview
+from dzrobot.policies.dreamzero.checkpoints.drawn import DrawnSource
 from dzrobot.policies.dreamzero.checkpoints.names import DIT, IMAGE, TEXT, VAE
 from dzrobot.policies.dreamzero.checkpoints.sources import (
-    TensorInfo,
     UnionSource,
     WeightSource,
     open_pickled,
@@ -152,45 +150,24 @@ def _may_be_fresh(name: str, config: NetworkConfig) -> bool:
     return config.dit.model_type == "ti2v" and _IMAGE_CONDITION.match(name) is not None
 
 
-@dataclass(frozen=True)
-class FreshSource:
+class FreshSource(DrawnSource):
     """Fresh tensors: Xavier-uniform matrices, biases 0, norms 1, per-category 0.02 * N(0, 1)."""
 
-    shapes: Mapping[str, tuple[int, ...]]
-    seed: int
-    origin: str = "fresh initialisation"
-    layout: str = "fresh tensors"
+    origin = "fresh initialisation"
+    key = "cold start/"
 
-    @cached_property
-    def tensors(self) -> dict[str, TensorInfo]:
-        """Return shape and dtype of each."""
-        return {
-            name: TensorInfo(shape=shape, dtype=torch.float32, file=Path(self.origin))
-            for name, shape in self.shapes.items()
-        }
-
-    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the named tensors in float32."""
-        for name in names:
-            yield name, _draw(name, self.shapes[name], _keyed_generator(self.seed, name))
-
-
-def _keyed_generator(seed: int, name: str) -> torch.Generator:
-    key = hashlib.sha256(f"cold start/{seed}/{name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
-
-
-def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    fresh = torch.zeros(shape)
-    match name.rpartition(".")[2]:
-        case "W":
-            fresh.normal_(generator=generator).mul_(0.02)
-        case "weight" if len(shape) == 1:
-            fresh.fill_(1.0)
-        case "weight":
-            nn.init.xavier_uniform_(fresh, generator=generator)
-        case "b" | "bias":
-            pass
-        case leaf:
-            raise AssertionError(f"no initialisation is documented for {leaf}")
-    return fresh
+    def draw(self, name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Return the tensor ``name``."""
+        fresh = torch.zeros(shape)
+        match name.rpartition(".")[2]:
+            case "W":
+                fresh.normal_(generator=generator).mul_(0.02)
+            case "weight" if len(shape) == 1:
+                fresh.fill_(1.0)
+            case "weight":
+                nn.init.xavier_uniform_(fresh, generator=generator)
+            case "b" | "bias":
+                pass
+            case leaf:
+                raise AssertionError(f"no initialisation is documented for {leaf}")
+        return fresh
