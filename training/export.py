@@ -126,10 +126,12 @@ def _passport(parts: Parts, base: str | None) -> Passport:
         )
         for source in parts.recordings.train.sources
     ]
-    robots = {
-        tag: trained for passport in passports for tag, trained in passport.embodiments.items()
-    }
     horizon = parts.network.head.action_horizon
+    robots = {
+        tag: replace(trained, action_horizon=passport.action_horizon)
+        for passport in passports
+        for tag, trained in passport.embodiments.items()
+    }
     return replace(passports[0], embodiments=robots, action_horizon=horizon)
 
 

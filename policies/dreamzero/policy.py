@@ -69,7 +69,7 @@ class DreamZeroPolicy:
         self.options = (options or PolicyOptions()).for_robot(self.embodiment)
         self.source = parts.source
         self._network, self._pipeline = parts.network, parts.pipeline
-        check_compatible(self.embodiment, self._network.config)
+        check_compatible(self.embodiment, self._network.config, shorter=True)
         self._generate = self.options.generate
         self._requests = Requests(parts.tokenizer, self._network, self.embodiment, self.options)
         self._embeddings = PromptCache()
@@ -110,7 +110,12 @@ class DreamZeroPolicy:
         checkpoint = open_checkpoint(
             path_or_repo, revision=revision, config_from=weights.config_from
         )
-        check_compatible(embodiment, checkpoint.config)
+        trained_horizon = checkpoint.passport.horizon(embodiment.tag)
+        check_compatible(
+            embodiment,
+            checkpoint.config,
+            shorter=trained_horizon == embodiment.timing.action_horizon,
+        )
         statistics = Statistics.from_metadata(checkpoint.metadata_file, embodiment)
         asked = passport_for(embodiment, statistics, checkpoint.config)
         check_passport(checkpoint.passport, asked, str(checkpoint.path))
@@ -309,8 +314,10 @@ class DreamZeroPolicy:
             part = slice(first, first + group)
             predicted += self._predict(episodes[part], requests[part])
         generated = time.perf_counter()
+        horizon = self.embodiment.timing.action_horizon
         chunks = [
-            self._pipeline.decode_actions(action, episode.state)
+            # Of a mixture's network, the beginning: as many as this robot was trained with.
+            self._pipeline.decode_actions(action[:horizon], episode.state)
             for episode, action in zip(episodes, predicted, strict=True)
         ]
         done = time.perf_counter()

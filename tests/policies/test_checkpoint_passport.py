@@ -92,7 +92,7 @@ def test_every_difference_is_listed(passport, embodiment):
     )  # fmt: skip
     found = [name for name, *_ in differences(passport, asked)]
     assert found == [
-        "action horizon", "frame size", "base weights", "transform version",
+        "frame size", "base weights", "transform version", f"{tag} action horizon",
         f"{tag} state numbers", f"{tag} action numbers", f"{tag} relative actions",
         f"{tag} statistics",
     ]  # fmt: skip

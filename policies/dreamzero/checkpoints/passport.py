@@ -36,6 +36,10 @@ class Trained:
     statistics: str | None = None
     """Fingerprint of the normalisation statistics."""
 
+    action_horizon: int | None = None
+    """Actions of one of its plans, where that is not the passport's: in a mixture the network's
+    plans are as long as the longest of its robots'."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Passport:
@@ -45,7 +49,7 @@ class Passport:
     """By tag."""
 
     action_horizon: int
-    """Actions of one call."""
+    """Actions that the network plans at a time."""
 
     frame_size: tuple[int, int] | None = None
     """(height, width) in pixels of the frame the network sees."""
@@ -58,6 +62,12 @@ class Passport:
 
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """Training configuration, plain values."""
+
+    def horizon(self, tag: str) -> int:
+        """Return the actions of one plan that ``tag`` was trained with."""
+        trained = self.embodiments.get(tag)
+        own = None if trained is None else trained.action_horizon
+        return self.action_horizon if own is None else own
 
 
 def passport_for(
@@ -179,7 +189,6 @@ def check_passport(passport: Passport, asked: Passport, origin: str) -> None:
 def differences(passport: Passport, asked: Passport) -> Iterator[tuple[str, object, object]]:
     """Yield (what, in the checkpoint, asked) wherever both are recorded and differ."""
     pairs: list[tuple[str, object, object]] = [
-        ("action horizon", passport.action_horizon, asked.action_horizon),
         ("frame size", passport.frame_size, asked.frame_size),
         ("base weights", passport.base, asked.base),
         ("transform version", passport.transforms, asked.transforms),
@@ -190,6 +199,7 @@ def differences(passport: Passport, asked: Passport) -> Iterator[tuple[str, obje
             continue
         held = passport.embodiments[tag]
         pairs += [
+            (f"{tag} action horizon", passport.horizon(tag), asked.horizon(tag)),
             (f"{tag} state numbers", held.state_dim, wanted.state_dim),
             (f"{tag} action numbers", held.action_dim, wanted.action_dim),
             (f"{tag} relative actions", held.relative, wanted.relative),
@@ -214,8 +224,15 @@ def _shown(value: object) -> str:
             return str(value)
 
 
-def check_compatible(embodiment: Embodiment, config: NetworkConfig) -> None:
+def check_compatible(
+    embodiment: Embodiment, config: NetworkConfig, *, shorter: bool = False
+) -> None:
     """Check that a network can see and act as ``embodiment``.
+
+    Args:
+        embodiment: The robot.
+        config: The network.
+        shorter: Whether the robot may use only the beginning of what the network plans.
 
     Raises:
         CheckpointError: It cannot; lists every reason.
@@ -234,7 +251,7 @@ def check_compatible(embodiment: Embodiment, config: NetworkConfig) -> None:
         ("action_horizon", config.head.action_horizon),
         ("num_action_per_block", dit.num_action_per_block),
     ):
-        if timing.action_horizon != value:
+        if timing.action_horizon > value or (timing.action_horizon < value and not shorter):
             faults.append(
                 f"a horizon of {timing.action_horizon} actions, the network has {name}={value}"
             )

@@ -1,0 +1,127 @@
+"""Two robots in one run: each with its own statistics, keys and horizon, and both can act after."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import train_worlds
+from train_worker import digest
+
+from dzrobot.config import load_config
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.embodiments.timing import Timing
+from dzrobot.errors import StatisticsError
+from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+from dzrobot.recording import EpisodeWriter
+from dzrobot.training.data import DatasetReader, ReaderOptions
+from dzrobot.training.data.statistics import measure
+from dzrobot.training.export import export
+from dzrobot.training.parts import build_parts
+from dzrobot.training.settings import SFTConfig
+from dzrobot.training.trainer import Trainer
+
+ARM = dataclasses.replace(
+    load_embodiment("franka_pnp"),
+    views=train_worlds.ROBOT.views,
+    timing=Timing(control_hz=10, action_horizon=12, blocks=2),
+)
+"""A Franka with small pictures; recipes name it ``test_train_mixture:ARM``."""
+
+STEPS = 6
+
+
+def arm_frame(episode, i):
+    observation, _ = train_worlds.frame(episode, i, np.random.default_rng(0))
+    state = np.cos(0.1 * i + np.arange(ARM.state_dim)).astype(np.float32)
+    observation = {**observation, "state.state": state}
+    return observation, {"action.actions": np.full(7, np.sin(0.2 * i), np.float32)}
+
+
+@pytest.fixture(scope="module")
+def world(train_root, tmp_path_factory):
+    """Return a folder with recordings of both robots and their statistics."""
+    root = tmp_path_factory.mktemp("mixture")
+    for name in ("dataset", "metadata.json", "tiny"):
+        (root / name).symlink_to(train_root / name)
+    with EpisodeWriter(root / "arm", ARM, fps=10, version="v2.1", video=False) as writer:
+        for episode in range(2):
+            for i in range(40):
+                writer.add_frame(*arm_frame(episode, i))
+            writer.save_episode(success=True)
+    reader = DatasetReader(root / "arm", ARM, ReaderOptions(pictures=False))
+    (root / "arm.json").write_text(json.dumps({ARM.tag: measure([reader], ARM)}))
+    return root
+
+
+def mixture_run(world, folder, solo, **changes):
+    values = train_worlds.recipe(
+        world, runner__output_dir=folder, runner__max_steps=STEPS, runner__global_batch_size=8,
+        runner__micro_batch_size=4, data__augment=False, **changes,
+    )  # fmt: skip
+    values["data"]["train_data_paths"] = [
+        {
+            "dataset_path": str(world / path), "embodiment_tag": tag, "weight": weight,
+            "metadata_json_path": str(world / metadata),
+        }
+        for path, tag, weight, metadata in (
+            ("dataset", "train_worlds:ROBOT", 3.0, "metadata.json"),
+            ("arm", "test_train_mixture:ARM", 1.0, "arm.json"),
+        )
+    ]  # fmt: skip
+    values["model"].pop("metadata_json_path")
+    return Trainer(build_parts(load_config(SFTConfig, values), solo))
+
+
+def train(run):
+    """Return the sources of all samples, and the loss of the first and the last step."""
+    batches = run._batches(STEPS)
+    sources, losses = [], []
+    original = run.forward_backward
+
+    def seen(prepared, batch, counts):
+        sources.extend(batch["source"].tolist())
+        part = original(prepared, batch, counts)
+        losses.append(float(part.sum()))
+        return part
+
+    run.forward_backward = seen
+    for _ in range(STEPS):
+        run.train_step(batches)
+        run.step += 1
+    return sources, losses
+
+
+def test_both_robots_train_and_both_can_act(world, solo, tmp_path):
+    run = mixture_run(world, tmp_path / "run", solo)
+    assert run.parts.network.head.action_horizon == ARM.timing.action_horizon
+    sources, losses = train(run)
+    # Shares of 3 to 1 over 48 samples; the order is fixed by the seed.
+    assert 0.6 < sources.count(0) / len(sources) < 0.9
+    assert sum(losses[-2:]) < sum(losses[:2])
+    folder = export(run.parts, run.step)
+    passport = json.loads((folder / "dzrobot_passport.json").read_text())
+    assert set(passport["embodiments"]) == {train_worlds.ROBOT.tag, ARM.tag}
+    arm = DreamZeroPolicy.from_pretrained(folder, embodiment=ARM)
+    assert np.isfinite(arm.act(arm_frame(0, 3)[0])).all()
+    assert arm.infer(arm_frame(0, 3)[0])["actions"].shape == (12, 7)
+    robot = DreamZeroPolicy.from_pretrained(folder, embodiment=train_worlds.ROBOT)
+    observation, _ = train_worlds.frame(0, 3, np.random.default_rng(0))
+    assert robot.infer(observation)["actions"].shape == (8, 7)
+
+
+def test_stored_features_know_which_robot_a_sample_is_of(world, solo, tmp_path):
+    live, stored = (
+        mixture_run(world, tmp_path / name, solo, data__cache_features=cached)
+        for name, cached in (("live", False), ("stored", True))
+    )
+    assert train(live)[0] == train(stored)[0]
+    assert digest(live) == digest(stored)
+
+
+def test_statistics_of_the_other_robot_are_refused(world, solo, tmp_path):
+    run = mixture_run(world, tmp_path / "run", solo)
+    folder = export(run.parts, 0)
+    stranger = dataclasses.replace(ARM, tag="stranger")
+    with pytest.raises(StatisticsError, match="holds: franka_pnp, libero_sim"):
+        DreamZeroPolicy.from_pretrained(folder, embodiment=stranger)
