@@ -100,8 +100,8 @@ def test_every_difference_is_listed(passport, embodiment):
         check_passport(passport, asked, "here")
     lines = str(error.value).splitlines()
     assert len(lines) == 2 + len(found)
-    assert lines[1] == f"  action horizon: checkpoint {passport.action_horizon}, asked 99"
-    assert "frame size: checkpoint 32 x 64, asked 1 x 2" in lines[2]
+    assert lines[1] == "  frame size: checkpoint 32 x 64, asked 1 x 2"
+    assert lines[4] == f"  {tag} action horizon: checkpoint {passport.action_horizon}, asked 99"
 
 
 def test_what_is_not_recorded_is_not_compared(passport):
