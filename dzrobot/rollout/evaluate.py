@@ -103,7 +103,8 @@ def prepare(evaluation: Evaluation) -> Prepared:
     arguments = {
         name: environment_arguments(name, protocol, robot, selection.arguments) for name in names
     }
-    _check_spaces(cases, arguments, robot)
+    needed = robot.observation_keys if player.looks else ()
+    _check_spaces(cases, arguments, robot, needed=needed)
     ready = open_player(player, robot)
     behaviour = {**ready.card, "embodiment": robot.tag, "ablation": evaluation.ablation}
     if evaluation.batched:
@@ -222,12 +223,23 @@ def _changes_named(evaluation: Evaluation) -> Selection:
 
 
 def _check_spaces(
-    cases: Sequence[Case], arguments: Mapping[str, Mapping[str, Any]], robot: Embodiment
+    cases: Sequence[Case],
+    arguments: Mapping[str, Mapping[str, Any]],
+    robot: Embodiment,
+    *,
+    needed: Sequence[str],
 ) -> None:
-    """Make one environment of each kind: wrong arguments are found before anything is loaded."""
+    """Make one environment of each kind: wrong arguments are found before anything is loaded.
+
+    Args:
+        cases: What will run.
+        arguments: Of each environment.
+        robot: Says how many numbers an action has.
+        needed: Observation keys that the policy reads.
+    """
     for name, group in itertools.groupby(cases, key=lambda case: case.env):
         env = make_environment(next(group), arguments[name], render=False)
-        missing = sorted(set(robot.observation_keys) - set(env.observation_space.spaces))
+        missing = sorted(set(needed) - set(env.observation_space.spaces))
         shape = env.action_space.shape
         env.close()
         if missing or shape != (robot.action_dim,):

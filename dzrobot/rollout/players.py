@@ -60,6 +60,11 @@ class Player:
         return self.name if self.privileged else None
 
     @property
+    def looks(self) -> bool:
+        """Return whether the policy may read observations; the built-in ones do not."""
+        return self.name not in BUILT_IN
+
+    @property
     def is_checkpoint(self) -> bool:
         """Return whether the name is a folder or hub id of weights."""
         # A path may hold a colon (C:\...); a factory may not hold a separator.
