@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -85,9 +85,14 @@ def _spec(
     for path in plan.paths:
         groups.setdefault(kept[path], []).append(path)
     share = plan.weight / len(plan.paths) if plan.distribute_weights else plan.weight
+    embodiment = plan.embodiment
+    if held_out:
+        # Errors are measured against what was recorded, not against repeated rows.
+        timing = replace(embodiment.timing, pad_tail=False)
+        embodiment = replace(embodiment, timing=timing)
     return [
         SourceSpec(
-            paths=tuple(paths), embodiment=plan.embodiment, metadata=metadata,
+            paths=tuple(paths), embodiment=embodiment, metadata=metadata,
             weight=share * len(paths) if plan.distribute_weights else share,
             distribute_weights=plan.distribute_weights,
             selection=Selection(only=episodes) if held_out else Selection(without=episodes),

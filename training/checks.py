@@ -94,6 +94,10 @@ def _layout(config: SFTConfig, world_size: int) -> Iterator[Fault]:
 def _evaluation(config: SFTConfig) -> Iterator[Fault]:
     if config.runner.eval_interval is not None and not config.data.holdout_episodes:
         yield Fault("runner.eval_interval", "needs held-out episodes: set data.holdout_episodes")
+    if config.data.pad_tail and config.data.sampling_mode != "aligned":
+        yield Fault(
+            "data.pad_tail", "needs sampling_mode='aligned'; the published walk pads nothing"
+        )
     if config.data.frame_grid is not None and config.data.sampling_mode != "multi_anchor":
         yield Fault(
             "data.frame_grid",

@@ -133,6 +133,10 @@ class DataConfig(FrozenConfig):
     """``aligned``: frames cover their actions evenly; ``multi_anchor``: the published walk around a
     seed frame."""
 
+    pad_tail: bool = False
+    """Let samples begin near an episode's end and repeat its last row, whose actions there are not
+    counted: a policy without memory learns the end of a task from these samples alone."""
+
     frame_grid: str | None = None
     """Named published frame grid for ``multi_anchor``; null: the embodiment's own."""
 

@@ -56,6 +56,10 @@ class Timing:
     sampling: Sampling = "aligned"
     """``aligned``: consecutive blocks. ``multi_anchor``: the published walk about a row."""
 
+    pad_tail: bool = False
+    """Whether samples may begin near an episode's end and repeat its last row. Without it the last
+    ``span`` rows start no sample, and what happens there is only ever seen with a memory."""
+
     def __post_init__(self) -> None:
         if not self.frame_offsets and self.action_horizon > 0:
             object.__setattr__(self, "frame_offsets", aligned_offsets(self.action_horizon))
@@ -105,6 +109,8 @@ class Timing:
             )
         if self.sampling not in ("aligned", "multi_anchor"):
             faults.append(f"sampling={self.sampling!r} must be 'aligned' or 'multi_anchor'")
+        elif self.pad_tail and self.sampling != "aligned":
+            faults.append("pad_tail=True needs sampling='aligned': the published walk pads nothing")
         return faults
 
     def _alignment_faults(self) -> list[str]:
@@ -170,10 +176,11 @@ def valid_anchors(
             t for t in range(length) if multi_anchor_window(t, marks, timing).is_complete(timing)
         ]
         return np.asarray(seeds, dtype=np.int64)
-    starts = np.arange(max(0, length - timing.span), dtype=np.int64)
+    starts = np.arange(_starts(length, timing), dtype=np.int64)
     # The label may change inside a sample and change back: count the changes up to each row.
     changes = np.concatenate([[0], np.cumsum(marks[1:] != marks[:-1])])
-    return starts[changes[starts] == changes[starts + timing.span]] if len(starts) else starts
+    ends = np.minimum(starts + timing.span, length - 1)
+    return starts[changes[starts] == changes[ends]] if len(starts) else starts
 
 
 def window(t: int, length: int, timing: Timing, labels: Sequence[int] | None = None) -> Window:
@@ -190,10 +197,10 @@ def window(t: int, length: int, timing: Timing, labels: Sequence[int] | None = N
                 "take t from valid_anchors"
             )
         return rows
-    if not 0 <= t < length - timing.span:
+    if not 0 <= t < _starts(length, timing):
         raise DatasetError(
             f"a sample at row {t} needs rows up to {t + timing.span}, the episode has {length}: "
-            f"take t from valid_anchors (0..{length - timing.span - 1})"
+            f"take t from valid_anchors (0..{_starts(length, timing) - 1})"
         )
     marks = _labels(labels, length)
     if np.any(marks[t : t + timing.span + 1] != marks[t]):
@@ -202,11 +209,21 @@ def window(t: int, length: int, timing: Timing, labels: Sequence[int] | None = N
         )
     starts = t + np.arange(timing.blocks, dtype=np.int64) * timing.anchor_stride
     frames = (starts[:, None] + np.asarray(timing.frame_offsets, dtype=np.int64)).ravel()
-    return Window(
-        video=np.append(frames, t + timing.span),
-        state=starts,
-        action=np.arange(t, t + timing.actions, dtype=np.int64),
-    )
+    action = np.arange(t, t + timing.actions, dtype=np.int64)
+    wanted = (np.append(frames, t + timing.span), starts, action)
+    # Beyond the end stands the last row; without padding nothing lies there.
+    return Window(*(np.minimum(part, length - 1, dtype=np.int64) for part in wanted))
+
+
+def padded_actions(t: int, length: int, timing: Timing) -> int:
+    """Return how many of the last actions of the sample at ``t`` only repeat the episode's last."""
+    return max(0, t + timing.actions - length) if timing.pad_tail else 0
+
+
+def _starts(length: int, timing: Timing) -> int:
+    """Return how many rows can start an aligned sample."""
+    # A padded sample begins with an action of its own.
+    return length if timing.pad_tail else max(0, length - timing.span)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dzrobot.embodiments.timing import (
     aligned_offsets,
     frame_grid,
     multi_anchor_window,
+    padded_actions,
     valid_anchors,
     window,
 )
@@ -104,6 +105,28 @@ def test_windows_stay_in_range_and_are_even(timing, length, data):
     assert rows.video[:-1:8].tolist() == rows.state.tolist()
     assert rows.action[:: timing.action_horizon].tolist() == rows.state.tolist()
     assert rows.video[-1] == rows.action[-1] + 1
+
+
+@given(TIMINGS, st.integers(0, 400), st.data())
+def test_a_padded_window_repeats_the_last_row_and_nothing_else(timing, length, data):
+    padded = replace(timing, pad_tail=True)
+    starts = valid_anchors(length, padded)
+    assert starts.tolist() == list(range(length))
+    if not length:
+        return
+    t = data.draw(st.sampled_from(starts.tolist()))
+    rows, whole = window(t, length, padded), window(t, length + timing.span, timing)
+    for part, wanted in zip(rows, whole, strict=True):
+        assert part.tolist() == [min(row, length - 1) for row in wanted]
+    count = padded_actions(t, length, padded)
+    assert count == sum(row >= length for row in whole.action)
+    assert count < timing.actions
+    assert padded_actions(t, length, timing) == 0
+
+
+def test_the_published_walk_pads_nothing():
+    with pytest.raises(ConfigError, match="pad_tail=True needs sampling='aligned'"):
+        Timing(control_hz=10, action_horizon=8, sampling="multi_anchor", pad_tail=True)
 
 
 RUNS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 20)), min_size=1, max_size=5)

@@ -19,6 +19,7 @@ from dzrobot.training.data import (
     LoaderOptions,
     LoaderPlan,
     ReaderOptions,
+    Slot,
     SourceSpec,
     TrainingData,
     build_loader,
@@ -159,6 +160,24 @@ def test_augmentation_depends_on_seed_and_sample_alone(world):
     torch.testing.assert_close(torch.stack(again), whole, rtol=0, atol=0)
     assert not torch.equal(whole, encode_views(batch, data, augment=None))
     assert draw_augmentation(1, 5) == draw_augmentation(1, 5) != draw_augmentation(2, 5)
+
+
+def test_padded_tails_repeat_the_last_frame_and_count_no_action_twice(world):
+    robot = dataclasses.replace(ROBOT, timing=dataclasses.replace(ROBOT.timing, pad_tail=True))
+    spec = SourceSpec(paths=[world / "libero"], embodiment=robot, metadata=world / "metadata.json")
+    data = TrainingData.open([spec], seed=0, options=options(world))
+    (reader,) = data.sources[0].readers
+    assert len(data) == int(reader.catalog.episodes.length.sum())
+    first_length = int(reader.catalog.episodes.length[0])
+    for number in (0, first_length - 5, first_length - 1):
+        sample = data[Slot(0, 0, number)]
+        own = min(robot.timing.actions, first_length - number)
+        assert sample.vectors["action_mask"][:own, :7].all()
+        assert not sample.vectors["action_mask"][own:].any()
+        frames = sample.views["video.image"]
+        last = [t for t in reader._rows(0, number).video if t == first_length - 1]
+        assert len(last) >= 1 or number == 0
+        assert all(torch.equal(frame, frames[-1]) for frame in frames[len(frames) - len(last) :])
 
 
 def test_mixtures_fill_shorter_blocks_with_masked_rows(world):

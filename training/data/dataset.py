@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.timing import padded_actions
 from dzrobot.embodiments.timing import window as rows_of_window
 from dzrobot.errors import ConfigError, DatasetError, find, preview
 from dzrobot.folders import cache_folder
@@ -132,6 +133,12 @@ class DatasetReader:
                 column = self.columns.vector(source.column)
                 result[part.key] = np.array(column[offset + indices, source.start : source.stop])
         return result
+
+    def padded_actions(self, number: int) -> int:
+        """Return how many of the last actions of window ``number`` are not the recording's own."""
+        ordinal, start = self.windows.locate(number)
+        length = int(self.catalog.episodes.length[ordinal])
+        return padded_actions(start, length, self.embodiment.timing)
 
     def views(self, number: int) -> dict[str, NDArray[np.uint8]]:
         """Return the frames of window ``number``: ``video.*`` to (T, H, W, 3) uint8.

@@ -194,6 +194,8 @@ class TrainingData(Dataset[Sample]):
                 continue
             break
         vectors = self.sources[source].pipeline.encode_vectors(reader.vectors(window, choice))
+        if repeated := reader.padded_actions(window):
+            vectors["action_mask"][-repeated:] = False
         tensors = {key: torch.from_numpy(frames) for key, frames in views.items()}
         padded = _pad_blocks(vectors, self.sources[source].spec.embodiment, self._horizon)
         return Sample(place, source, tensors, padded, skipped)
