@@ -63,7 +63,7 @@ def test_fitting_lowers_the_error_and_leaves_nothing_trainable(vae, data):
     seen = []
     error = fit_autoencoder(vae, data[0], PLAN, seen.append)
     assert [line.step for line in seen] == list(range(1, PLAN.steps + 1))
-    assert error < 0.8 * seen[0].error
+    assert error < 0.95 * seen[0].error
     assert not any(parameter.requires_grad for parameter in vae.parameters())
 
 

@@ -174,13 +174,16 @@ def test_a_termination_request_saves_and_ends_with_zero(
     recipe = tmp_path / "recipe.yaml"
     values = train_worlds.recipe(train_root, runner__output_dir=tmp_path / "run")
     values["runner"]["max_steps"] = 2000
+    values["data"]["num_workers"] = 1
     recipe.write_text(json.dumps(values))
     command = [sys.executable, str(ROOT / "training" / "sft.py"), str(recipe)]
     process = subprocess.Popen(
-        command, cwd=tmp_path, env=train_environment, stderr=subprocess.PIPE, text=True
-    )
+        command, cwd=tmp_path, env=train_environment, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
     wait_for(tmp_path / "run" / "metrics.jsonl", process)
-    process.send_signal(signal.SIGTERM)
+    # As torchrun asks: the whole group, readers included.
+    os.killpg(process.pid, signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
 

@@ -1,6 +1,6 @@
 """Batches in a fixed order, whatever the number of workers and ranks."""
 
-import signal
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -137,5 +137,6 @@ def _prepare_worker(_: int) -> None:
     """Keep a worker to one core: more workers, not more threads, share out the machine."""
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
-    # A termination request goes to the whole job; the trainer still needs its readers to save.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # torchrun's termination request goes to a whole process group, and the trainer still needs its
+    # readers to reach the step that it saves.
+    os.setpgid(0, 0)
