@@ -79,7 +79,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--ablated",
         type=int,
-        default=40,
+        default=20,
         help="episodes per row with spoilt pictures: failures are long",
     )
     parser.add_argument("--workers", type=int, default=2, help="simulators at the same time")

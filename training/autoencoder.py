@@ -24,6 +24,8 @@ from dzrobot.training.data import (
     build_loader,
     encode_views,
 )
+from dzrobot.training.keyed import keyed_generator
+from dzrobot.training.saves import Saves
 
 _LATENT_WEIGHT = 1e-3
 _CALIBRATION_BATCHES = 16
@@ -77,6 +79,7 @@ def fit_autoencoder(
     data: TrainingData,
     plan: AutoencoderPlan,
     report: Callable[[AutoencoderReport], None] = lambda _: None,
+    saves: Saves | None = None,
 ) -> float:
     """Train ``vae`` in place on clips of ``data``; return the error after calibration.
 
@@ -85,23 +88,30 @@ def fit_autoencoder(
         data: Opened with :func:`clip_source`.
         plan: How.
         report: Called after every step.
+        saves: Where to go on from after a stop, with the same bits as without one.
     """
+    saves = saves or Saves()
+    if (known := saves.result("autoencoder", vae)) is not None:
+        return known
     vae.train().requires_grad_(requires_grad=True)
     updates = _Updates(list(vae.parameters()), plan.lr, plan.steps)
-    noise = torch.Generator().manual_seed(plan.seed)
-    for step, clips in enumerate(_clips(data, plan.batch, plan, 0, plan.steps)):
+    done = saves.restore("autoencoder", vae, *updates.parts)
+    clips_left = _clips(data, plan.batch, plan, done, plan.steps)
+    for step, clips in enumerate(clips_left, done):
         latents = vae.encode(clips)
-        spread = latents.detach().std()
-        shaken = latents + plan.latent_noise * spread * torch.randn(latents.shape, generator=noise)
+        generator = keyed_generator("latent noise", plan.seed, step)
+        noise = torch.randn(latents.shape, generator=generator)
+        shaken = latents + plan.latent_noise * latents.detach().std() * noise
         error = (vae.decode(shaken, clamp=False) - clips).abs()
         loss = (error * _weights(clips, plan.focus)).mean()
         updates.step(loss + _LATENT_WEIGHT * latents.square().mean())
+        saves.keep("autoencoder", step + 1, vae, *updates.parts)
         report(AutoencoderReport(step + 1, error.mean().item()))
     vae.eval().requires_grad_(requires_grad=False)
     last = plan.steps + _CALIBRATION_BATCHES
     held = list(_clips(data, plan.batch, plan, plan.steps, last))
     calibrate(vae, held)
-    return _error(vae, held)
+    return saves.finish("autoencoder", _error(vae, held), vae)
 
 
 def fit_decoder(
@@ -109,6 +119,7 @@ def fit_decoder(
     data: TrainingData,
     plan: AutoencoderPlan,
     report: Callable[[AutoencoderReport], None] = lambda _: None,
+    saves: Saves | None = None,
 ) -> float:
     """Train the decoder of ``vae`` in place on whole samples; return the error afterwards.
 
@@ -119,16 +130,21 @@ def fit_decoder(
         data: Opened with the embodiment's own timing.
         plan: How.
         report: Called after every step.
+        saves: Those of :func:`fit_autoencoder`.
     """
+    saves = saves or Saves()
     decoder = [*vae.coder.decoder.parameters(), *vae.coder.post_quant_conv.parameters()]
     for parameter in decoder:
         parameter.requires_grad_(requires_grad=True)
     updates = _Updates(decoder, plan.lr / 2, plan.decoder_steps)
-    for step, clips in enumerate(_clips(data, plan.decoder_batch, plan, 0, plan.decoder_steps)):
+    done = saves.restore("decoder", vae, *updates.parts)
+    clips_left = _clips(data, plan.decoder_batch, plan, done, plan.decoder_steps)
+    for step, clips in enumerate(clips_left, done):
         with torch.no_grad():
             latents = vae.encode(clips)
         error = (vae.decode(latents, clamp=False) - clips).abs()
         updates.step((error * _weights(clips, plan.focus)).mean())
+        saves.keep("decoder", step + 1, vae, *updates.parts)
         report(AutoencoderReport(step + 1, error.mean().item()))
     vae.requires_grad_(requires_grad=False)
     last = plan.decoder_steps + _CALIBRATION_BATCHES
@@ -144,6 +160,7 @@ class _Updates:
         self._schedule = torch.optim.lr_scheduler.OneCycleLR(
             self._optimizer, lr, total_steps=steps, pct_start=0.05
         )
+        self.parts = (self._optimizer, self._schedule)
 
     def step(self, loss: Tensor) -> None:
         self._optimizer.zero_grad()

@@ -137,9 +137,4 @@ def _key(model: WorldActionModel, data: TrainingData) -> str:
         name: tensor for name, tensor in model.state_dict().items() if name.startswith(_ENCODERS)
     }
     parts = [fingerprint(StateDictSource(values=weights), weights), repr(model.config)]
-    for source in data.sources:
-        parts.append(repr(source.spec.embodiment))
-        for reader in source.readers:
-            windows = [getattr(reader.windows, name) for name in ("episode", "start", "count")]
-            parts += [reader.catalog.identity, str([part.tolist() for part in windows])]
-    return hashlib.sha256("/".join(parts).encode()).hexdigest()[:24]
+    return hashlib.sha256("/".join([*parts, data.identity()]).encode()).hexdigest()[:24]

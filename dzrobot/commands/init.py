@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from dzrobot.training.autoencoder import (
     fit_decoder,
 )
 from dzrobot.training.data import SourceSpec, TrainingData
+from dzrobot.training.saves import Saves
 
 SUMMARY = "write a small untrained checkpoint, its autoencoder fitted to recordings"
 VAE_PREFIX = "action_head.vae."
@@ -58,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         # The library draws its fresh weights from the global generator.
         torch.manual_seed(arguments.seed)
         network = WorldActionModel(mini_config(embodiment), text_encoder=False)
-    recipe = _fit(network.vae, data, plan)
+    saves = _saves(arguments.output, plan, data)
+    recipe = _fit(network.vae, data, plan, saves)
     state = official_state(network)
     vae = {name: tensor for name, tensor in state.items() if name.startswith(VAE_PREFIX)}
     weights = UnionSource(
@@ -66,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     metadata = json.loads(arguments.metadata.read_text(encoding="utf-8"))
     write_mini_checkpoint(arguments.output, embodiment, metadata, weights, recipe)
+    _place(arguments.output).unlink(missing_ok=True)
     print(
         f"{arguments.output}: mean absolute error of decoded pixels "
         f"{recipe['autoencoder_error']:.4f} in short clips, "
@@ -74,13 +78,26 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _fit(vae: Vae, data: list[TrainingData], plan: AutoencoderPlan) -> dict[str, Any]:
+def _place(output: Path) -> Path:
+    return output.with_name(f"{output.name}.unfinished")
+
+
+def _saves(output: Path, plan: AutoencoderPlan, data: list[TrainingData]) -> Saves:
+    """Return where a stopped fit is kept: beside ``output``, until that is there."""
+    identity = {name: str(value) for name, value in asdict(plan).items()}
+    del identity["num_workers"]  # It changes nothing but the time.
+    return Saves(_place(output), {**identity, "recordings": data[1].identity()})
+
+
+def _fit(vae: Vae, data: list[TrainingData], plan: AutoencoderPlan, saves: Saves) -> dict[str, Any]:
     """Train ``vae`` on short clips, its decoder on whole samples; return what was done."""
     with progress_bar("fitting the autoencoder") as advance:
-        error = fit_autoencoder(vae, data[0], plan, lambda line: advance(line.step, plan.steps))
+        error = fit_autoencoder(
+            vae, data[0], plan, lambda line: advance(line.step, plan.steps), saves
+        )
     with progress_bar("fitting the decoder") as advance:
         whole_error = fit_decoder(
-            vae, data[1], plan, lambda line: advance(line.step, plan.decoder_steps)
+            vae, data[1], plan, lambda line: advance(line.step, plan.decoder_steps), saves
         )
     return {
         "recipe": "dzrobot init",

@@ -42,6 +42,18 @@ def move(source: Path, target: Path) -> None:
     _flush(target.parent)
 
 
+def is_unfinished(path: Path) -> bool:
+    """Return whether ``path`` is what a killed writer left of a file."""
+    return ".aside" in path.suffixes
+
+
+def remove_unfinished(root: Path) -> None:
+    """Remove what killed writers left anywhere below ``root``."""
+    for path in root.rglob("*.aside*"):
+        if path.is_file() and is_unfinished(path):
+            path.unlink()
+
+
 def read_json(path: Path) -> Any:
     """Return the JSON value in ``path``."""
     return json.loads(path.read_text())

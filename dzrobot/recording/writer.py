@@ -161,22 +161,29 @@ class EpisodeWriter:
     def _open(self) -> tuple[int, int, list[str]]:
         info_path = self._root / layout.INFO
         if not info_path.exists():
-            if (
-                any(path.name != layout.ASIDE.name for path in self._root.iterdir())
-                and not (self._root / layout.RECORDING).exists()
-            ):
+            if not (self._root / layout.RECORDING).exists() and self._holds_other_files():
                 raise DatasetError(
                     f"{self._root} is not empty and is no recording: give a new folder"
                 )
+            files.remove_unfinished(self._root)
             self._catalog.recover(0)
             files.write_json(self._root / layout.RECORDING, self._identity)
             return 0, 0, []
         info = files.read_json(info_path)
         self._check_continues(info)
+        files.remove_unfinished(self._root)
         self._features = info["features"]
         tasks = self._catalog.recover(info["total_episodes"])
         shutil.rmtree(self._root / layout.ASIDE / "episode", ignore_errors=True)
         return info["total_episodes"], info["total_frames"], tasks[: info["total_tasks"]]
+
+    def _holds_other_files(self) -> bool:
+        return any(
+            path.is_file()
+            and layout.ASIDE.name not in path.relative_to(self._root).parts
+            and not files.is_unfinished(path)
+            for path in self._root.rglob("*")
+        )
 
     def _check_continues(self, info: Mapping[str, Any]) -> None:
         recording = self._root / layout.RECORDING

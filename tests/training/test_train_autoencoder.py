@@ -1,6 +1,10 @@
 """A small autoencoder: fitted to recordings, its latents on the published scale."""
 
+import copy
 import json
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -8,6 +12,7 @@ import torch
 import train_worlds
 
 from dzrobot.cli import main
+from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.mini import mini_config
 from dzrobot.policies.dreamzero.network.vae import Vae
@@ -20,8 +25,10 @@ from dzrobot.training.autoencoder import (
     fit_decoder,
 )
 from dzrobot.training.data import SourceSpec, TrainingData
+from dzrobot.training.saves import Saves
 
 PLAN = AutoencoderPlan(steps=40, batch=2, decoder_steps=8)
+SHORT = AutoencoderPlan(steps=6, batch=1, decoder_steps=4, decoder_batch=1)
 
 
 @pytest.fixture
@@ -77,6 +84,70 @@ def test_the_decoder_learns_long_samples_and_latents_stay(vae, data):
     assert error < seen[0].error
     with torch.no_grad():
         assert torch.equal(vae.encode(batch), latents)
+
+
+def fit(vae, data, saves, report):
+    return (
+        fit_autoencoder(vae, data[0], SHORT, report, saves),
+        fit_decoder(vae, data[1], SHORT, report, saves),
+    )
+
+
+@pytest.mark.parametrize("stop", [5, SHORT.steps, SHORT.steps + 3])
+def test_a_stopped_fit_goes_on_to_the_same_bits(stop, vae, data, tmp_path):
+    fresh, path, seen = copy.deepcopy(vae), tmp_path / "kept", []
+
+    def interrupt(line):
+        seen.append(line)
+        if len(seen) == stop:
+            raise KeyboardInterrupt
+
+    expected = copy.deepcopy(vae)
+    whole = fit(expected, data, Saves(), lambda _: None)
+    with pytest.raises(KeyboardInterrupt):
+        fit(copy.deepcopy(vae), data, Saves(path, every=2), interrupt)
+    seen.clear()
+    assert fit(fresh, data, Saves(path, every=2), seen.append) == whole
+    assert len(seen) <= SHORT.steps + SHORT.decoder_steps - stop + 1
+    for one, other in zip(fresh.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_stopped_fit_of_something_else_is_refused(vae, data, tmp_path):
+    path = tmp_path / "kept"
+    fit_autoencoder(vae, data[0], SHORT, saves=Saves(path, {"steps": "6"}))
+    assert Saves(path, {"steps": "6"}).result("autoencoder", vae) is not None
+    with pytest.raises(CheckpointError, match="steps: 6, now 50"):
+        Saves(path, {"steps": "50"})
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="unreadable"):
+        Saves(path, {"steps": "6"})
+
+
+def test_init_goes_on_after_a_kill(train_root, train_environment, tmp_path):
+    def start(target):
+        command = [
+            sys.executable, "-m", "dzrobot.cli", "init", str(target),
+            "--embodiment", "train_worlds:ROBOT", "--dataset", str(train_root / "dataset"),
+            "--metadata", str(train_root / "metadata.json"),
+            "--steps", "24", "--batch", "1", "--decoder-steps", "1",
+        ]  # fmt: skip
+        return subprocess.Popen(command, env=train_environment, stderr=subprocess.DEVNULL)
+
+    killed, kept = tmp_path / "killed", tmp_path / "killed.unfinished"
+    process = start(killed)
+    end = time.monotonic() + 120
+    while not kept.exists() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert kept.exists()
+    assert not killed.exists()
+    assert start(killed).wait() == 0
+    assert not kept.exists()
+    assert start(tmp_path / "whole").wait() == 0
+    files = [path / "model.safetensors" for path in (killed, tmp_path / "whole")]
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_init_writes_a_checkpoint_that_acts(train_root, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Several datasets as one: weights, and an embodiment, statistics and grid for each source."""
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -140,6 +141,16 @@ class TrainingData(Dataset[Sample]):
     def __len__(self) -> int:
         """Return the number of windows."""
         return int(self._offset[-1])
+
+    def identity(self) -> str:
+        """Return a name that changes with what a sample number means."""
+        parts = []
+        for source in self.sources:
+            parts.append(repr(source.spec.embodiment))
+            for reader in source.readers:
+                windows = [getattr(reader.windows, name) for name in ("episode", "start", "count")]
+                parts += [reader.catalog.identity, str([part.tolist() for part in windows])]
+        return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
     def without_pictures(self) -> "TrainingData":
         """Return the same samples with empty ``views``."""
