@@ -14,12 +14,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from rich.progress import track
+from rich.console import Console
 from torch import Tensor
 
 from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.writer import StateDictSource
 from dzrobot.policies.dreamzero.network.world_action import Encoded, WorldActionModel
+from dzrobot.progress import progress_bar
 from dzrobot.training.data import LoaderOptions, Slot, TrainingData, encode_views, read_batches
 from dzrobot.training.settings import SFTConfig
 from dzrobot.training.world import World
@@ -109,10 +110,11 @@ def build_features(
     if world.is_main and parts:
         _log.info("encoding the pictures of %d samples once, to %s", len(wanted), folder)
     encoded = _encode(model, data, parts, config, world)
-    for numbers, features in track(
-        encoded, "pictures", total=len(parts), disable=not (world.is_main and parts)
-    ):
-        stored.put(numbers, features)
+    console = Console(stderr=True, quiet=not world.is_main)
+    with progress_bar("pictures", console) as show:
+        for done, (numbers, features) in enumerate(encoded, 1):
+            stored.put(numbers, features)
+            show(done, len(parts))
     dist.barrier(group=world.host_group)
     return stored
 

@@ -18,11 +18,9 @@ FAULT = 2
 def main(arguments: Sequence[str]) -> int:
     """Check the recipe, train, and return the exit code; see ``training/sft.py``."""
     is_main = os.environ.get("RANK", "0") == "0"
-    logging.basicConfig(
-        level=logging.INFO if is_main else logging.WARNING,
-        format="%(asctime)s %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    # Under `dzrobot train` the root logger is set up already, for warnings.
+    logging.getLogger("dzrobot").setLevel(logging.INFO if is_main else logging.WARNING)
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stderr.write("usage: sft.py RECIPE [section.field=value ...]\n")
         return FAULT

@@ -19,6 +19,7 @@ from rich.progress import (
 )
 
 from dzrobot.errors import MissingDependencyError
+from dzrobot.progress import TimeLeft
 from dzrobot.training.metrics import Line
 from dzrobot.training.settings import LoggingConfig
 
@@ -110,6 +111,8 @@ class RunLog:
         self._sinks = sinks
         self._progress = progress
         self._task = progress.add_task("train", total=None, numbers="") if progress else None
+        self._total = 0
+        self._left = TimeLeft()
 
     @classmethod
     def open(
@@ -138,6 +141,8 @@ class RunLog:
 
     def advance(self, step: int, total: int) -> None:
         """Move the progress line."""
+        self._total = total
+        self._left.estimate(step, total)
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=step, total=total)
 
@@ -150,12 +155,16 @@ class RunLog:
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, numbers=_short(line))
         elif self._sinks:
-            _log.info("step %d: %s", step, _short(line))
+            left = self._left.estimate(step, self._total)
+            _log.info("step %d of %d, %s left: %s", step, self._total, left, _short(line))
 
     def note(self, step: int, numbers: Mapping[str, float]) -> None:
         """Write numbers that are not part of every line, such as an evaluation."""
         for sink in self._sinks:
             sink.write(step, numbers)
+        means = [f"{name} {value:.4f}" for name, value in numbers.items() if name.endswith("/mean")]
+        if self._sinks and means:
+            _log.info("step %d: %s", step, ", ".join(means))
 
     def __enter__(self) -> "RunLog":
         if self._progress is not None:

@@ -3,10 +3,8 @@
 import argparse
 from pathlib import Path
 
-from rich.progress import Progress as Bar
-from rich.progress import TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from dzrobot.commands.flags import keywords, numbers
+from dzrobot.progress import progress_bar
 from dzrobot.rollout.collection import CollectionPlan, Progress, collect
 
 SUMMARY = "record demonstrations of the scripted expert as a LeRobot dataset"
@@ -47,12 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
         first_seed=arguments.first_seed,
         starts=() if arguments.starts is None else numbers("--starts", arguments.starts),
     )
-    columns = (*Bar.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
-    with Bar(*columns, TextColumn("{task.fields[attempts]} attempts")) as bar:
-        task = bar.add_task("episodes", total=plan.episodes, attempts=0)
+    with progress_bar("episodes") as advance:
 
         def show(progress: Progress) -> None:
-            bar.update(task, completed=progress.episodes, attempts=progress.attempts)
+            text = f"episodes ({progress.attempts} attempts)"
+            advance(progress.episodes, plan.episodes, text)
 
         done = collect(
             plan,

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 from dzrobot.commands.flags import keywords, numbers
 from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
+from dzrobot.progress import progress_bar
 from dzrobot.rollout.card import card_digest
 from dzrobot.rollout.evaluate import Evaluation, Progress, RunOptions, evaluate, prepare
 from dzrobot.rollout.players import BUILT_IN, Player, PlayerOptions
@@ -58,22 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
         max_errors=arguments.max_errors,
     )
     _say_what_it_is(console, prepared.card, output)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task("episodes", total=None)
-        at_start: list[int] = []
+    with progress_bar("episodes") as advance:
 
         def show(progress: Progress) -> None:
-            at_start.append(progress.done)
             won = f"{progress.successes} of {progress.done} succeeded"
             failed = f", {progress.errors} errors" if progress.errors else ""
-            # Only what this run did counts for the estimate of the time left.
-            bar.update(
-                task,
-                description=won + failed,
-                total=progress.total - at_start[0],
-                completed=progress.done - at_start[0],
-            )
+            advance(progress.done, progress.total, won + failed)
 
         summary = evaluate(prepared, output, options, show)
     return conclude(console, summary, output, title(prepared.card))

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from dzrobot.commands.stats import progress_bar
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.policies.dreamzero.checkpoints.load import official_state
 from dzrobot.policies.dreamzero.checkpoints.sources import UnionSource
@@ -16,6 +15,7 @@ from dzrobot.policies.dreamzero.checkpoints.writer import StateDictSource, refus
 from dzrobot.policies.dreamzero.mini import fresh_weights, mini_config, write_mini_checkpoint
 from dzrobot.policies.dreamzero.network.vae import Vae
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
+from dzrobot.progress import progress_bar
 from dzrobot.training.autoencoder import (
     AutoencoderPlan,
     clip_source,

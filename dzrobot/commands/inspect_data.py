@@ -4,9 +4,9 @@ import argparse
 
 import numpy as np
 
-from dzrobot.commands.stats import progress_bar
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import DatasetError
+from dzrobot.progress import progress_bar
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 from dzrobot.training.data.verify import first_frames, offenders
 

@@ -1,16 +1,12 @@
 """``dzrobot stats``: measure the statistics that training and acting normalise by."""
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import StatisticsError
+from dzrobot.progress import progress_bar
 from dzrobot.recording.files import read_json, write_json
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 from dzrobot.training.data.statistics import measure, merge
@@ -59,20 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{kind}.{name}  q01 {_numbers(table['q01'])}  q99 {_numbers(table['q99'])}")
     print(f"{output}: {embodiment.tag}, {len(entry['provenance']['datasets'])} dataset(s)")
     return 0
-
-
-@contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show ``done`` of ``all`` and the time left while the block runs."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _known(output: Path, *, merging: bool) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """From recordings to actions: train on two processes, resume in the middle, export, act."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,15 +15,20 @@ from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 ROOT = Path(__file__).parents[2]
 
 
-def launch(environment, folder, recipe, *overrides):
+SCRIPT = (str(ROOT / "training" / "sft.py"),)
+COMMAND = ("-m", "dzrobot.cli", "train")
+
+
+def launch(entry, environment, folder, recipe, *overrides):
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        str(ROOT / "training" / "sft.py"), str(recipe), *overrides,
+        *entry, str(recipe), *overrides,
     ]  # fmt: skip
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr[-4000:]
+    return done.stderr
 
 
 @pytest.mark.parametrize(("version", "video"), [("v2.1", False), ("v3.0", True)])
@@ -36,8 +42,12 @@ def test_from_recordings_to_actions(train_root, train_environment, tmp_path, ver
     recipe.write_text(json.dumps(values))
 
     # Ended after four steps, then taken up again by other processes.
-    launch(train_environment, tmp_path, recipe, "runner.max_steps=4", "checkpoint.export=false")
-    launch(train_environment, tmp_path, recipe, "runner.resume_dir=auto")
+    short = ["runner.max_steps=4", "checkpoint.export=false"]
+    launch(SCRIPT, train_environment, tmp_path, recipe, *short)
+    said = launch(COMMAND, train_environment, tmp_path, recipe, "runner.resume_dir=auto")
+    # Without a terminal, each log line once, with the time left.
+    assert len(re.findall(r"step 8 of 8, 0:00:00 left: loss \d", said)) == 1
+    assert "resumed" in said
 
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [2, 4, 6, 8]

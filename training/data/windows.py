@@ -125,8 +125,8 @@ def require_windows(table: WindowTable, where: str, timing: Timing) -> None:
     if not len(table):
         raise DatasetError(
             f"{where} holds no complete sample of {timing.blocks} blocks of "
-            f"{timing.action_horizon} actions ({table.report()}): record longer episodes, or lower "
-            "blocks or the horizon"
+            f"{timing.action_horizon} actions ({table.report()}): record longer episodes, lower "
+            "blocks or the horizon, or set data.pad_tail to repeat an episode's last row"
         )
 
 
