@@ -31,7 +31,7 @@ test: setup
 goldens: setup
 	$(BIN)/python -m pytest -q -r N --tb=line tests/goldens
 
-# From demonstrations to a trained tiny policy, about an hour and a half on two cores; goes on after a stop.
+# From demonstrations to a trained tiny policy, about 80 minutes on two cores; goes on after a stop.
 tiny: setup
 	$(BIN)/python examples/train_tiny.py
 

@@ -1,6 +1,6 @@
 """From nothing to a policy that succeeds: demonstrations, autoencoder, fine-tuning, evaluation.
 
-    python examples/train_tiny.py                       # Lift, about 1.5 h on two cores
+    python examples/train_tiny.py                       # Lift, about 80 minutes on two cores
     python examples/train_tiny.py --suite libero_object --task 0
 
 Every stage is a public command, printed before it runs. A finished stage is not run again, and

@@ -76,6 +76,8 @@ def test_there_and_back_again(tiny, tmp_path, capsys, dtype):
     shards = sorted((tmp_path / "end").glob("*.safetensors"))
     assert len(shards) > 2
     assert all(shard.stat().st_size < 500_000 for shard in shards)
+    readable = (tmp_path / "end").stat().st_mode & 0o666
+    assert {shard.stat().st_mode & 0o777 for shard in shards} == {readable}
     index = json.loads((tmp_path / "end/model.safetensors.index.json").read_text())
     names = list(index["weight_map"])
     assert names == sorted(names)

@@ -122,6 +122,8 @@ def write_weights(
             for name, tensor in source.stream(names)
         }
         save_file(shard, folder / file, metadata={"format": "pt"})
+        # The library makes files that only their owner reads; others may read what they may enter.
+        (folder / file).chmod(folder.stat().st_mode & 0o666)
         weight_map.update(dict.fromkeys(shard, file))
     if len(files) > 1:
         total = sum(info.nbytes for info in source.tensors.values())
