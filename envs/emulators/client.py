@@ -29,6 +29,15 @@ class Client:
         self.finishing = False
         self.missed = 0
 
+    def has_left(self) -> bool:
+        """Return whether the client closed its connection and everything it sent was read."""
+        try:
+            return not self._tcp.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
+
     def requests(self) -> list[tuple[int, int, bytes]]:
         """Return complete requests; raise ConnectionError when the client left."""
         try:

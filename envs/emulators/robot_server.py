@@ -104,6 +104,9 @@ class RobotServer:
             connection, address = self._listener.accept()
         except BlockingIOError:
             return
+        if self._client is not None and self._client.has_left():
+            # Someone who left and came back at once is no second client.
+            self._drop()
         if self._client is not None:
             # One client at a time: a second one is refused at once instead of left waiting.
             connection.close()

@@ -149,7 +149,8 @@ class FrankyArm:
         """Leave the thread and its broken objects behind."""
         if self._worker is not None:
             self._worker.submit(self._forget)
-            self._worker.end(timeout_s=0.5)
+            # The arm takes one client: until the old connection is closed a new one is refused.
+            self._worker.end()
         self._worker = None
         self._moving = False
 

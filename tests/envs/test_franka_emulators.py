@@ -1,6 +1,7 @@
 """The emulated arm, gripper and cameras against the real client libraries, one process for all."""
 
 import json
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from dzrobot.envs.emulators import kinematics, wire
 from dzrobot.envs.emulators.arm import EmulatedArm
 from dzrobot.envs.emulators.bench import SERIALS, Bench, BenchAddress
 from dzrobot.envs.emulators.faults import Faults
+from dzrobot.envs.emulators.robot_server import RobotServer
 from dzrobot.errors import RobotError
 
 
@@ -46,6 +48,32 @@ def test_packet_loss_is_repeatable_and_has_the_asked_share():
     lost = [Faults(packet_loss=0.2, loss_seed=3).lost(n) for n in range(2000)]
     assert lost == [Faults(packet_loss=0.2, loss_seed=3).lost(n) for n in range(2000)]
     assert abs(np.mean(lost) - 0.2) < 0.03
+
+
+def is_served(connection):
+    """Return whether the arm keeps ``connection`` open."""
+    connection.settimeout(0.02)
+    try:
+        return connection.recv(1) != b""
+    except TimeoutError:
+        return True
+
+
+def test_arm_takes_one_client_and_the_next_as_soon_as_it_left():
+    host = BenchAddress.for_process(2).host
+    robot = RobotServer(host, Faults())
+    robot.start()
+    try:
+        for _ in range(40):
+            first = socket.create_connection((host, wire.ROBOT_PORT))
+            assert is_served(first)
+            with socket.create_connection((host, wire.ROBOT_PORT)) as second:
+                assert not is_served(second)
+            first.close()
+            with socket.create_connection((host, wire.ROBOT_PORT)) as at_once:
+                assert is_served(at_once)
+    finally:
+        robot.stop()
 
 
 @pytest.fixture(scope="module")

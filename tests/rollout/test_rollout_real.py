@@ -29,19 +29,6 @@ def finish(process, timeout=200):
     return out
 
 
-def test_with_no_argument_it_says_what_it_runs_and_how_to_go_on(command, tmp_path):
-    process = command(
-        "--episodes", 1, "--max-steps", 4, "--dit-steps", 5, "--output", tmp_path, program=EXAMPLE
-    )
-    lines = finish(process).splitlines()
-    assert lines[0].startswith("Embedded default: dzrobot/lift-v0")
-    assert "checkpoint" in lines[0]
-    assert any("--suite libero_spatial" in line and "--checkpoint" in line for line in lines)
-    [record] = RecordFile(tmp_path).records.values()
-    assert (record.steps, record.error) == (4, None)
-    assert (tmp_path / record.video).stat().st_size > 0
-
-
 def test_the_expert_lifts_without_cameras(command, tmp_path):
     words = ("--env", "dzrobot/lift-v0", "--env-arg", "cameras=false", "--policy", "expert")
     words = (*words, "--episodes", 2)
@@ -70,7 +57,7 @@ def test_libero_killed_in_the_middle_and_gone_on_with(libero_assets, command, ch
     assert 1 <= before.count(b"\n") < 4
     resumed = finish(command(*run, "--output", killed, "--workers", 2, program=EXAMPLE))
     assert records.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
-    straight = finish(command(*run, "--output", whole, "--workers", 2, program=EXAMPLE))
+    straight = finish(command(*run, "--output", whole, program=EXAMPLE))
     assert _table(resumed) == _table(straight)
     assert _results(killed) == _results(whole)
     assert len({result["action_sha256"] for result in _results(whole).values()}) == 4

@@ -41,13 +41,14 @@ def test_from_recordings_to_actions(train_root, train_environment, tmp_path, ver
     )
     recipe.write_text(json.dumps(values))
 
-    # Ended after four steps, then taken up again by other processes.
-    short = ["runner.max_steps=4", "checkpoint.export=false"]
-    launch(SCRIPT, train_environment, tmp_path, recipe, *short)
+    if version == "v2.1":
+        # Ended after four steps, then taken up again by other processes.
+        short = ["runner.max_steps=4", "checkpoint.export=false"]
+        launch(SCRIPT, train_environment, tmp_path, recipe, *short)
     said = launch(COMMAND, train_environment, tmp_path, recipe, "runner.resume_dir=auto")
+    assert ("resumed" in said) == (version == "v2.1")
     # Without a terminal, each log line once, with the time left.
     assert len(re.findall(r"step 8 of 8, 0:00:00 left: loss \d", said)) == 1
-    assert "resumed" in said
 
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [2, 4, 6, 8]
