@@ -149,8 +149,7 @@ class FrankyArm:
         """Leave the thread and its broken objects behind."""
         if self._worker is not None:
             self._worker.submit(self._forget)
-            # The arm takes one client: until the old connection is closed a new one is refused.
-            self._worker.end()
+            self._worker.end(timeout_s=0.5)
         self._worker = None
         self._moving = False
 
