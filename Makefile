@@ -7,8 +7,9 @@ BIN := $(VENV)/bin
 # An exact CPU-friendly default; on a GPU machine with a torch of its own: make TORCH="torch>=2.11,<2.14".
 TORCH ?= torch==2.13.0
 # A file's tests stay together: their fixtures (a simulator, a training run) are made once. What runs
-# against the emulated arm keeps real time, so it comes last and alone.
-PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
+# against the emulated arm keeps real time, so it comes last and alone. Files run in their order: by
+# number of tests, the few long ones would be left for the end, and for one process.
+PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 STAMP := $(VENV)/.ready
 
 SYSTEM_PACKAGES := libegl1 libgl1 libglib2.0-0 libosmesa6 libusb-1.0-0 libudev1
