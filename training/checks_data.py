@@ -41,8 +41,7 @@ def _dataset(source: SourcePlan, folder: Path, given: str) -> Iterator[Fault]:
 
 
 def _episodes(source: SourcePlan, folder: Path, info: Mapping[str, Any]) -> Iterator[Fault]:
-    timing = source.embodiment.timing
-    needed = 1 if timing.pad_tail else timing.span + 1
+    needed = source.embodiment.timing.rows_needed
     listed = folder / "meta" / "episodes.jsonl"
     if not listed.is_file():
         return
@@ -50,6 +49,7 @@ def _episodes(source: SourcePlan, folder: Path, info: Mapping[str, Any]) -> Iter
         int(json.loads(line)["length"]) for line in listed.read_text().splitlines() if line.strip()
     ]
     if lengths and max(lengths) < needed:
+        timing = source.embodiment.timing
         yield Fault(
             source.field,
             f"{folder}: the longest of {len(lengths)} episodes has {max(lengths)} steps, a sample "

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from dzrobot.errors import CheckpointError
+from dzrobot.policies.dreamzero.checkpoints.sources import load_pickled
 from dzrobot.recording.files import move
 
 
@@ -17,7 +18,7 @@ class Saves:
     """The file of a fit in several parts; without ``path`` nothing is kept.
 
     Args:
-        path: The file; the fit's owner removes it at the end.
+        path: The file; :meth:`clear` removes it.
         identity: What the fit is of. A file of anything else is refused.
         every: Steps between saves.
     """
@@ -37,10 +38,9 @@ class Saves:
             return
         advice = f"remove {self.path} to begin anew"
         try:
-            # Only tensors and plain values: a file from elsewhere cannot run code.
-            self._kept = torch.load(self.path, weights_only=True)
+            self._kept = load_pickled(self.path)
             identity = self._kept["identity"]
-        except Exception as error:
+        except (CheckpointError, TypeError, KeyError) as error:
             raise CheckpointError(f"{self.path} is unreadable ({error}); {advice}") from error
         changed = [name for name, value in self.identity.items() if identity.get(name) != value]
         if changed:
@@ -74,12 +74,18 @@ class Saves:
 
     def finish(self, part: str, result: float, module: nn.Module) -> float:
         """Keep that ``part`` ended in ``result``; return it."""
-        results = {**self._kept.get("results", {}), part: result}
-        self._write(part=f"after {part}", module=module.state_dict(), results=results)
+        self._kept["results"] = {**self._kept.get("results", {}), part: result}
+        self._write(part=f"after {part}", module=module.state_dict())
         return result
 
+    def clear(self) -> None:
+        """Remove the file: what the fit was for is there."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
     def _write(self, **values: Any) -> None:
-        self._kept |= {"identity": dict(self.identity), **values}
+        results = self._kept.get("results", {})
+        self._kept = {"identity": dict(self.identity), "results": results, **values}
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             aside = self.path.with_name(self.path.name + ".aside")

@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     metadata = json.loads(arguments.metadata.read_text(encoding="utf-8"))
     write_mini_checkpoint(arguments.output, embodiment, metadata, weights, recipe)
-    _place(arguments.output).unlink(missing_ok=True)
+    saves.clear()
     print(
         f"{arguments.output}: mean absolute error of decoded pixels "
         f"{recipe['autoencoder_error']:.4f} in short clips, "
@@ -78,15 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _place(output: Path) -> Path:
-    return output.with_name(f"{output.name}.unfinished")
-
-
 def _saves(output: Path, plan: AutoencoderPlan, data: list[TrainingData]) -> Saves:
     """Return where a stopped fit is kept: beside ``output``, until that is there."""
     identity = {name: str(value) for name, value in asdict(plan).items()}
     del identity["num_workers"]  # It changes nothing but the time.
-    return Saves(_place(output), {**identity, "recordings": data[1].identity()})
+    place = output.with_name(f"{output.name}.unfinished")
+    return Saves(place, {**identity, "recordings": data[1].identity()})
 
 
 def _fit(vae: Vae, data: list[TrainingData], plan: AutoencoderPlan, saves: Saves) -> dict[str, Any]:

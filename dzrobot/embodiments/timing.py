@@ -86,6 +86,12 @@ class Timing:
         """Steps from the first to the closing frame of an aligned sample."""
         return self.blocks * self.anchor_stride
 
+    @property
+    def rows_needed(self) -> int:
+        """Fewest rows of an episode that hold an aligned sample."""
+        # A padded sample begins with an action of its own; the rest may be repeated.
+        return 1 if self.pad_tail else self.span + 1
+
     def _range_faults(self) -> list[str]:
         offsets = self.frame_offsets
         faults = []
@@ -176,7 +182,7 @@ def valid_anchors(
             t for t in range(length) if multi_anchor_window(t, marks, timing).is_complete(timing)
         ]
         return np.asarray(seeds, dtype=np.int64)
-    starts = np.arange(_starts(length, timing), dtype=np.int64)
+    starts = np.arange(_aligned_starts(length, timing), dtype=np.int64)
     # The label may change inside a sample and change back: count the changes up to each row.
     changes = np.concatenate([[0], np.cumsum(marks[1:] != marks[:-1])])
     ends = np.minimum(starts + timing.span, length - 1)
@@ -197,10 +203,10 @@ def window(t: int, length: int, timing: Timing, labels: Sequence[int] | None = N
                 "take t from valid_anchors"
             )
         return rows
-    if not 0 <= t < _starts(length, timing):
+    if not 0 <= t < _aligned_starts(length, timing):
         raise DatasetError(
             f"a sample at row {t} needs rows up to {t + timing.span}, the episode has {length}: "
-            f"take t from valid_anchors (0..{_starts(length, timing) - 1})"
+            f"take t from valid_anchors (0..{_aligned_starts(length, timing) - 1})"
         )
     marks = _labels(labels, length)
     if np.any(marks[t : t + timing.span + 1] != marks[t]):
@@ -220,10 +226,9 @@ def padded_actions(t: int, length: int, timing: Timing) -> int:
     return max(0, t + timing.actions - length) if timing.pad_tail else 0
 
 
-def _starts(length: int, timing: Timing) -> int:
+def _aligned_starts(length: int, timing: Timing) -> int:
     """Return how many rows can start an aligned sample."""
-    # A padded sample begins with an action of its own.
-    return length if timing.pad_tail else max(0, length - timing.span)
+    return max(0, length - timing.rows_needed + 1)
 
 
 @dataclass(frozen=True)
