@@ -24,7 +24,7 @@ def test_the_bundled_checkpoint_is_whole_small_and_knows_its_robot():
 
 def test_with_no_argument_the_bundled_policy_lifts_and_says_how_to_go_on(command, tmp_path):
     process = command(
-        "--episodes", 2, "--output", tmp_path, program=("examples/eval_libero.py",)
+        "--episodes", 3, "--output", tmp_path, program=("examples/eval_libero.py",)
     )  # fmt: skip
     printed, errors = process.communicate(timeout=250)
     assert process.returncode == 0, errors
@@ -35,7 +35,7 @@ def test_with_no_argument_the_bundled_policy_lifts_and_says_how_to_go_on(command
     total = json.loads((tmp_path / "summary.json").read_text())["results"]["total"][0]
     assert total["errors"] == 0
     # It lifted from 100 of 100 starts; another renderer may move the last bit of a picture.
-    assert total["successes"] >= 1
+    assert total["successes"] >= 2
     records = RecordFile(tmp_path).records.values()
-    assert len(records) == 2
+    assert len(records) == 3
     assert all((tmp_path / record.video).stat().st_size > 0 for record in records)

@@ -27,7 +27,7 @@ from dzrobot.training.autoencoder import (
 from dzrobot.training.data import SourceSpec, TrainingData
 from dzrobot.training.saves import Saves
 
-PLAN = AutoencoderPlan(steps=40, batch=2, decoder_steps=8)
+PLAN = AutoencoderPlan(steps=60, batch=2, decoder_steps=8)
 SHORT = AutoencoderPlan(steps=4, batch=1, decoder_steps=3, decoder_batch=1)
 
 
@@ -70,7 +70,7 @@ def test_fitting_lowers_the_error_and_leaves_nothing_trainable(vae, data):
     seen = []
     error = fit_autoencoder(vae, data[0], PLAN, seen.append)
     assert [line.step for line in seen] == list(range(1, PLAN.steps + 1))
-    assert error < 0.95 * seen[0].error
+    assert error < 0.8 * seen[0].error
     assert not any(parameter.requires_grad for parameter in vae.parameters())
 
 

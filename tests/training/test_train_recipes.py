@@ -69,6 +69,7 @@ WRONG = {
     "model.tokenizer_path": {"model__tokenizer_path": "/nowhere/tokenizer"},
     "model.preset": {"model__preset": "5b"},
     "data.train_data_paths": {"data__train_data_paths": ["/nowhere/data"]},
+    "data.pad_tail": {"data__pad_tail": True, "data__sampling_mode": "multi_anchor"},
     "data.frame_grid": {"data__frame_grid": "official_droid", "model__max_chunk_size": 1},
     "runner.eval_interval": {"runner__eval_interval": 2},
     "runner.resume_dir": {"runner__resume_dir": "/nowhere/run"},
