@@ -44,7 +44,7 @@ def _is_docstring(node: ast.AST) -> bool:
 def test_budgets(path):
     source = path.read_text()
     code = code_lines(source)
-    assert len(code) <= 300, f"{len(code)} code lines"
+    assert len(code) <= 400, f"{len(code)} code lines"
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = len(code & set(range(node.lineno, (node.end_lineno or node.lineno) + 1)))

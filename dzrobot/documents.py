@@ -1,0 +1,181 @@
+"""The one reader of JSON documents that come from outside: bounded, checked, typed.
+
+A document is read once, where it enters, into a pydantic model. Whatever is wrong with it is one
+error that names the file, the field, what was given and what is allowed.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from dzrobot.errors import DzrobotError
+
+T = TypeVar("T")
+
+LARGEST = 64 * 1024**2
+"""Bytes of a document. The largest we know, the index of a checkpoint, has less than 1 MiB."""
+
+DEEPEST = 64
+"""Levels of nesting. Python's parser recurses, so that deep ones would end the process."""
+
+_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+
+def read_json(
+    path: Path, model: type[T], error_class: type[DzrobotError], *, largest: int = LARGEST
+) -> T:
+    """Return the JSON document at ``path`` as a ``model``.
+
+    Args:
+        path: The file.
+        model: A pydantic model, or any type that pydantic can check, such as ``dict[str, int]``.
+        error_class: What to raise.
+        largest: Bytes that are read; a longer file is refused unread.
+
+    Raises:
+        DzrobotError: of class ``error_class``. The file is missing, unreadable, too large, no
+            UTF-8, no JSON, nested too deeply, or does not fit; one line a fault.
+    """
+    return parse_json(read_bytes(path, error_class, largest=largest), model, str(path), error_class)
+
+
+def read_json_lines(
+    path: Path,
+    model: type[T],
+    error_class: type[DzrobotError],
+    *,
+    limit: int | None = None,
+    largest: int = 16 * LARGEST,
+) -> Iterator[T]:
+    """Yield the first ``limit`` lines of ``path``, each as a ``model``; blank lines are skipped.
+
+    Raises:
+        DzrobotError: as :func:`read_json`; the line's number is named.
+    """
+    content = read_bytes(path, error_class, largest=largest)
+    count = 0
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if count == limit:
+            return
+        if line.strip():
+            count += 1
+            yield parse_json(line, model, f"{path}:{number}", error_class)
+
+
+def parse_json(content: bytes, model: type[T], where: str, error_class: type[DzrobotError]) -> T:
+    """Return the JSON text ``content`` as a ``model``; ``where`` names it in an error."""
+    return validated(_loads(content, where, error_class), model, where, error_class)
+
+
+def validated(value: object, model: type[T], where: str, error_class: type[DzrobotError]) -> T:
+    """Return ``value``, already parsed, as a ``model``; ``where`` names it in an error.
+
+    Raises:
+        DzrobotError: of class ``error_class``, one line a fault.
+    """
+    try:
+        return _adapter(model).validate_python(value)
+    except ValidationError as error:
+        faults = [_fault(fault) for fault in error.errors(include_url=False)]
+        shown = faults[:8] + ([f"and {len(faults) - 8} more"] if len(faults) > 8 else [])
+        if len(shown) == 1:
+            raise error_class(f"{where}: {shown[0]}") from error
+        lines = "".join(f"\n  {line}" for line in shown)
+        raise error_class(f"{where} has {len(faults)} faults:{lines}") from error
+
+
+def read_bytes(path: Path, error_class: type[DzrobotError], *, largest: int = LARGEST) -> bytes:
+    """Return the content of the regular file ``path``.
+
+    Raises:
+        DzrobotError: of class ``error_class``. It is missing, no regular file, unreadable or larger
+            than ``largest`` bytes.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise error_class(f"{path} is no regular file; a document is expected there")
+        size = path.stat().st_size
+        if size > largest:
+            raise error_class(
+                f"{path} has {size} bytes; such a document has at most {largest}: is it the right "
+                "file?"
+            )
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise error_class(f"there is no file {path}") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise error_class(f"cannot read {str(path)[:200]}: {reason}") from error
+
+
+def shorten(value: object, limit: int = 60) -> str:
+    """Return ``value`` as one line of at most ``limit`` characters."""
+    # repr of a huge value costs what the value costs; its kind says enough.
+    if isinstance(value, dict | list | tuple | set) and len(value) > limit:
+        return f"{_kind(value)} with {len(value)} items"
+    text = repr(value[:limit]) if isinstance(value, str | bytes) else repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+@cache
+def _adapter(model: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(model)
+
+
+def _loads(content: bytes, where: str, error_class: type[DzrobotError]) -> Any:
+    try:
+        content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise error_class(f"{where} is no UTF-8 text (byte {error.start})") from error
+    if (depth := _depth(content)) > DEEPEST:
+        raise error_class(f"{where} is nested {depth} levels deep; allowed are {DEEPEST}")
+
+    def no_number(name: str) -> NoReturn:
+        raise ValueError(f"{name} is no number of JSON")
+
+    try:
+        return json.loads(content.decode("utf-8-sig"), parse_constant=no_number)
+    except ValueError as error:
+        raise error_class(f"{where} is no JSON: {error}") from error
+
+
+def _depth(content: bytes) -> int:
+    """Return how deep brackets are nested outside texts, without parsing."""
+    if content.count(b"[") + content.count(b"{") <= DEEPEST:
+        return 0
+    depth = deepest = 0
+    for token in _TOKENS.finditer(content):
+        match token[0][:1]:
+            case b"[" | b"{":
+                depth += 1
+                deepest = max(deepest, depth)
+            case b"]" | b"}":
+                depth -= 1
+    return deepest
+
+
+def _fault(fault: Any) -> str:
+    place = ".".join(map(str, fault["loc"]))
+    given, message = fault["input"], fault["msg"]
+    match fault["type"]:
+        case "missing":
+            text = "is missing"
+        case "extra_forbidden":
+            text = "no such field"
+        case "value_error" | "assertion_error":
+            text = f"got {shorten(given)}: {message.partition(', ')[2]}"
+        case _:
+            allowed = message.removeprefix("Input should be ")
+            text = f"got {shorten(given)} ({_kind(given)}), allowed: {allowed}"
+    return f"{place}: {text}" if place else text
+
+
+def _kind(value: object) -> str:
+    kinds = {dict: "an object", list: "a list", str: "a text", bool: "a boolean"}
+    kinds |= {int: "a number", float: "a number", type(None): "null"}
+    return kinds.get(type(value), type(value).__name__)

@@ -1,0 +1,148 @@
+"""Files that are either there whole or not at all, and folders with one writer at a time."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dzrobot.errors import DzrobotError
+
+TEMPORARY = ".partial"
+"""Ends the name of what is still being written. A killed writer leaves such a file or folder."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; what is written there replaces ``path`` in one step.
+
+    The content is on the disk before it gets its name. If the block raises, ``path`` stays as it
+    was and the temporary file is removed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}{TEMPORARY}")
+    remove(temporary)
+    try:
+        yield temporary
+        move(temporary, path)
+    except BaseException:
+        remove(temporary)
+        raise
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write ``content`` to ``path``, replacing it in one step."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` as UTF-8 to ``path``, replacing it in one step."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any, *, sort_keys: bool = False) -> None:
+    """Write ``value`` to ``path`` as JSON, replacing it in one step.
+
+    Raises:
+        ValueError: it holds a NaN or an infinity, which JSON does not have.
+    """
+    write_text(path, json.dumps(value, indent=4, sort_keys=sort_keys, allow_nan=False) + "\n")
+
+
+def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write one JSON object a line to ``path``, replacing it in one step."""
+    write_text(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add ``line`` to ``path``; when this returns, it is on the disk.
+
+    A kill in the middle leaves a last line without its break: see :func:`whole_lines`.
+    """
+    with path.open("ab") as file:
+        file.write(line.encode("utf-8") + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """Return the lines of ``path``, without a last one that a kill left incomplete.
+
+    The file is cut back to what is returned, so that the next line starts where a line starts.
+    """
+    content = path.read_bytes() if path.exists() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        os.truncate(path, len(whole))
+    return whole.splitlines()
+
+
+def move(source: Path, target: Path) -> None:
+    """Flush ``source`` to disk and rename it to ``target``."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    flush(source)
+    source.replace(target)
+    flush(target.parent)
+
+
+def flush(path: Path) -> None:
+    """Wait until the file or folder at ``path`` is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove(path: Path) -> None:
+    """Remove the file or folder at ``path``, if there is one; a link is removed, not followed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, refusal: DzrobotError) -> Iterator[None]:
+    """Hold the lock file ``path`` for this process alone; a killed process holds nothing.
+
+    Args:
+        path: The lock file; made if it is not there. A link is refused, not followed.
+        refusal: Raised if another process holds it.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise refusal from error
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def explained(what: str, error_class: type[DzrobotError]) -> Iterator[None]:
+    """Turn a refusal of the operating system into one message.
+
+    Args:
+        what: What was being done, with the path: ``"write the results to runs/a"``.
+        error_class: What to raise.
+    """
+    try:
+        yield
+    except OSError as error:
+        advice = {
+            "No space left on device": "make room, then run the same command again",
+            "Read-only file system": "choose another folder",
+            "Permission denied": "choose another folder, or change who may use this one",
+            "File name too long": "choose a shorter name",
+            "Not a directory": "a part of the path is a file; choose another path",
+            "File exists": "a file is in the place of a folder; choose another path",
+        }.get(error.strerror or "", "choose another path")
+        reason = error.strerror or str(error)
+        raise error_class(f"cannot {what}: {reason}; {advice}") from error
