@@ -6,7 +6,7 @@ error that names the file, the field, what was given and what is allowed.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -79,7 +79,8 @@ def validated(value: object, model: type[T], where: str, error_class: type[Dzrob
         DzrobotError: of class ``error_class``, one line a fault.
     """
     try:
-        return _adapter(model).validate_python(value)
+        checked: T = _adapter(model).validate_python(value)
+        return checked
     except ValidationError as error:
         faults = [_fault(fault) for fault in error.errors(include_url=False)]
         shown = faults[:8] + ([f"and {len(faults) - 8} more"] if len(faults) > 8 else [])
@@ -123,7 +124,7 @@ def shorten(value: object, limit: int = 60) -> str:
 
 
 @cache
-def _adapter(model: type[T]) -> TypeAdapter[T]:
+def _adapter(model: Hashable) -> TypeAdapter[Any]:
     return TypeAdapter(model)
 
 
