@@ -6,8 +6,7 @@ error that names the file, the field, what was given and what is allowed.
 
 import json
 import re
-from collections.abc import Hashable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -23,6 +22,7 @@ LARGEST = 64 * 1024**2
 DEEPEST = 64
 """Levels of nesting. Python's parser recurses, so that deep ones would end the process."""
 
+_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
@@ -79,8 +79,7 @@ def validated(value: object, model: type[T], where: str, error_class: type[Dzrob
         DzrobotError: of class ``error_class``, one line a fault.
     """
     try:
-        checked: T = _adapter(model).validate_python(value)
-        return checked
+        return _adapter(model).validate_python(value)
     except ValidationError as error:
         faults = [_fault(fault) for fault in error.errors(include_url=False)]
         shown = faults[:8] + ([f"and {len(faults) - 8} more"] if len(faults) > 8 else [])
@@ -123,9 +122,11 @@ def shorten(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
-@cache
-def _adapter(model: Hashable) -> TypeAdapter[Any]:
-    return TypeAdapter(model)
+def _adapter(model: type[T]) -> TypeAdapter[T]:
+    # Making one costs more than checking a line with it.
+    if model not in _ADAPTERS:
+        _ADAPTERS[model] = TypeAdapter(model)
+    return _ADAPTERS[model]
 
 
 def _loads(content: bytes, where: str, error_class: type[DzrobotError]) -> Any:
