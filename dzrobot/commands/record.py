@@ -22,7 +22,7 @@ from dzrobot.rollout.demonstration import (
     ReplayActor,
     record_episode,
 )
-from dzrobot.rollout.environment import environment_robot
+from dzrobot.rollout.environment import check_frame, environment_robot
 from dzrobot.rollout.episode import Actor, EpisodeRules, PolicyActor
 from dzrobot.rollout.players import Player, PlayerOptions, open_player
 
@@ -65,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     env = gym.make(
         arguments.env, max_episode_steps=arguments.max_steps, **workcell_arguments(arguments)
     )
+    if arguments.policy:
+        check_frame(env, robot)
     hz = _control_hz(env, robot)
     cut_short = 0
     try:

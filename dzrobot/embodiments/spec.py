@@ -21,6 +21,10 @@ MAX_ACTION_DIM = 32
 
 Normalization = Literal["q99", "min_max"]
 
+ActionFrame = Literal["ee", "base", "ee_adjoint"]
+"""Axes of an arm's Cartesian action and of the velocity in its state: the hand's, the robot base's,
+or the hand's with the lever term of the pose's adjoint (rotation += position x translation)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class View:
@@ -155,6 +159,9 @@ class Embodiment:
 
     language: str = "annotation.task"
     """Modality key of the instruction."""
+
+    action_frame: ActionFrame | None = None
+    """Axes that a Cartesian action is written in. None: the environment alone knows."""
 
     language_features: tuple[str, ...] = ()
     """Dataset columns that hold the instruction: one is drawn per sample. Empty: the task table."""

@@ -12,6 +12,7 @@ from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.ablation import Ablation
 from dzrobot.rollout.card import build_card, keep_card, read_card, read_cases, refuse_unlike
 from dzrobot.rollout.environment import (
+    check_frame,
     environment_arguments,
     environment_robot,
     make_environment,
@@ -242,6 +243,8 @@ def _check_spaces(
         missing = sorted(set(needed) - set(env.observation_space.spaces))
         shape = env.action_space.shape
         env.close()
+        if needed:
+            check_frame(env, robot)
         if missing or shape != (robot.action_dim,):
             raise ProtocolError(
                 f"{name} does not fit {robot.tag}: "

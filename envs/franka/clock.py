@@ -49,9 +49,13 @@ class Pace:
 
     def restart(self) -> None:
         """Begin an episode: the first slot starts now."""
-        self._deadline_s = self._clock.now() + self._period_s
+        self.begin_slot()
         self.late_steps = 0
         self.overrun_s = 0.0
+
+    def begin_slot(self) -> None:
+        """Let the slot of this step start now: what came before it was no delay."""
+        self._deadline_s = self._clock.now() + self._period_s
 
     def wait(self) -> None:
         """Sleep until the slot of this step ends; a missed slot is counted, never caught up."""

@@ -4,13 +4,14 @@ A value is never edited after construction; everything has a safe default except
 camera serial numbers.
 """
 
-from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from dzrobot.config import FrozenConfig
+from dzrobot.embodiments.spec import ActionFrame
 from dzrobot.envs.franka.poses import Array, pose_of
 
 Vector3 = tuple[float, float, float]
@@ -70,29 +71,57 @@ class ActionConfig(FrozenConfig):
     rotation_rad: Positive = 0.1
     """Rotation of an action number of 1."""
 
-    frame: Literal["ee", "base", "ee_adjoint"] = "ee"
+    frame: ActionFrame = "ee_adjoint"
     """Axes of translation and rotation: the hand's, or the robot base's. ``ee_adjoint`` is ``ee``
     plus the lever term of the pose's adjoint (rotation += position x translation), in the action
-    and, inverted, in the velocity of the state: some published recordings have it."""
+    and, inverted, in the velocity of the state: the published recordings have it. A policy of
+    another frame is refused."""
+
+
+GRIPPER_PRESETS: Mapping[str, Mapping[str, float]] = {
+    "published": {},
+    "gentle": {
+        "speed_m_s": 0.1, "force_n": 40.0, "open_width_m": 0.08, "grasp_width_m": 0.0,
+        "settle_s": 1.0,
+    },
+}  # fmt: skip
+"""What each preset of the gripper changes of the defaults; single fields replace it again."""
 
 
 class GripperConfig(FrozenConfig):
     """The two-way gripper rule."""
 
+    preset: Literal["published", "gentle"] = "published"
+    """``published``: as the published recordings were made; ``gentle``: slower and softer, for
+    fragile objects and first trials."""
+
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
     """At or below minus this an open hand closes, at or above it a closed one opens."""
 
-    speed_m_s: Positive = 0.1
+    speed_m_s: Positive = 0.3
     """Speed of the fingers."""
 
-    force_n: Positive = 40.0
+    force_n: Positive = 130.0
     """Grasping force."""
 
-    open_width_m: Positive = 0.08
-    """Width of the open hand."""
+    open_width_m: Positive = 0.09
+    """Width of the open hand; one that opens less opens as far as it can."""
+
+    grasp_width_m: Annotated[float, Field(ge=0)] = 0.01
+    """Width that a grasp closes to; whatever is met on the way is held."""
+
+    settle_s: Annotated[float, Field(ge=0)] = 0.6
+    """How long the arm waits, at most, for fingers that were just commanded."""
 
     timeout_s: Positive = 5.0
     """A command that is not answered for this long ends the episode."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, values: Any) -> Any:
+        name = values.get("preset") if isinstance(values, Mapping) else None
+        # An unknown name is refused by the field itself.
+        return {**GRIPPER_PRESETS[name], **values} if name in tuple(GRIPPER_PRESETS) else values
 
 
 class ResetConfig(FrozenConfig):

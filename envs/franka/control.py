@@ -165,16 +165,12 @@ class Control:
             RefusalError: nothing may be commanded, or the controller has ended for good.
         """
         with self._lock:
-            self.check_latch()
-            self._check_silence()
-            if self._last is None:
-                raise RefusalError(Abort.CONTROLLER, "the arm is not under control")
-            check_contact(state.force_n, state.torque_nm, self._config.limits)
+            last = self._last_allowed(state)
             pace = self._pace
             if self._steps < self._config.slow_first_steps:
                 pace = min(pace, self._config.slow_pace)
             desired = desired_pose(state.pose, pace * action, self._config.action)
-            limited = self.workspace.limit(desired, state.pose, self._last)
+            limited = self.workspace.limit(desired, state.pose, last)
             self._heard()
             self._steps += 1
             try:
@@ -184,6 +180,16 @@ class Control:
                 return Limited(self._hold_here(), (*limited.by, "recovered"))
             self._last = limited.target
             return limited
+
+    def stand_by(self, state: ArmState) -> None:
+        """Keep the last target while an action is under way that does not move the arm yet.
+
+        Raises:
+            RefusalError: nothing may be commanded.
+        """
+        with self._lock:
+            self._last_allowed(state)
+            self._heard()
 
     def examine(self, state: ArmState) -> None:
         """Look at what the arm says after a step; recover from harmless errors.
@@ -230,6 +236,15 @@ class Control:
                 elif silence is Silence.STOP:
                     self.release()
             return silence
+
+    def _last_allowed(self, state: ArmState) -> Array:
+        """Return the last target, or raise RefusalError where nothing may be commanded."""
+        self.check_latch()
+        self._check_silence()
+        if self._last is None:
+            raise RefusalError(Abort.CONTROLLER, "the arm is not under control")
+        check_contact(state.force_n, state.torque_nm, self._config.limits)
+        return self._last
 
     def _check_silence(self) -> None:
         if self.check_silence() is Silence.STOP:

@@ -37,6 +37,8 @@ Observation = dict[str, Any]
 Info = dict[str, Any]
 StepResult = tuple[Observation, float, bool, bool, Info]
 
+_GRIPPER_POLL_S = 0.02
+
 STARTS = 50
 """Numbered starts; a start's number decides how the reset pose is varied."""
 
@@ -51,10 +53,11 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
 
     Action, ``(7,)`` in [-1, 1]: translation (1 = 0.03 m), rotation as roll, pitch, yaw (1 = 0.1
     rad), both from the *measured* pose in the axes ``config.action.frame``; then the gripper: at or
-    above +0.5 a closed hand opens, at or below -0.5 an open one closes. Every target passes the
-    limits of ``config.limits`` before it reaches the arm; ``info["limited"]`` names those that cut
-    it. A step lasts one period of ``config.control_hz``, counted from the end of the one before;
-    time the policy takes is part of it.
+    above +0.5 a closed hand opens, at or below -0.5 an open one closes. A hand that changes does so
+    first: the arm waits until the fingers have moved, ``config.gripper.settle_s`` at most. Every
+    target passes the limits of ``config.limits`` before it reaches the arm; ``info["limited"]``
+    names those that cut it. A step lasts one period of ``config.control_hz``, counted from the end
+    of the one before or of that wait; time the policy takes is part of it.
 
     Nothing connects or moves before the first reset. An episode terminates when the task is done,
     and is truncated with ``info["abort"]`` when it cannot go on safely; the arm then holds its pose
@@ -96,6 +99,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._starts = Starts(STARTS)
         self._episode: _Episode | None = None
         embodiment = self._sensors.embodiment
+        self.embodiment = embodiment
         self.observation_space = observation_space(embodiment, {"state.state": STATE_LIMITS})
         self.action_space = action_space(embodiment)
 
@@ -231,11 +235,25 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         # The policy may have taken long: limits are measured from where the arm is now.
         now = self._sensors.read()
         check_fresh(now.state_age_s, now.frame_ages_s.values(), self.config.limits)
-        limited = self._control.apply(action, now.state)
         is_open = now.gripper.is_open
         if wants_change(float(action[6]), is_open=is_open, threshold=self.config.gripper.threshold):
+            self._control.stand_by(now.state)
             self.arm.gripper.request(opened=not is_open)
-        return limited
+            now = self._await_gripper()
+        return self._control.apply(action, now.state)
+
+    def _await_gripper(self) -> Reading:
+        """Let the arm wait for the fingers, and return what the sensors say then."""
+        deadline = self._clock.now() + self.config.gripper.settle_s
+        while True:
+            reading = self._sensors.read()
+            self._check_sensors(reading)
+            self._control.examine(reading.state)
+            self._control.stand_by(reading.state)
+            if not reading.gripper.is_busy or self._clock.now() >= deadline:
+                self._running().pace.begin_slot()
+                return reading
+            self._clock.sleep_until(self._clock.now() + _GRIPPER_POLL_S)
 
     def _check_sensors(self, reading: Reading) -> None:
         check_fresh(reading.state_age_s, reading.frame_ages_s.values(), self.config.limits)

@@ -44,6 +44,9 @@ class FakeGripper:
         self.fault = ""
         """What :meth:`state` reports; the next ``connect`` clears it."""
 
+        self.busy = False
+        """The fingers are on their way, for as long as a test says."""
+
     def connect(self) -> None:
         """Clear a fault."""
         self.fault = ""
@@ -51,7 +54,7 @@ class FakeGripper:
     def state(self) -> GripperState:
         """Return the state."""
         opened = self.requests[-1] if self.requests else True
-        return GripperState(0.08 if opened else 0.0, opened, 0.0, self.fault)
+        return GripperState(0.08 if opened else 0.0, opened, self.busy, 0.0, self.fault)
 
     def request(self, *, opened: bool) -> None:
         """Open or close."""

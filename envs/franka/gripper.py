@@ -26,6 +26,9 @@ class GripperState:
     is_open: bool
     """What was last asked for."""
 
+    is_busy: bool
+    """Whether what was last asked for has not been carried out yet."""
+
     waiting_s: float
     """For how long a command has not been answered."""
 
@@ -145,7 +148,9 @@ class _Hand(threading.Thread):
     def state(self) -> GripperState:
         since = self._since_s
         waiting = 0.0 if since is None else time.monotonic() - since
-        return GripperState(self._width_m, self._wanted_open, waiting, self._fault)
+        wanted = self._wanted_open
+        busy = wanted != self._done_open and not self._fault
+        return GripperState(self._width_m, wanted, busy, waiting, self._fault)
 
     def request(self, *, opened: bool) -> None:
         self._wanted_open = opened
@@ -202,7 +207,9 @@ class _Hand(threading.Thread):
         else:
             # Epsilons as wide as the hand: whatever is between the fingers is held.
             width = config.open_width_m
-            pending = gripper.grasp_async(0.0, config.speed_m_s, config.force_n, width, width)
+            pending = gripper.grasp_async(
+                config.grasp_width_m, config.speed_m_s, config.force_n, width, width
+            )
         while not pending.wait(_POLL_S) and not self._stopping:
             self._width_m = float(gripper.width)
         if not self._stopping:

@@ -1,7 +1,7 @@
 """From arm, gripper and cameras to one observation in the keys of ``franka_pnp``."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,9 @@ class Sensors:
     def __init__(
         self, arm: Arm, cameras: Sequence[Camera], config: FrankaConfig, clock: Clock
     ) -> None:
-        self.embodiment: Embodiment = load_embodiment("franka_pnp")
+        self.embodiment: Embodiment = replace(
+            load_embodiment("franka_pnp"), action_frame=config.action.frame
+        )
         self._arm = arm
         self._cameras = tuple(cameras)
         self._config = config

@@ -15,7 +15,14 @@ from dzrobot.envs.franka.clock import Pace
 from dzrobot.envs.franka.config import CameraConfig, FrankaConfig
 from dzrobot.envs.franka.dry_run import DryRunArm
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.fakes import HOME, FakeArm, FakeCamera, FakeClock, FakeOperator
+from dzrobot.envs.franka.fakes import (
+    HOME,
+    FakeArm,
+    FakeCamera,
+    FakeClock,
+    FakeGripper,
+    FakeOperator,
+)
 from dzrobot.envs.franka.franky_arm import version_hint
 from dzrobot.envs.franka.keyboard import Keyboard
 from dzrobot.envs.franka.lock import ArmLock
@@ -24,6 +31,9 @@ from dzrobot.envs.franka.outcomes import Outcome, TerminalOperator
 from dzrobot.envs.franka.poses import pose_of
 from dzrobot.errors import ConfigError, RobotError, SafetyError
 from dzrobot.rollout.demonstration import KeyboardActor
+from dzrobot.rollout.evaluate import Evaluation, prepare
+from dzrobot.rollout.players import Player
+from dzrobot.rollout.protocol import PROTOCOLS, Selection
 
 STILL = np.zeros(7, np.float32)
 
@@ -97,7 +107,7 @@ def test_observation_has_the_keys_and_sizes_of_the_embodiment():
 
 
 def test_state_is_gripper_force_pose_torque_velocity():
-    env, arm, _ = make()
+    env, arm, _ = make(action={"frame": "ee"})
     env.reset()
     arm.force_n, arm.torque_nm = np.array([1.0, 2, 3]), np.array([4.0, 5, 6])
     observation, *_ = env.step(act(1, 0, 0, 0, 0, 0.5))
@@ -122,7 +132,8 @@ def test_translation_follows_the_axes_asked_for(frame, moved):
 
 
 def test_the_adjoint_adds_position_times_translation_to_the_rotation():
-    env, arm, _ = make(action={"frame": "ee_adjoint"})
+    env, arm, _ = make()
+    assert env.embodiment.action_frame == "ee_adjoint"
     env.reset()
     env.step(act(0, 0.5))
     # p = (0.307, 0, 0.487), v = (0, -0.5, 0): p x v = (0.243, 0, -0.153), times 0.1 rad.
@@ -266,6 +277,93 @@ def test_the_gripper_is_asked_once_per_change():
     for value in (0.2, -0.4, -0.6, -1, -1, 0.4, 0.6, 1, 0):
         env.step(act(0, 0, 0, 0, 0, 0, value))
     assert arm.gripper.requests == [False, True]
+
+
+class SlowGripper(FakeGripper):
+    """Fingers that take ``takes_s``."""
+
+    def __init__(self, clock, takes_s):
+        super().__init__()
+        self._clock, self._takes_s, self._done_s = clock, takes_s, 0.0
+        self.asked_s = []
+
+    def request(self, *, opened):
+        super().request(opened=opened)
+        self.asked_s.append(self._clock.now())
+        self._done_s = self._clock.now() + self._takes_s
+
+    def state(self):
+        self.busy = self._clock.now() < self._done_s
+        return super().state()
+
+
+class TimedArm(FakeArm):
+    """Notes when it is sent targets."""
+
+    moved_s = ()
+
+    def command(self, target):
+        super().command(target)
+        self.moved_s = (*self.moved_s, self.clock.now())
+
+
+def with_slow_fingers(takes_s, **values):
+    arm = TimedArm()
+    arm._gripper = SlowGripper(arm.clock, takes_s)
+    cameras = [FakeCamera(key, arm) for key in ("video.image", "video.wrist_image")]
+    config = FrankaConfig.model_validate({"reward": {"rule": "none"}} | values)
+    env = FrankaEnv(arm, cameras, config, clock=arm.clock)
+    env.reset()
+    while arm.gripper.state().is_busy:
+        env.step(STILL)
+    env.step(STILL)
+    return env, arm
+
+
+@pytest.mark.parametrize(("takes_s", "waits_s"), [(0.0, 0.0), (0.3, 0.3), (2.0, 0.6)])
+def test_the_fingers_go_first_and_the_arm_waits_for_them_but_not_for_ever(takes_s, waits_s):
+    env, arm = with_slow_fingers(takes_s)
+    sent, began = len(arm.moved_s), arm.clock.now()
+    *_, truncated, info = env.step(act(1, 0, 0, 0, 0, 0, -1))
+    assert not truncated
+    assert arm.gripper.asked_s[-1] == pytest.approx(began)
+    (moved_s,) = arm.moved_s[sent:]
+    assert moved_s - began == pytest.approx(waits_s, abs=0.021)
+    assert arm.clock.now() - moved_s == pytest.approx(0.1)
+    assert info["late_steps"] == 0
+    began = arm.clock.now()
+    env.step(act(1, 0, 0, 0, 0, 0, -1))
+    assert arm.clock.now() - began == pytest.approx(0.1)
+
+
+def test_a_stop_is_obeyed_while_the_arm_waits_for_the_fingers():
+    env, arm = with_slow_fingers(2.0)
+    pose = arm.state().pose
+    original = arm.gripper.request
+    arm.gripper.request = lambda *, opened: (original(opened=opened), env.operator_stop())
+    *_, truncated, info = env.step(act(1, 0, 0, 0, 0, 0, -1))
+    assert (truncated, info["abort"]) == (True, "operator_stop")
+    np.testing.assert_allclose(arm.moves[-1], pose, atol=1e-9)
+
+
+def test_the_gripper_has_a_published_and_a_gentle_preset():
+    published, gentle = (
+        FrankaConfig.model_validate({"gripper": given}).gripper
+        for given in ({}, {"preset": "gentle", "force_n": 20.0})
+    )
+    assert (published.speed_m_s, published.force_n, published.open_width_m) == (0.3, 130.0, 0.09)
+    assert (gentle.speed_m_s, gentle.force_n, gentle.open_width_m) == (0.1, 20.0, 0.08)
+
+
+def test_a_policy_of_another_frame_is_refused_before_anything_moves(monkeypatch):
+    monkeypatch.setitem(sys.modules, "franka_callbacks", sys.modules[__name__])
+    selection = Selection(
+        protocol=PROTOCOLS["custom"], env="dzrobot/Franka-PnP-fake-v0", episodes=1,
+        arguments={"action": {"frame": "base"}},
+    )  # fmt: skip
+    player = Player(name="franka_callbacks:always")
+    with pytest.raises(ConfigError, match=r"'base'.*'ee_adjoint'.*action.frame"):
+        prepare(Evaluation(selection=selection, player=player))
 
 
 def test_a_fault_of_the_gripper_ends_the_episode():

@@ -57,6 +57,14 @@ def load(folder, embodiment):
     return DreamZeroPolicy.from_pretrained(folder, embodiment=embodiment)
 
 
+def test_another_action_frame_than_trained_with_is_refused(tmp_path):
+    trained = EMBODIMENTS["franka_pnp"]
+    folder = write_tiny_checkpoint(tmp_path / "franka", trained, TinyOptions(with_passport=True))
+    load(folder, trained)
+    with pytest.raises(CheckpointError, match="action frame: checkpoint ee_adjoint, asked base"):
+        load(folder, replace(trained, action_frame="base"))
+
+
 def test_passport_is_read_back_equal(passport, tmp_path):
     write_passport(tmp_path, passport)
     assert read_passport(tmp_path) == passport

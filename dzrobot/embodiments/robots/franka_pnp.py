@@ -21,6 +21,7 @@ FRANKA_PNP = replace(
         Part(key="state.state", feature="observation.state", aliases=("state",), dim=19),
     ),
     # The action is LIBERO's, except that a gripper of +1 opens.
+    action_frame="ee_adjoint",
     prompt=PROMPTS["franka_pnp"],
     timing=Timing(control_hz=10, action_horizon=12),
 )

@@ -36,6 +36,9 @@ class Trained:
     statistics: str | None = None
     """Fingerprint of the normalisation statistics."""
 
+    action_frame: str | None = None
+    """Axes of its Cartesian actions, as the embodiment names them."""
+
     action_horizon: int | None = None
     """Actions of one of its plans, where that is not the passport's: in a mixture the network's
     plans are as long as the longest of its robots'."""
@@ -84,6 +87,7 @@ def passport_for(
         action_dim=embodiment.action_dim,
         relative=_relative(embodiment),
         statistics=statistics.fingerprint,
+        action_frame=embodiment.action_frame,
     )
     return Passport(
         embodiments={embodiment.tag: trained},
@@ -203,6 +207,7 @@ def differences(passport: Passport, asked: Passport) -> Iterator[tuple[str, obje
             (f"{tag} state numbers", held.state_dim, wanted.state_dim),
             (f"{tag} action numbers", held.action_dim, wanted.action_dim),
             (f"{tag} relative actions", held.relative, wanted.relative),
+            (f"{tag} action frame", held.action_frame, wanted.action_frame),
             (f"{tag} statistics", held.statistics, wanted.statistics),
         ]
     for name, held_value, wanted_value in pairs:
