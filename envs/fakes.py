@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.spaces import action_space, observation_space
+from dzrobot.envs.spaces import action_space, observation_space, plain_action
 from dzrobot.envs.starts import Starts
 from dzrobot.errors import ModalityError, SimulatorError
 
@@ -85,8 +85,7 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Move the point by the first two numbers of ``action`` (7,), each in [-1, 1]."""
-        if np.shape(action) != self.action_space.shape or not np.isfinite(action).all():
-            raise ModalityError(f"an action is 7 finite numbers in [-1, 1], got {action!r}.")
+        action = plain_action(action, self.action_space.shape)
         self._steps += 1
         if self._steps == self._crash_at:
             raise SimulatorError(f"the point env was told to fail at step {self._crash_at}.")

@@ -1,13 +1,21 @@
 """Gymnasium spaces that follow from an embodiment."""
 
+import multiprocessing
 import string
 from collections.abc import Mapping, Sequence
+from typing import Any, overload
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector.utils import (
+    create_shared_memory,
+    read_from_shared_memory,
+    write_to_shared_memory,
+)
+from numpy.typing import NDArray
 
 from dzrobot.embodiments.spec import Embodiment, Part
-from dzrobot.errors import find
+from dzrobot.errors import ModalityError, find
 
 Limits = tuple[float | Sequence[float], float | Sequence[float]]
 """Lowest and highest value of a state part: one number for all, or one for each."""
@@ -40,16 +48,101 @@ def observation_space(
         parts[view.key] = spaces.Box(0, 255, shape, np.uint8)
     for part in embodiment.state:
         parts[part.key] = _box(part, find(limits, "state limits", part.key))
-    # Gymnasium's own character set has no blank and no full stop, so no sentence fits it.
-    parts[embodiment.language] = spaces.Text(
-        max_length=TEXT_LIMIT, min_length=0, charset=string.printable
-    )
+    parts[embodiment.language] = Instruction()
     return spaces.Dict(parts)
 
 
 def action_space(embodiment: Embodiment) -> spaces.Box:
     """Return the box [-1, 1] over all action numbers, in concatenation order."""
     return spaces.Box(-1.0, 1.0, (embodiment.action_dim,), np.float32)
+
+
+def plain_action(action: object, shape: tuple[int, ...] | None) -> NDArray[Any]:
+    """Return ``action`` as an array of ``shape``, its numbers and their type kept.
+
+    Args:
+        action: An array, list or tuple of numbers, or a torch tensor on the host.
+        shape: Of the environment's actions, ``(A,)``.
+
+    Raises:
+        ModalityError: another shape, no numbers, or numbers that are not finite.
+    """
+    assert shape is not None, "a box has a shape"
+    wanted = f"an action is {shape[0]} finite numbers in [-1, 1]"
+    try:
+        values = np.asarray(action)
+        fits = values.shape == shape and bool(np.isfinite(values).all())
+    # What torch raises for a tensor on a device, or one that carries a gradient.
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ModalityError(
+            f"{wanted}, got a {type(action).__name__} that NumPy cannot read ({error}); give "
+            "np.ndarray, or tensor.detach().cpu().numpy()"
+        ) from error
+    if not fits:
+        raise ModalityError(f"{wanted}, got {action!r}.")
+    return values
+
+
+class Instruction(spaces.Text):
+    """Sentences; in ``AsyncVectorEnv`` they come through shared memory as they are.
+
+    Gymnasium reads its own text space from shared memory once, when the environments are made, so
+    that every instruction stays what it was then: zeros.
+    """
+
+    def __init__(self) -> None:
+        # Gymnasium's own character set has no blank and no full stop, so no sentence fits it.
+        super().__init__(max_length=TEXT_LIMIT, min_length=0, charset=string.printable)
+
+
+class _Instructions(Sequence[str]):
+    """The instructions of all environments, read from their memory whenever they are looked at."""
+
+    def __init__(self, codes: NDArray[np.int32]) -> None:
+        self._codes = codes
+        """Code points (environments, length), 0 after the last."""
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        return "".join(chr(code) for code in self._codes[index] if code)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> tuple[str, ...]:
+        return tuple(self)
+
+
+@create_shared_memory.register(Instruction)
+def _create_text(space: Instruction, n: int = 1, ctx: Any = multiprocessing) -> Any:
+    return ctx.Array("i", n * space.max_length)
+
+
+@read_from_shared_memory.register(Instruction)
+def _read_text(space: Instruction, shared_memory: Any, n: int = 1) -> Sequence[str]:
+    return _Instructions(_codes(shared_memory).reshape(n, space.max_length))
+
+
+@write_to_shared_memory.register(Instruction)
+def _write_text(space: Instruction, index: int, values: str, shared_memory: Any) -> None:
+    if len(values) > space.max_length:
+        raise ModalityError(
+            f"the instruction {values[:40]!r}... has {len(values)} characters; "
+            f"{space.max_length} go through shared memory: shorten it, or make the vector "
+            "environment with shared_memory=False"
+        )
+    row = _codes(shared_memory).reshape(-1, space.max_length)[index]
+    row[:] = 0
+    row[: len(values)] = [ord(letter) for letter in values]
+
+
+def _codes(shared_memory: Any) -> NDArray[np.int32]:
+    return np.frombuffer(shared_memory.get_obj(), np.int32)
 
 
 def _box(part: Part, limits: Limits) -> spaces.Box:

@@ -2,7 +2,7 @@
 
 import atexit
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -102,6 +102,17 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self.embodiment = embodiment
         self.observation_space = observation_space(embodiment, {"state.state": STATE_LIMITS})
         self.action_space = action_space(embodiment)
+        self.remake: Callable[[], FrankaEnv] | None = None
+        """Makes another environment of the same workcell, for copies; set by ``make_franka``."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and deep-copy as a new environment of the same workcell, not yet connected."""
+        if self.remake is None:
+            raise TypeError(
+                "a FrankaEnv made from drivers cannot be copied or pickled, as they cannot; make "
+                "it from plain values with gym.make('Franka-PnP-v0', ...) or make_franka(...)"
+            )
+        return self.remake, ()
 
     @property
     def task(self) -> str:

@@ -1,6 +1,7 @@
 """Environments of the Franka from plain values: what ``gym.make("Franka-PnP-v0")`` calls."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ def make_franka(
 ) -> FrankaEnv:
     """Return an environment; nothing is connected, started or moved yet.
 
+    Its copies and pickles are of the same workcell, and connect by themselves.
+
     Args:
         workcell: ``emulated`` starts an emulated robot and cameras at the first reset; ``fake``
             needs no library; anything else is a YAML file with the fields of
@@ -35,11 +38,18 @@ def make_franka(
     Raises:
         ConfigError: a value is unknown or wrong; lists all of them.
     """
-    config = load_workcell(workcell, values)
+    return _assembled(workcell, load_workcell(workcell, values), render_mode)
+
+
+def _assembled(workcell: str | None, config: FrankaConfig, render_mode: str | None) -> FrankaEnv:
     if workcell == "fake":
-        return _fake(config, render_mode)
-    cell: Cell = EmulatedCell() if workcell == "emulated" else RealCell(config.address)
-    return connectable(cell, config, render_mode)
+        env = _fake(config, render_mode)
+    else:
+        cell: Cell = EmulatedCell() if workcell == "emulated" else RealCell(config.address)
+        env = connectable(cell, config, render_mode)
+    # The values, not the file they came from: it may change, or be elsewhere for another process.
+    env.remake = partial(_assembled, workcell, config, render_mode)
+    return env
 
 
 def connectable(cell: Cell, config: FrankaConfig, render_mode: str | None = None) -> FrankaEnv:

@@ -96,7 +96,7 @@ def check_shape(action: ArrayLike) -> Array:
     """
     try:
         values = np.asarray(action, np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # torch's, of a tensor with a gradient
         raise SafetyError(f"an action is 7 numbers in [-1, 1], got {action!r}") from error
     if values.shape != (7,):
         raise SafetyError(

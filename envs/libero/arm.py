@@ -8,9 +8,9 @@ import numpy as np
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.libero.sim import CONTROL_HZ, Picture, Raw, Simulation
-from dzrobot.envs.spaces import action_space, observation_space
+from dzrobot.envs.spaces import action_space, observation_space, plain_action
 from dzrobot.envs.starts import Starts
-from dzrobot.errors import ConfigError, ModalityError
+from dzrobot.errors import ConfigError
 
 Observation = dict[str, Any]
 Info = dict[str, Any]
@@ -45,8 +45,7 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
     first reset, in whichever process that happens, and a pickled copy opens its own.
 
     The same seed and actions give the same numbers and pixels to the bit, on one machine; another
-    graphics driver may draw other pixels. In ``AsyncVectorEnv`` pass ``shared_memory=False``:
-    Gymnasium 1.4 does not bring the instruction through shared memory.
+    graphics driver may draw other pixels.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": CONTROL_HZ}  # noqa: RUF012
@@ -144,8 +143,7 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
             ResetNeeded: there has been no reset yet.
         """
         sim = self.simulation
-        if np.shape(action) != self.action_space.shape or not np.isfinite(action).all():
-            raise ModalityError(f"an action is 7 finite numbers in [-1, 1], got {action!r}.")
+        action = plain_action(action, self.action_space.shape)
         observation = self._observe(sim.step(np.clip(action, -1.0, 1.0)))
         success = sim.success
         terminated = success and self._stop_on_success
