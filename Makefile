@@ -19,24 +19,27 @@ export MUJOCO_GL ?= egl
 # One thread per process: the tests and simulators run side by side.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test goldens setup system lint types layers smoke check tiny clean
+.PHONY: help demo test goldens setup system lint types layers smoke docs check tiny clean
 
-demo: setup
+help:  ## what one can make
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+demo: setup  ## evaluate the bundled policy in the simulator
 	$(BIN)/python examples/eval_libero.py
 
-test: setup
+test: setup  ## run the tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not robot"
 	$(BIN)/python -m pytest -m robot tests/envs
 
 # Every reference number, one row per file: DZROBOT_GOLDENS=<folder> make goldens
-goldens: setup
+goldens: setup  ## compare with reference numbers
 	$(BIN)/python -m pytest -q -r N --tb=line tests/goldens
 
 # From demonstrations to a trained tiny policy, about 80 minutes on two cores; goes on after a stop.
-tiny: setup
+tiny: setup  ## train the bundled policy from nothing
 	$(BIN)/python examples/train_tiny.py
 
-setup: system $(STAMP)
+setup: system $(STAMP)  ## make .venv with everything in it
 
 system:
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" LIBRARIES="$(SYSTEM_LIBRARIES)" PACKAGES="$(SYSTEM_PACKAGES)" \
@@ -50,21 +53,24 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps hf-libero==0.1.4
 	touch $(STAMP)
 
-lint: setup
+lint: setup  ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: setup
+types: setup  ## mypy, strict
 	$(BIN)/mypy
 
-layers: setup
+layers: setup  ## who may import whom
 	$(BIN)/lint-imports
 
-smoke: setup
+smoke: setup  ## build and install in a bare environment
 	$(BIN)/python -m build --outdir build/dist .
 	sh .ci/smoke build/dist "$(PYTHON)"
 
-check: lint types layers test smoke
+docs: setup  ## build the site into build/docs
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet
 
-clean:
+check: lint types layers docs test smoke  ## all of it
+
+clean:  ## remove what was built
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,6 +1,7 @@
 """One strict way from a YAML file and ``key=value`` overrides to a frozen, typed configuration."""
 
 import re
+import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from pydantic import (
     field_validator,
 )
 
+from dzrobot.documents import shorten
 from dzrobot.errors import ConfigError, suggest
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -30,7 +32,9 @@ class FrozenConfig(BaseModel):
     becomes a tuple, text a path, and ``1e3`` an integer where the field asks for one.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), use_attribute_docstrings=True
+    )
 
     @field_validator("*", mode="wrap")
     @classmethod
@@ -42,6 +46,18 @@ class FrozenConfig(BaseModel):
                 f"got {written!r}, which is {kinds[type(written)]}; allowed: {kinds[type(became)]}"
             )
         return taken
+
+
+@dataclass(frozen=True)
+class FieldNote:
+    """One field of a configuration, for people."""
+
+    name: str
+    """Dotted, as in ``name=value``; ``*`` stands for a position or a key of the user's."""
+
+    type: str
+    default: str
+    meaning: str
 
 
 @dataclass(frozen=True)
@@ -118,6 +134,44 @@ def read_config(
         origins = {known: at for known, at in origins.items() if known[: len(place)] != place}
         origins[place] = f"given as {override!r}"
     return RawConfig(values, origins)
+
+
+def field_notes(model: type[BaseModel], prefix: str = "") -> Iterator[FieldNote]:
+    """Yield every field of ``model`` and of the sections below it, in order."""
+    for name, info in model.model_fields.items():
+        sections = list(dict.fromkeys(_models(info.annotation)))
+        many = typing.get_origin(info.annotation) in (tuple, list, dict)
+        if not sections or not info.is_required():
+            yield FieldNote(
+                name=prefix + name,
+                type=_type_name(info.annotation),
+                default="needed" if info.is_required() else _default(info.get_default()),
+                meaning=info.description or "",
+            )
+        for section in sections:
+            yield from field_notes(section, f"{prefix}{name}.{'*.' if many else ''}")
+
+
+def _default(value: object) -> str:
+    return type(value).__name__ if isinstance(value, BaseModel) else shorten(value)
+
+
+def _type_name(annotation: Any) -> str:
+    """Return a type as it is written in code, without the checks attached to it."""
+    inner = typing.get_args(annotation)
+    match typing.get_origin(annotation):
+        case typing.Annotated:
+            return _type_name(inner[0])
+        case typing.Union | types.UnionType:
+            return " | ".join(map(_type_name, inner))
+        case typing.Literal:
+            return " | ".join(map(repr, inner))
+        case None:
+            if annotation is type(None):
+                return "null"
+            return "..." if annotation is ... else getattr(annotation, "__name__", str(annotation))
+        case origin:
+            return f"{origin.__name__}[{', '.join(map(_type_name, inner))}]"
 
 
 def _bent(value: object, taken: object) -> Iterator[tuple[object, object]]:

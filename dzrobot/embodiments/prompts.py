@@ -1,6 +1,6 @@
 """Prompt templates of the published checkpoints, byte for byte: they are an interface, not prose.
 
-``{task}`` stands for the instruction, already lower-cased (DreamZero model, section 5).
+``{task}`` stands for the instruction, already lower-cased (docs/model.md, section 5).
 """
 
 from collections.abc import Mapping

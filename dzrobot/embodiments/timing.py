@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dzrobot.errors import ConfigError, DatasetError, find
 
 FRAMES_PER_BLOCK = 8
-"""Video frames per action block: two latent frames of four (DreamZero model, section 5)."""
+"""Video frames per action block: two latent frames of four (docs/model.md, section 5)."""
 
 LATENT_STRIDE = 4
 """Pixel frames per latent frame of both video autoencoders."""
@@ -260,7 +260,7 @@ def multi_anchor_window(seed: int, labels: NDArray[np.int64], timing: Timing) ->
 
     Anchors lie whole strides from the seed, in both directions, while the instruction at the anchor
     stays the same. Frames, actions and states accept an anchor by three different end conditions
-    (training, section 1.4), so near an episode's end their blocks may not coincide.
+    (docs/model.md, section 8), so near an episode's end their blocks may not coincide.
 
     Args:
         seed: Row the walk starts from.

@@ -50,7 +50,7 @@ class Statistics:
 
         Args:
             source: A ``metadata.json`` or its content, ``{tag: {"statistics": {"state" | "action":
-                {name: {"q01": [...], "q99": [...]}}}}}`` (DreamZero model, section 1.1). Parts that
+                {name: {"q01": [...], "q99": [...]}}}}}`` (docs/model.md, section 1.1). Parts that
                 the embodiment does not have are left out.
             embodiment: Says which parts are needed, their sizes, how normalised, relative or not.
 

@@ -9,7 +9,7 @@ from dzrobot.errors import ModalityError
 def clean_instruction(text: object) -> str:
     """Return the instruction in lower case; of a written Python list, its first element.
 
-    Some datasets store ``"['Pick up the cup', 'Take the cup']"`` (DreamZero model, section 5).
+    Some datasets store ``"['Pick up the cup', 'Take the cup']"`` (docs/model.md, section 5).
 
     Raises:
         ModalityError: not a text, or nothing in it.

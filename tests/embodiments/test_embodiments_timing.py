@@ -223,7 +223,7 @@ def test_published_walk_near_the_end_is_refused_not_padded(name):
     ("length", "share"), [(96, 0.0), (97, 5 / 97), (100, 0.20), (110, 0.64), (120, 0.98)]
 )
 def test_share_of_usable_seeds_equals_what_was_measured(length, share):
-    """Training, section 1.4: DROID with four blocks under the published walk."""
+    """docs/model.md, section 8: DROID with four blocks under the published walk."""
     seeds = valid_anchors(length, FRAME_GRIDS["official_droid"])
     assert len(seeds) / length == pytest.approx(share, abs=0.006)
 

@@ -6,8 +6,10 @@ from typing import Annotated
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
-from dzrobot.config import FrozenConfig, load_config, parse_value
+from dzrobot.config import FrozenConfig, field_notes, load_config, parse_value
+from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.errors import ConfigError
+from dzrobot.training.settings import SFTConfig
 
 
 class Source(FrozenConfig):
@@ -147,3 +149,17 @@ def test_refusals(tmp_path, text, overrides, message):
 def test_missing_file(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.yaml"):
         load_config(Run, tmp_path / "none.yaml")
+
+
+def test_every_field_of_a_recipe_and_of_a_workcell_is_explained():
+    for model in (SFTConfig, FrankaConfig):
+        notes = list(field_notes(model))
+        assert len(notes) > 40
+        names = [note.name for note in notes]
+        assert len(set(names)) == len(names)
+        assert not [note.name for note in notes if not note.type or "Annotated" in note.type]
+    assert not [note.name for note in field_notes(SFTConfig) if not note.meaning]
+    by_name = {note.name: note for note in field_notes(SFTConfig)}
+    assert by_name["optim.lr"].meaning == "Peak learning rate."
+    assert by_name["runner.max_steps"].default == "needed"
+    assert by_name["data.train_data_paths.*.weight"].type == "float"

@@ -2,7 +2,7 @@
 
 A table of presentation times is made once per file. To reach a frame, the reader either decodes on
 from where it is or hops to the key frame before it, whichever costs fewer frames; on H.264 and AV1
-with short distances between key frames that equals the fastest decoders (training, section 5.3).
+with short distances between key frames that equals the fastest decoders (benchmarks/data.py).
 """
 
 import hashlib

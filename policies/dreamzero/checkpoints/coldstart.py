@@ -1,4 +1,4 @@
-"""Starting from the Wan component files (DreamZero model, section 1.4).
+"""Starting from the Wan component files (docs/model.md, section 1.4).
 
 What they lack is drawn fresh and listed.
 """

@@ -3,7 +3,7 @@
 torch reads ``.metadata`` with plain pickle, which runs whatever the file says. Here only the
 handful of classes that describe tensors may appear in it, and each stored piece is opened with
 ``weights_only=True``. No process group is needed, and tensors are put together one at a time, so
-memory stays at one tensor. DreamZero model, section 1.3.
+memory stays at one tensor. docs/model.md, section 1.3.
 """
 
 import io

@@ -1,6 +1,6 @@
 """Opening a checkpoint of any layout, and writing the official one.
 
-DreamZero model, sections 1.1 to 1.4.
+docs/model.md, sections 1.1 to 1.4.
 """
 
 import shutil

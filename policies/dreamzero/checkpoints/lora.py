@@ -1,6 +1,6 @@
 """Low-rank adapters on the transformer: merged into the weights, or kept beside them.
 
-DreamZero model, section 1.2.
+docs/model.md, section 1.2.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

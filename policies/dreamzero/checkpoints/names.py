@@ -2,7 +2,7 @@
 
 Inside this package a tensor is called what the official full checkpoints call it
 (``action_head.model.blocks.0...``); adapters are called ``<layer>.lora_A.default.weight``.
-DreamZero model, sections 1.2 and 1.3.
+docs/model.md, sections 1.2 and 1.3.
 """
 
 import re

@@ -115,7 +115,10 @@ class PackedAttention:
 
 @dataclass(frozen=True, eq=False)
 class CachedAttention:
-    """Inference: new tokens see the cached past and each other, without a mask (section 2.7)."""
+    """Inference: new tokens see the cached past and each other, without a mask.
+
+    Source: docs/model.md, section 2.7.
+    """
 
     keys_BTHK: Tensor
     """Preallocated keys of one layer; the first ``past`` are valid."""

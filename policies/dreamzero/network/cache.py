@@ -1,6 +1,6 @@
 """Keys and values of the frames a session has seen: preallocated, handed to the network.
 
-Source: DreamZero model, section 2.7.
+Source: docs/model.md, section 2.7.
 
 Shapes: R rows (sessions times prompts), T tokens, H heads, K width of one head.
 """

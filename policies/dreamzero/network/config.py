@@ -1,7 +1,7 @@
 """What the weights are: sizes and options of a DreamZero network, from a checkpoint's config.json.
 
 Field names are those of the published config files. Sizes that those files leave to the published
-code's defaults (DreamZero model, section 1.1) are fields here too, so that a network of any width
+code's defaults (docs/model.md, section 1.1) are fields here too, so that a network of any width
 can be written and read back.
 """
 
@@ -24,7 +24,7 @@ _OLD_5B_SIZE = (176, 320)
 
 @dataclass(frozen=True, kw_only=True)
 class DiTConfig:
-    """The causal video, action and state transformer (DreamZero model, section 2)."""
+    """The causal video, action and state transformer (docs/model.md, section 2)."""
 
     model_type: Literal["i2v", "ti2v"]
     """``i2v``: 14B, first frame concatenated to the latents; ``ti2v``: 5B, latents only."""
@@ -110,7 +110,7 @@ class DiTConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    """The umT5 prompt encoder (DreamZero model, section 6.2)."""
+    """The umT5 prompt encoder (docs/model.md, section 6.2)."""
 
     vocab: int = 256384
     """Rows of the token embedding."""
@@ -136,7 +136,7 @@ class TextConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig:
-    """The CLIP ViT-H/14 image encoder (DreamZero model, section 6.2)."""
+    """The CLIP ViT-H/14 image encoder (docs/model.md, section 6.2)."""
 
     vision_dim: int = 1280
     """Width of the encoder; equals the transformer's ``clip_dim``."""
@@ -314,7 +314,7 @@ class NetworkConfig:
     def target_size(self) -> tuple[int, int] | None:
         """Return (height, width) that tiled frames are resized to, None to keep them.
 
-        Early 5B configs leave the size out and mean 176 x 320 (DreamZero model, section 3.1).
+        Early 5B configs leave the size out and mean 176 x 320 (docs/model.md, section 3.1).
         """
         if self.head.target_video_height is not None and self.head.target_video_width is not None:
             return self.head.target_video_height, self.head.target_video_width
@@ -332,8 +332,8 @@ class NetworkConfig:
     def check_size(self, height: int, width: int) -> None:
         """Raise :class:`ConfigError` unless frames of this size in pixels can be generated.
 
-        Training crops an odd last latent row or column, inference cannot (DreamZero model,
-        section 7, item 10).
+        Training crops an odd last latent row or column, inference cannot (docs/model.md, section
+        7, row 10).
         """
         step = self.size_multiple
         if height % step or width % step or not (height and width):

@@ -1,6 +1,6 @@
 """The causal transformer that denoises future video and actions together.
 
-Source: DreamZero model, section 2. Parameter names and shapes are those of published checkpoints
+Source: docs/model.md, section 2. Parameter names and shapes are those of published checkpoints
 below ``action_head.model.``; there are no buffers. Timesteps are used in float32 or better and
 refused in half precision: shard with ``cast_forward_inputs=False``; the network casts the rest.
 
@@ -264,7 +264,7 @@ class CausalDiT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Give every parameter a fresh value (section 1.4); the head predicts zero."""
+        """Initialize every parameter; the head predicts zero (docs/model.md, section 1.4)."""
         for module in self.modules():
             match module:
                 case nn.Linear():

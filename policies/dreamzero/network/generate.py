@@ -1,6 +1,6 @@
 """Autoregressive generation of actions and future video, for one session or many.
 
-Source: DreamZero model, section 4. A call reads the newest frames into the session's cache, then
+Source: docs/model.md, section 4. A call reads the newest frames into the session's cache, then
 denoises the next block. Sessions that stand at the same frame run as one batch.
 
 Shapes: B sessions, R rows of the batch (prompts times sessions), C latent channels, F latent

@@ -14,7 +14,7 @@ _PIXEL_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 class ImageEncoder(nn.Module):
-    """Frames to the tokens before the last block (DreamZero model, section 6.2).
+    """Frames to the tokens before the last block (docs/model.md, section 6.2).
 
     The last block, the final norm, the projection and the logit scale are never run; they are kept
     because a checkpoint holds them and must be written back whole.

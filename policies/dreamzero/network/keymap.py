@@ -1,6 +1,6 @@
 """Names of weights: published checkpoints on one side, the libraries' modules on the other.
 
-One table per component, read in both directions (DreamZero model, sections 0 and 6.1). Loading is
+One table per component, read in both directions (docs/model.md, sections 0 and 6.1). Loading is
 strict: a missing, unexpected or misshapen weight is an error, and nothing is loaded then.
 """
 

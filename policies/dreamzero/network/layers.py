@@ -1,6 +1,6 @@
 """Layers of the causal video, action and state transformer; parameter names are the published ones.
 
-Source: DreamZero model, sections 2.1 to 2.4.
+Source: docs/model.md, sections 2.1 to 2.4.
 
 Shapes: B batch, L tokens, Q tokens whose output is wanted, D width, H heads, K width of one head,
 G distinct timesteps, N rows of the prompt, P rows of the image embedding.

@@ -1,6 +1,6 @@
 """Noise and noise levels of training samples, drawn from explicit generators.
 
-Source: DreamZero model, section 3.2. A generator per sample makes a sample's noise independent of
+Source: docs/model.md, section 3.2. A generator per sample makes a sample's noise independent of
 the batch, rank and world size it is in.
 
 Shapes: B batch, C channels, F latent frames, Y latent rows, X latent columns, A actions, M width of

@@ -1,6 +1,6 @@
 """Which token may attend which: the one description that every attention back end follows.
 
-Source: DreamZero model, sections 2.2 and 2.6. A training sequence is
+Source: docs/model.md, sections 2.2 and 2.6. A training sequence is
 ``[clean video | noisy video | actions | states]``; video frame 0 stands alone, the others form
 blocks. A block's noisy frames and actions see the clean past and their own block, nothing else.
 """

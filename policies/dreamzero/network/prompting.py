@@ -2,7 +2,7 @@
 
 Published networks attend all 512 rows of a prompt embedding. Rows of padding are zero, so in every
 block they share one key and one value: attending a few of them, with the logarithm of how many they
-stand for added to their scores, gives the same result (DreamZero model, section 6).
+stand for added to their scores, gives the same result (docs/model.md, section 6).
 
 Shapes: B prompts, N rows, E width of the embedding.
 """

@@ -1,6 +1,6 @@
 """Rotary position embedding: where a token lies in time, height and width, or along the actions.
 
-Source: DreamZero model, section 2.5. Angles are computed once in float64, the rotation runs in
+Source: docs/model.md, section 2.5. Angles are computed once in float64, the rotation runs in
 float32.
 
 Shapes: L tokens, K width of one head, B batch, H heads.

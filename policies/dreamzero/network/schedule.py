@@ -21,7 +21,7 @@ INFERENCE_STEPS = 16
 
 @dataclass(frozen=True)
 class TrainingSchedule:
-    """Noise levels by index, 0 pure noise; float32 (DreamZero model, sections 3.2 and 3.3)."""
+    """Noise levels by index, 0 pure noise; float32 (docs/model.md, sections 3.2 and 3.3)."""
 
     sigmas: Tensor
     """Share of noise, (1000,), from 1 down."""
@@ -72,7 +72,7 @@ class InferenceSchedule:
     The solver is linear: the sample after step k is a fixed combination of the starting noise and
     of the velocities predicted so far. The library's solver is run once on unit vectors to read the
     coefficients off. A step then costs one weighted sum in float32, without transfers between
-    devices and without any state but the :class:`Trajectory`'s (DreamZero model, section 4.2).
+    devices and without any state but the :class:`Trajectory`'s (docs/model.md, section 4.2).
     """
 
     sigmas: tuple[float, ...]
@@ -131,7 +131,7 @@ def inference_schedule(
         steps: Solver steps, at least 2.
         shift: How strongly noise levels crowd near pure noise.
         final_noise: Noise share at which the solution stops; above zero for video that is only to
-            be denoised in part (DreamZero model, section 4.1, decoupled inference).
+            be denoised in part (docs/model.md, section 4.1, decoupled inference).
 
     Raises:
         ConfigError: ``steps`` or ``final_noise`` is out of range.

@@ -1,6 +1,6 @@
 """What a policy asks of the network, and all that lasts from one call of an episode to the next.
 
-Source: DreamZero model, section 4.1.
+Source: docs/model.md, section 4.1.
 
 Shapes: T frames, H pixel rows, W pixel columns, C latent channels, F latent frames, Y latent rows,
 X latent columns, N rows of the prompt, P rows of the image embedding, E width of an embedding,

@@ -1,7 +1,7 @@
 """Which solver steps run the transformer; the others reuse its last result.
 
 A plan belongs to one call. It is asked in order, once per step, and told every result that it
-caused (DreamZero model, section 4.3).
+caused (docs/model.md, section 4.3).
 """
 
 from typing import Protocol

@@ -16,7 +16,7 @@ _MAX_DISTANCE = 128
 
 
 class TextEncoder(nn.Module):
-    """Token ids to prompt embeddings (DreamZero model, sections 3.1 and 6.2)."""
+    """Token ids to prompt embeddings (docs/model.md, sections 3.1 and 6.2)."""
 
     def __init__(self, config: TextConfig) -> None:
         """Build the encoder of ``config`` with fresh weights."""

@@ -1,4 +1,4 @@
-"""Prompts to token ids, as the published pipeline makes them (DreamZero model, section 5)."""
+"""Prompts to token ids, as the published pipeline makes them (docs/model.md, section 5)."""
 
 import html
 import re

@@ -1,6 +1,6 @@
 """The whole network: frozen encoders around the transformer, and the training loss.
 
-Source: DreamZero model, section 3. Sub-modules carry the names that the checkpoint tables know.
+Source: docs/model.md, section 3. Sub-modules carry the names that the checkpoint tables know.
 
 Shapes: B batch, T frames, H pixel rows, W pixel columns, C latent channels, F latent frames,
 Y latent rows, X latent columns, A actions, M width of an action, S states, N rows of the prompt,
@@ -194,7 +194,7 @@ class WorldActionModel(nn.Module):
         counts: LossCounts | None = None,
         options: LossOptions = LossOptions(),
     ) -> Losses:
-        """Return the losses of one batch (section 3.3).
+        """Return the losses of one batch (docs/model.md, section 3.3).
 
         Args:
             prepared: The samples.

@@ -33,7 +33,7 @@ def block_of(kind, index):
 
 
 def may_attend(query, key, window):
-    """Say the rule of section 2.6 for one pair of tokens."""
+    """Say the rule of docs/model.md, section 2.6, for one pair of tokens."""
     (kind, index), (other, position) = query, key
     own, its = block_of(*query), block_of(*key)
     if kind == "clean":
