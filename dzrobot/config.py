@@ -1,5 +1,6 @@
 """One strict way from a YAML file and ``key=value`` overrides to a frozen, typed configuration."""
 
+import os
 import re
 import types
 import typing
@@ -8,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -17,12 +17,19 @@ from pydantic import (
     field_validator,
 )
 
-from dzrobot.documents import shorten
+from dzrobot.documents import read_bytes, shorten
 from dzrobot.errors import ConfigError, suggest
+from dzrobot.yaml_values import DEEPEST, LARGEST, Place, dotted, read_yaml
 
 Model = TypeVar("Model", bound=BaseModel)
-Place = tuple[str | int, ...]
-"""Keys and list positions from the root to one value."""
+
+_POSITION = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z")
+_SHOWN = 40
+"""Faults that one error lists."""
+
+_PATH_BYTES = 4095
+_NAME_BYTES = 255
+"""What Linux takes, whatever the file system."""
 
 
 class FrozenConfig(BaseModel):
@@ -40,6 +47,8 @@ class FrozenConfig(BaseModel):
     @classmethod
     def _as_written(cls, value: object, handler: ValidatorFunctionWrapHandler) -> Any:
         taken = handler(value)
+        if isinstance(taken, Path):
+            _check_path(taken)
         for written, became in _bent(value, taken):
             kinds = {str: "text", bool: "a boolean", int: "a number", float: "a number"}
             raise ValueError(
@@ -89,10 +98,12 @@ class RawConfig:
     def error(self, faults: Sequence[tuple[str, str]]) -> ConfigError:
         """Return the error that lists ``faults``, pairs of dotted field and message."""
         lines = []
-        for name, message in faults:
+        for name, message in faults[:_SHOWN]:
             origin = self.where(_place(name))
             lines.append(f"  {name}: {message}" + (f" ({origin})" if origin else ""))
-        count = f"{len(lines)} fault" + ("s" if len(lines) != 1 else "")
+        if len(faults) > _SHOWN:
+            lines.append(f"  and {len(faults) - _SHOWN} more")
+        count = f"{len(faults)} fault" + ("s" if len(faults) != 1 else "")
         return ConfigError("\n".join([f"the configuration has {count}:", *lines]))
 
 
@@ -125,14 +136,14 @@ def read_config(
             ``key=value``.
     """
     if isinstance(source, str | Path):
-        values, origins = _read_yaml(Path(source).expanduser())
+        values, origins = _read_file(Path(source))
     else:
         values, origins = _copied(dict(source or {})), {}
     for override in overrides:
         place, value = _parsed(override)
         _put(values, place, value, override)
         origins = {known: at for known, at in origins.items() if known[: len(place)] != place}
-        origins[place] = f"given as {override!r}"
+        origins[place] = f"given as {shorten(override)}"
     return RawConfig(values, origins)
 
 
@@ -174,6 +185,15 @@ def _type_name(annotation: Any) -> str:
             return f"{origin.__name__}[{', '.join(map(_type_name, inner))}]"
 
 
+def _check_path(path: Path) -> None:
+    whole, part = len(os.fsencode(path)), max(map(len, map(os.fsencode, path.parts)), default=0)
+    if whole > _PATH_BYTES or part > _NAME_BYTES:
+        raise ValueError(
+            f"got a path of {whole} bytes with a name of {part}; allowed: {_PATH_BYTES} and "
+            f"{_NAME_BYTES}"
+        )
+
+
 def _bent(value: object, taken: object) -> Iterator[tuple[object, object]]:
     """Yield every (written, became) where one kind of value was read as another."""
     scalars = (str, bool, int, float)
@@ -186,69 +206,34 @@ def _bent(value: object, taken: object) -> Iterator[tuple[object, object]]:
             yield value, taken
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML as people mean it: ``1e-4`` is a number, ``no`` is a word."""
-
-
-_FLOAT = r"^[-+]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?$"
-_PLAIN_VALUES = {
-    "null": (r"^(?:~|null|)$", ["~", "n", ""]),
-    "bool": (r"^(?:true|false|True|False)$", list("tfTF")),
-    "int": (r"^[-+]?(?:0|[1-9]\d*)$", list("-+0123456789")),
-    "float": (_FLOAT, list("-+.0123456789")),
-    "merge": ("^<<$", ["<"]),
-}
-# PyYAML follows YAML 1.1, which takes `1e-4` for text, `no` for false, `1:30` for ninety, `010` for
-# eight and `2026-01-02` for a date.
-_Loader.yaml_implicit_resolvers = {}
-for _kind, (_pattern, _first) in _PLAIN_VALUES.items():
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern), _first)
-
-
-def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[Place, str]]:
+def _read_file(path: Path) -> tuple[dict[str, Any], dict[Place, str]]:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+        path = path.expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{path}: {error}; write the folder's full name") from error
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        origins: dict[Place, str] = {}
-        if node is None:
-            return {}, origins
-        for place, line in _lines(node, ()):
-            if place in origins:
-                raise ConfigError(
-                    f"{dotted(place)} is given twice: {origins[place]} and {path}:{line}; keep one"
-                )
-            origins[place] = f"{path}:{line}"
-        values = loader.construct_document(node)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is no YAML: {error}") from error
+        text = read_bytes(path, ConfigError, largest=LARGEST).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is no UTF-8 text (byte {error.start}); save it as such"
+        ) from error
+    values, lines = read_yaml(text, str(path))
+    if values is None:
+        return {}, {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds a {type(values).__name__}; a configuration is a mapping")
-    return values, origins
-
-
-def _lines(node: yaml.Node, place: Place) -> Iterator[tuple[Place, int]]:
-    """Yield every key and list item below ``node`` with its line, from 1."""
-    match node:
-        case yaml.MappingNode():
-            for key, value in node.value:
-                below = (*place, str(key.value))
-                yield below, key.start_mark.line + 1
-                yield from _lines(value, below)
-        case yaml.SequenceNode():
-            for index, value in enumerate(node.value):
-                below = (*place, index)
-                yield below, value.start_mark.line + 1
-                yield from _lines(value, below)
+    # Aliases give one object several places; an override is meant for one of them.
+    return _copied(values), {place: f"{path}:{line}" for place, line in lines.items()}
 
 
 def _parsed(override: str) -> tuple[Place, Any]:
     name, equals, text = override.partition("=")
     if not equals or not name or not all(name.split(".")):
-        raise ConfigError(f"{override!r} is no override; write key=value or section.key=value")
+        raise ConfigError(
+            f"{shorten(override)} is no override; write key=value or section.key=value"
+        )
+    if name.count(".") >= DEEPEST:
+        raise ConfigError(f"{shorten(override)}: a name has at most {DEEPEST} parts")
     return _place(name), parse_value(text)
 
 
@@ -258,10 +243,8 @@ def parse_value(text: str) -> Any:
     Raises:
         ConfigError: it is no YAML.
     """
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{text!r} is no YAML value: {error}; quote it") from error
+    value, _ = read_yaml(text, shorten(text))
+    return value
 
 
 def _put(values: dict[str, Any], place: Place, value: Any, override: str) -> None:
@@ -270,11 +253,13 @@ def _put(values: dict[str, Any], place: Place, value: Any, override: str) -> Non
         if isinstance(inner, list):
             if not isinstance(key, int) or key >= len(inner):
                 raise ConfigError(
-                    f"{override!r}: {dotted(place[:depth])} is a list of {len(inner)} items; "
+                    f"{shorten(override)}: {dotted(place[:depth])} is a list of {len(inner)} items; "
                     "name one by its position, from 0"
                 )
         elif not isinstance(inner, dict):
-            raise ConfigError(f"{override!r}: {dotted(place[:depth])} is a value, not a section")
+            raise ConfigError(
+                f"{shorten(override)}: {dotted(place[:depth])} is a value, not a section"
+            )
         if depth == len(place) - 1:
             inner[key] = value
         elif isinstance(inner, list):
@@ -283,7 +268,7 @@ def _put(values: dict[str, Any], place: Place, value: Any, override: str) -> Non
             inner = inner.setdefault(key, {})
             if inner is None:
                 raise ConfigError(
-                    f"{override!r}: {dotted(place[: depth + 1])} is null, not a section"
+                    f"{shorten(override)}: {dotted(place[: depth + 1])} is null, not a section"
                 )
 
 
@@ -297,18 +282,15 @@ def _copied(value: Any) -> Any:
 
 
 def _place(name: str) -> Place:
-    return tuple(int(part) if part.isdigit() else part for part in name.split("."))
-
-
-def dotted(place: Place) -> str:
-    """Return ``place`` as one name, such as ``data.train_data_paths.0.weight``."""
-    return ".".join(map(str, place)) or "the whole"
+    # int() takes digits of every script, and "²" is one that it does not take.
+    return tuple(int(part) if _POSITION.match(part) else part for part in name.split("."))
 
 
 def _faults(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, str]]:
     """Return ``(dotted name, message)`` of every fault, one per field."""
     found: dict[Place, list[str]] = {}
-    for fault in error.errors(include_url=False):
+    # More than anyone reads: sorting out the places costs the square of their number.
+    for fault in error.errors(include_url=False)[: 10 * _SHOWN]:
         place, models = _resolve(fault["loc"], model)
         match fault["type"]:
             case "extra_forbidden":
@@ -321,7 +303,7 @@ def _faults(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, s
                 message = fault["msg"].partition(", ")[2]
             case _:
                 what = fault["msg"].removeprefix("Input should be ")
-                message = f"got {_short(fault['input'])}, allowed: {what}"
+                message = f"got {shorten(fault['input'])}, allowed: {what}"
         found.setdefault(place, []).append(message)
     # Every branch of a union reports: what lies deeper is the branch that was meant.
     deepest = [
@@ -386,8 +368,3 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for inner in typing.get_args(annotation):
         yield from _models(inner)
-
-
-def _short(value: object, limit: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -1,14 +1,13 @@
 """From ``RECIPE key=value ...`` to a checked configuration, before torch is imported."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import yaml
-
-from dzrobot.config import load_config
+from dzrobot.config import read_config
 from dzrobot.errors import ConfigError, UnknownNameError, suggest
 from dzrobot.training.checks import find_faults
 from dzrobot.training.settings import SFTConfig
+from dzrobot.yaml_values import dotted
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -73,57 +72,21 @@ def load_recipe(name: str, overrides: Sequence[str], world_size: int) -> SFTConf
         ConfigError: Every fault that can be known before anything is loaded.
         UnknownNameError: No such recipe.
     """
-    path = find_recipe(name)
+    raw = read_config(find_recipe(name), overrides)
     try:
-        config = load_config(SFTConfig, path, overrides)
+        config = raw.build(SFTConfig)
     except ConfigError as error:
-        hints = [f"  {field}: {hint}" for field, hint in _retired(_origins(path, overrides))]
+        hints = [f"  {field}: {hint}" for field, hint in _retired(map(dotted, raw.origins))]
         raise ConfigError("\n".join([str(error), *hints])) from error
     if faults := find_faults(config, world_size):
-        origins = _origins(path, overrides)
-        lines = [
-            f"  {_where(fault.field, origins)}{fault.field}: {fault.message}" for fault in faults
-        ]
-        raise ConfigError(
-            "\n".join([f"{path} has {len(lines)} fault{'s' if len(lines) > 1 else ''}:", *lines])
-        )
+        raise raw.error([(fault.field, fault.message) for fault in faults])
     return config
 
 
-def _retired(origins: Mapping[str, str]) -> list[tuple[str, str]]:
+def _retired(names: Iterable[str]) -> list[tuple[str, str]]:
+    written = set(names)
     return [
         (field, hint)
         for field, hint in RETIRED.items()
-        if any(name == field or name.startswith(f"{field}.") for name in origins)
+        if any(name == field or name.startswith(f"{field}.") for name in written)
     ]
-
-
-def _origins(path: Path, overrides: Sequence[str]) -> dict[str, str]:
-    """Return dotted name -> ``file:line`` or the override that says it."""
-    if not path.is_file():
-        return {}
-    root = yaml.compose(path.read_text(), yaml.SafeLoader)
-    found = dict(_lines(root, "", str(path))) if root else {}
-    return found | {text.partition("=")[0]: repr(text) for text in overrides}
-
-
-def _lines(node: yaml.Node, prefix: str, file: str) -> Iterator[tuple[str, str]]:
-    match node:
-        case yaml.MappingNode():
-            below = [(str(key.value), key, value) for key, value in node.value]
-        case yaml.SequenceNode():
-            below = [(str(i), value, value) for i, value in enumerate(node.value)]
-        case _:
-            return
-    for key, place, value in below:
-        yield prefix + key, f"{file}:{place.start_mark.line + 1}"
-        yield from _lines(value, f"{prefix}{key}.", file)
-
-
-def _where(field: str, origins: Mapping[str, str]) -> str:
-    """Return where ``field`` is written, ready to stand in front; empty for a default."""
-    parts = field.split(".")
-    for length in range(len(parts), 1, -1):
-        if origin := origins.get(".".join(parts[:length])):
-            return f"{origin}: "
-    return ""

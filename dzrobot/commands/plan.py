@@ -1,13 +1,10 @@
 """``dzrobot plan``: what a training run will need, before any weight is read."""
 
 import argparse
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
-from dzrobot.config import load_config
+from dzrobot.config import load_config, read_config
 from dzrobot.errors import ConfigError
 from dzrobot.training.checks import find_faults
 from dzrobot.training.checks_weights import known_network
@@ -37,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan; refuse what does not fit."""
     recipe = find_recipe(args.recipe)
-    config = load_config(SFTConfig, recipe, [*_placeholders(recipe), *args.overrides])
+    written = read_config(recipe).values
+    config = load_config(SFTConfig, recipe, [*_placeholders(written), *args.overrides])
     faults = [
         f"  {fault.field}: {fault.message}"
         for fault in find_faults(config, args.gpus)
@@ -60,12 +58,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _placeholders(recipe: Path) -> Iterator[str]:
+def _placeholders(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield values for what a plan does not look at, where the recipe leaves it open."""
-    if not recipe.is_file():
-        return
-    content = yaml.safe_load(recipe.read_text()) or {}
-    sources: Any = (content.get("data") or {}).get("train_data_paths")
+    data = values.get("data")
+    sources = data.get("train_data_paths") if isinstance(data, dict) else None
     if sources is None:
         yield f"data.train_data_paths={_PLACEHOLDER}"
     for i, entry in enumerate(sources if isinstance(sources, list) else []):
