@@ -253,8 +253,8 @@ def _put(values: dict[str, Any], place: Place, value: Any, override: str) -> Non
         if isinstance(inner, list):
             if not isinstance(key, int) or key >= len(inner):
                 raise ConfigError(
-                    f"{shorten(override)}: {dotted(place[:depth])} is a list of {len(inner)} items; "
-                    "name one by its position, from 0"
+                    f"{shorten(override)}: {dotted(place[:depth])} is a list of {len(inner)} "
+                    "items; name one by its position, from 0"
                 )
         elif not isinstance(inner, dict):
             raise ConfigError(

@@ -50,9 +50,9 @@ def read_yaml(text: str, source: str) -> tuple[Any, dict[Place, int]]:
         return loader.construct_document(node), lines
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+        at = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
         reason = error.problem or error.context
-        raise ConfigError(f"{source} is no YAML that is taken here: {reason}{place}") from error
+        raise ConfigError(f"{source} is no YAML that is taken here: {reason}{at}") from error
     except yaml.reader.ReaderError as error:
         raise ConfigError(
             f"{source} is no YAML: character {error.character!r} at position {error.position}"
@@ -79,7 +79,7 @@ class _Loader(yaml.SafeLoader):
         """Values below a finished node, aliases followed, by the identity of the node."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()
+        event = self.peek_event()  # type: ignore[no-untyped-call]
         if getattr(event, "tag", None) is not None:
             raise _refusal(f"the tag {event.tag!r}; write the value without, text in quotes", event)
         before = self._count
@@ -143,7 +143,8 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_fraction)
 
 
 def _refusal(problem: str, at: yaml.Event | yaml.Node) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=at.start_mark)
+    mark: Any = at.start_mark
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
 def _lines(node: yaml.Node, place: Place) -> Iterator[tuple[Place, int]]:
