@@ -7,12 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
 
 from dzrobot import __version__
+from dzrobot.documents import read_json, read_json_lines, validated
 from dzrobot.errors import ProtocolError
+from dzrobot.files import write_json, write_json_lines
 from dzrobot.rollout.environment import simulator, step_limit
-from dzrobot.rollout.protocol import Case, Selection
+from dzrobot.rollout.protocol import Case, Count, Selection
+from dzrobot.rollout.records import RECORDS_FILE, storing
 
 CARD_FILE = "card.json"
 CASES_FILE = "cases.jsonl"
@@ -30,6 +35,30 @@ _VERSIONS = (
     "hf-libero",
 )
 _SHOWN = 12
+
+
+class AssetsOfSuite(BaseModel):
+    """How many files of a suite are the official ones, and which are not."""
+
+    official: Count
+    missing: list[str]
+    altered: list[str]
+
+
+class Card(BaseModel):
+    """What is read of a card; the rest of it is compared, never used."""
+
+    # Another version may write more fields: then the comparison names them.
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    format: Literal[1]
+    protocol: str
+    changes: list[str]
+    suites: dict[str, dict[str, Any]]
+    policy: dict[str, Any]
+    assets: dict[str, AssetsOfSuite]
+    episodes: Count
+    cases_sha256: str
 
 
 def build_card(
@@ -72,35 +101,52 @@ def build_card(
 def keep_card(folder: Path, card: Mapping[str, Any], cases: Sequence[Case]) -> None:
     """Write ``card`` to ``folder``, or check that the one that is there is equal.
 
+    The caller holds the folder's lock: card and records are then of one run.
+
     Raises:
         ProtocolError: the folder holds results of another protocol; says what differs.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / CARD_FILE
-    if path.exists():
+    if path.exists() or path.is_symlink():
         refuse_unlike(read_card(folder), card, str(folder), "asked for now")
         return
-    _write(folder / CASES_FILE, "".join(f"{json.dumps(asdict(case))}\n" for case in cases))
-    _write(path, json.dumps(card, indent=2, sort_keys=True) + "\n")
+    if (folder / RECORDS_FILE).exists():
+        raise ProtocolError(
+            f"{folder} holds records without a {CARD_FILE}: nothing says of what. Use another "
+            "--output, or move them away"
+        )
+    with storing(folder):
+        write_json_lines(folder / CASES_FILE, map(asdict, cases))
+        write_json(path, card, sort_keys=True)
 
 
 def read_card(folder: Path) -> dict[str, Any]:
     """Return the card of ``folder``.
 
     Raises:
-        ProtocolError: there is none.
+        ProtocolError: there is none, or it is no card.
     """
     path = folder / CARD_FILE
-    if not path.is_file():
+    if folder.is_dir() and not path.exists() and not path.is_symlink():
         raise ProtocolError(f"{folder} holds no evaluation: there is no {CARD_FILE} in it")
-    card: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    card = read_json(path, dict[str, Any], ProtocolError)
+    validated(card, Card, str(path), ProtocolError)
     return card
 
 
 def read_cases(folder: Path) -> tuple[Case, ...]:
-    """Return every episode of the run in ``folder``, run or not."""
-    lines = (folder / CASES_FILE).read_text(encoding="utf-8").splitlines()
-    return tuple(Case(**json.loads(line)) for line in lines)
+    """Return every episode of the run in ``folder``, run or not.
+
+    Raises:
+        ProtocolError: the list is missing, damaged, or not the one that the card speaks of.
+    """
+    path = folder / CASES_FILE
+    cases = tuple(read_json_lines(path, Case, ProtocolError))
+    if _digest(cases) != read_card(folder)["cases_sha256"]:
+        raise ProtocolError(
+            f"{path} is not the list of episodes that {CARD_FILE} speaks of; copy it again"
+        )
+    return cases
 
 
 def refuse_unlike(one: Mapping[str, Any], other: Mapping[str, Any], here: str, there: str) -> None:
@@ -204,10 +250,3 @@ def _versions() -> dict[str, str]:
 def _digest(cases: Sequence[Case]) -> str:
     text = json.dumps([asdict(case) for case in cases], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _write(path: Path, text: str) -> None:
-    """Write at once, or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)

@@ -133,10 +133,10 @@ def evaluate(
         ProtocolError: ``output`` holds results of another protocol, or another run writes there.
     """
     options = options or RunOptions()
-    keep_card(output, prepared.card, prepared.cases)
     part = shard_of(prepared.cases, *options.shard)
     with locked(output):
-        records = RecordFile(output)
+        keep_card(output, prepared.card, prepared.cases)
+        records = RecordFile(output, prepared.cases)
         finished = records.finished()
         waiting = [case for case in part if case.name not in finished]
         report(_progress(None, part, records))
@@ -161,11 +161,12 @@ def merge(output: Path, parts: Sequence[Path]) -> Summary:
     for part in parts[1:]:
         refuse_unlike(card, read_card(part), str(parts[0]), f"in {part}")
     cases = read_cases(parts[0])
-    keep_card(output, card, cases)
+    shards = [RecordFile(part, cases, writable=False) for part in parts]
     with locked(output):
-        merged = RecordFile(output)
-        for part in parts:
-            _merge_one(merged, RecordFile(part), part, output)
+        keep_card(output, card, cases)
+        merged = RecordFile(output, cases)
+        for part, shard in zip(parts, shards, strict=True):
+            _merge_one(merged, shard, part, output)
         summary = summarise(merged.records.values(), cases)
         write_summary(output, summary, card)
     return summary
@@ -257,13 +258,10 @@ def _check_spaces(
 def _merge_one(merged: RecordFile, shard: RecordFile, folder: Path, output: Path) -> None:
     for name, record in shard.records.items():
         known = merged.records.get(name)
-        if known is not None and known.error is None:
-            if record.error is None and record.result() != known.result():
-                raise ProtocolError(
-                    f"{name} has two results: {known.result()} and, in {folder}, {record.result()}"
-                )
+        if known is not None and known.error is None and record.error is not None:
             continue
         video = record.video
         if video is not None:
             video = os.path.relpath(folder / video, output)
-        merged.add(replace(record, video=video))
+        if known is None or known.error is not None or known.result() != record.result():
+            merged.add(replace(record, video=video))

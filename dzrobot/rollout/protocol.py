@@ -3,11 +3,16 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
 
 from dzrobot.envs.libero.suites import INIT_STATES, SUITES
 from dzrobot.errors import ConfigError, ProtocolError, find
 from dzrobot.registration import LIBERO_STEPS
+
+Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+"""A whole number as a file holds it: no text, no boolean, no fraction."""
 
 History = Literal["off", "recent", "grid"]
 Noise = Literal["keyed", "fixed"]
@@ -79,7 +84,12 @@ PROTOCOLS: Mapping[str, Protocol] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One episode to be run; everything about it is decided beforehand."""
+    """One episode to be run; everything about it is decided beforehand.
+
+    Kept in a file of lines, and checked when it is read back: hence the types that say more.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     env: str
     """Gymnasium id."""
@@ -88,23 +98,23 @@ class Case:
     """Keyword arguments of ``gym.make`` that belong to the task."""
 
     suite: str
-    task_id: int
-    episode: int
+    task_id: Count
+    episode: Count
     """Counts from 0 within its task."""
 
-    seed: int
+    seed: Count
     """What the environment is reset with."""
 
-    init_state_id: int | None
+    init_state_id: Count | None
     """Stored initial state it begins from; None: the seed decides."""
 
-    max_steps: int | None
+    max_steps: Count | None
     """Steps after which it is over; None: as the environment is registered."""
 
-    noise_key: int
+    noise_key: Count
     """Number that a policy's keyed noise depends on."""
 
-    repeat_of: int | None = None
+    repeat_of: Count | None = None
     """Episode of the same task that had the same initial state before."""
 
     @property

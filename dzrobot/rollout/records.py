@@ -1,47 +1,72 @@
 """Results on disk: one line per finished episode, safe against being killed at any moment."""
 
-import fcntl
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
+from pydantic import AfterValidator, ConfigDict, Field
+
+from dzrobot import files
+from dzrobot.documents import parse_json, read_bytes, shorten
 from dzrobot.errors import ProtocolError
 from dzrobot.rollout.episode import Outcome
-from dzrobot.rollout.protocol import Case
+from dzrobot.rollout.protocol import Case, Count
 
 RECORDS_FILE = "records.jsonl"
 LOCK_FILE = ".lock"
 
+_LARGEST = 2**30
+"""Bytes of a file of records; a million episodes have about 600 MB."""
+
+
+def _percentiles(times: Mapping[str, float]) -> Mapping[str, float]:
+    if not {"p50", "p95"} <= set(times):
+        raise ValueError("it holds p50 and p95")
+    return times
+
+
+Duration = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Durations = Annotated[Mapping[str, Duration], AfterValidator(_percentiles)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One episode that was run; with an error, one that has no result."""
+    """One episode that was run; with an error, one that has no result.
+
+    Checked when it is read back: hence the types that say more.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     case: str
     env: str
     suite: str
-    task_id: int
+    task_id: Count
     task: str | None
-    episode: int
-    init_state_id: int | None
-    seed: int
-    repeat_of: int | None
-    steps: int | None
-    success: bool | None
+    episode: Count
+    init_state_id: Count | None
+    seed: Count
+    repeat_of: Count | None
+    steps: Count | None
+    success: Annotated[bool, Field(strict=True)] | None
     ended: str | None
     action_sha256: str | None
-    policy_ms: Mapping[str, float] | None
-    env_ms: Mapping[str, float] | None
-    wall_s: float | None
+    policy_ms: Durations | None
+    env_ms: Durations | None
+    wall_s: Duration | None
     video: str | None
     """Path below the results folder."""
 
     error: str | None
     """What was raised; such an episode is neither success nor failure, and is run again."""
+
+    def __post_init__(self) -> None:
+        finished = self.success is not None and self.steps is not None
+        if finished != (self.error is None):
+            raise ValueError("an episode has either steps and success, or an error")
 
     @classmethod
     def of(cls, case: Case, outcome: Outcome, video: str | None) -> Self:
@@ -62,44 +87,64 @@ class Record:
 
 
 class RecordFile:
-    """The records of one results folder, by case; a later record replaces an earlier one."""
+    """The records of one results folder, by case; a later record replaces an earlier error."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, cases: Iterable[Case] | None = None, *, writable: bool = True
+    ) -> None:
         """Read what is there; a last line that was torn by a crash is dropped.
 
+        Args:
+            folder: The results folder.
+            cases: Episodes of the evaluation; None: not compared.
+            writable: Whether records will be added. Otherwise nothing in the folder is changed.
+
         Raises:
-            ProtocolError: the file holds something else.
+            ProtocolError: the file holds something else, records of another evaluation, or two
+                results of one episode.
         """
         self._path = folder / RECORDS_FILE
         self.records: dict[str, Record] = {}
-        content = self._path.read_bytes() if self._path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:
-            os.truncate(self._path, len(whole))
-        for number, line in enumerate(whole.splitlines(), start=1):
-            record = self._parsed(line, number)
-            self.records[record.case] = record
+        known = None if cases is None else {case.name: _about(case) for case in cases}
+        for number, line in enumerate(self._lines(writable), start=1):
+            where = f"{self._path}:{number}"
+            record = parse_json(line, Record, where, ProtocolError)
+            if known is not None:
+                _check_known(record, known, where)
+            self._keep(record, where)
 
     def add(self, record: Record) -> None:
         """Append ``record``; when this returns, it is on the disk."""
-        with self._path.open("ab") as file:
-            file.write(json.dumps(asdict(record), sort_keys=True).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self.records[record.case] = record
+        self._keep(record, str(self._path))
+        with storing(self._path.parent):
+            files.append_line(self._path, json.dumps(asdict(record), sort_keys=True))
 
     def finished(self) -> set[str]:
         """Return the cases that have a result."""
         return {name for name, record in self.records.items() if record.error is None}
 
-    def _parsed(self, line: bytes, number: int) -> Record:
-        try:
-            return Record(**json.loads(line))
-        except (ValueError, TypeError) as error:
-            raise ProtocolError(
-                f"{self._path}:{number} is no record of this version ({error}); move the folder "
-                "away and evaluate anew"
-            ) from error
+    def _lines(self, writable: bool) -> list[bytes]:
+        if not self._path.exists() and not self._path.is_symlink():
+            return []
+        # Read by the bounded reader first: a link may lead to what has no end.
+        content = read_bytes(self._path, ProtocolError, largest=_LARGEST)
+        if writable and not content.endswith(b"\n"):
+            with storing(self._path.parent):
+                return files.whole_lines(self._path)
+        return content[: content.rfind(b"\n") + 1].split(b"\n")[:-1]
+
+    def _keep(self, record: Record, where: str) -> None:
+        """Raise ProtocolError where one episode has two results, unless they are equal."""
+        known = self.records.get(record.case)
+        if known is not None and known.error is None:
+            if record.error is None and record.result() != known.result():
+                raise ProtocolError(
+                    f"{where}: {record.case} has two results: {known.result()} and "
+                    f"{record.result()}; the folder was written by two runs: move it away and "
+                    "evaluate anew"
+                )
+            return
+        self.records[record.case] = record
 
 
 def ordered(records: Iterable[Record], cases: Iterable[Case]) -> list[Record]:
@@ -110,20 +155,43 @@ def ordered(records: Iterable[Record], cases: Iterable[Case]) -> list[Record]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold ``folder`` for this process alone; a killed process holds nothing.
+    """Make ``folder`` if need be, and hold it for this process alone.
+
+    A killed process holds nothing.
 
     Raises:
-        ProtocolError: another run is writing there.
+        ProtocolError: another run is writing there, or the folder cannot be written.
     """
-    with (folder / LOCK_FILE).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ProtocolError(
-                f"another run is writing to {folder}; wait for it, or use another --output "
-                "(shards go to a folder each, `dzrobot merge` puts them together)"
-            ) from error
+    refusal = ProtocolError(
+        f"another run is writing to {folder}; wait for it, or use another --output "
+        "(shards go to a folder each, `dzrobot merge` puts them together)"
+    )
+    with ExitStack() as held:
+        with storing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(files.locked(folder / LOCK_FILE, refusal))
         yield
+
+
+def storing(folder: Path) -> AbstractContextManager[None]:
+    """Return a block in which a refusal of the operating system becomes one message."""
+    return files.explained(f"write results to {shorten(str(folder), 200)}", ProtocolError)
+
+
+def _check_known(record: Record, known: Mapping[str, Mapping[str, Any]], where: str) -> None:
+    about = known.get(record.case)
+    if about is None:
+        raise ProtocolError(
+            f"{where}: {shorten(record.case)} is no episode of this evaluation; move the folder "
+            "away and evaluate anew"
+        )
+    for name, value in about.items():
+        given = getattr(record, name)
+        if given != value:
+            raise ProtocolError(
+                f"{where}: {name} is {shorten(given)}, but {value!r} in this evaluation; move the "
+                "folder away and evaluate anew"
+            )
 
 
 def _about(case: Case) -> dict[str, Any]:

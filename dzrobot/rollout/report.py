@@ -1,6 +1,5 @@
 """From records to a table: rates, their uncertainty, and what is still missing."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -8,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
+from dzrobot.files import write_json
 from dzrobot.rollout.episode import percentiles
 from dzrobot.rollout.protocol import Case
-from dzrobot.rollout.records import Record, ordered
+from dzrobot.rollout.records import Record, ordered, storing
 
 SUMMARY_FILE = "summary.json"
 
@@ -125,23 +126,24 @@ def write_summary(folder: Path, summary: Summary, card: Mapping[str, Any]) -> No
         "timing": dict(summary.timing),
         "card": dict(card),
     }
-    text = json.dumps(content, indent=2) + "\n"
-    (folder / SUMMARY_FILE).write_text(text, encoding="utf-8")
+    with storing(folder):
+        write_json(folder / SUMMARY_FILE, content)
 
 
 def table(summary: Summary, title: str) -> Table:
     """Return the final table; it holds no times, so equal runs print equal tables."""
-    shown = Table(title=title, title_justify="left")
+    # As text: names of tasks and settings may hold what rich takes for markup.
+    shown = Table(title=Text(title), title_justify="left")
     for name in ("suite", "task"):
         shown.add_column(name, overflow="fold")
     for name in ("success", "rate", "95 % interval", "steps", "errors"):
         shown.add_column(name, justify="right", no_wrap=True)
     for row in summary.rows:
-        shown.add_row(*_cells(row), end_section=row.task_id is None)
+        shown.add_row(*map(Text, _cells(row)), end_section=row.task_id is None)
     shown.add_section()
     for whole in (summary.total, summary.distinct):
         if whole is not None:
-            shown.add_row(*_cells(whole), style="bold")
+            shown.add_row(*map(Text, _cells(whole)), style="bold")
     return shown
 
 
