@@ -1,28 +1,34 @@
 """Training checkpoints: sharded, written aside in the background, renamed when complete.
 
-A checkpoint is a folder ``step_00001000`` with one ``state`` folder (torch distributed checkpoint)
-and a
-``meta.json``. It is written under a temporary name and renamed once every process has finished, so
-a folder with a final name is whole; everything else is ignored and cleared away. What a step does
-depends on the seed and the step number alone, so the number and the tensors are the whole state:
-there is no loader position and no random state.
+A checkpoint is a folder ``step_00001000`` with one ``state`` folder (torch distributed checkpoint),
+a ``meta.json``, the files that lie beside any weights (config, statistics, passport, tokenizer) and
+the checksums of all of them. It is written under a temporary name and renamed once every process
+has finished, so a folder with a final name is whole; everything else is ignored and cleared away.
+What a step does depends on the seed and the step number alone, so the number and the tensors are
+the whole state: there is no loader position and no random state.
 """
 
-import json
 import logging
-import os
-import shutil
-from concurrent.futures import Future
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
+from pydantic import BaseModel, ConfigDict, Field
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
+from dzrobot import files
+from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError
+from dzrobot.policies.dreamzero.checkpoints.checksums import check_checksums, write_checksums
+from dzrobot.policies.dreamzero.checkpoints.dcp import DESCRIPTION, CheckedReader, read_description
+from dzrobot.policies.dreamzero.checkpoints.directory import TRAINING_META, TRAINING_STATE
 from dzrobot.training.settings import CheckpointConfig
 from dzrobot.training.world import World
 
@@ -30,19 +36,43 @@ _log = logging.getLogger(__name__)
 
 _PREFIX = "step_"
 _ASIDE = ".writing"
-_STATE = "state"
-_META = "meta.json"
+_NAME = re.compile(_PREFIX + r"(\d{1,15})", re.ASCII)
+_SEALED = 2
+"""Format of meta.json since which checksums are written."""
+
 LATEST = "latest"
 """Name of the file that holds the newest checkpoint's folder name, for people and scripts."""
 
 
+class TrainingMeta(BaseModel):
+    """meta.json: what identifies the run, and where it stands."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    step: int = Field(ge=0, le=10**15)
+    skips: int = Field(ge=0)
+    format: int = Field(default=1, ge=1, le=_SEALED)
+    base: str | None = None
+    is_lora: bool | None = None
+    ema: bool | None = None
+    seed: int | None = None
+    global_batch_size: int | None = None
+    max_steps: int | None = None
+    statistics: list[str] | None = None
+    windows: int | None = None
+
+
 @dataclass(frozen=True)
 class Saved:
-    """A complete checkpoint on disk."""
+    """A checkpoint on disk; :func:`verify` says whether it is whole."""
 
     path: Path
-    step: int
-    meta: dict[str, Any]
+    meta: TrainingMeta
+
+    @property
+    def step(self) -> int:
+        """Return the optimiser steps done."""
+        return self.meta.step
 
 
 @dataclass(frozen=True)
@@ -53,85 +83,174 @@ class _Pending:
 
 
 def read_checkpoint(path: Path) -> Saved:
-    """Return the checkpoint in folder ``path``.
+    """Return the checkpoint in folder ``path``; none of its tensors is read.
 
     Raises:
-        CheckpointError: It is not a complete training checkpoint.
+        CheckpointError: It is not a training checkpoint, or its meta.json is damaged.
     """
-    if not (path / _STATE / ".metadata").is_file() or not (path / _META).is_file():
+    described = path / TRAINING_STATE / DESCRIPTION
+    if not described.is_file() or not (path / TRAINING_META).is_file():
         raise CheckpointError(
-            f"{path} is no complete training checkpoint: it needs {_META} and {_STATE}/.metadata. "
-            "Give a folder "
-            f"{_PREFIX}00001000 or the run folder that holds such folders."
+            f"{path} is no complete training checkpoint: it needs {TRAINING_META} and "
+            f"{TRAINING_STATE}/{DESCRIPTION}. Give a folder {_PREFIX}00001000 or the run folder "
+            "that holds such folders."
         )
-    meta = json.loads((path / _META).read_text())
-    return Saved(path=path, step=int(meta["step"]), meta=meta)
+    meta = read_json(path / TRAINING_META, TrainingMeta, CheckpointError)
+    name = _NAME.fullmatch(path.name)
+    if name is not None and int(name[1]) != meta.step:
+        raise CheckpointError(f"{path / TRAINING_META} is of step {meta.step}; copy it again")
+    return Saved(path=path, meta=meta)
+
+
+def verify(saved: Saved) -> None:
+    """Read every file of a checkpoint and compare it with its checksum.
+
+    A checkpoint from before there were checksums is checked for completeness alone.
+
+    Raises:
+        CheckpointError: A file is missing, cut short or changed.
+    """
+    if saved.meta.format >= _SEALED:
+        check_checksums(saved.path)
+    else:
+        _log.warning("%s has no checksums: silent damage in it cannot be told", saved.path)
+    read_description(saved.path / TRAINING_STATE)
 
 
 def complete_checkpoints(folder: Path) -> list[Saved]:
     """Return the complete checkpoints in ``folder``, oldest first; torn ones are left out."""
     found = []
-    for path in folder.glob(f"{_PREFIX}*"):
-        if path.suffix == _ASIDE:
-            continue
+    for path in _folders(folder):
         try:
             found.append(read_checkpoint(path))
-        except (CheckpointError, json.JSONDecodeError, KeyError) as error:
+        except CheckpointError as error:
             _log.warning("ignoring %s: %s", path, error)
     return sorted(found, key=lambda saved: saved.step)
 
 
-def find_checkpoint(path: Path) -> Saved:
-    """Return the checkpoint at ``path``, or the newest complete one if ``path`` is a run folder.
+def _folders(folder: Path) -> Iterator[Path]:
+    """Yield what has the name of a checkpoint, newest first."""
+    if folder.is_dir():
+        named = [(m, path) for path in folder.iterdir() if (m := _NAME.fullmatch(path.name))]
+        for _, path in sorted(named, key=lambda pair: int(pair[0][1]), reverse=True):
+            yield path
+
+
+def newest_whole(folder: Path) -> Saved | None:
+    """Return the newest checkpoint in ``folder`` that is whole, None if there never was one.
+
+    Damaged ones are passed over with a warning.
 
     Raises:
-        CheckpointError: There is none.
+        CheckpointError: There are checkpoints, all of them damaged.
+    """
+    faults = []
+    for path in _folders(folder):
+        try:
+            saved = read_checkpoint(path)
+            verify(saved)
+        except CheckpointError as error:
+            faults.append(str(error))
+            _log.warning("passing over %s: %s", path, error)
+        else:
+            return saved
+    if faults:
+        raise CheckpointError(
+            f"no checkpoint in {folder} is whole: {faults[0]}. Copy one back, or move the folder "
+            "away to start anew."
+        )
+    return None
+
+
+def find_checkpoint(path: Path) -> Saved:
+    """Return the checkpoint at ``path``, or the newest whole one if ``path`` is a run folder.
+
+    Raises:
+        CheckpointError: There is none, or the one that is named is damaged.
     """
     if path.name.startswith(_PREFIX):
-        return read_checkpoint(path)
+        saved = read_checkpoint(path)
+        verify(saved)
+        return saved
     for folder in (path, path / "checkpoints"):
-        if found := complete_checkpoints(folder):
-            return found[-1]
+        if found := newest_whole(folder):
+            return found
     raise CheckpointError(f"no complete checkpoint {_PREFIX}* in {path} or {path / 'checkpoints'}")
+
+
+def choose_checkpoint(resume: Literal["auto"] | Path, folder: Path, world: World) -> Saved | None:
+    """Return the checkpoint to resume from. Collective: the main process looks, all get the same.
+
+    Args:
+        resume: A checkpoint or run folder; ``auto`` for the newest whole one in ``folder``, if any.
+        folder: The run's own checkpoints.
+        world: The processes.
+
+    Raises:
+        CheckpointError: The one that is named is damaged or not there, or none is whole.
+    """
+    outcome: list[Saved | CheckpointError | None] = [None]
+    if world.is_main:
+        try:
+            outcome = [newest_whole(folder) if resume == "auto" else find_checkpoint(Path(resume))]
+        except CheckpointError as error:
+            outcome = [error]
+    dist.broadcast_object_list(outcome, src=0, group=world.host_group)
+    if isinstance(outcome[0], CheckpointError):
+        raise outcome[0]
+    return outcome[0]
 
 
 def load_state(saved: Saved, state: dict[str, Any]) -> None:
     """Fill the tensors of ``state`` in place from a checkpoint of any number of processes.
 
     Raises:
-        CheckpointError: A tensor is missing or has another shape.
+        CheckpointError: A tensor is missing or has another shape, or content that could run code.
     """
+    reader = CheckedReader(read_description(saved.path / TRAINING_STATE))
     try:
-        load(state, checkpoint_id=str(saved.path / _STATE))
+        load(state, storage_reader=reader)
     except CheckpointException as error:
         raise CheckpointError(
             f"{saved.path} does not fit this run: {_first_line(error)}. Resume with the model, "
-            "adapter and averaging "
-            "settings it was written with."
+            "adapter and averaging settings it was written with."
         ) from error
 
 
 def _first_line(error: CheckpointException) -> str:
     causes = [str(cause[0]) for cause in error.failures.values()]
-    return (causes or [str(error)])[0].splitlines()[0]
+    return ((causes or [str(error)])[0].splitlines() or [type(error).__name__])[0]
 
 
 class CheckpointWriter:
     """Writes checkpoints of one run into one folder."""
 
     def __init__(self, folder: Path, config: CheckpointConfig, world: World) -> None:
+        """Clear away what an ended process left.
+
+        Raises:
+            CheckpointError: ``folder`` cannot be made or written to.
+        """
         self._folder = folder
         self._config = config
         self._world = world
         self._pending: _Pending | None = None
+        self._sealing = ThreadPoolExecutor(1)
         if world.is_main:
-            folder.mkdir(parents=True, exist_ok=True)
-            for torn in folder.glob(f"{_PREFIX}*{_ASIDE}"):
-                shutil.rmtree(torn)
+            with files.explained(f"write checkpoints to {folder}", CheckpointError):
+                folder.mkdir(parents=True, exist_ok=True)
+                for torn in folder.glob(f"{_PREFIX}*{_ASIDE}"):
+                    files.remove(torn)
         dist.barrier(group=world.host_group)
 
     def save(
-        self, step: int, state: dict[str, Any], meta: dict[str, Any], *, wait: bool = False
+        self,
+        step: int,
+        state: dict[str, Any],
+        meta: dict[str, Any],
+        *,
+        wait: bool = False,
+        write_beside: Callable[[Path], None] = lambda _: None,
     ) -> None:
         """Write ``state``; returns once it is copied, so that training may change it.
 
@@ -140,21 +259,33 @@ class CheckpointWriter:
             state: Nested dictionaries of tensors, sharded or not.
             meta: What identifies the run; plain values.
             wait: Return only when the checkpoint is complete.
+            write_beside: Writes what else belongs into the folder; called in the main process.
+
+        Raises:
+            CheckpointError: It, or the one before, cannot be written.
         """
         self.finish()
         aside = self._folder / f"{_PREFIX}{step:08d}{_ASIDE}"
         if self._world.is_main:
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-            _write_text(aside / _META, json.dumps({"step": step, **meta}, indent=1))
+            with files.explained(f"write {aside}", CheckpointError):
+                files.remove(aside)
+                aside.mkdir(parents=True)
+                content = {"format": _SEALED, "step": step, **meta}
+                files.write_json(aside / TRAINING_META, content)
+                write_beside(aside)
         dist.barrier(group=self._world.host_group)
-        target = str(aside / _STATE)
+        target = str(aside / TRAINING_STATE)
         future: Future[Any] = Future()
         if self._config.async_save and not wait:
             future = async_save(state, checkpoint_id=target, process_group=self._world.save_group)  # type: ignore[assignment]
         else:
-            save(state, checkpoint_id=target, process_group=self._world.save_group)
+            with _explained(aside):
+                save(state, checkpoint_id=target, process_group=self._world.save_group)
             future.set_result(None)
+        if self._world.is_main:
+            # The main process ends only after all have written: it gathers their results into the
+            # metadata. Reading it all again for checksums must not hold up the next step.
+            future = self._sealing.submit(_seal, aside, future)
         self._pending = _Pending(step, aside, future)
         if wait or not self._config.async_save:
             self.finish()
@@ -165,40 +296,54 @@ class CheckpointWriter:
             self.finish()
 
     def finish(self) -> None:
-        """Wait for the pending checkpoint, if any, and give it its final name."""
+        """Wait for the pending checkpoint, if any, and give it its final name.
+
+        Raises:
+            CheckpointError: It could not be written.
+        """
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        # The main process ends only after all have written: it gathers their results into the
-        # metadata.
-        pending.future.result()
-        if self._world.is_main:
-            self._commit(pending)
+        with _explained(pending.aside):
+            pending.future.result()
+            if self._world.is_main:
+                self._commit(pending)
 
     def _commit(self, pending: _Pending) -> None:
-        for path in sorted(pending.aside.rglob("*")):
-            if path.is_file():
-                _sync(path)
         final = self._folder / f"{_PREFIX}{pending.step:08d}"
-        # A step that was already saved (resumed and reached again) is replaced.
-        shutil.rmtree(final, ignore_errors=True)
-        pending.aside.rename(final)
-        _sync(self._folder)
-        _write_text(self._folder / f"{LATEST}{_ASIDE}", final.name)
-        (self._folder / f"{LATEST}{_ASIDE}").replace(self._folder / LATEST)
+        if final.exists():
+            # A step that was already saved (resumed and reached again) is replaced. A folder that
+            # is being removed must not bear a final name.
+            retired = final.with_name(f"{final.name}.old{_ASIDE}")
+            files.remove(retired)
+            final.rename(retired)
+            files.move(pending.aside, final)
+            files.remove(retired)
+        else:
+            files.move(pending.aside, final)
+        files.write_text(self._folder / LATEST, final.name)
         for old in complete_checkpoints(self._folder)[: -self._config.keep_last_k]:
-            shutil.rmtree(old.path)
+            retired = old.path.with_name(f"{old.path.name}.old{_ASIDE}")
+            old.path.rename(retired)
+            files.remove(retired)
 
 
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text)
-    _sync(path)
+def _seal(aside: Path, written: "Future[Any]") -> None:
+    """Wait for what is being written, add its checksums, and flush all of it to the disk."""
+    written.result()
+    write_checksums(aside)
+    for path in sorted(aside.rglob("*")):
+        files.flush(path)
 
 
-def _sync(path: Path) -> None:
-    """Ask the disk to hold what was written to a file or folder."""
-    handle = os.open(path, os.O_RDONLY)
+@contextmanager
+def _explained(aside: Path) -> Iterator[None]:
+    """Turn a failure to write into one message."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        with files.explained(f"write {aside}", CheckpointError):
+            yield
+    except CheckpointException as error:
+        raise CheckpointError(
+            f"cannot write {aside}: {_first_line(error)}; the checkpoints before it are intact. "
+            "Make room, or choose another runner.output_dir, and resume."
+        ) from error

@@ -2,7 +2,8 @@
 
 import logging
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,16 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dzrobot.policies.dreamzero.checkpoints.directory import (
-    TOKENIZER_FOLDER,
     Sidecars,
     write_directory,
+    write_sidecars,
 )
 from dzrobot.policies.dreamzero.checkpoints.load import base_fingerprint
 from dzrobot.policies.dreamzero.checkpoints.lora import MergedSource, adapter_scale
 from dzrobot.policies.dreamzero.checkpoints.names import (
     DIT,
-    adapted_layer,
+    adapted_names,
     canonical,
-    is_adapter,
     peft_name,
 )
 from dzrobot.policies.dreamzero.checkpoints.passport import Passport, passport_for
@@ -69,6 +69,31 @@ def gather_trained(parts: Parts) -> dict[str, Tensor]:
     return gathered
 
 
+@dataclass(frozen=True)
+class TrainedAlone:
+    """What lies beside the tensors that a run trains: which network they are part of, and its base.
+
+    The same at every step, so that it is put together once.
+    """
+
+    parts: Parts
+
+    @cached_property
+    def sidecars(self) -> Sidecars:
+        """Return the files; their passport names the base by its weights."""
+        trained = {canonical(DIT + name) for name in self.parts.optimizer.named}
+        base = base_fingerprint(self.parts.start.source, trained)
+        return Sidecars(
+            config_json=self.parts.network.to_dict(), metadata=_metadata(self.parts),
+            passport=_passport(self.parts, base), copy_from=self.parts.start.folder,
+            tokenizer=_tokenizer(self.parts), complete=False,
+        )  # fmt: skip
+
+    def write(self, folder: Path) -> None:
+        """Write the files into ``folder``."""
+        write_sidecars(folder, self.sidecars)
+
+
 def _write(parts: Parts, trained: dict[str, Tensor], target: Path) -> None:
     config = parts.config
     # Left by a run that was ended while it exported, or by an earlier export of this step.
@@ -76,32 +101,24 @@ def _write(parts: Parts, trained: dict[str, Tensor], target: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     own = StateDictSource(values=trained, origin="training")
     source: WeightSource = UnionSource(sources=(parts.start.source, own))
-    sidecars = Sidecars(
-        config_json=parts.network.to_dict(), metadata=_metadata(parts),
-        passport=_passport(parts, None), copy_from=parts.start.folder,
-    )  # fmt: skip
+    network = parts.network
     if config.model.is_lora:
-        _write_adapters(parts, own, sidecars, target.with_name(target.name + ADAPTERS_SUFFIX))
-        source = MergedSource(source, adapter_scale(parts.network.head))
-        whole = replace(parts.network, head=replace(parts.network.head, train_architecture="full"))
-        sidecars = replace(sidecars, config_json=whole.to_dict())
-    write_directory(
-        target, source, sidecars, ShardOptions(dtype=DTYPES[config.checkpoint.export_dtype])
-    )
-    _copy_tokenizer(parts, target)
-
-
-def _write_adapters(parts: Parts, own: StateDictSource, sidecars: Sidecars, target: Path) -> None:
-    """Write only what was trained, under the published names, and which base it belongs to."""
-    adapted = frozenset(
-        adapted_layer(name).removesuffix(".weight") for name in own.values if is_adapter(name)
-    )
-    base = base_fingerprint(parts.start.source, set(own.values))
-    write_directory(
-        target, own, replace(sidecars, passport=_passport(parts, base)),
-        ShardOptions(dtype=torch.float32, rename=lambda name: peft_name(name, adapted)),
+        _write_adapters(parts, own, target.with_name(target.name + ADAPTERS_SUFFIX))
+        source = MergedSource(source, adapter_scale(network.head))
+        network = replace(network, head=replace(network.head, train_architecture="full"))
+    sidecars = Sidecars(
+        config_json=network.to_dict(), metadata=_metadata(parts), passport=_passport(parts, None),
+        copy_from=parts.start.folder, tokenizer=_tokenizer(parts),
     )  # fmt: skip
-    _copy_tokenizer(parts, target)
+    options = ShardOptions(dtype=DTYPES[config.checkpoint.export_dtype])
+    write_directory(target, source, sidecars, options)
+
+
+def _write_adapters(parts: Parts, own: StateDictSource, target: Path) -> None:
+    """Write only what was trained, under the published names, and which base it belongs to."""
+    adapted = adapted_names(own.values)
+    options = ShardOptions(dtype=torch.float32, rename=lambda name: peft_name(name, adapted))
+    write_directory(target, own, TrainedAlone(parts).sidecars, options)
 
 
 def _metadata(parts: Parts) -> dict[str, Any]:
@@ -135,8 +152,7 @@ def _passport(parts: Parts, base: str | None) -> Passport:
     return replace(passports[0], embodiments=robots, action_horizon=horizon)
 
 
-def _copy_tokenizer(parts: Parts, target: Path) -> None:
-    """Put a local tokenizer beside the weights: the export then stands alone."""
+def _tokenizer(parts: Parts) -> Path | None:
+    """Return the folder of a local tokenizer, which goes beside the weights."""
     given = Path(tokenizer_path(parts.config, parts.start)).expanduser()
-    if given.is_dir() and not (target / TOKENIZER_FOLDER).exists():
-        shutil.copytree(given, target / TOKENIZER_FOLDER)
+    return given if given.is_dir() else None

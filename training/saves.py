@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dzrobot.errors import CheckpointError
-from dzrobot.policies.dreamzero.checkpoints.sources import load_pickled
+from dzrobot.policies.dreamzero.checkpoints.unpickling import load_tensors
 from dzrobot.recording.files import move
 
 
@@ -38,7 +38,7 @@ class Saves:
             return
         advice = f"remove {self.path} to begin anew"
         try:
-            self._kept = load_pickled(self.path)
+            self._kept = load_tensors(self.path)
             identity = self._kept["identity"]
         except (CheckpointError, TypeError, KeyError) as error:
             raise CheckpointError(f"{self.path} is unreadable ({error}); {advice}") from error

@@ -37,7 +37,7 @@ def restore(saved: Saved, parts: Parts) -> None:
     """Fill every tensor of a run from a checkpoint of any number of processes."""
     load_state(saved, training_state(parts))
     parts.optimizer.set_updates()
-    parts.meter.skips = int(saved.meta["skips"])
+    parts.meter.skips = saved.meta.skips
 
 
 def identity(parts: Parts) -> dict[str, Any]:
@@ -68,9 +68,9 @@ def check_resumable(saved: Saved, parts: Parts) -> None:
     """
     mine = identity(parts)
     wrong = [
-        f"{name}: checkpoint {saved.meta.get(name)}, run {mine[name]}"
+        f"{name}: checkpoint {getattr(saved.meta, name)}, run {mine[name]}"
         for name in _MUST_MATCH
-        if saved.meta.get(name) != mine[name]
+        if getattr(saved.meta, name) != mine[name]
     ]
     if wrong:
         raise CheckpointError(
@@ -87,8 +87,8 @@ def check_resumable(saved: Saved, parts: Parts) -> None:
             "nothing left to train; raise max_steps"
         )
     for name in _SHOULD_MATCH:
-        if saved.meta.get(name) != mine[name]:
+        if getattr(saved.meta, name) != mine[name]:
             _log.warning(
                 "%s changed from %s to %s: the run goes on, but not as it would have",
-                name, saved.meta.get(name), mine[name],
+                name, getattr(saved.meta, name), mine[name],
             )  # fmt: skip

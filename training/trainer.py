@@ -32,8 +32,7 @@ from dzrobot.policies.dreamzero.network.world_action import (
 from dzrobot.training.checkpoint import (
     CheckpointWriter,
     Saved,
-    complete_checkpoints,
-    find_checkpoint,
+    choose_checkpoint,
 )
 from dzrobot.training.data import (
     LoaderOptions,
@@ -42,7 +41,7 @@ from dzrobot.training.data import (
     build_loader,
     encode_views,
 )
-from dzrobot.training.export import export
+from dzrobot.training.export import TrainedAlone, export
 from dzrobot.training.keyed import sample_noise
 from dzrobot.training.logs import RunLog
 from dzrobot.training.openloop import evaluate_open_loop
@@ -73,6 +72,7 @@ class Trainer:
         self._checkpoints = CheckpointWriter(
             config.runner.output_dir / "checkpoints", config.checkpoint, world
         )
+        self._beside = TrainedAlone(self.parts)
         self._loss_options = LossOptions(action_loss_norm=config.model.action_loss_norm)
         self._count = config.accumulation(world.size)
 
@@ -105,14 +105,10 @@ class Trainer:
 
     def _find_saved(self) -> Saved | None:
         runner = self.parts.config.runner
-        match runner.resume_dir:
-            case None:
-                return None
-            case "auto":
-                found = complete_checkpoints(runner.output_dir / "checkpoints")
-                return found[-1] if found else None
-            case folder:
-                return find_checkpoint(folder)
+        if runner.resume_dir is None:
+            return None
+        own = runner.output_dir / "checkpoints"
+        return choose_checkpoint(runner.resume_dir, own, self.parts.world)
 
     def _train(self, log: RunLog) -> bool:
         config = self.parts.config
@@ -210,7 +206,10 @@ class Trainer:
     def save(self, *, wait: bool) -> None:
         """Write a checkpoint; with ``wait``, return only when it is complete."""
         meta: dict[str, Any] = {"skips": self.parts.meter.skips, **identity(self.parts)}
-        self._checkpoints.save(self.step, training_state(self.parts), meta, wait=wait)
+        self._checkpoints.save(
+            self.step, training_state(self.parts), meta, wait=wait,
+            write_beside=self._beside.write,
+        )  # fmt: skip
 
     def _write_line(self, log: RunLog) -> None:
         meter = self.parts.meter

@@ -16,6 +16,7 @@ from checkpoint_layouts import (
 
 from dzrobot.cli import main
 from dzrobot.errors import CheckpointError
+from dzrobot.policies.dreamzero.checkpoints.checksums import CHECKSUMS_FILE
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.report import expected_memory, inspect_checkpoint
 from dzrobot.policies.dreamzero.network.config import preset
@@ -43,7 +44,7 @@ def sidecars(folder):
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and "safetensors" not in path.name
+        if path.is_file() and "safetensors" not in path.name and path.name != CHECKSUMS_FILE
     }
 
 

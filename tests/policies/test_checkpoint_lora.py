@@ -17,7 +17,6 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
     Sidecars,
     open_checkpoint,
     write_directory,
-    write_trained,
 )
 from dzrobot.policies.dreamzero.checkpoints.load import (
     LoadOptions,
@@ -73,11 +72,13 @@ def trained(tiny, tmp_path, libero):
     statistics = Statistics.from_metadata(checkpoint.metadata, libero)
     base = base_fingerprint(checkpoint.weights, names)
     sidecars = Sidecars(
-        config_json=config, copy_from=tiny,
+        config_json=config, copy_from=tiny, complete=False,
         passport=passport_for(libero, statistics, checkpoint.config, base=base),
     )  # fmt: skip
-    folder = write_trained(tmp_path / "trained", StateDictSource(values=state), names, sidecars)
-    return network, folder
+    own = {name: state[name] for name in names}
+    rename = partial(peft_name, adapted=adapted_names(own))
+    source, options = StateDictSource(values=own), ShardOptions(rename=rename)
+    return network, write_directory(tmp_path / "trained", source, sidecars, options)
 
 
 def probe(network):

@@ -1,32 +1,55 @@
 """Distributed checkpoints (``*.distcp`` + ``.metadata``), read without trusting them.
 
 torch reads ``.metadata`` with plain pickle, which runs whatever the file says. Here only the
-handful of classes that describe tensors may appear in it, and each stored piece is opened with
-``weights_only=True``. No process group is needed, and tensors are put together one at a time, so
-memory stays at one tensor. docs/model.md, section 1.3.
+handful of classes that describe tensors may appear in it, what they say is checked before it is
+used, and each stored piece is opened with ``weights_only=True``. One reader serves policies, the
+converter and a resumed training run. No process group is needed, and tensors are put together one
+at a time, so memory stays at one tensor. docs/model.md, section 1.3.
 """
 
 import io
-import pickle
+import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Annotated, Any, BinaryIO
 
+import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.futures import Future
 
+from dzrobot.documents import validated
 from dzrobot.errors import CheckpointError, preview
-from dzrobot.policies.dreamzero.checkpoints.names import canonical_table
+from dzrobot.policies.dreamzero.checkpoints.names import DIT, canonical, canonical_table
 from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo
+from dzrobot.policies.dreamzero.checkpoints.unpickling import (
+    check_archive,
+    load_listed,
+    load_piece,
+)
 
-MODEL_KEY = "fsdp_checkpoint.model."
-"""How the names of model tensors begin in a trainer's distributed checkpoint."""
+DESCRIPTION = ".metadata"
+"""The file that says which tensors there are and where their pieces lie."""
+
+MODEL_KEYS = ("fsdp_checkpoint.model.", "model.", "state_dict.", "model_state_dict.", "module.", "")
+"""How the names of model tensors begin in distributed checkpoints, most particular first."""
+
+TRAINED_KEYS = ("ema.", "model.")
+"""The same in a training checkpoint of this package: the average, if it keeps one, comes first."""
 
 _DTYPE_NAMES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 _PATH_CLASSES = {"Path", "PosixPath", "PurePosixPath"}
@@ -50,14 +73,168 @@ _ALLOWED = {
 }
 
 
-class _DescriptionUnpickler(pickle.Unpickler):
-    """Unpickles descriptions of tensors and refuses every other class."""
+class _Described(BaseModel):
+    """What an unpickled object must be like; nothing of it is believed before."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        """Return an allowed class."""
-        if name not in _ALLOWED.get(module, ()):
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return super().find_class(module, name)
+    model_config = ConfigDict(
+        from_attributes=True, strict=True, frozen=True, arbitrary_types_allowed=True
+    )
+
+
+class _Place(_Described):
+    relative_path: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\x00]+$")]
+    offset: NonNegativeInt
+    length: PositiveInt
+    transform_descriptors: None = None
+
+
+class _Chunk(_Described):
+    offsets: tuple[NonNegativeInt, ...]
+    sizes: tuple[NonNegativeInt, ...]
+
+
+class _Properties(_Described):
+    dtype: torch.dtype
+
+
+class _Entry(_Described):
+    properties: _Properties
+    size: tuple[NonNegativeInt, ...]
+    chunks: list[_Chunk]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A box of one tensor, and where its bytes lie."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: Path
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """One tensor of a distributed checkpoint; its pieces cover it, each lies inside its file."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What a distributed checkpoint holds, checked."""
+
+    folder: Path
+    tensors: Mapping[str, Stored]
+    metadata: Metadata
+    """For torch's own reader; entries that are no tensors are taken out."""
+
+
+def read_description(folder: Path) -> Description:
+    """Return what the distributed checkpoint in ``folder`` holds.
+
+    Raises:
+        CheckpointError: No description, a missing or truncated file, tensors larger than the files
+            they are said to lie in, or content that could run code.
+    """
+    file = folder / DESCRIPTION
+    try:
+        metadata = load_listed(file, _ALLOWED)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{folder} has no {DESCRIPTION} file; copy the whole dcp_checkpoint folder"
+        ) from error
+    table = getattr(metadata, "state_dict_metadata", None)
+    places = getattr(metadata, "storage_data", None)
+    if (
+        not isinstance(metadata, Metadata)
+        or not isinstance(table, dict)
+        or not isinstance(places, dict)
+    ):
+        raise CheckpointError(f"{file} describes no checkpoint; copy it again")
+    # Other values than tensors are pickles of any kind: nothing here has a use for them.
+    entries = {n: e for n, e in table.items() if not isinstance(e, BytesStorageMetadata)}
+    sizes: dict[str, int] = {}
+    tensors = {}
+    for name, entry in entries.items():
+        tensors[name] = _stored(folder, name, entry, places, sizes)
+    kept: dict[str, Any] = entries
+    return Description(
+        folder=folder, tensors=tensors, metadata=replace(metadata, state_dict_metadata=kept)
+    )
+
+
+def _stored(
+    folder: Path, name: object, entry: object, places: Mapping[Any, object], sizes: dict[str, int]
+) -> Stored:
+    if not isinstance(name, str) or not isinstance(entry, TensorStorageMetadata):
+        raise CheckpointError(
+            f"{folder / DESCRIPTION} holds {name!r:.80}, which is no tensor; copy it again"
+        )
+    where = f"{folder / DESCRIPTION}, {name[:80]}"
+    told = validated(entry, _Entry, where, CheckpointError)
+    pieces = []
+    for chunk in told.chunks:
+        found = places.get(MetadataIndex(name, chunk.offsets))
+        if found is None:
+            raise CheckpointError(
+                f"{folder / DESCRIPTION} says nothing of where {name} lies; save the checkpoint "
+                "again"
+            )
+        if getattr(found, "transform_descriptors", None):
+            raise CheckpointError(
+                f"{folder} is compressed, which is not supported; save without a stream transform"
+            )
+        place = validated(found, _Place, where, CheckpointError)
+        file = folder / place.relative_path
+        if place.relative_path not in sizes:
+            sizes[place.relative_path] = _size(folder, file)
+        size = sizes[place.relative_path]
+        needed = math.prod(chunk.sizes) * told.properties.dtype.itemsize
+        if place.offset + place.length > size or needed > place.length:
+            raise CheckpointError(f"{file} is cut short ({size} bytes); copy it again")
+        piece = Piece(
+            offsets=chunk.offsets, sizes=chunk.sizes, file=file, start=place.offset,
+            length=place.length,
+        )  # fmt: skip
+        pieces.append(piece)
+    if not _covered(told.size, pieces):
+        raise CheckpointError(
+            f"{folder / DESCRIPTION} describes pieces that do not make up {name} of shape "
+            f"{told.size}; copy it again"
+        )
+    return Stored(shape=told.size, dtype=told.properties.dtype, pieces=tuple(pieces))
+
+
+def _size(folder: Path, file: Path) -> int:
+    if file.resolve().parent != folder.resolve() or not file.is_file():
+        raise CheckpointError(
+            f"{folder} lacks the file {file.relative_to(folder)}; copy the whole folder again"
+        )
+    return file.stat().st_size
+
+
+def _covered(shape: tuple[int, ...], pieces: Sequence[Piece]) -> bool:
+    """Return whether the pieces make up a tensor of ``shape``, each element once."""
+    if any(len(p.sizes) != len(shape) or len(p.offsets) != len(shape) for p in pieces):
+        return False
+    if sum(math.prod(p.sizes) for p in pieces) != math.prod(shape):
+        return False
+    solid = [p for p in pieces if math.prod(p.sizes)]
+    ends = [tuple(o + s for o, s in zip(p.offsets, p.sizes, strict=True)) for p in solid]
+    if any(e > side for end in ends for e, side in zip(end, shape, strict=True)):
+        return False
+    if len(solid) < 2 or not shape:
+        return len(solid) < 2
+    low, high = np.array([p.offsets for p in solid]), np.array(ends)
+    # Boxes of the right volume in all, inside the whole, overlap nowhere: then nothing is left out.
+    return not any(
+        np.all((low[i] < high[i + 1 :]) & (low[i + 1 :] < high[i]), axis=1).any()
+        for i in range(len(solid) - 1)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +243,9 @@ class DcpSource:
 
     folder: Path
     tensors: Mapping[str, TensorInfo]
-    raw: Mapping[str, str]
-    """Canonical name -> name in the checkpoint."""
+    stored: Mapping[str, Stored]
+    """By canonical name."""
 
-    metadata: Metadata
     layout: str = "distributed checkpoint"
 
     @property
@@ -80,60 +256,119 @@ class DcpSource:
     def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the named tensors, each put together from its pieces."""
         with ExitStack() as stack:
-            handles: dict[str, BinaryIO] = {}
+            handles: dict[Path, BinaryIO] = {}
             for name in names:
-                yield name, self._assemble(self.raw[name], handles, stack)
+                for piece in self.stored[name].pieces:
+                    if piece.file not in handles:
+                        handles[piece.file] = stack.enter_context(piece.file.open("rb"))
+                yield name, _assembled(name, self.stored[name], handles)
 
-    def _assemble(self, raw: str, handles: dict[str, BinaryIO], stack: ExitStack) -> Tensor:
-        entry = self.metadata.state_dict_metadata[raw]
-        assert isinstance(entry, TensorStorageMetadata)
-        whole = torch.empty(entry.size, dtype=entry.properties.dtype)
-        for chunk in entry.chunks:
-            place = self.metadata.storage_data[MetadataIndex(raw, chunk.offsets)]
-            file = self.folder / place.relative_path
-            if place.relative_path not in handles:
-                handles[place.relative_path] = stack.enter_context(file.open("rb"))
-            piece = _piece(handles[place.relative_path], place, str(file))
-            if piece.shape != chunk.sizes:
-                raise CheckpointError(
-                    f"{file} holds a piece of {raw} of shape {tuple(piece.shape)}, expected "
-                    f"{tuple(chunk.sizes)}; save the checkpoint again"
-                )
-            where = (slice(o, o + s) for o, s in zip(chunk.offsets, chunk.sizes, strict=True))
-            whole[tuple(where)] = piece
-        return whole
+
+def _assembled(name: str, stored: Stored, handles: Mapping[Path, BinaryIO]) -> Tensor:
+    whole = torch.empty(stored.shape, dtype=stored.dtype)
+    for piece in stored.pieces:
+        tensor = _piece(handles[piece.file], piece)
+        if tuple(tensor.shape) != piece.sizes or tensor.dtype != stored.dtype:
+            raise CheckpointError(
+                f"{piece.file} holds a piece of {name} of shape {tuple(tensor.shape)} as "
+                f"{tensor.dtype}, expected {piece.sizes} as {stored.dtype}; save the checkpoint "
+                "again"
+            )
+        where = (slice(o, o + s) for o, s in zip(piece.offsets, piece.sizes, strict=True))
+        whole[tuple(where)] = tensor
+    return whole
+
+
+def _piece(handle: BinaryIO, piece: Piece) -> Tensor:
+    handle.seek(piece.start)
+    try:
+        tensor = load_piece(handle.read(piece.length))
+    except ValueError as error:
+        raise CheckpointError(
+            f"{piece.file} is damaged or holds no tensor where one should be; copy it again"
+        ) from error
+    if not isinstance(tensor, Tensor):
+        raise CheckpointError(
+            f"{piece.file} holds a {type(tensor).__name__} where a tensor should be; copy it again"
+        )
+    return tensor
 
 
 def open_dcp(folder: Path) -> DcpSource:
     """Return the model tensors of the distributed checkpoint in ``folder``, and nothing else.
 
     Raises:
-        CheckpointError: No description, a missing or truncated file, or content that could run
-            code.
+        CheckpointError: See :func:`read_description`; or it holds no DreamZero network.
     """
-    metadata = _read_description(folder / ".metadata")
-    entries = {
-        name: entry for name, entry in metadata.state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }  # fmt: skip
-    model = {name: entry for name, entry in entries.items() if name.startswith(MODEL_KEY)}
-    if not model:
-        raise CheckpointError(
-            f"{folder} holds no tensor under {MODEL_KEY}* (it holds {preview(entries)}); "
-            "give the dcp_checkpoint folder of a DreamZero training run"
-        )
-    _check_files(folder, metadata, model)
-    table = canonical_table((name.removeprefix(MODEL_KEY) for name in model), str(folder))
-    raw = {clean: MODEL_KEY + name for clean, name in table.items()}
+    held = read_description(folder)
+    for key in MODEL_KEYS:
+        below = {n: n.removeprefix(key) for n in held.tensors if n.startswith(key)}
+        if any(canonical(name).startswith("action_head.") for name in below.values()):
+            return _source(held, below)
+    raise CheckpointError(
+        f"{folder} holds no tensor action_head.*, plain or under {', '.join(MODEL_KEYS[:-1])} (it "
+        f"holds {preview(held.tensors)}); give the dcp_checkpoint folder of a DreamZero training "
+        "run"
+    )
+
+
+def open_trained(folder: Path) -> DcpSource:
+    """Return the trained tensors in the ``state`` folder of one of our own training checkpoints.
+
+    Where the run keeps an average of its weights, that is what is returned: what an export holds.
+
+    Raises:
+        CheckpointError: See :func:`read_description`; or it is no such state.
+    """
+    held = read_description(folder)
+    for key in TRAINED_KEYS:
+        if below := {n: DIT + n.removeprefix(key) for n in held.tensors if n.startswith(key)}:
+            return replace(_source(held, below), layout=f"training checkpoint ({key[:-1]})")
+    raise CheckpointError(
+        f"{folder} holds no trained weights (it holds {preview(held.tensors)}); give a folder "
+        "checkpoints/step_* of a training run"
+    )
+
+
+def _source(held: Description, names: Mapping[str, str]) -> DcpSource:
+    """Return the tensors of ``names``, name there -> name to be called by."""
+    back = {new: old for old, new in names.items()}
+    table = canonical_table(back, str(held.folder))
+    stored = {clean: held.tensors[back[name]] for clean, name in table.items()}
     infos = {
-        clean: TensorInfo(
-            shape=tuple(model[name].size),
-            dtype=model[name].properties.dtype,
-            file=folder / ".metadata",
-        )
-        for clean, name in raw.items()
+        clean: TensorInfo(shape=one.shape, dtype=one.dtype, file=held.folder / DESCRIPTION)
+        for clean, one in stored.items()
     }
-    return DcpSource(folder=folder, tensors=infos, raw=raw, metadata=metadata)
+    return DcpSource(folder=held.folder, tensors=infos, stored=stored)
+
+
+class CheckedReader(FileSystemReader):
+    """torch's reader of a distributed checkpoint, given a checked description of it.
+
+    It never opens ``.metadata`` itself, and reads nothing but tensors.
+    """
+
+    def __init__(self, description: Description) -> None:
+        super().__init__(description.folder)
+        self._metadata = description.metadata
+
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
+        """Return the checked description."""
+        return replace(self._metadata, storage_meta=StorageMeta(load_id=self.load_id))
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read the tensors of ``plan``; anything else in it would be unpickled without limits."""
+        if any(item.type is not LoadItemType.TENSOR for item in plan.items):
+            raise CheckpointError(f"{self.path} holds a value that is no tensor; copy it again")
+        return super().read_data(plan, planner)
+
+    def _slice_file(self, file: IO[bytes], sinfo: Any) -> IO[bytes]:
+        # In memory, a piece at a time: torch's own view of a part of a file is none to zipfile.
+        file.seek(sinfo.offset)
+        part = io.BytesIO(file.read(sinfo.length))
+        check_archive(part)
+        part.seek(0)
+        return part
 
 
 def write_dcp(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -143,68 +378,3 @@ def write_dcp(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         # A single process is what is wanted; torch warns about it.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         save({"fsdp_checkpoint": {"model": dict(tensors)}}, storage_writer=writer, no_dist=True)
-
-
-def _read_description(file: Path) -> Metadata:
-    try:
-        with file.open("rb") as handle:
-            description = _DescriptionUnpickler(handle).load()
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{file.parent} has no .metadata file; copy the whole dcp_checkpoint folder"
-        ) from error
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{file} holds something other than descriptions of tensors and was not opened: it "
-            f"could run code ({error}); "
-            "get the checkpoint from a source you trust"
-        ) from error
-    except (EOFError, AttributeError, TypeError, ValueError, IndexError, KeyError) as error:
-        raise CheckpointError(f"{file} is damaged ({error}); copy it again") from error
-    if not isinstance(description, Metadata) or not isinstance(description.storage_data, dict):
-        raise CheckpointError(f"{file} describes no checkpoint; copy it again")
-    return description
-
-
-def _check_files(
-    folder: Path, metadata: Metadata, model: Mapping[str, TensorStorageMetadata]
-) -> None:
-    """Check that every piece of every tensor lies inside a file that is there."""
-    sizes: dict[str, int] = {}
-    for name, entry in model.items():
-        for chunk in entry.chunks:
-            place = metadata.storage_data.get(MetadataIndex(name, chunk.offsets))
-            if place is None:
-                raise CheckpointError(
-                    f"{folder}/.metadata says nothing of where {name} lies; save the checkpoint "
-                    "again"
-                )
-            file = folder / place.relative_path
-            if file.resolve().parent != folder.resolve() or not file.is_file():
-                raise CheckpointError(
-                    f"{folder} lacks the file {place.relative_path}; copy the whole folder again"
-                )
-            size = sizes.setdefault(place.relative_path, file.stat().st_size)
-            if place.offset + place.length > size:
-                raise CheckpointError(f"{file} is cut short ({size} bytes); copy it again")
-            if getattr(place, "transform_descriptors", None):
-                raise CheckpointError(
-                    f"{file} is compressed, which is not supported; save without a stream transform"
-                )
-
-
-def _piece(handle: BinaryIO, place: Any, origin: str) -> Tensor:
-    handle.seek(place.offset)
-    try:
-        piece = torch.load(
-            io.BytesIO(handle.read(place.length)), map_location="cpu", weights_only=True
-        )
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise CheckpointError(
-            f"{origin} is damaged or holds no tensor where one should be; copy it again"
-        ) from error
-    if not isinstance(piece, Tensor):
-        raise CheckpointError(
-            f"{origin} holds a {type(piece).__name__} where a tensor should be; copy it again"
-        )
-    return piece

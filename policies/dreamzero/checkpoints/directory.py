@@ -4,22 +4,21 @@ docs/model.md, sections 1.1 to 1.4.
 """
 
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from dzrobot.errors import CheckpointError, preview
-from dzrobot.policies.dreamzero.checkpoints.dcp import open_dcp
+from dzrobot.policies.dreamzero.checkpoints.checksums import write_checksums
+from dzrobot.policies.dreamzero.checkpoints.dcp import open_dcp, open_trained
 from dzrobot.policies.dreamzero.checkpoints.hub import locate
 from dzrobot.policies.dreamzero.checkpoints.names import (
-    adapted_names,
     check_part_names,
     is_adapter,
-    peft_name,
 )
 from dzrobot.policies.dreamzero.checkpoints.passport import (
     PASSPORT_FILE,
@@ -33,7 +32,6 @@ from dzrobot.policies.dreamzero.checkpoints.sources import (
     open_pickled,
     open_safetensors,
     read_json,
-    renamed,
 )
 from dzrobot.policies.dreamzero.checkpoints.writer import (
     ShardOptions,
@@ -47,6 +45,11 @@ CONFIG_FILE = "config.json"
 METADATA_FILE = Path("experiment_cfg/metadata.json")
 TRAINING_FILE = Path("experiment_cfg/conf.yaml")
 TOKENIZER_FOLDER = "tokenizer"
+TRAINING_META = "meta.json"
+"""In one of our own training checkpoints: where the run stands."""
+
+TRAINING_STATE = "state"
+"""In one of our own training checkpoints: the folder of its tensors."""
 
 # RLinf spells the second name in its documentation.
 _PICKLED = ("full_weights.pt", "full_weigths.pt")
@@ -137,7 +140,8 @@ def open_checkpoint(
 
     Args:
         path_or_repo: An official folder; a ``.pt`` or ``.pth`` state dict; a ``dcp_checkpoint``
-            folder or the ``global_step_N`` folder of a run; or a Hugging Face id.
+            folder or the ``global_step_N`` folder of a run; ``checkpoints/step_N`` of a training
+            run of this package; or a Hugging Face id.
         revision: Branch, tag or commit of a Hugging Face repository.
         config_from: Folder with config.json and experiment_cfg, for layouts that have none beside
             the weights.
@@ -146,6 +150,8 @@ def open_checkpoint(
         CheckpointError: Not there, incomplete, damaged or foreign.
     """
     path = locate(path_or_repo, revision)
+    if path.name == TRAINING_STATE and (path.parent / TRAINING_META).is_file():
+        path = path.parent
     weights = open_weights(path)
     check_part_names(weights.tensors, weights.origin)
     if config_from is not None:
@@ -179,6 +185,8 @@ def open_weights(path: Path) -> WeightSource:
         )
     if any((path / f"model.safetensors{end}").is_file() for end in ("", ".index.json")):
         return open_safetensors(path)
+    if (path / TRAINING_META).is_file() and (path / TRAINING_STATE).is_dir():
+        return open_trained(path / TRAINING_STATE)
     pickled = [path / folder / name for folder in _RUN_FOLDERS for name in _PICKLED]
     if found := next((file for file in pickled if file.is_file()), None):
         return open_pickled(found)
@@ -208,6 +216,9 @@ class Sidecars:
     copy_from: Path | None = None
     """Folder whose other files (training config, tokenizer, metadata) are copied."""
 
+    tokenizer: Path | None = None
+    """Folder of the tokenizer, where ``copy_from`` has none."""
+
 
 def write_directory(
     target: Path, weights: WeightSource, sidecars: Sidecars, options: ShardOptions | None = None
@@ -220,45 +231,26 @@ def write_directory(
     with written_aside(target) as folder:
         folder.mkdir()
         write_weights(folder, weights, options)
-        config_json = sidecars.config_json
-        write_json(
-            folder / CONFIG_FILE, exported_config(config_json) if sidecars.complete else config_json
-        )
-        if sidecars.copy_from is not None:
-            _copy_beside(sidecars.copy_from, folder)
-        if sidecars.metadata is not None:
-            (folder / METADATA_FILE).parent.mkdir(exist_ok=True)
-            write_json(folder / METADATA_FILE, sidecars.metadata)
-        if sidecars.passport is not None:
-            write_passport(folder, sidecars.passport)
+        write_sidecars(folder, sidecars)
+        write_checksums(folder)
     return target
 
 
-def write_trained(
-    target: Path, weights: WeightSource, trained: Iterable[str], sidecars: Sidecars
-) -> Path:
-    """Write only the trained tensors of ``weights``; they need the base that the passport names.
-
-    Args:
-        target: New folder.
-        weights: Source of at least the trained tensors, under canonical names.
-        trained: Their canonical names, freshly initialised ones included.
-        sidecars: What lies beside them; its passport must name the base.
-
-    Raises:
-        CheckpointError: ``target`` exists, or no passport names the base.
-    """
-    if sidecars.passport is None or sidecars.passport.base is None:
-        raise CheckpointError(
-            "a checkpoint of trained tensors alone needs a passport that names its base; make the "
-            "fingerprint with base_fingerprint()"
-        )
-    names = set(trained)
-    part = renamed(weights, lambda name: name if name in names else None)
-    rename = partial(peft_name, adapted=adapted_names(part.tensors))
-    return write_directory(
-        target, part, replace(sidecars, complete=False), ShardOptions(rename=rename)
+def write_sidecars(folder: Path, sidecars: Sidecars) -> None:
+    """Write what lies beside the weights into ``folder``."""
+    config_json = sidecars.config_json
+    write_json(
+        folder / CONFIG_FILE, exported_config(config_json) if sidecars.complete else config_json
     )
+    if sidecars.copy_from is not None:
+        _copy_beside(sidecars.copy_from, folder)
+    if sidecars.tokenizer is not None and not (folder / TOKENIZER_FOLDER).exists():
+        shutil.copytree(sidecars.tokenizer, folder / TOKENIZER_FOLDER)
+    if sidecars.metadata is not None:
+        (folder / METADATA_FILE).parent.mkdir(exist_ok=True)
+        write_json(folder / METADATA_FILE, sidecars.metadata)
+    if sidecars.passport is not None:
+        write_passport(folder, sidecars.passport)
 
 
 def _copy_beside(origin: Path, folder: Path) -> None:

@@ -7,7 +7,6 @@ opened with ``weights_only=True``.
 
 import json
 import math
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from dzrobot.errors import CheckpointError, preview
 from dzrobot.policies.dreamzero.checkpoints.names import canonical_table
+from dzrobot.policies.dreamzero.checkpoints.unpickling import load_tensors
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -209,7 +209,7 @@ def open_pickled(file: Path) -> MemorySource:
         CheckpointError: The file is damaged, holds anything but tensors, or wants to run code when
             opened.
     """
-    payload = load_pickled(file)
+    payload = load_tensors(file)
     values, nesting = _unnest(payload, file)
     raw = canonical_table(values, str(file))
     clean = {name: values[raw[name]] for name in raw}
@@ -219,27 +219,6 @@ def open_pickled(file: Path) -> MemorySource:
             n: TensorInfo(shape=tuple(t.shape), dtype=t.dtype, file=file) for n, t in clean.items()
         },
     )  # fmt: skip
-
-
-def load_pickled(file: Path) -> Any:
-    """Return the content of a torch file of tensors and plain containers; no code in it is run."""
-    if not file.is_file():
-        raise CheckpointError(f"no file {file}; give the path of the .pt or .pth file")
-    # Only the zip format can be mapped; older files must be read whole.
-    with file.open("rb") as handle:
-        is_zip = handle.read(2) == b"PK"
-    try:
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{file} holds something other than tensors and was not opened: it could run code "
-            f"({_first_line(error)}); "
-            "get the weights as safetensors from a source you trust"
-        ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise CheckpointError(
-            f"{file} is damaged or cut short ({_first_line(error)}); copy it again"
-        ) from error
 
 
 def _unnest(payload: Any, file: Path) -> tuple[dict[str, Tensor], str]:
@@ -346,7 +325,3 @@ def read_json(file: Path) -> dict[str, Any]:
             f"{file} holds a {type(data).__name__}, expected an object; copy it again"
         )
     return data
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
