@@ -21,7 +21,7 @@ from rich.table import Table
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
 
 VARIANTS = {
-    "history on": (),
+    "history on": ("--history", "recent"),
     "history off": ("--history", "off"),
     "pictures shuffled": ("--ablate-images", "shuffle"),
     "pictures of another start": ("--ablate-images", "other-start"),

@@ -59,7 +59,8 @@ def run_embodiment(tag: str, model: ModelConfig, data: DataConfig) -> Embodiment
     elif horizon != timing.action_horizon:
         # Offsets and stride follow from the horizon.
         timing = Timing(control_hz=timing.control_hz, action_horizon=horizon, blocks=blocks)
-    timing = replace(timing, blocks=blocks, sampling=data.sampling_mode, pad_tail=data.pad_tail)
+    sampling = data.sampling_mode or timing.sampling
+    timing = replace(timing, blocks=blocks, sampling=sampling, pad_tail=data.pad_tail)
     return replace(embodiment, timing=timing)
 
 

@@ -52,53 +52,37 @@ def open_recordings(config: SFTConfig, start: Start) -> Recordings:
     plans = source_plans(config)
     count = config.data.holdout_episodes
     options = ReaderOptions(decoder=config.data.video_backend, damaged=config.data.on_corrupt)
-    train = [_spec(plan, start, _last_episodes(plan, count), held_out=False) for plan in plans]
-    data = TrainingData.open(
-        [s for group in train for s in group], seed=config.runner.seed, options=options
+    train = TrainingData.open(
+        [_spec(plan, start, count) for plan in plans], seed=config.runner.seed, options=options
     )
     if not count:
-        return Recordings(data, None)
-    kept = [_spec(plan, start, _last_episodes(plan, count), held_out=True) for plan in plans]
-    return Recordings(
-        data,
-        TrainingData.open(
-            [s for group in kept for s in group], seed=config.runner.seed, options=options
-        ),
-    )
+        return Recordings(train, None)
+    kept = [_spec(plan, start, count, held_out=True) for plan in plans]
+    return Recordings(train, TrainingData.open(kept, seed=config.runner.seed, options=options))
 
 
-def _last_episodes(plan: SourcePlan, count: int) -> dict[str, frozenset[int]]:
-    if not count:
-        return {path: frozenset() for path in plan.paths}
-    return {
-        path: frozenset(Catalog.open(path).episodes.index[-count:].tolist()) for path in plan.paths
-    }
-
-
-def _spec(
-    plan: SourcePlan, start: Start, kept: dict[str, frozenset[int]], *, held_out: bool
-) -> list[SourceSpec]:
-    """Return the entries of a source: one, or one per set of episodes kept back."""
+def _spec(plan: SourcePlan, start: Start, count: int, *, held_out: bool = False) -> SourceSpec:
+    """Return a source without the last ``count`` episodes of each folder, or with them alone."""
     metadata = plan.metadata or start.metadata
     assert metadata is not None, "checked before anything was opened"
-    groups: dict[frozenset[int], list[str]] = {}
-    for path in plan.paths:
-        groups.setdefault(kept[path], []).append(path)
-    share = plan.weight / len(plan.paths) if plan.distribute_weights else plan.weight
     embodiment = plan.embodiment
     if held_out:
         # Errors are measured against what was recorded, not against repeated rows.
         timing = replace(embodiment.timing, pad_tail=False)
         embodiment = replace(embodiment, timing=timing)
-    return [
-        SourceSpec(
-            paths=tuple(paths), embodiment=embodiment, metadata=metadata,
-            weight=share * len(paths) if plan.distribute_weights else share,
-            distribute_weights=plan.distribute_weights,
-            selection=Selection(only=episodes) if held_out else Selection(without=episodes),
-        )
-        for episodes, paths in groups.items()
-    ]  # fmt: skip
+    last = [_last_episodes(path, count) for path in plan.paths]
+    return SourceSpec(
+        paths=plan.paths, embodiment=embodiment, metadata=metadata, weight=plan.weight,
+        distribute_weights=plan.distribute_weights,
+        selections=[
+            Selection(only=episodes) if held_out else Selection(without=episodes)
+            for episodes in last
+        ],
+    )  # fmt: skip
+
+
+def _last_episodes(path: str, count: int) -> frozenset[int]:
+    return frozenset(Catalog.open(path).episodes.index[-count:].tolist() if count else ())
 
 
 def network_config(config: SFTConfig, start: Start) -> NetworkConfig:

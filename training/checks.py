@@ -60,6 +60,12 @@ def _schedule(config: SFTConfig) -> Iterator[Fault]:
             field,
             f"{warmup} warm-up steps leave none of runner.max_steps={steps} at full rate; lower it",
         )
+    if optim.schedule_updates(steps) < steps:
+        yield Fault(
+            "optim.total_training_steps",
+            f"the schedule ends at {optim.total_training_steps}, before runner.max_steps={steps}; "
+            "raise it, or leave it out",
+        )
     if optim.lr_scheduler == "constant" and optim.min_lr_ratio > 0:
         yield Fault(
             "optim.min_lr_ratio",
@@ -94,14 +100,16 @@ def _layout(config: SFTConfig, world_size: int) -> Iterator[Fault]:
 def _evaluation(config: SFTConfig) -> Iterator[Fault]:
     if config.runner.eval_interval is not None and not config.data.holdout_episodes:
         yield Fault("runner.eval_interval", "needs held-out episodes: set data.holdout_episodes")
-    if config.data.pad_tail and config.data.sampling_mode != "aligned":
+    data = config.data
+    if data.pad_tail and (data.sampling_mode == "multi_anchor" or data.frame_grid is not None):
         yield Fault(
-            "data.pad_tail", "needs sampling_mode='aligned'; the published walk pads nothing"
+            "data.pad_tail",
+            "needs sampling_mode='aligned' and no frame_grid; the published walk pads nothing",
         )
-    if config.data.frame_grid is not None and config.data.sampling_mode != "multi_anchor":
+    if data.frame_grid is not None and data.sampling_mode == "aligned":
         yield Fault(
             "data.frame_grid",
-            "published grids are drawn by sampling_mode='multi_anchor'; set it too",
+            "published grids are drawn by sampling_mode='multi_anchor'; leave sampling_mode out",
         )
 
 

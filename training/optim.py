@@ -24,14 +24,14 @@ def is_decayed(name: str, parameter: Tensor) -> bool:
     return parameter.ndim > 1 and name.rpartition(".")[2] not in _UNDECAYED_NAMES
 
 
-def schedule_factor(updates: Tensor, config: OptimConfig, total_updates: int) -> Tensor:
+def schedule_factor(updates: Tensor, config: OptimConfig, max_steps: int) -> Tensor:
     """Return the factor on the peak learning rate after ``updates`` applied updates, float32.
 
-    Linear warm-up over ``config.warmup_updates(total_updates)``, then constant, or a half cosine
-    down to
-    ``config.min_lr_ratio``.
+    Linear warm-up, then constant, or a half cosine down to ``config.min_lr_ratio`` at the end of
+    the schedule, which a run of ``max_steps`` need not reach.
     """
-    warmup = config.warmup_updates(total_updates)
+    warmup = config.warmup_updates(max_steps)
+    total_updates = config.schedule_updates(max_steps)
     rise = ((updates + 1) / max(warmup, 1)).clamp(max=1.0)
     if config.lr_scheduler == "constant":
         return rise

@@ -34,7 +34,6 @@ RETIRED: Mapping[str, str] = {
     "data.video_in_chunk_offsets": "offsets follow from the horizon; drop it, or choose "
     "data.frame_grid",
     "optim.clip_grad_norm": "it is called optim.clip_grad",
-    "optim.total_training_steps": "it is called runner.max_steps",
     "runner.max_epochs": "give runner.max_steps",
     "runner.save_interval": "it is called checkpoint.save_interval",
     "runner.val_check_interval": "it is called runner.eval_interval",

@@ -94,6 +94,10 @@ class ModelConfig(FrozenConfig):
     cache_prompts: bool = True
     """Encode every instruction once, then free the prompt encoder."""
 
+    prompt_rows: Literal["own", "cut"] = "own"
+    """``own``: a prompt has as many rows as it is long; ``cut``: for experiments, every prompt of a
+    micro-batch is zero from the length of the shortest on, as in the published trainer."""
+
     action_loss_norm: Literal["padded", "masked"] = "padded"
     """``padded``: divide by all 32 action dimensions, as published; ``masked``: by the real ones.
     """
@@ -129,16 +133,17 @@ class DataConfig(FrozenConfig):
     holdout_episodes: NonNegative = 0
     """Last episodes of every folder kept for open-loop evaluation."""
 
-    sampling_mode: Literal["aligned", "multi_anchor"] = "aligned"
+    sampling_mode: Literal["aligned", "multi_anchor"] | None = None
     """``aligned``: frames cover their actions evenly; ``multi_anchor``: the published walk around a
-    seed frame."""
+    seed frame; null: that of ``frame_grid``, else the embodiment's."""
 
     pad_tail: bool = False
     """Let samples begin near an episode's end and repeat its last row, whose actions there are not
     counted: a policy without memory learns the end of a task from these samples alone."""
 
     frame_grid: str | None = None
-    """Named published frame grid for ``multi_anchor``; null: the embodiment's own."""
+    """Named published frame grid (``rlinf_libero_5b``, ``rlinf_franka``, ``official_droid``), drawn
+    by ``multi_anchor``; null: the embodiment's own."""
 
     video_backend: Literal["pyav", "torchcodec"] = "pyav"
     """Video decoder."""
@@ -184,11 +189,14 @@ class OptimConfig(FrozenConfig):
     lr_scheduler: Literal["constant", "cosine"] = "cosine"
     """Shape after the warm-up."""
 
+    total_training_steps: Positive | None = None
+    """Steps that the schedule is made for; a run may stop earlier. null: ``runner.max_steps``."""
+
     lr_warmup_steps: NonNegative | None = None
     """Steps of linear warm-up; null: ``lr_warmup_ratio`` decides."""
 
     lr_warmup_ratio: Share = 0.05
-    """Warm-up as a share of all steps."""
+    """Warm-up as a share of the schedule's steps."""
 
     min_lr_ratio: Share = 0.0
     """Where the cosine ends, as a share of ``lr``."""
@@ -199,10 +207,14 @@ class OptimConfig(FrozenConfig):
     max_skips: Positive = 10
     """Non-finite steps in a row after which the run stops and names the samples."""
 
-    def warmup_updates(self, total: int) -> int:
-        """Return the updates of linear warm-up in a run of ``total``."""
+    def schedule_updates(self, max_steps: int) -> int:
+        """Return the updates that the schedule is made for in a run of ``max_steps``."""
+        return self.total_training_steps or max_steps
+
+    def warmup_updates(self, max_steps: int) -> int:
+        """Return the updates of linear warm-up in a run of ``max_steps``."""
         return (
-            round(total * self.lr_warmup_ratio)
+            round(self.schedule_updates(max_steps) * self.lr_warmup_ratio)
             if self.lr_warmup_steps is None
             else self.lr_warmup_steps
         )

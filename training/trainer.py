@@ -174,6 +174,9 @@ class Trainer:
     def prepare(self, batch: TrainingBatch) -> Prepared:
         """Return a micro-batch after augmentation and the frozen encoders."""
         device = self.parts.world.device
+        prompt = self.parts.prompts.embed(batch["prompt"], device)
+        if self.parts.config.model.prompt_rows == "cut":
+            prompt = prompt.cut()
         return self.parts.model.prepare(
             TrainBatch(
                 images=self._images(batch),
@@ -181,7 +184,7 @@ class Trainer:
                 action_BAM=batch["action"].to(device, non_blocking=True),
                 action_mask_BAM=batch["action_mask"].to(device, non_blocking=True),
                 has_real_action_B=batch["has_real_action"].to(device, non_blocking=True),
-                prompt=self.parts.prompts.embed(batch["prompt"], device),
+                prompt=prompt,
             )
         )
 

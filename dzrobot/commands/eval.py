@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 
@@ -15,7 +15,7 @@ from dzrobot.progress import progress_bar
 from dzrobot.rollout.card import card_digest
 from dzrobot.rollout.evaluate import Evaluation, Progress, RunOptions, evaluate, prepare
 from dzrobot.rollout.players import BUILT_IN, Player, PlayerOptions
-from dzrobot.rollout.protocol import PROTOCOLS, Selection
+from dzrobot.rollout.protocol import PROTOCOLS, Noise, Selection
 from dzrobot.rollout.report import Summary, table
 
 SUMMARY = "evaluate a policy in an environment"
@@ -132,10 +132,17 @@ def _policy(group: Any) -> None:
     )  # fmt: skip
     group.add_argument("--embodiment", help="robot: a built-in tag, or module:NAME")
     group.add_argument("--dit-steps", help="network evaluations: 5 to 8, 16, or dynamic")
-    group.add_argument("--history", choices=sorted(_HISTORY), help="whether frames are remembered")
+    group.add_argument(
+        "--history",
+        choices=sorted(_HISTORY),
+        help="frames remembered (default: the protocol's, else the robot's)",
+    )
     group.add_argument("--execute", type=int, metavar="K", help="actions executed of each plan")
     group.add_argument("--cfg-scale", type=float, help="guidance of the predicted video")
-    group.add_argument("--noise", choices=["keyed", "fixed"], help="of plans (default: protocol's)")
+    group.add_argument(
+        "--noise", choices=get_args(Noise),
+        help="of plans: by episode, always the same, or by slot (default: the protocol's)",
+    )  # fmt: skip
     group.add_argument("--policy-seed", type=int, help="of the policy's noise")
     group.add_argument("--device", default="cpu", help="such as cuda or cuda:1")
     group.add_argument("--dtype", choices=["float32", "bfloat16"])

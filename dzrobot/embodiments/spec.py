@@ -7,7 +7,7 @@ import re
 import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from dzrobot.embodiments.prompts import NEGATIVE
 from dzrobot.embodiments.timing import Timing
@@ -24,6 +24,10 @@ Normalization = Literal["q99", "min_max"]
 ActionFrame = Literal["ee", "base", "ee_adjoint"]
 """Axes of an arm's Cartesian action and of the velocity in its state: the hand's, the robot base's,
 or the hand's with the lever term of the pose's adjoint (rotation += position x translation)."""
+
+History = Literal["off", "recent", "grid"]
+"""Frames that a policy is shown of what happened: the newest alone, the four last sent, or all that
+training takes from one block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +181,10 @@ class Embodiment:
     """Guidance of the predicted video unless the policy's options say otherwise: how far it is
     moved away from ``negative_prompt``. 1: none."""
 
+    history: History = "recent"
+    """Frames that the policy is shown of what happened unless its options or a protocol say
+    otherwise."""
+
     def __post_init__(self) -> None:
         faults = [*self._shape_faults()]
         if not faults:
@@ -257,6 +265,8 @@ class Embodiment:
         horizon = self.timing.action_horizon
         if self.execute is not None and not 1 <= self.execute <= horizon:
             yield f"execute={self.execute} must lie between 1 and action_horizon={horizon}, or None"
+        if self.history not in get_args(History):
+            yield f"history={self.history!r} must be one of {', '.join(get_args(History))}"
 
     def _naming_faults(self) -> Iterable[str]:
         for kind, parts in (("state", self.state), ("action", self.action)):

@@ -17,7 +17,7 @@ from dzrobot.rollout.environment import (
     environment_robot,
     make_environment,
 )
-from dzrobot.rollout.players import Player, Ready, choose_robot, open_player
+from dzrobot.rollout.players import Player, PlayerOptions, Ready, choose_robot, open_player
 from dzrobot.rollout.protocol import Case, Selection, plan_cases, shard_of
 from dzrobot.rollout.records import Record, RecordFile, locked
 from dzrobot.rollout.report import Summary, summarise, write_summary
@@ -89,18 +89,20 @@ def prepare(evaluation: Evaluation) -> Prepared:
     Raises:
         DzrobotError: something is unknown, missing, or does not fit together.
     """
-    selection = _changes_named(evaluation)
+    selection = evaluation.selection
     cases = plan_cases(selection)
     names = list(dict.fromkeys(case.env for case in cases))
     protocol = selection.protocol
+    robot = choose_robot(evaluation.player, environment_robot(names[0]))
     options = evaluation.player.options
     settled = replace(
         options,
-        history=options.history or protocol.history,
+        history=options.history or protocol.history or robot.history,
         noise=options.noise or protocol.noise,
+        noise_slots=protocol.slots,
     )
     player = replace(evaluation.player, options=settled)
-    robot = choose_robot(player, environment_robot(names[0]))
+    selection = _changes_named(selection, options, robot)
     arguments = {
         name: environment_arguments(name, protocol, robot, selection.arguments) for name in names
     }
@@ -213,12 +215,12 @@ def _progress(record: Record | None, part: Sequence[Case], records: RecordFile) 
     )
 
 
-def _changes_named(evaluation: Evaluation) -> Selection:
+def _changes_named(selection: Selection, options: PlayerOptions, robot: Embodiment) -> Selection:
     """Return the selection, which also says where the policy departs from the protocol."""
-    selection, options = evaluation.selection, evaluation.player.options
     protocol, said = selection.protocol, []
-    if protocol.history is not None and options.history not in (None, protocol.history):
-        said.append(f"history {options.history}, not {protocol.history}")
+    history = protocol.history or robot.history
+    if options.history not in (None, history):
+        said.append(f"history {options.history}, not {history}")
     if options.noise not in (None, protocol.noise):
         said.append(f"noise {options.noise}, not {protocol.noise}")
     return replace(selection, policy_changes=tuple(said))

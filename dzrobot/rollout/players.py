@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.spec import Embodiment, History
 from dzrobot.errors import CheckpointError, ConfigError, UnknownNameError, preview, suggest
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Policy
-from dzrobot.rollout.protocol import History, Noise
+from dzrobot.rollout.protocol import Noise
 
 BUILT_IN = ("random", "hold", "expert")
 EXPERT = "dzrobot.envs.expert:Expert"
@@ -30,6 +30,7 @@ class PlayerOptions:
     history: History | None = None
     cfg_scale: float | None = None
     noise: Noise | None = None
+    noise_slots: int | None = None
     seed: int | None = None
     device: str = "cpu"
     dtype: str | None = None
@@ -224,6 +225,7 @@ def _open_checkpoint(player: Player, robot: Embodiment) -> Ready:
         "cfg_scale": options.cfg_scale,
         "seed": options.seed,
         "noise": options.noise,
+        "noise_slots": options.noise_slots,
     }
     given = {name: value for name, value in acting.items() if value is not None}
     dtypes = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16}

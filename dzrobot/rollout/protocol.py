@@ -2,11 +2,12 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
+from dzrobot.embodiments.spec import History
 from dzrobot.envs.libero.suites import INIT_STATES, SUITES
 from dzrobot.errors import ConfigError, ProtocolError, find
 from dzrobot.registration import LIBERO_STEPS
@@ -14,8 +15,7 @@ from dzrobot.registration import LIBERO_STEPS
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 """A whole number as a file holds it: no text, no boolean, no fraction."""
 
-History = Literal["off", "recent", "grid"]
-Noise = Literal["keyed", "fixed"]
+Noise = Literal["keyed", "fixed", "slot"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +35,20 @@ class Protocol:
     episodes: int
     """Episodes per task."""
 
-    repeats: int = 0
-    """Episodes that are run a second time, from the front of the list."""
+    slots: int | None = None
+    """Environments that run side by side. With ``rounds``, they decide which episodes are run, and
+    with ``slot`` noise, in which of them each is run. None: every episode on its own."""
+
+    rounds: int | None = None
+    """Episodes of each slot: the list of a suite is gone through in whole rounds of ``slots``; what
+    fills no round is left out, and after the last one it begins anew. None: every episode once."""
 
     history: History | None = None
-    """Frames the policy is shown; None: the policy's own default."""
+    """Frames the policy is shown; None: the embodiment's."""
 
     noise: Noise = "keyed"
-    """``keyed``: by seed, suite, task and episode. ``fixed``: the same for every plan."""
+    """``keyed``: by seed, suite, task and episode. ``fixed``: the same for every plan. ``slot``: a
+    row of its own, the same for every plan, for each of ``slots``."""
 
     stop_at_success: bool = True
     """Whether an episode ends with its first success. An episode counts as a success if the goal
@@ -58,16 +64,27 @@ PROTOCOLS: Mapping[str, Protocol] = {
             settle_steps=10,
             episodes=INIT_STATES,
         ),
-        # 512 trajectories over 10 tasks x 50 states: 12 of them are repeats. Which 12 is not
-        # published; the first twelve of the list are repeated here, and the card names them.
+        # What RLinf's code runs since 2026-06-18. How many environments ran side by side there
+        # depends on the machine, so the noise is that of the first.
         Protocol(
-            name="rlinf-512",
+            name="rlinf-500",
             max_steps=480,
             settle_steps=15,
             episodes=INIT_STATES,
-            repeats=12,
             history="off",
             noise="fixed",
+        ),
+        # What its code made of 512 trajectories on 2026-05-25, with one worker: 500 starts are
+        # seven whole rounds of 64, and the eighth is the first again.
+        Protocol(
+            name="rlinf-may",
+            max_steps=480,
+            settle_steps=15,
+            episodes=INIT_STATES,
+            slots=64,
+            rounds=8,
+            history="off",
+            noise="slot",
         ),
         Protocol(
             name="lift-100",
@@ -112,7 +129,8 @@ class Case:
     """Steps after which it is over; None: as the environment is registered."""
 
     noise_key: Count
-    """Number that a policy's keyed noise depends on."""
+    """Number that a policy's noise depends on: all of it if keyed, its remainder by the slots if
+    each slot has its own."""
 
     repeat_of: Count | None = None
     """Episode of the same task that had the same initial state before."""
@@ -163,7 +181,7 @@ class Selection:
 
 
 def plan_cases(selection: Selection) -> tuple[Case, ...]:
-    """Return every episode of ``selection``, ordered by suite, task and episode.
+    """Return every episode of ``selection``: by suite, task and episode; repeats after the rest.
 
     Raises:
         ConfigError: neither or both of suites and environment, or no episode at all.
@@ -181,11 +199,13 @@ def plan_cases(selection: Selection) -> tuple[Case, ...]:
             "leave --protocol out, or use --protocol custom"
         )
     names = selection.suites or (str(selection.env),)
-    cases = [case for name in names for case in _of_suite(selection, name)]
+    episodes_of = _of_suite if selection.protocol.rounds is None else _in_rounds
+    cases = [case for name in names for case in episodes_of(selection, name)]
     if not cases:
-        raise ConfigError("no episode was asked for: give --episodes 1 or more")
-    if selection.tasks is None and selection.episodes in (None, selection.protocol.episodes):
-        cases += _repeats(selection, cases)
+        raise ConfigError(
+            f"no episode was asked for that {selection.protocol.name} has: give --episodes 1 or "
+            "more, or other --tasks"
+        )
     return tuple(cases)
 
 
@@ -221,6 +241,30 @@ def _of_suite(selection: Selection, name: str) -> Iterator[Case]:
             yield _case(selection, name, task, episode)
 
 
+def _in_rounds(selection: Selection, name: str) -> Iterator[Case]:
+    """Yield what is asked for of a protocol in rounds: a part has the episodes of the whole."""
+    protocol = selection.protocol
+    asked = {case.name for case in _of_suite(selection, name)}
+    starts = list(_of_suite(replace(selection, tasks=None, episodes=None), name))
+    slots, rounds = protocol.slots or 1, protocol.rounds or 1
+    whole = starts[: len(starts) // slots * slots]
+    if not whole:
+        raise ProtocolError(
+            f"protocol {protocol.name} runs {slots} episodes side by side, but {name} has "
+            f"{len(starts)}: name a LIBERO suite, or use --protocol custom"
+        )
+    for position in range(slots * rounds):
+        lap, place = divmod(position, len(whole))
+        case = whole[place]
+        if case.name not in asked:
+            continue
+        if lap:
+            again = _case(selection, name, case.task_id, case.episode + lap * protocol.episodes)
+            case = replace(again, init_state_id=case.init_state_id, repeat_of=case.episode)
+        # The key keeps its size and tells the slot as well.
+        yield replace(case, noise_key=case.noise_key // slots * slots + position % slots)
+
+
 def _case(selection: Selection, name: str, task: int, episode: int) -> Case:
     libero = selection.env is None
     tasked = libero or selection.tasks is not None
@@ -248,12 +292,3 @@ def _steps(selection: Selection, name: str) -> int | None:
         # The environment of another suite brings its own limit.
         return steps.get(name)
     return steps
-
-
-def _repeats(selection: Selection, cases: Sequence[Case]) -> list[Case]:
-    found = []
-    for index, case in enumerate(cases[: selection.protocol.repeats]):
-        again = _case(selection, case.suite, case.task_id, selection.protocol.episodes + index)
-        changed = {"init_state_id": case.init_state_id, "repeat_of": case.episode}
-        found.append(Case(**{**vars(again), **changed}))
-    return found

@@ -3,19 +3,17 @@
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.spec import Embodiment, History
 from dzrobot.errors import ModalityError
 from dzrobot.modality.window import Observation, Window, array, check_keys, window_of
 from dzrobot.policies.dreamzero.network.session import SessionCache
 
 Value = NDArray[np.uint8] | NDArray[np.float32] | str
-History = Literal["off", "recent", "grid"]
 
 _RECENT = 4
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.spec import Embodiment, History
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.checkpoints.load import Adapters
-from dzrobot.policies.dreamzero.episode import History
+from dzrobot.policies.dreamzero.network.prompting import PromptRows
 from dzrobot.policies.dreamzero.network.session import GenerateOptions
 
 
@@ -19,8 +19,9 @@ class PolicyOptions:
     """Actions of each plan that are executed before the next one; None for the embodiment's number,
     which is all of them unless it says otherwise."""
 
-    history: History = "recent"
-    """Frames the network is shown of what happened; see :func:`.episode.frame_offsets`."""
+    history: History | None = None
+    """Frames the network is shown of what happened, see :func:`.episode.frame_offsets`; None for
+    the embodiment's."""
 
     dit_steps: int | Literal["dynamic"] = 8
     """Solver steps, of 16, that run the transformer."""
@@ -32,9 +33,19 @@ class PolicyOptions:
     seed: int = 1140
     """Of the noise every plan starts from."""
 
-    noise: Literal["fixed", "keyed"] = "fixed"
+    noise: Literal["fixed", "keyed", "slot"] = "fixed"
     """``fixed``: the same noise for every plan, as published, drawn on the network's device and in
-    its dtype. ``keyed``: a function of seed, episode and plan, the same on every device."""
+    its dtype. ``keyed``: a function of seed, episode and plan, the same on every device. ``slot``:
+    as published for many environments at once: drawn like ``fixed``, but for ``noise_slots`` of
+    them together, and each keeps its row. A session keeps its slot from episode to episode, and a
+    new one takes the first that is free; of an episode with a number, it is the remainder."""
+
+    noise_slots: int = 64
+    """Rows of ``slot`` noise; on some devices the numbers depend on how many are drawn."""
+
+    prompt_rows: PromptRows = "own"
+    """``cut``: prompts of sessions that plan in one call are zero from the length of the shortest
+    on, as in the published code; for experiments."""
 
     max_sessions: int = 64
     """Sessions that may be open at a time; none is ever dropped silently."""
@@ -44,8 +55,9 @@ class PolicyOptions:
     last bits, on which sessions share a call."""
 
     def __post_init__(self) -> None:
-        if self.max_sessions < 1:
-            raise ConfigError(f"max_sessions={self.max_sessions} must be at least 1")
+        for name in ("max_sessions", "noise_slots"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
         if self.execute is not None and self.execute < 1:
             raise ConfigError(
                 f"execute={self.execute} must be at least 1, or None for the embodiment's number"
@@ -67,6 +79,7 @@ class PolicyOptions:
             self,
             execute=self.execute or robot.execute or horizon,
             cfg_scale=robot.cfg_scale if self.cfg_scale is None else self.cfg_scale,
+            history=self.history or robot.history,
         )
 
     @property
@@ -76,6 +89,7 @@ class PolicyOptions:
             dit_steps=self.dit_steps,
             seed=self.seed,
             history=self.history != "off",
+            prompt_rows=self.prompt_rows,
         )
         return options if self.cfg_scale is None else replace(options, cfg_scale=self.cfg_scale)
 

@@ -67,6 +67,7 @@ class DreamZeroPolicy:
         """
         self.embodiment: Embodiment = parts.pipeline.embodiment
         self.options = (options or PolicyOptions()).for_robot(self.embodiment)
+        self._history = self.options.history or self.embodiment.history
         self.source = parts.source
         self._network, self._pipeline = parts.network, parts.pipeline
         check_compatible(self.embodiment, self._network.config, shorter=True)
@@ -162,7 +163,8 @@ class DreamZeroPolicy:
 
         Args:
             session: Which; also opens one that is new or was evicted.
-            episode: Number that keyed noise depends on; None counts on from the last one.
+            episode: Number that noise depends on, unless it is fixed. None counts on from the
+                last one; with ``slot`` noise, the session keeps its slot.
 
         Raises:
             SessionError: Too many sessions are open.
@@ -174,9 +176,24 @@ class DreamZeroPolicy:
         last = self._episodes.get(session)
         if last is None:
             self._check_room(session)
-        number = episode if episode is not None else 0 if last is None else last.number + 1
-        self._episodes[session] = Episode(self.embodiment, self.options.history, number)
+        number = self._next_number(last) if episode is None else episode
+        self._episodes[session] = Episode(self.embodiment, self._history, number)
         self._evicted.discard(session)
+
+    def _next_number(self, last: Episode | None) -> int:
+        if self.options.noise != "slot":
+            return 0 if last is None else last.number + 1
+        if last is not None:
+            return last.number
+        slots = self.options.noise_slots
+        taken = {episode.number % slots for episode in self._episodes.values()}
+        free = next((slot for slot in range(slots) if slot not in taken), None)
+        if free is None:
+            raise SessionError(
+                f"all {slots} slots of noise='slot' are taken; raise PolicyOptions.noise_slots, or "
+                "evict a session that has ended"
+            )
+        return free
 
     def evict(self, session: str) -> None:
         """End ``session`` and free its memory; using it again without a reset is an error."""
@@ -208,8 +225,8 @@ class DreamZeroPolicy:
     def infer(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> dict[str, Any]:
         """Return a whole plan; the caller executes as much of it as it likes.
 
-        Observations may hold stacks of frames (T, H, W, 3) instead of one. The network is shown the
-        last four frames sent, as published servers do.
+        Observations may hold stacks of frames (T, H, W, 3) instead of one. With history, the
+        network is shown the last four frames sent, as published servers do.
 
         Returns:
             ``actions`` (H, A) float32 in physical units, and ``timing`` in milliseconds.

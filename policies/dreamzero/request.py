@@ -68,6 +68,10 @@ class Requests:
         if self._options.noise == "fixed":
             return None
         latent = self._config.latent_size(*self._size)
+        if self._options.noise == "slot":
+            slots = self._options.noise_slots
+            row_of = episode.number % slots, slots
+            return seeded_noise(self._config, latent, self._options.seed, self._weight, row_of)
         # Drawn on the processor in float32, whatever the network runs on.
         like = torch.zeros(())
         noise = seeded_noise(self._config, latent, _key(self._options.seed, episode), like)

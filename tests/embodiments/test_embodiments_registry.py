@@ -85,3 +85,10 @@ def test_describing_a_robot_imports_nothing_heavy():
         cwd=Path(__file__).parents[2],
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_what_checkpoints_of_each_robot_are_shown():
+    """Published LIBERO and Franka checkpoints saw one frame per call, DROID's servers keep four."""
+    assert {tag: robot.history for tag, robot in EMBODIMENTS.items()} == {
+        "libero_sim": "off", "franka_pnp": "off", "oxe_droid": "recent", "libero_mini": "recent",
+    }  # fmt: skip

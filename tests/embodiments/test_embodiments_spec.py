@@ -124,6 +124,7 @@ REFUSED = {
     "crop_scale=1.5": {"crop_scale": 1.5},
     "execute=0": {"execute": 0},
     "execute=17": {"execute": 17},
+    "history='on' must be one of off, recent, grid": {"history": "on"},
 }
 
 

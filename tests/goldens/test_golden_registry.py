@@ -16,6 +16,8 @@ from golden_kinds.registry import (
     worst,
 )
 
+from dzrobot.modality.text import clean_instruction
+
 pytestmark = pytest.mark.goldens
 
 
@@ -34,6 +36,25 @@ def test_files_under_other_names_are_checked_alike(goldens, tmp_path):
         shutil.copy(goldens / golden.manifest["file"], tmp_path / stored)
         path.write_text(json.dumps(golden.manifest | {"file": stored}))
         assert Golden(path).check() == golden.check()
+
+
+def test_instructions_with_entities_and_blanks_are_compared_as_the_tokenizer_cleans_them(
+    goldens, tmp_path
+):
+    golden = next(g for g in manifests(goldens) if g.kind == "input_transforms")
+    manifest, words = golden.manifest, clean_instruction(golden.manifest["prompt"])
+    given = "Open  the &amp; top Drawer"
+    texts = [
+        text.replace(words, "open the & top drawer") for text in manifest["prompts_out"]["text"]
+    ]
+    assert texts != manifest["prompts_out"]["text"]
+    prompts = {**manifest["prompts_out"], "text": texts}
+    shutil.copy(goldens / manifest["file"], tmp_path)
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({**manifest, "prompt": given, "prompts_out": prompts}))
+    assert passes(Golden(path).check())
+    path.write_text(json.dumps({**manifest, "prompt": "Open it", "prompts_out": prompts}))
+    assert not passes(Golden(path).check())
 
 
 def test_changed_numbers_and_unknown_kinds_fail(goldens, tmp_path):

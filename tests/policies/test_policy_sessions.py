@@ -28,7 +28,7 @@ def observe(embodiment, key, step):
 
 
 def policy_of(folder, embodiment, **options):
-    options = PolicyOptions(**{"dit_steps": 5, **options})
+    options = PolicyOptions(**{"dit_steps": 5, "history": "recent", **options})
     return DreamZeroPolicy.from_pretrained(folder, embodiment=embodiment, options=options)
 
 
@@ -107,6 +107,17 @@ def test_batches_equal_sessions_alone(tiny, libero):
             )
 
 
+def test_cut_prompts_change_the_longer_one_alone(tiny, libero):
+    """As much as an instruction that itself is so short would: the rest of the call is the same."""
+    seen = [observe(libero, key, 0) for key in (0, 2)]
+    own, cut = (
+        [plan["actions"] for plan in policy.infer_batch(seen, sessions=["short", "long"])]
+        for policy in (policy_of(tiny, libero, prompt_rows=rows) for rows in ("own", "cut"))
+    )
+    np.testing.assert_allclose(own[0][:, :6], cut[0][:, :6], rtol=0, atol=1e-5)
+    assert np.abs(own[1] - cut[1]).max() > 1e-3
+
+
 def test_independent_batches_equal_sessions_alone_in_every_bit(tiny, libero):
     policy = policy_of(tiny, libero, independent=True)
     names = [f"s{key}" for key in range(2)]
@@ -170,8 +181,9 @@ def test_history_matters(policy, libero):
     assert np.abs(given - fresh).max() > 1e-3
 
 
-def test_without_history_every_plan_is_the_first(tiny, libero):
-    policy = policy_of(tiny, libero, history="off")
+@pytest.mark.parametrize("history", ["off", None])
+def test_without_history_every_plan_is_the_first(tiny, libero, history):
+    policy = policy_of(tiny, libero, history=history)
     policy.infer(observe(libero, 0, 0))
     seen = observe(libero, 0, 1)
     np.testing.assert_array_equal(
@@ -193,6 +205,10 @@ def test_receding_horizon(tiny, libero, execute):
 
 def test_what_options_leave_open_the_embodiment_decides(tiny, libero):
     robot = dataclasses.replace(libero, execute=3, cfg_scale=1.0)
+    assert policy_of(tiny, libero, history=None).card["history"] == "off"
+    remembers = dataclasses.replace(libero, history="grid")
+    assert policy_of(tiny, remembers, history=None).card["history"] == "grid"
+    assert policy_of(tiny, remembers, history="off").card["history"] == "off"
     assert policy_of(tiny, libero).card["cfg_scale"] == 5.0
     assert policy_of(tiny, libero).card["execute"] == libero.timing.action_horizon
     policy, planner = policy_of(tiny, robot), policy_of(tiny, robot, execute=8, cfg_scale=2.0)
@@ -280,6 +296,32 @@ class TestNoise:
         policy.reset("a", episode=0)
         np.testing.assert_array_equal(policy.infer(seen, session="a")["actions"], first)
         assert not np.array_equal(first, second)
+
+    def test_slots_have_a_row_each_of_one_draw_and_keep_it(self, tiny, libero):
+        policy = policy_of(tiny, libero, noise="slot", noise_slots=4)
+        seen = observe(libero, 0, 0)
+        plans = [policy.infer(seen, session=name)["actions"] for name in "abcd"]
+        assert len({plan.tobytes() for plan in plans}) == 4
+        fixed = policy_of(tiny, libero).infer(seen)["actions"]
+        np.testing.assert_array_equal(plans[0], fixed)
+        for episode in (None, 2, 6):
+            policy.reset("c", episode=episode)
+            np.testing.assert_array_equal(policy.infer(seen, session="c")["actions"], plans[2])
+        with pytest.raises(SessionError, match="all 4 slots"):
+            policy.act(seen, session="e")
+        policy.evict("b")
+        np.testing.assert_array_equal(policy.infer(seen, session="e")["actions"], plans[1])
+
+    def test_the_rows_of_slots_are_those_of_a_batch_that_starts_from_the_seed(self, tiny, libero):
+        policy = policy_of(tiny, libero, noise="slot", noise_slots=3)
+        policy.reset("a", episode=2)
+        episode = policy._episodes["a"]
+        episode.see(observe(libero, 0, 0))
+        request = policy._requests.make(policy._pipeline.encode(episode.window((0,))), episode)
+        for name in ("video_CFYX", "action_AM"):
+            row = getattr(request.noise, name)
+            batch = torch.randn((3, *row.shape), generator=torch.Generator().manual_seed(1140))
+            assert torch.equal(row, batch[2])
 
 
 class TestSessions:

@@ -8,7 +8,9 @@ from dzrobot.envs.libero.suites import SUITES
 from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
 from dzrobot.rollout.protocol import PROTOCOLS, Selection, plan_cases, shard_of
 
-STANDARD, RLINF, CUSTOM = (PROTOCOLS[n] for n in ("standard-10x50", "rlinf-512", "custom"))
+STANDARD, RLINF, MAY, CUSTOM = (
+    PROTOCOLS[n] for n in ("standard-10x50", "rlinf-500", "rlinf-may", "custom")
+)
 STEPS = {
     "libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520,
     "libero_90": 400,
@@ -28,26 +30,50 @@ def test_standard_is_every_start_of_every_task_once(suite):
     assert (STANDARD.settle_steps, STANDARD.history, STANDARD.stop_at_success) == (10, None, True)
 
 
-def test_rlinf_is_500_starts_and_12_repeats_that_say_so():
+def test_rlinf_since_june_is_every_start_once_without_memory():
     cases = plan_cases(Selection(protocol=RLINF, suites=("libero_spatial",)))
-    assert len(cases) == 512
-    repeats = [case for case in cases if case.repeat_of is not None]
-    once = [case for case in cases if case.repeat_of is None]
-    assert len(repeats) == 12
-    assert len(set(starts(once))) == 500
-    by_episode = {(case.task_id, case.episode): case for case in once}
-    for case in repeats:
-        first = by_episode[case.task_id, case.repeat_of]
-        assert case.init_state_id == first.init_state_id
-        assert case.name != first.name
+    assert starts(cases) == [("libero_spatial", task, k) for task in range(10) for k in range(50)]
+    assert not any(case.repeat_of for case in cases)
     assert {case.max_steps for case in cases} == {480}
-    assert (RLINF.settle_steps, RLINF.history) == (15, "off")
+    assert (RLINF.settle_steps, RLINF.history, RLINF.stop_at_success) == (15, "off", True)
+
+
+def test_rlinf_in_may_is_seven_rounds_of_64_and_the_first_again():
+    cases = plan_cases(Selection(protocol=MAY, suites=("libero_spatial", "libero_goal")))
+    for suite in ("libero_spatial", "libero_goal"):
+        mine = [case for case in cases if case.suite == suite]
+        once = [case for case in mine if case.repeat_of is None]
+        repeats = [case for case in mine if case.repeat_of is not None]
+        assert (len(mine), len(set(starts(mine))), len(repeats)) == (512, 448, 64)
+        assert starts(once) == [(suite, k // 50, k % 50) for k in range(448)]
+        assert starts(repeats) == starts(once)[:64]
+        counts = [sum(case.task_id == task for case in mine) for task in range(10)]
+        assert counts == [100, 64, 50, 50, 50, 50, 50, 50, 48, 0]
+        by_episode = {(case.task_id, case.episode): case for case in once}
+        for case in repeats:
+            assert by_episode[case.task_id, case.repeat_of].init_state_id == case.init_state_id
+        # A slot runs every 64th episode, and its noise is told by the key's remainder.
+        assert [case.noise_key % 64 for case in mine] == list(range(64)) * 8
+    assert {case.max_steps for case in cases} == {480}
+    assert (MAY.settle_steps, MAY.history, MAY.noise) == (15, "off", "slot")
+
+
+def test_a_part_of_a_run_in_rounds_has_the_episodes_of_the_whole():
+    whole = plan_cases(Selection(protocol=MAY, suites=("libero_goal",)))
+    selection = Selection(protocol=MAY, suites=("libero_goal",), tasks=(1, 8))
+    assert plan_cases(selection) == tuple(case for case in whole if case.task_id in (1, 8))
+    short = plan_cases(replace(selection, tasks=None, episodes=2))
+    assert short == tuple(case for case in whole if case.init_state_id < 2)
+    with pytest.raises(ConfigError, match="no episode was asked for that rlinf-may has"):
+        plan_cases(replace(selection, tasks=(9,)))
+    with pytest.raises(ProtocolError, match="64 episodes side by side, but dzrobot/lift-v0 has 50"):
+        plan_cases(Selection(protocol=MAY, env="dzrobot/lift-v0"))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=lambda protocol: protocol.name)
 def test_names_and_noise_of_a_run_are_unique(protocol):
     chosen = {"env": protocol.suite or "dzrobot/point-v0"}
-    if protocol in (STANDARD, RLINF):
+    if protocol in (STANDARD, RLINF, MAY):
         chosen = {"suites": tuple(suite for suite in SUITES if suite != "libero_90")}
     cases = plan_cases(Selection(protocol=protocol, **chosen))
     for values in ([case.name for case in cases], [case.noise_key for case in cases]):
@@ -72,14 +98,11 @@ def test_changes_to_a_named_protocol_are_told():
     assert selection.changes == ()
     changed = replace(selection, tasks=(1,), episodes=3, max_steps=40, arguments={"quality": "x"})
     assert len(changed.changes) == 4
-    # A shortened run has no trajectories to repeat.
-    short = replace(selection, protocol=RLINF, tasks=(0,), episodes=2)
-    assert all(case.repeat_of is None for case in plan_cases(short))
 
 
 @pytest.mark.parametrize("count", [1, 3, 7, 600])
 def test_shards_cut_a_run_into_disjoint_parts(count):
-    cases = plan_cases(Selection(protocol=RLINF, suites=("libero_object",)))
+    cases = plan_cases(Selection(protocol=MAY, suites=("libero_object",)))
     parts = [shard_of(cases, index, count) for index in range(count)]
     assert sorted(case.name for part in parts for case in part) == sorted(c.name for c in cases)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1

@@ -130,9 +130,13 @@ def test_ambiguous_and_unfitting_columns_are_refused(tmp_path, options):
     assert "recorded at 50x64" in message
 
 
-def test_published_column_names_are_known(tmp_path, options):
-    """The LIBERO dataset in use since 2024: v2.0 pictures, short names, no modality.json."""
-    names = {"video.image": "image", "video.wrist_image": "wrist_image"}
+@pytest.mark.parametrize("wrist", ["wrist_image", "observation.images.image2", "image2"])
+def test_published_column_names_are_known(tmp_path, options, wrist):
+    """The LIBERO dataset in use since 2024: v2.0 pictures, short names, no modality.json.
+
+    LeRobot's own LIBERO environment calls the second camera image2.
+    """
+    names = {"video.image": "image", "video.wrist_image": wrist}
     views = tuple(
         dataclasses.replace(view, feature=names[view.key], aliases=()) for view in ROBOT.views
     )

@@ -14,12 +14,14 @@ from dzrobot.embodiments.timing import Timing
 from dzrobot.errors import StatisticsError
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.recording import EpisodeWriter
+from dzrobot.training.assembly import open_recordings
 from dzrobot.training.data import DatasetReader, ReaderOptions
 from dzrobot.training.data.statistics import measure
 from dzrobot.training.export import export
 from dzrobot.training.parts import build_parts
 from dzrobot.training.settings import SFTConfig
 from dzrobot.training.trainer import Trainer
+from dzrobot.training.weights import open_start
 
 ARM = dataclasses.replace(
     load_embodiment("franka_pnp"),
@@ -108,6 +110,38 @@ def test_both_robots_train_and_both_can_act(world, solo, tmp_path):
     robot = DreamZeroPolicy.from_pretrained(folder, embodiment=train_worlds.ROBOT)
     observation, _ = train_worlds.frame(0, 3, np.random.default_rng(0))
     assert robot.infer(observation)["actions"].shape == (8, 7)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_kept_back_episodes_leave_the_mixture_as_it_is(world, tmp_path, mixed):
+    """Folders of 100 and 10 windows are drawn 10 : 1, with and without a hold-out."""
+    folders = {tmp_path / "many": 10, tmp_path / "few": 2}
+    for folder, episodes in folders.items():
+        length = 26 if episodes == 10 else 21
+        train_worlds.record(folder, episodes=episodes, length=length, growth=0)
+    readers = [
+        DatasetReader(folder, train_worlds.ROBOT, ReaderOptions(pictures=False))
+        for folder in folders
+    ]
+    metadata = tmp_path / "metadata.json"
+    metadata.write_text(json.dumps({train_worlds.ROBOT.tag: measure(readers, train_worlds.ROBOT)}))
+    paths = [str(folder) for folder in folders]
+    entry = {
+        "dataset_path": paths, "embodiment_tag": "train_worlds:ROBOT", "distribute_weights": True,
+        "metadata_json_path": str(metadata),
+    }  # fmt: skip
+    for kept, windows in ((0, [100, 10]), (1, [90, 5])):
+        config = train_worlds.config(
+            world, data__train_data_paths=[entry] if mixed else paths,
+            data__holdout_episodes=kept, model__metadata_json_path=metadata,
+        )  # fmt: skip
+        recordings = open_recordings(config, open_start(config.model, 0))
+        stream = recordings.train.stream
+        assert list(stream.sizes) == windows
+        drawn = np.bincount(stream.at(range(11_000)).part)
+        np.testing.assert_allclose(drawn, [10_000, 1_000], atol=2)
+        if kept:
+            assert [len(reader) for reader in recordings.held_out.sources[0].readers] == [10, 5]
 
 
 def test_stored_features_know_which_robot_a_sample_is_of(world, solo, tmp_path):

@@ -7,11 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import train_worlds
 
 from dzrobot.config import load_config
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.embodiments.timing import frame_grid
 from dzrobot.errors import ConfigError, UnknownNameError
+from dzrobot.training.architecture import run_embodiment
 from dzrobot.training.checks import find_faults
+from dzrobot.training.optim import schedule_factor
 from dzrobot.training.recipe import RECIPES, RETIRED, find_recipe, load_recipe
 from dzrobot.training.settings import SFTConfig
 
@@ -44,6 +49,36 @@ def test_recipes_lack_nothing_but_paths(name):
     assert all(any(part in line for part in names) for line in lines), lines
 
 
+def schedule(name):
+    paths = ["data.train_data_paths=/nowhere"]
+    config = load_config(SFTConfig, RECIPES / f"{name}.yaml", paths)
+    steps = config.runner.max_steps
+    return config, schedule_factor(torch.arange(steps), config.optim, steps)
+
+
+def test_recipes_that_bear_a_published_name_have_its_schedule():
+    libero, rates = schedule("libero_sft_dreamzero_5b")
+    assert (libero.runner.global_batch_size, libero.runner.max_steps) == (256, 18_000)
+    # Warm-up of 2,500 steps, then a cosine to 50,000: at 18,000 it is still at 76 %.
+    assert rates[2499] == 1
+    assert rates[2498] < 1
+    assert rates[-1] == pytest.approx(0.76, abs=0.005)
+    franka, rates = schedule("franka_sft_dreamzero_5b")
+    assert (franka.runner.global_batch_size, franka.runner.max_steps) == (256, 20_000)
+    assert rates[-1] == rates[10_000] == 1
+
+
+def test_a_named_grid_brings_its_walk(train_root):
+    robots = {}
+    for grid in (None, "rlinf_libero_5b"):
+        config = train_worlds.config(train_root, data__frame_grid=grid)
+        robots[grid] = run_embodiment("libero_sim", config.model, config.data)
+    assert robots[None].timing == load_embodiment("libero_sim").timing
+    assert robots["rlinf_libero_5b"].timing == frame_grid("rlinf_libero_5b")
+    found = faults(train_root, data__frame_grid="rlinf_libero_5b", data__sampling_mode="aligned")
+    assert "leave sampling_mode out" in found["data.frame_grid"]
+
+
 def test_a_good_recipe_has_no_fault(train_root):
     assert faults(train_root) == {}
     assert faults(train_root, 2) == {}
@@ -52,6 +87,7 @@ def test_a_good_recipe_has_no_fault(train_root):
 WRONG = {
     "runner.global_batch_size": {"runner__global_batch_size": 5, "runner__micro_batch_size": 2},
     "optim.lr_warmup_steps": {"optim__lr_warmup_steps": 8},
+    "optim.total_training_steps": {"optim__total_training_steps": 7},
     "optim.min_lr_ratio": {"optim__lr_scheduler": "constant", "optim__min_lr_ratio": 0.1},
     "parallel.shard_size": {"parallel__shard_size": 2},
     "parallel.kept_blocks": {"parallel__kept_blocks": 1},
@@ -70,7 +106,7 @@ WRONG = {
     "model.preset": {"model__preset": "5b"},
     "data.train_data_paths": {"data__train_data_paths": ["/nowhere/data"]},
     "data.pad_tail": {"data__pad_tail": True, "data__sampling_mode": "multi_anchor"},
-    "data.frame_grid": {"data__frame_grid": "official_droid", "model__max_chunk_size": 1},
+    "data.frame_grid": {"data__frame_grid": "official_droid", "data__sampling_mode": "aligned"},
     "runner.eval_interval": {"runner__eval_interval": 2},
     "runner.resume_dir": {"runner__resume_dir": "/nowhere/run"},
 }

@@ -100,6 +100,22 @@ def test_stored_prompts_equal_live_ones(train_root, solo, tmp_path):
     torch.testing.assert_close(first.rows_BNE, second.rows_BNE, rtol=0, atol=1e-6)
 
 
+def test_cut_prompts_end_where_the_shortest_of_the_micro_batch_does(train_root, solo):
+    """The published trainer's rule: for each length v of the batch, ``prompt_emb[:, v:] = 0``."""
+    run = train_worker.trainer(
+        solo, train_root, runner__micro_batch_size=4, model__prompt_rows="cut"
+    )
+    batch = micro_batches(run, 1)[0]
+    own = run.parts.prompts.embed(batch["prompt"], torch.device("cpu"))
+    assert len(set(own.lengths)) == 2
+    wanted = own.rows_BNE.clone()
+    for length in own.lengths:
+        wanted[:, length:] = 0
+    found = run.prepare(batch).prompting.text_BNE
+    assert torch.equal(found, wanted[:, : found.shape[1]])
+    assert not torch.equal(own.rows_BNE, wanted)
+
+
 def test_noise_depends_on_seed_step_and_slot_alone(train_root, solo):
     run = train_worker.trainer(solo, train_root, runner__micro_batch_size=2)
     batch = micro_batches(run, 1)[0]

@@ -27,12 +27,12 @@ ROBOT = _small("libero_sim")
 """LIBERO with small pictures and short windows; recipes name it ``train_worlds:ROBOT``."""
 
 
-def record(root, *, version="v2.1", video=False, episodes=3, length=40):
+def record(root, *, version="v2.1", video=False, episodes=3, length=40, growth=1):
     """Write a dataset of moving gradients whose actions follow from the state."""
     with EpisodeWriter(root, ROBOT, fps=20, version=version, video=video) as writer:
         for episode in range(episodes):
             rng = np.random.default_rng([7, episode])
-            for i in range(length + episode):
+            for i in range(length + growth * episode):
                 writer.add_frame(*frame(episode, i, rng))
             writer.save_episode(success=True)
     return root

@@ -98,8 +98,10 @@ class DatasetReader:
         self.columns: Columns = open_columns(self.catalog, self.resolution, cache, progress)
         self._videos = Videos(self.options.decoder, cache)
         self._pictures = Pictures()
-        excluded = self._excluded(selection or Selection())
-        self.windows: WindowTable = self._windows(cache, excluded)
+        left_out, damaged = self._excluded(selection or Selection())
+        self.windows: WindowTable = self._windows(cache, {**damaged, **left_out})
+        self.recorded_windows = len(self._windows(cache, damaged) if left_out else self.windows)
+        """Windows of all episodes, whatever the selection."""
         if self.catalog.uncommitted:
             _log.warning(
                 "%s: %d unfinished episodes of an interrupted recording are not used",
@@ -220,8 +222,12 @@ class DatasetReader:
         labels[empty] = -1
         return labels
 
-    def _excluded(self, selection: Selection) -> dict[int, str]:
-        """Return why episodes are left out; under ``refuse``, damage raises instead."""
+    def _excluded(self, selection: Selection) -> tuple[dict[int, str], dict[int, str]]:
+        """Return what is not selected and what is damaged, with the reason.
+
+        Raises:
+            DatasetError: Under ``refuse``, something selected is damaged.
+        """
         cameras = [source.column for source in self.resolution.views.values()]
         absent = self.catalog.missing(cameras if self.options.pictures else [])
         damage = {
@@ -230,18 +236,18 @@ class DatasetReader:
         damage |= self.columns.faults
         numbers = self.catalog.episodes.index
         chosen = {i for i, number in enumerate(numbers) if selection.leaves_out(int(number))}
-        damage = {ordinal: text for ordinal, text in damage.items() if ordinal not in chosen}
-        if damage and self.options.damaged == "refuse":
-            lines = [f"episode {numbers[ordinal]}: {damage[ordinal]}" for ordinal in sorted(damage)]
+        missed = sorted(damage.keys() - chosen)
+        if missed and self.options.damaged == "refuse":
+            lines = [f"episode {numbers[ordinal]}: {damage[ordinal]}" for ordinal in missed]
             raise DatasetError(
-                f"{self.catalog.root}: {len(damage)} of {len(numbers)} episodes cannot be used:\n  "
+                f"{self.catalog.root}: {len(missed)} of {len(numbers)} episodes cannot be used:\n  "
                 + "\n  ".join(lines[:8])
                 + ("\n  ..." if len(lines) > 8 else "")
                 + "\nFetch the files again, or train without these episodes: damaged=count."
             )
-        for ordinal in sorted(damage):
+        for ordinal in missed:
             _log.warning("%s: episode %d: %s", self.catalog.root, numbers[ordinal], damage[ordinal])
-        return {**dict.fromkeys(chosen, "not selected"), **dict.fromkeys(damage, "damaged")}
+        return dict.fromkeys(chosen, "not selected"), dict.fromkeys(damage, "damaged")
 
     def _windows(self, cache: Path, excluded: Mapping[int, str]) -> WindowTable:
         timing = self.embodiment.timing

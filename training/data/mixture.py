@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,10 +44,11 @@ class SourceSpec:
     """Share in the mixture, relative to the other entries."""
 
     distribute_weights: bool = True
-    """``True`` splits ``weight`` over the paths by their windows; ``False`` gives it to each."""
+    """``True`` splits ``weight`` over the paths by the windows recorded there, used or not;
+    ``False`` gives it to each."""
 
-    selection: Selection = field(default_factory=Selection)
-    """Episodes used, by number, in every path."""
+    selections: Sequence[Selection] = ()
+    """Episodes used, by number, of each path. Empty: all."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,11 @@ class Source:
 
     def weights(self) -> list[float]:
         """Return the weight of each reader."""
-        windows = sum(len(reader) for reader in self.readers)
         if not self.spec.distribute_weights:
             return [self.spec.weight] * len(self.readers)
-        return [self.spec.weight * len(reader) / windows for reader in self.readers]
+        # Of all recorded: episodes kept back for evaluation must not change the mixture.
+        windows = [reader.recorded_windows for reader in self.readers]
+        return [self.spec.weight * count / sum(windows) for count in windows]
 
 
 class Slot(NamedTuple):
@@ -129,9 +131,10 @@ class TrainingData(Dataset[Sample]):
         sources = []
         for spec in specs:
             statistics = Statistics.from_metadata(spec.metadata, spec.embodiment)
+            selections = spec.selections or [Selection()] * len(spec.paths)
             readers = tuple(
-                DatasetReader(path, spec.embodiment, chosen, spec.selection, progress=progress)
-                for path in spec.paths
+                DatasetReader(path, spec.embodiment, chosen, selection, progress=progress)
+                for path, selection in zip(spec.paths, selections, strict=True)
             )
             identities = [reader.catalog.identity for reader in readers]
             check_provenance(spec.metadata, spec.embodiment, identities)

@@ -24,4 +24,6 @@ FRANKA_PNP = replace(
     action_frame="ee_adjoint",
     prompt=PROMPTS["franka_pnp"],
     timing=Timing(control_hz=10, action_horizon=12),
+    # As LIBERO's: one frame per call.
+    history="off",
 )

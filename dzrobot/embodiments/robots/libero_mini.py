@@ -15,4 +15,6 @@ LIBERO_MINI = replace(
     execute=3,
     # It knows one prompt; away from another one means nothing to it.
     cfg_scale=1.0,
+    # What the bundled policy's score was measured with.
+    history="recent",
 )

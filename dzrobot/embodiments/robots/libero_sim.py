@@ -19,7 +19,8 @@ LIBERO_SIM = Embodiment(
         View(
             key="video.wrist_image",
             feature="observation.images.wrist_image",
-            aliases=("wrist_image",),
+            # LeRobot's own LIBERO environment calls its wrist camera image2.
+            aliases=("wrist_image", "observation.images.image2", "image2"),
             size=(256, 256),
             resolution=(256, 256),
         ),
@@ -41,4 +42,6 @@ LIBERO_SIM = Embodiment(
     tiles=side_by_side("video.image", "video.wrist_image"),
     prompt=PROMPTS["libero_sim"],
     timing=Timing(control_hz=20, action_horizon=16),
+    # Published checkpoints were trained and scored with one frame per call.
+    history="off",
 )

@@ -71,4 +71,6 @@ OXE_DROID = Embodiment(
         "annotation.language.language_instruction_3",
     ),
     timing=Timing(control_hz=15, action_horizon=24),
+    # The published servers keep a session's frames.
+    history="recent",
 )

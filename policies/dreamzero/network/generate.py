@@ -339,7 +339,9 @@ class _Call:
                 rows.append(session.prompts.embed(encoder, ids_1N, mask_1N))
             else:
                 rows.append(prompt.rows_NE[None].to(self._device))
-        return PromptEmbedding(torch.cat(rows), tuple(len(prompt.key) for prompt in prompts))
+        lengths = tuple(len(prompt.key) for prompt in prompts)
+        embedding = PromptEmbedding(torch.cat(rows), lengths)
+        return embedding.cut() if self.options.prompt_rows == "cut" else embedding
 
 
 def _check_network(model: WorldActionModel, image_HW3: Tensor) -> None:

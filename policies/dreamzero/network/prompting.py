@@ -10,9 +10,13 @@ Shapes: B prompts, N rows, E width of the embedding.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+PromptRows = Literal["own", "cut"]
+"""Which rows of a batch's prompts are not zero: each its own, or as many as the shortest has."""
 
 _ROW_STEP = 64
 _PAD_ROWS = 4
@@ -39,6 +43,16 @@ class PromptEmbedding:
         """Return the prompts of all, in order."""
         rows_BNE = torch.cat([embedding.rows_BNE for embedding in embeddings])
         return cls(rows_BNE, sum((embedding.lengths for embedding in embeddings), ()))
+
+    def cut(self) -> "PromptEmbedding":
+        """Return the prompts with every row zero from the length of the shortest on.
+
+        The published code does so to every batch (``prompt_emb[:, v:] = 0`` for each length v).
+        """
+        shortest = min(self.lengths)
+        rows_BNE = self.rows_BNE.clone()
+        rows_BNE[:, shortest:] = 0
+        return PromptEmbedding(rows_BNE, (shortest,) * len(self.lengths))
 
 
 def compact(prompt: PromptEmbedding, row_step: int = _ROW_STEP) -> tuple[Tensor, Tensor | None]:

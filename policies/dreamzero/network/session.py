@@ -16,6 +16,7 @@ from torch import Tensor
 from dzrobot.errors import ConfigError, ModalityError
 from dzrobot.policies.dreamzero.network.cache import KVCache
 from dzrobot.policies.dreamzero.network.config import DiTConfig, NetworkConfig
+from dzrobot.policies.dreamzero.network.prompting import PromptRows
 from dzrobot.policies.dreamzero.network.text import PromptCache
 
 _TEMPORAL_STRIDE = 4
@@ -88,6 +89,10 @@ class GenerateOptions:
 
     max_history_frames: int | None = None
     """Latent frames after which history is dropped; None for the network's own window."""
+
+    prompt_rows: PromptRows = "own"
+    """``cut``: of sessions that run as one batch, prompts are zero from the length of the shortest
+    on, as in the published code; for experiments."""
 
     batched_guidance: bool = True
     """Whether both prompts run in one batch; else one after the other."""
@@ -184,7 +189,11 @@ def clip_of_block(images_THW3: Tensor, block_frames: int) -> Tensor:
 
 
 def seeded_noise(
-    config: NetworkConfig, latent: tuple[int, int], seed: int, like: Tensor
+    config: NetworkConfig,
+    latent: tuple[int, int],
+    seed: int,
+    like: Tensor,
+    row_of: tuple[int, int] = (0, 1),
 ) -> InferenceNoise:
     """Return the noise of one call; as published, video and actions each start from the seed anew.
 
@@ -193,11 +202,13 @@ def seeded_noise(
         latent: Latent rows and columns.
         seed: Seed.
         like: A tensor of the dtype and on the device to draw in; other devices draw other numbers.
+        row_of: Which row, and of how many that are drawn together.
     """
     dit = config.dit
+    row, rows = row_of
     shapes = (
-        (1, dit.out_dim, dit.num_frame_per_block, *latent),
-        (1, config.head.action_horizon, dit.action_dim),
+        (rows, dit.out_dim, dit.num_frame_per_block, *latent),
+        (rows, config.head.action_horizon, dit.action_dim),
     )
     video_CFYX, action_AM = (
         torch.randn(
@@ -205,7 +216,7 @@ def seeded_noise(
             generator=torch.Generator(like.device).manual_seed(seed),
             device=like.device,
             dtype=like.dtype,
-        )[0]
+        )[row]
         for shape in shapes
     )
     return InferenceNoise(video_CFYX, action_AM)

@@ -17,6 +17,7 @@ from dzrobot.modality.pipeline import Pipeline
 from dzrobot.modality.stats import Statistics
 from dzrobot.modality.text import clean_instruction
 from dzrobot.modality.video import tile
+from dzrobot.policies.dreamzero.network.tokenizer import clean
 from golden_kinds.registry import Golden, Results, checker, exact, relative_l2
 
 _PATTERN = "uint8 ((3*y + 5*x + 7*t + 11*c + 4*((x*y) % 13) + salt) % 256) over [T,H,W,3]"
@@ -135,6 +136,7 @@ def _view_size(picture: Any, tiles: Any) -> tuple[int, int]:
 
 
 def _evaluation(golden: Golden, robot: Embodiment) -> Results:
+    """Prompts are recorded as the tokenizer cleaned them: escapes resolved, blanks collapsed."""
     manifest = golden.manifest
     pipeline = Pipeline(robot, Statistics.from_metadata(manifest["metadata"], robot))
     batch, frames = manifest["eval_images_shape"][:2]
@@ -160,10 +162,10 @@ def _evaluation(golden: Golden, robot: Embodiment) -> Results:
         ),
         "eval.state": (relative_l2(state, golden["eval.out.state"]), 1e-6),
         "eval.prompts": exact(
-            [sample["prompt"] for sample in encoded], manifest["prompts_out"]["text"]
+            [clean(sample["prompt"]) for sample in encoded], manifest["prompts_out"]["text"]
         ),
         "eval.negative": exact(
-            [sample["negative_prompt"] for sample in encoded], manifest["prompts_out"]["neg"]
+            [clean(sample["negative_prompt"]) for sample in encoded], manifest["prompts_out"]["neg"]
         ),
         "eval.id": exact(robot.projector_id, golden["eval.out.embodiment_id"][0].item()),
     }

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.network.config import TextConfig
+from dzrobot.policies.dreamzero.network.prompting import PromptEmbedding
 from dzrobot.policies.dreamzero.network.text import PromptCache, TextEncoder
 from dzrobot.policies.dreamzero.network.tokenizer import PromptTokenizer, clean
 
@@ -51,6 +52,18 @@ def test_each_prompt_is_masked_by_its_own_length(encoder, prompts):
         assert row[:length].abs().amin(dim=0).max() > 0
     alone = torch.cat([encoder(ids[i : i + 1], mask[i : i + 1]) for i in range(len(ids))])
     torch.testing.assert_close(embedded, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_cut_prompts_end_where_the_shortest_does(encoder, prompts):
+    """The published rule: for each length v of the batch, ``prompt_emb[:, v:] = 0``."""
+    rows = encoder(*prompts)
+    wanted = rows.clone()
+    for length in LENGTHS[:2]:
+        wanted[:2, length:] = 0
+    found = PromptEmbedding(rows[:2], LENGTHS[:2]).cut()
+    assert torch.equal(found.rows_BNE, wanted[:2])
+    assert found.lengths == (8, 8)
+    assert rows[0, 8:19].any()
 
 
 def test_cache_is_exact_whatever_comes_together(encoder, prompts):
