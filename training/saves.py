@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from dzrobot.errors import CheckpointError
+from dzrobot.files import move
 from dzrobot.policies.dreamzero.checkpoints.unpickling import load_tensors
-from dzrobot.recording.files import move
 
 
 @dataclass

@@ -4,10 +4,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from dzrobot.documents import read_json
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import StatisticsError
+from dzrobot.files import explained, write_json
 from dzrobot.progress import progress_bar
-from dzrobot.recording.files import read_json, write_json
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 from dzrobot.training.data.statistics import measure, merge
 
@@ -49,7 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
         entry = measure(readers, embodiment, advance)
     if embodiment.tag in known:
         entry = merge(known[embodiment.tag], entry)
-    write_json(output, {**known, embodiment.tag: entry})
+    with explained(f"write the statistics to {output}", StatisticsError):
+        write_json(output, {**known, embodiment.tag: entry})
     for kind, parts in entry["statistics"].items():
         for name, table in parts.items():
             print(f"{kind}.{name}  q01 {_numbers(table['q01'])}  q99 {_numbers(table['q99'])}")
@@ -58,14 +60,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _known(output: Path, *, merging: bool) -> dict[str, Any]:
-    if not output.exists():
-        return {}
+    with explained(f"write the statistics to {str(output)[:200]}", StatisticsError):
+        if not output.exists():
+            return {}
     if not merging:
         raise StatisticsError(
             f"{output} exists: --merge adds to it, another --output leaves it as it is"
         )
-    content: dict[str, Any] = read_json(output)
-    return content
+    return read_json(output, dict[str, dict[str, Any]], StatisticsError)
 
 
 def _numbers(values: list[float]) -> str:

@@ -3,7 +3,7 @@
 One episode after the other, each committed whole::
 
     with EpisodeWriter(folder, robot, fps=10, version="v3.0", video=True) as writer:
-        writer.add_frame(observation, action, {"timestamp.video.image": seconds})
+        writer.add_frame(observation, action, {"timestamp.camera": seconds})
         writer.save_episode(success=True)
 """
 

@@ -1,19 +1,23 @@
 """How a finished episode joins a dataset, and how an interrupted one leaves no trace.
 
 Order of a commit: pictures and numbers, tasks, statistics, the list of episodes, and last
-``info.json``. Its ``total_episodes`` is the commit: whatever lies beyond that count is removed when
-the folder is opened again.
+``info.json``. Its ``total_episodes`` is the commit: when the folder is opened again, whatever lies
+beyond that count is removed and every list and statistic is what it was at that count, to the bit.
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dzrobot.documents import read_json_lines
+from dzrobot.errors import DatasetError, preview
+from dzrobot.files import move, write_json, write_json_lines
 from dzrobot.recording import files, layout, moments
+from dzrobot.recording.formats import EpisodeStatistics, TaskRow
 from dzrobot.recording.moments import Moments
 
 
@@ -31,8 +35,6 @@ class Finished:
     data: Path
     videos: dict[str, Path]
     statistics: dict[str, Moments]
-    extra: dict[str, Any] = field(default_factory=dict)
-    """Further facts of the episode (``success``, operator, ...): numbers, booleans or strings."""
 
     @property
     def row(self) -> dict[str, Any]:
@@ -41,7 +43,7 @@ class Finished:
             "episode_index": self.index,
             "tasks": list(self.tasks),
             "length": self.length,
-        } | self.extra
+        }
 
 
 class Catalog(Protocol):
@@ -49,8 +51,12 @@ class Catalog(Protocol):
 
     version: str
 
-    def recover(self, episodes: int) -> list[str]:
-        """Forget all but the first ``episodes`` episodes; return the tasks in index order."""
+    def recover(self, episodes: int, tasks: int) -> list[str]:
+        """Forget all but the first ``episodes`` and ``tasks``; return the tasks in index order.
+
+        Raises:
+            DatasetError: The lists hold fewer, or another program added to them.
+        """
         ...
 
     def add(self, episode: Finished, tasks: list[str]) -> None:
@@ -66,42 +72,50 @@ class CatalogV2:
         self.version = version
         self._total: dict[str, Moments] = {}
 
-    def recover(self, episodes: int) -> list[str]:
-        """Forget all but the first ``episodes`` episodes; return the tasks in index order."""
+    def recover(self, episodes: int, tasks: int) -> list[str]:
+        """Forget all but the first ``episodes`` and ``tasks``; return the tasks in index order."""
         for path in [
             *self._root.glob("data/*/episode_*.parquet"),
             *self._root.glob("videos/*/*/*.mp4"),
         ]:
-            if int(path.stem.removeprefix("episode_")) >= episodes:
+            number = path.stem.removeprefix("episode_")
+            if number.isdecimal() and int(number) >= episodes:
                 path.unlink()
-        for name in (layout.EPISODES_V2, layout.EPISODES_STATS_V2):
-            path = self._root / name
-            if path.exists():
-                files.write_json_lines(path, files.read_json_lines(path, episodes))
-        if self.version == "v2.0" and episodes:
-            self._total = files.read_json(self._root / layout.STATS)
-        if not (self._root / layout.TASKS_V2).exists():
+        files.keep_lines(self._root / layout.EPISODES_V2, episodes)
+        files.keep_lines(self._root / layout.EPISODES_STATS_V2, episodes)
+        files.keep_lines(self._root / layout.TASKS_V2, tasks)
+        if not episodes:
+            (self._root / layout.STATS).unlink(missing_ok=True)
             return []
-        return [row["task"] for row in files.read_json_lines(self._root / layout.TASKS_V2)]
+        self._recover_total(episodes)
+        lines = read_json_lines(self._root / layout.TASKS_V2, TaskRow, DatasetError)
+        return [row.task for row in lines]
+
+    def _recover_total(self, episodes: int) -> None:
+        if self.version != "v2.0":
+            return
+        path = self._root / layout.EPISODES_STATS_V2
+        for line in read_json_lines(path, EpisodeStatistics, DatasetError, limit=episodes):
+            self._total = moments.add(self._total, line.stats)
+        write_json(self._root / layout.STATS, self._total)
 
     def add(self, episode: Finished, tasks: list[str]) -> None:
         """Move the episode's files into place and enter it in the lists."""
         where = layout.place(episode.index)
-        files.move(episode.data, self._root / layout.DATA_PATH[self.version].format(**where))
+        move(episode.data, self._root / layout.DATA_PATH[self.version].format(**where))
         for key, path in episode.videos.items():
             target = layout.VIDEO_PATH[self.version].format(video_key=key, **where)
-            files.move(path, self._root / target)
-        files.write_json_lines(
+            move(path, self._root / target)
+        write_json_lines(
             self._root / layout.TASKS_V2,
             [{"task_index": i, "task": task} for i, task in enumerate(tasks)],
         )
         if self.version == "v2.0":
-            known = [self._total] if self._total else []
-            self._total = moments.merge([*known, episode.statistics])
-            files.write_json(self._root / layout.STATS, self._total)
-        else:
-            line = {"episode_index": episode.index, "stats": episode.statistics}
-            files.append_json_line(self._root / layout.EPISODES_STATS_V2, line)
+            self._total = moments.add(self._total, episode.statistics)
+            write_json(self._root / layout.STATS, self._total)
+        # v2.0 knows no statistics per episode; we need them to take an episode back.
+        line = {"episode_index": episode.index, "stats": episode.statistics}
+        files.append_json_line(self._root / layout.EPISODES_STATS_V2, line)
         files.append_json_line(self._root / layout.EPISODES_V2, episode.row)
 
 
@@ -117,23 +131,34 @@ class CatalogV3:
         self._root = root
         self._rows: pa.Table | None = None
 
-    def recover(self, episodes: int) -> list[str]:
-        """Forget all but the first ``episodes`` episodes; return the tasks in index order."""
-        table = read_rows(self._root)
-        if table is not None:
-            self._rows = table.slice(0, episodes)
-            write_rows(self._root, self._rows)
-        self._remove_unlisted()
-        path = self._root / layout.TASKS_V3
-        if not path.exists():
+    def recover(self, episodes: int, tasks: int) -> list[str]:
+        """Forget all but the first ``episodes`` and ``tasks``; return the tasks in index order."""
+        listed = self._root / layout.EPISODES_V3.format(**layout.place(0))
+        if not episodes:
+            for path in (listed, self._root / layout.STATS, self._root / layout.TASKS_V3):
+                path.unlink(missing_ok=True)
+            self._remove_unlisted()
             return []
-        return list(pq.read_table(path).sort_by("task_index").column("task").to_pylist())
+        table = read_rows(self._root)
+        if table is None or len(table) < episodes:
+            raise DatasetError(
+                f"{listed} lists fewer episodes than the {episodes} of info.json: another program "
+                "added to this recording; record to a new folder"
+            )
+        self._rows = table.slice(0, episodes)
+        if len(table) > episodes:
+            write_rows(self._root, self._rows)
+        texts = read_tasks(self._root)[:tasks]
+        write_tasks(self._root, texts)
+        write_json(self._root / layout.STATS, merged_statistics(self._rows))
+        self._remove_unlisted()
+        return texts
 
     def add(self, episode: Finished, tasks: list[str]) -> None:
         """Move the episode's files into place and enter it in the lists."""
         number = self._next_number()
         where = layout.place(number)
-        files.move(episode.data, self._root / layout.DATA_PATH[self.version].format(**where))
+        move(episode.data, self._root / layout.DATA_PATH[self.version].format(**where))
         row = episode.row | {
             "dataset_from_index": episode.first_row,
             "dataset_to_index": episode.first_row + episode.length,
@@ -141,7 +166,7 @@ class CatalogV3:
         row |= _location("data", where)
         for key, path in episode.videos.items():
             target = layout.VIDEO_PATH[self.version].format(video_key=key, **where)
-            files.move(path, self._root / target)
+            move(path, self._root / target)
             row |= _location(f"videos/{key}", where)
             row |= {
                 f"videos/{key}/from_timestamp": 0.0,
@@ -152,7 +177,7 @@ class CatalogV3:
             row |= {f"stats/{column}/{name}": value for name, value in table.items()}
         write_tasks(self._root, tasks)
         self._rows = append_row(self._rows, row)
-        files.write_json(self._root / layout.STATS, merged_statistics(self._rows))
+        write_json(self._root / layout.STATS, merged_statistics(self._rows))
         write_rows(self._root, self._rows)
 
     def _next_number(self) -> int:
@@ -172,9 +197,39 @@ class CatalogV3:
 
 
 def read_rows(root: Path) -> pa.Table | None:
-    """Return the list of episodes of a v3.0 folder, or None before the first."""
+    """Return the list of episodes of a v3.0 folder, or None before the first.
+
+    Raises:
+        DatasetError: Another program added lists of its own, or the list cannot be read.
+    """
     path = root / layout.EPISODES_V3.format(**layout.place(0))
-    return pq.read_table(path) if path.exists() else None
+    others = [str(one.relative_to(root)) for one in root.glob("meta/episodes/*/*.parquet")]
+    if path.exists():
+        others.remove(str(path.relative_to(root)))
+    if others:
+        raise DatasetError(
+            f"{root}: another program added {preview(others)} to this recording. It can be read, "
+            "but not changed here: record to a new folder"
+        )
+    return read_parquet(path) if path.exists() else None
+
+
+def read_parquet(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Return the table in ``path``, or some of its columns.
+
+    Raises:
+        DatasetError: It cannot be read.
+    """
+    try:
+        return pq.read_table(path, columns=columns, partitioning=None)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DatasetError(f"{path} cannot be read: {error}") from error
+
+
+def read_tasks(root: Path) -> list[str]:
+    """Return the tasks of a v3.0 folder that :func:`write_tasks` wrote, in index order."""
+    table = read_parquet(root / layout.TASKS_V3)
+    return list(table.sort_by("task_index").column("task").to_pylist())
 
 
 def write_rows(root: Path, rows: pa.Table) -> None:
@@ -185,7 +240,16 @@ def write_rows(root: Path, rows: pa.Table) -> None:
 def append_row(rows: pa.Table | None, row: dict[str, Any]) -> pa.Table:
     """Return ``rows`` with one more; columns that either side lacks are null there."""
     added = pa.Table.from_pylist([row])
+    # As they are when read back, so that a list looks the same however often it was reopened.
+    added = added.cast(pa.schema([(field.name, _stored(field.type)) for field in added.schema]))
     return added if rows is None else pa.concat_tables([rows, added], promote_options="default")
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    """Return a type as Parquet gives it back: what a list holds is called ``element``."""
+    if not pa.types.is_list(kind):
+        return kind
+    return pa.list_(pa.field("element", _stored(kind.value_type)))
 
 
 def listed_files(root: Path, rows: pa.Table) -> list[Path]:
@@ -223,7 +287,8 @@ def merged_statistics(rows: pa.Table) -> dict[str, Moments]:
         for name, value in row.items():
             _, rest = name.split("/", 1)
             column, measure = rest.rsplit("/", 1)
-            table.setdefault(column, {})[measure] = value
+            if value is not None:
+                table.setdefault(column, {})[measure] = value
         episodes.append(table)
     return moments.merge(episodes)
 

@@ -15,9 +15,12 @@ import av
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dzrobot.documents import read_json
 from dzrobot.errors import DatasetError
-from dzrobot.recording import files, layout
+from dzrobot.files import replacing
+from dzrobot.recording import layout
 from dzrobot.recording.commit import listed_files, read_rows, write_rows
+from dzrobot.recording.formats import Info
 from dzrobot.recording.lock import lock
 
 MEGABYTE = 2**20
@@ -43,10 +46,10 @@ def consolidate(root: Path, *, data_mb: float = 100, video_mb: float = 200) -> N
     Raises:
         DatasetError: Not a v3.0 dataset, or another writer is at work.
     """
-    info = files.read_json(root / layout.INFO)
-    if info["codebase_version"] != "v3.0":
+    info = read_json(root / layout.INFO, Info, DatasetError)
+    if info.codebase_version != "v3.0":
         raise DatasetError(
-            f"{root} is {info['codebase_version']}: only v3.0 keeps many episodes in a file"
+            f"{root} is {info.codebase_version}: only v3.0 keeps many episodes in a file"
         )
     handle = lock(root)
     try:
@@ -55,8 +58,8 @@ def consolidate(root: Path, *, data_mb: float = 100, video_mb: float = 200) -> N
             return
         rows = table.to_pylist()
         _join_data(root, rows, data_mb)
-        for key in [name for name, kind in info["features"].items() if kind["dtype"] == "video"]:
-            _join_videos(root, rows, key, video_mb)
+        for key in [name for name, kind in info.features.items() if kind.dtype == "video"]:
+            _join_videos(root, rows, key, video_mb, info.fps)
         updated = pa.Table.from_pylist(rows, schema=table.schema)
         write_rows(root, updated)
         keep = set(listed_files(root, updated))
@@ -71,26 +74,23 @@ def consolidate(root: Path, *, data_mb: float = 100, video_mb: float = 200) -> N
 def _join_data(root: Path, rows: list[dict[str, Any]], limit_mb: float) -> None:
     def write(target: Path, group: Sequence[_Stored]) -> None:
         schema = pq.read_schema(group[0].path)
-        aside = target.with_name(target.name + ".aside")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with pq.ParquetWriter(aside, schema) as writer:
+        with replacing(target) as temporary, pq.ParquetWriter(temporary, schema) as writer:
             for stored in group:
                 source = pq.ParquetFile(stored.path)
                 for number in range(source.num_row_groups):
                     writer.write_table(source.read_row_group(number))
-        files.move(aside, target)
 
     _join(root, rows, "data", limit_mb, write)
 
 
-def _join_videos(root: Path, rows: list[dict[str, Any]], key: str, limit_mb: float) -> None:
-    fps = Fraction(files.read_json(root / layout.INFO)["fps"]).limit_denominator(1001)
+def _join_videos(
+    root: Path, rows: list[dict[str, Any]], key: str, limit_mb: float, rate: float
+) -> None:
+    fps = Fraction(rate).limit_denominator(1001)
 
     def write(target: Path, group: Sequence[_Stored]) -> None:
-        aside = target.with_name(target.name + ".aside.mp4")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _append_packets(aside, group, fps)
-        files.move(aside, target)
+        with replacing(target) as temporary:
+            _append_packets(temporary, group, fps)
         before = 0
         for stored in group:
             shift = float(before / fps)
@@ -157,7 +157,7 @@ def _path(root: Path, prefix: str, where: dict[str, int]) -> Path:
 def _append_packets(target: Path, group: Sequence[_Stored], fps: Fraction) -> None:
     """Copy the compressed frames of ``group`` one after the other into ``target``."""
     before = 0
-    with av.open(str(target), "w") as output:
+    with av.open(str(target), "w", format="mp4") as output:
         stream: Any = None
         header: bytes | None = None
         for stored in group:

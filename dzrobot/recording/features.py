@@ -66,7 +66,16 @@ def describe(embodiment: Embodiment, *, dtype: str) -> dict[str, Feature]:
 
 
 def describe_extra(name: str, value: Any) -> Feature:
-    """Return the feature of an extra column: a number, a flat vector or a string."""
+    """Return the feature of an extra column: a number, a flat vector or a string.
+
+    Raises:
+        DatasetError: Anything else, a number that is not finite, or a name that LeRobot misreads.
+    """
+    if "image" in name or "/" in name:
+        raise DatasetError(
+            f"extra column {name!r}: LeRobot takes every column with 'image' in its name for "
+            "pictures, and allows no '/'; choose another name, such as 'camera' for 'image'"
+        )
     if isinstance(value, str):
         return {"dtype": "string", "shape": [1], "names": None}
     array = np.asarray(value)
@@ -75,6 +84,8 @@ def describe_extra(name: str, value: Any) -> Feature:
             f"extra column {name!r} holds {array.dtype} of shape {array.shape}; allowed are "
             "numbers, booleans, strings and flat vectors of numbers"
         )
+    if not np.isfinite(array).all():
+        raise DatasetError(f"extra column {name!r} holds a number that is not finite: {array}")
     kind = {"f": f"float{8 * array.dtype.itemsize}", "i": "int64", "u": "int64", "b": "bool"}[
         array.dtype.kind
     ]

@@ -1,80 +1,58 @@
-"""Files that are either there whole or not at all: written aside, flushed to disk, renamed."""
+"""What recordings need of files beyond :mod:`dzrobot.files`."""
 
 import json
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dzrobot.errors import DatasetError
+from dzrobot.files import TEMPORARY, replacing, write_bytes
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write ``value`` to ``path``, replacing it in one step."""
-    _write_text(path, json.dumps(value, indent=4) + "\n")
-
-
-def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write one JSON object a line to ``path``, replacing it in one step."""
-    _write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+_UNFINISHED = (TEMPORARY, ".aside")
+"""Endings of what a killed writer leaves; recordings before 2026-11 have the second."""
 
 
 def append_json_line(path: Path, row: Mapping[str, Any]) -> None:
     """Add a line to ``path`` so that no reader ever sees half of it."""
-    before = path.read_text() if path.exists() else ""
-    _write_text(path, before + json.dumps(row) + "\n")
+    before = path.read_bytes() if path.exists() else b""
+    write_bytes(path, before + json.dumps(row, allow_nan=False).encode() + b"\n")
+
+
+def keep_lines(path: Path, count: int) -> None:
+    """Forget all but the first ``count`` lines of ``path``; without any, the file goes.
+
+    Raises:
+        DatasetError: It holds fewer.
+    """
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if len(lines) < count:
+        raise DatasetError(
+            f"{path} has {len(lines)} lines, meta/info.json counts {count}: the recording is "
+            "incomplete or older than 2026-11; it can be read, but record to a new folder"
+        )
+    if not count:
+        path.unlink(missing_ok=True)
+    elif len(lines) > count:
+        write_bytes(path, b"".join(lines[:count]))
 
 
 def write_parquet(path: Path, table: pa.Table, *, row_group_size: int | None = None) -> None:
     """Write ``table`` to ``path``, replacing it in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".aside")
-    pq.write_table(table, aside, row_group_size=row_group_size)
-    move(aside, path)
-
-
-def move(source: Path, target: Path) -> None:
-    """Flush ``source`` to disk and rename it to ``target``."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _flush(source)
-    source.replace(target)
-    _flush(target.parent)
+    with replacing(path) as temporary:
+        # In one piece: how a table was put together must not show in the file.
+        pq.write_table(table.combine_chunks(), temporary, row_group_size=row_group_size)
 
 
 def is_unfinished(path: Path) -> bool:
     """Return whether ``path`` is what a killed writer left of a file."""
-    return ".aside" in path.suffixes
+    return any(ending in path.suffixes for ending in _UNFINISHED)
 
 
 def remove_unfinished(root: Path) -> None:
     """Remove what killed writers left anywhere below ``root``."""
-    for path in root.rglob("*.aside*"):
-        if path.is_file() and is_unfinished(path):
+    for path in root.rglob("*"):
+        if is_unfinished(path) and path.is_file():
             path.unlink()
-
-
-def read_json(path: Path) -> Any:
-    """Return the JSON value in ``path``."""
-    return json.loads(path.read_text())
-
-
-def read_json_lines(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
-    """Return the objects in the first ``limit`` lines of ``path``."""
-    lines = [line for line in path.read_text().splitlines() if line.strip()]
-    return [json.loads(line) for line in lines[:limit]]
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".aside")
-    aside.write_text(text)
-    move(aside, path)
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

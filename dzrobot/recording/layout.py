@@ -16,6 +16,11 @@ EPISODES_V3 = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parqu
 RECORDING = Path("meta/recording.json")
 """Ours: says which program and embodiment wrote the folder. Other readers ignore it."""
 
+FACTS = Path("meta/recording_facts.jsonl")
+"""Ours: what is known of each episode beyond LeRobot's lists (success, operator, ...). A file of
+its own, because LeRobot's readers want the same columns in all lists of a dataset.
+"""
+
 ASIDE = Path(".aside")
 """Ours: files of the episode being written; never part of the dataset."""
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TextIO
 
 from dzrobot.errors import DatasetError
+from dzrobot.files import explained
 from dzrobot.recording.layout import ASIDE
 
 
@@ -12,11 +13,12 @@ def lock(root: Path) -> TextIO:
     """Return a handle that keeps other writers out of ``root`` until it is closed.
 
     Raises:
-        DatasetError: Another writer is at work.
+        DatasetError: Another writer is at work, or the folder cannot be written to.
     """
     aside = root / ASIDE
-    aside.mkdir(parents=True, exist_ok=True)
-    handle = (aside / "lock").open("w")
+    with explained(f"record to {root}", DatasetError):
+        aside.mkdir(parents=True, exist_ok=True)
+        handle = (aside / "lock").open("w")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

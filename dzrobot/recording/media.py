@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 
 from dzrobot.errors import DatasetError, find
+from dzrobot.files import explained
 
 _ENCODERS = {"h264": "libx264", "av1": "libsvtav1"}
 _PNG_LEVEL = 2
@@ -63,6 +64,7 @@ class VideoFile:
 
     def __init__(self, path: Path, fps: float, codec: VideoCodec) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._codec = codec
         self._rate = Fraction(fps).limit_denominator(1001)
         self._container: Any = av.open(str(path), "w")
@@ -77,13 +79,15 @@ class VideoFile:
         frame.pts = self._frames
         frame.time_base = 1 / self._rate
         self._frames += 1
-        self._container.mux(self._stream.encode(frame))
+        with explained(f"write {self._path}", DatasetError):
+            self._container.mux(self._stream.encode(frame))
 
     def close(self) -> None:
         """Write what is still in the encoder and finish the file."""
-        if self._stream is not None:
-            self._container.mux(self._stream.encode(None))
-        self._container.close()
+        with explained(f"write {self._path}", DatasetError):
+            if self._stream is not None:
+                self._container.mux(self._stream.encode(None))
+            self._container.close()
 
     def _open(self, height: int, width: int) -> Any:
         codec = self._codec
@@ -105,15 +109,19 @@ class VideoFile:
         return stream
 
 
-def describe_video(feature: dict[str, Any], fps: float, codec: VideoCodec) -> dict[str, Any]:
-    """Return the ``info`` entry of a video feature."""
+def describe_video(
+    feature: dict[str, Any], fps: float, codec: VideoCodec, version: str
+) -> dict[str, Any]:
+    """Return the ``info`` entry of a video feature for a format version."""
     height, width = feature["shape"][:2]
+    # LeRobot merges v3.0 datasets only under the name that it uses itself since 0.6.
+    depth = "is_depth_map" if version == "v3.0" else "video.is_depth_map"
     return {
         "video.height": height,
         "video.width": width,
         "video.codec": codec.name,
         "video.pix_fmt": codec.pixel_format,
-        "video.is_depth_map": False,
+        depth: False,
         "video.fps": fps,
         "video.channels": 3,
         "has_audio": False,

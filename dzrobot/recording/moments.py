@@ -1,4 +1,4 @@
-"""Per-episode statistics as LeRobot stores them: min, max, mean, std and count of every column."""
+"""Per-episode statistics as LeRobot stores them, of every column that holds numbers or pictures."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,7 +6,12 @@ from typing import Any
 import numpy as np
 
 Moments = dict[str, list[Any]]
-"""``min``, ``max``, ``mean``, ``std`` (population) and ``count`` of one column, as nested lists."""
+"""``min``, ``max``, ``mean``, ``std`` (population), ``count`` and the quantiles ``q01`` to ``q99``
+of one column, as nested lists.
+"""
+
+QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+"""Measure -> share of the data below it, as LeRobot 0.4 and later keep them."""
 
 _PIXEL_STRIDE = 4
 """Every fourth row and column of a picture is enough for a mean and a deviation."""
@@ -21,6 +26,7 @@ def of_rows(rows: np.ndarray) -> Moments:
         "mean": table.mean(0).tolist(),
         "std": table.std(0).tolist(),
         "count": [len(table)],
+        **{name: np.quantile(table, share, axis=0).tolist() for name, share in QUANTILES.items()},
     }
 
 
@@ -28,41 +34,46 @@ class PictureMoments:
     """Running statistics of pictures, per channel in [0, 1], shape (3, 1, 1)."""
 
     def __init__(self) -> None:
-        self._low = np.full(3, 255, dtype=np.uint8)
-        self._high = np.zeros(3, dtype=np.uint8)
-        self._sum = np.zeros(3)
-        self._squares = np.zeros(3)
-        self._pixels = 0
+        self._counts = np.zeros((3, 256), dtype=np.int64)
         self._frames = 0
 
     def see(self, picture: np.ndarray) -> None:
         """Add one picture (H, W, 3) uint8."""
         pixels = picture[::_PIXEL_STRIDE, ::_PIXEL_STRIDE].reshape(-1, 3)
-        self._low = np.minimum(self._low, pixels.min(0))
-        self._high = np.maximum(self._high, pixels.max(0))
-        self._sum += pixels.sum(0, dtype=np.float64)
-        self._squares += np.square(pixels, dtype=np.float64).sum(0)
-        self._pixels += len(pixels)
+        for channel in range(3):
+            self._counts[channel] += np.bincount(pixels[:, channel], minlength=256)
         self._frames += 1
 
     def result(self) -> Moments:
         """Return the statistics so far."""
-        mean = self._sum / self._pixels
-        std = np.sqrt(np.maximum(self._squares / self._pixels - mean**2, 0))
-        values: dict[str, np.ndarray] = {
-            "min": self._low,
-            "max": self._high,
+        levels = np.arange(256)
+        share = self._counts / self._counts.sum(1, keepdims=True)
+        mean = share @ levels
+        below = self._counts.cumsum(1)
+        values = {
+            "min": (below > 0).argmax(1),
+            "max": 255 - (self._counts[:, ::-1] > 0).argmax(1),
             "mean": mean,
-            "std": std,
+            "std": np.sqrt((share * (levels - mean[:, None]) ** 2).sum(1)),
         }
+        for name, quantile in QUANTILES.items():
+            values[name] = (below > quantile * (below[:, -1:] - 1)).argmax(1)
         table: Moments = {
             name: (value / 255).reshape(3, 1, 1).tolist() for name, value in values.items()
         }
         return table | {"count": [self._frames]}
 
 
+def add(known: Mapping[str, Moments], episode: Mapping[str, Moments]) -> dict[str, Moments]:
+    """Return ``known``, empty before the first episode, with one more episode."""
+    return merge([known, episode] if known else [episode])
+
+
 def merge(episodes: Iterable[Mapping[str, Moments]]) -> dict[str, Moments]:
-    """Return the statistics of all episodes together, weighted by count."""
+    """Return the statistics of all episodes together, weighted by count.
+
+    Quantiles are the weighted means of the episodes' quantiles, as LeRobot merges them.
+    """
     columns: dict[str, list[Moments]] = {}
     for episode in episodes:
         for name, moments in episode.items():
@@ -79,10 +90,16 @@ def _merge_column(parts: list[Moments]) -> Moments:
     mean = (weight * stack["mean"]).sum(0)
     # Deviation inside the episodes plus deviation between their means.
     variance = (weight * (stack["std"] ** 2 + (stack["mean"] - mean) ** 2)).sum(0)
-    return {
+    merged: Moments = {
         "min": stack["min"].min(0).tolist(),
         "max": stack["max"].max(0).tolist(),
         "mean": mean.tolist(),
         "std": np.sqrt(variance).tolist(),
         "count": [int(counts.sum())],
     }
+    for name in QUANTILES:
+        # Recordings begun before 2026-11 have none.
+        if all(name in part for part in parts):
+            values = np.array([part[name] for part in parts])
+            merged[name] = (weight * values).sum(0).tolist()
+    return merged

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dzrobot.documents import read_json, read_json_lines, validated
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import DatasetError
+from dzrobot.files import explained, write_json
 from dzrobot.recording import features, files, layout, moments
 from dzrobot.recording.commit import Catalog, CatalogV2, CatalogV3, Finished
 from dzrobot.recording.episode import Episode
 from dzrobot.recording.features import Feature
+from dzrobot.recording.formats import EpisodeFacts, Info, Rate, Writer
 from dzrobot.recording.lock import lock
 from dzrobot.recording.media import VideoCodec, describe_video
 
@@ -57,16 +60,22 @@ class EpisodeWriter:
         video: VideoCodec | bool = False,
     ) -> None:
         layout.data_template(version)
+        self._version = version
         self._root = Path(root)
         self._embodiment = embodiment
-        self._fps = fps
+        self._fps = _whole(validated(fps, Rate, "fps", DatasetError))
         self._codec = VideoCodec() if video is True else (video or None)
         self._features = self._base_features()
         self._catalog: Catalog = (
             CatalogV3(self._root) if version == "v3.0" else CatalogV2(self._root, version)
         )
         self._lock = lock(self._root)
-        self._episodes, self._rows, self._tasks = self._open()
+        try:
+            with explained(f"record to {self._root}", DatasetError):
+                self._episodes, self._rows, self._tasks = self._open()
+        except BaseException:
+            self._lock.close()
+            raise
         self._episode: Episode | None = None
 
     @property
@@ -98,21 +107,23 @@ class EpisodeWriter:
             DatasetError: A value is missing, of another size, or not finite.
         """
         if self._episode is None:
-            self._episode = Episode(
-                self._root / layout.ASIDE, self._embodiment, self._fps, self._codec
-            )
+            with explained(f"record to {self._root}", DatasetError):
+                self._episode = Episode(
+                    self._root / layout.ASIDE, self._embodiment, self._fps, self._codec
+                )
         self._episode.add(observation, action, dict(extras or {}))
 
     def save_episode(self, *, success: bool | None = None, **facts: Any) -> int:
         """Commit the current episode and return its index.
 
         Args:
-            success: Whether the task was done; kept in the list of episodes.
-            facts: Further numbers, booleans or strings for the list of episodes.
+            success: Whether the task was done; kept in ``meta/recording_facts.jsonl``.
+            facts: Further numbers, booleans or strings, kept there too.
 
         Raises:
-            DatasetError: There is no frame, or the extra columns differ from those of earlier
-                episodes.
+            DatasetError: There is no frame, the extra columns differ from those of earlier
+                episodes, or the disk is full. Then close the writer: earlier episodes are kept, and
+                the next writer goes on after them.
         """
         if self._episode is None:
             raise DatasetError("there is no frame to save: call add_frame first")
@@ -122,11 +133,15 @@ class EpisodeWriter:
         if self._episodes:
             features.check_same(self._features, described)
         self._features = described
-        finished = self._finish(episode, extra)
-        self._catalog.add(finished, self._tasks)
-        self._episodes += 1
-        self._rows += finished.length
-        self._write_info()
+        with explained(f"save an episode in {self._root}", DatasetError):
+            finished = self._finish(episode)
+            if extra:
+                facts_file = self._root / layout.FACTS
+                files.append_json_line(facts_file, {"episode_index": finished.index, **extra})
+            self._catalog.add(finished, self._tasks)
+            self._episodes += 1
+            self._rows += finished.length
+            self._write_info()
         shutil.rmtree(self._root / layout.ASIDE / "episode", ignore_errors=True)
         return finished.index
 
@@ -154,7 +169,7 @@ class EpisodeWriter:
         if self._codec:
             for view in self._embodiment.views:
                 table[view.feature]["info"] = describe_video(
-                    table[view.feature], self._fps, self._codec
+                    table[view.feature], self._fps, self._codec, self._version
                 )
         return table
 
@@ -166,16 +181,26 @@ class EpisodeWriter:
                     f"{self._root} is not empty and is no recording: give a new folder"
                 )
             files.remove_unfinished(self._root)
-            self._catalog.recover(0)
-            files.write_json(self._root / layout.RECORDING, self._identity)
+            self._catalog.recover(0, 0)
+            self._recover_facts(0)
+            (self._root / layout.MODALITY).unlink(missing_ok=True)
+            write_json(self._root / layout.RECORDING, self._identity)
             return 0, 0, []
-        info = files.read_json(info_path)
+        info = read_json(info_path, Info, DatasetError)
         self._check_continues(info)
         files.remove_unfinished(self._root)
-        self._features = info["features"]
-        tasks = self._catalog.recover(info["total_episodes"])
+        self._features = _described(info)
+        tasks = self._catalog.recover(info.total_episodes, info.total_tasks or 0)
+        self._recover_facts(info.total_episodes)
         shutil.rmtree(self._root / layout.ASIDE / "episode", ignore_errors=True)
-        return info["total_episodes"], info["total_frames"], tasks[: info["total_tasks"]]
+        return info.total_episodes, info.total_frames, tasks
+
+    def _recover_facts(self, episodes: int) -> None:
+        """Forget what was noted of episodes that were not committed."""
+        path = self._root / layout.FACTS
+        if path.exists():
+            rows = list(read_json_lines(path, EpisodeFacts, DatasetError))
+            files.keep_lines(path, sum(row.episode_index < episodes for row in rows))
 
     def _holds_other_files(self) -> bool:
         return any(
@@ -185,16 +210,16 @@ class EpisodeWriter:
             for path in self._root.rglob("*")
         )
 
-    def _check_continues(self, info: Mapping[str, Any]) -> None:
+    def _check_continues(self, info: Info) -> None:
         recording = self._root / layout.RECORDING
-        known = files.read_json(recording) if recording.exists() else {}
-        if known.get("writer") != self._identity["writer"]:
+        known = read_json(recording, Writer, DatasetError) if recording.exists() else Writer()
+        if known.writer != self._identity["writer"]:
             raise DatasetError(
                 f"{self._root} was not recorded by dzrobot, so it is left as it is: "
                 "record to a new folder"
             )
         given = self._identity | {"version": self._catalog.version, "fps": self._fps}
-        there = known | {"version": info["codebase_version"], "fps": info["fps"]}
+        there = {**known.model_dump(), "version": info.codebase_version, "fps": _whole(info.fps)}
         faults = [
             f"{name}: {there.get(name)} there, {given[name]} given"
             for name in given
@@ -204,17 +229,17 @@ class EpisodeWriter:
             raise DatasetError(
                 f"{self._root} cannot be continued ({'; '.join(faults)}): record to a new folder"
             )
-        extra = info["features"].keys() - self._features.keys()
+        described = _described(info)
+        extra = described.keys() - self._features.keys()
         features.check_same(
-            {name: value for name, value in info["features"].items() if name not in extra},
-            self._features,
+            {name: value for name, value in described.items() if name not in extra}, self._features
         )
 
     @property
     def _identity(self) -> dict[str, str]:
         return {"writer": "dzrobot", "embodiment": self._embodiment.tag}
 
-    def _finish(self, episode: Episode, extra: dict[str, Any]) -> Finished:
+    def _finish(self, episode: Episode) -> Finished:
         for task in episode.tasks:
             if task not in self._tasks:
                 self._tasks.append(task)
@@ -240,7 +265,6 @@ class EpisodeWriter:
             data=data,
             videos=episode.finish_videos(),
             statistics=numbers | episode.picture_statistics(),
-            extra=extra,
         )
 
     def _standard_columns(self, episode: Episode) -> dict[str, Any]:
@@ -276,5 +300,14 @@ class EpisodeWriter:
                 "total_videos": videos * self._episodes,
                 "total_chunks": -(-self._episodes // layout.CHUNK_SIZE),
             }
-        files.write_json(self._root / layout.MODALITY, features.modality(self._embodiment))
-        files.write_json(self._root / layout.INFO, info)
+        write_json(self._root / layout.MODALITY, features.modality(self._embodiment))
+        write_json(self._root / layout.INFO, info)
+
+
+def _whole(rate: float) -> float:
+    """Return a whole rate as an integer: LeRobot's encoder takes no other."""
+    return int(rate) if float(rate).is_integer() else rate
+
+
+def _described(info: Info) -> dict[str, Feature]:
+    return {name: column.model_dump(exclude_unset=True) for name, column in info.features.items()}

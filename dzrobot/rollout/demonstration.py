@@ -104,16 +104,23 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
 
     def _sensors(self, info: Mapping[str, Any]) -> dict[str, Any]:
         times = {
-            f"timestamp.{name.removeprefix('frame_time_s.')}": np.float64(value - self._began_s)
+            _column(f"timestamp.{name.removeprefix('frame_time_s.')}"): np.float64(
+                value - self._began_s
+            )
             for name, value in info.items()
             if name.startswith(SENSOR_TIMES)
         }
         counts = {
-            f"sensor.{name}": np.int64(value)
+            _column(f"sensor.{name}"): np.int64(value)
             for name, value in info.items()
             if name.startswith(SENSOR_COUNTS)
         }
         return times | counts
+
+
+def _column(name: str) -> str:
+    # LeRobot takes every column with "image" in its name for pictures.
+    return name.replace("image", "camera")
 
 
 def record_episode(

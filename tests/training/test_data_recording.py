@@ -80,7 +80,10 @@ def test_meta_is_what_lerobot_readers_expect(tmp_path):
     assert info["features"]["observation.images.image"]["info"]["video.codec"] == "h264"
     rows = pq.read_table(path / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
     assert [row["dataset_to_index"] for row in rows] == [20, 32]
-    assert [row["success"] for row in rows] == [True, False]
+    facts = (path / "meta/recording_facts.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in facts] == [
+        {"episode_index": 0, "success": True}, {"episode_index": 1, "success": False}
+    ]  # fmt: skip
     assert rows[1]["videos/observation.images.image/to_timestamp"] == pytest.approx(
         12 / ROBOT.timing.control_hz
     )
@@ -97,7 +100,7 @@ def test_meta_is_what_lerobot_readers_expect(tmp_path):
     path = record(tmp_path / "v2", lengths=(20, 12), version="v2.1")
     lines = (path / "meta/episodes.jsonl").read_text().splitlines()
     assert json.loads(lines[1]) == {
-        "episode_index": 1, "tasks": ["turn on the stove"], "length": 12, "success": False,
+        "episode_index": 1, "tasks": ["turn on the stove"], "length": 12,
     }  # fmt: skip
     assert len((path / "meta/episodes_stats.jsonl").read_text().splitlines()) == 2
     schema = pq.read_schema(path / "data/chunk-000/episode_000001.parquet")
@@ -175,7 +178,7 @@ with EpisodeWriter({path!r}, ROBOT, fps=hz, version={version!r}, video={video!r}
 
 
 def test_a_folder_is_new_even_if_a_writer_was_killed_at_once(tmp_path):
-    left = tmp_path / "set" / "meta" / "recording.json.aside"
+    left = tmp_path / "set" / "meta" / "recording.json.partial"
     left.parent.mkdir(parents=True)
     left.write_text("{")
     with EpisodeWriter(tmp_path / "set", ROBOT, fps=ROBOT.timing.control_hz) as writer:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError, preview
+from dzrobot.recording.formats import LONGEST_EPISODE
 from dzrobot.training.data.lerobot import Catalog
 from dzrobot.training.data.resolution import Resolution
 
@@ -27,6 +29,9 @@ Progress = Callable[[int, int], None]
 """Called with files done and files in all."""
 
 _READERS = 4
+MOST_ROWS = 10 * LONGEST_EPISODE
+"""Of a data file. A few bytes of Parquet can stand for any number of equal rows."""
+
 _FORMAT = 1
 """Raised when the layout of the cache changes."""
 
@@ -103,6 +108,16 @@ def open_columns(
     )
 
 
+def _check_room(folder: Path, frames: int, size: int) -> None:
+    """Raise :class:`DatasetError` if the copies cannot fit, before anything is written."""
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise DatasetError(
+            f"the lists say that the dataset has {frames:,} frames, up to {size:,} bytes in "
+            f"{folder}; there are {free:,} free: check the lengths, or set DZROBOT_CACHE"
+        )
+
+
 def _publish(aside: Path, folder: Path) -> None:
     """Move a finished cache into place; where another process was faster, keep its result."""
     try:
@@ -126,13 +141,14 @@ class _Builder:
         self._catalog = catalog
         self._texts = texts
         self._folder = folder
-        self._widths = {name: int(catalog.features[name]["shape"][0]) for name in vectors}
+        self._widths = {name: catalog.features[name].shape[0] for name in vectors}
         frames = int(catalog.episodes.offset[-1])
         shapes: dict[str, tuple[tuple[int, ...], type]] = {
             name: ((frames, width), np.float32) for name, width in self._widths.items()
         }
         shapes |= dict.fromkeys(texts, ((frames,), np.int32))
         shapes["first_row"] = ((len(catalog.episodes),), np.int64)
+        _check_room(folder, frames, sum(prod(shape) * 8 for shape, _ in shapes.values()))
         self._arrays = {
             name: np.lib.format.open_memmap(folder / _file_name(name), "w+", dtype, shape)
             for name, (shape, dtype) in shapes.items()
@@ -181,8 +197,11 @@ class _Builder:
         if not self._catalog.sizes.get(name):
             return f"{name} is missing"
         try:
+            rows = pq.read_metadata(path).num_rows
+            if rows > MOST_ROWS:
+                return f"{name} says that it holds {rows:,} rows; allowed are {MOST_ROWS:,}"
             return pq.read_table(path, columns=wanted, partitioning=None)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             return f"{name} cannot be read: {error}"
 
     def _take_file(self, name: str, ordinals: list[int], table: pa.Table | str) -> None:
@@ -227,11 +246,15 @@ class _Builder:
         if column.null_count:
             raise DatasetError(f"{name} has {column.null_count} empty rows")
         if kind == "task":
+            if not pa.types.is_integer(column.type):
+                raise DatasetError(f"{name} is {column.type}, allowed are whole numbers")
             codes: NDArray[np.int32] = column.to_numpy().astype(np.int32)
             known = len(self._catalog.tasks)
             if len(codes) and not 0 <= codes.min() <= codes.max() < known:
                 raise DatasetError(f"{name} holds {codes.max()}; there are {known} tasks")
             return codes
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            raise DatasetError(f"{name} is {column.type}, allowed are texts")
         table = self._codes[name]
         encoded = column.combine_chunks().dictionary_encode()
         known_codes = [
@@ -243,7 +266,10 @@ class _Builder:
 
 def _matrix(column: pa.ChunkedArray, name: str, width: int) -> NDArray[np.float32]:
     """Return a column of vectors as (rows, width) float32."""
-    values = [_flat(chunk) for chunk in column.chunks]
+    try:
+        values = [_flat(chunk) for chunk in column.chunks]
+    except DatasetError as error:
+        raise DatasetError(f"{name}: {error}") from error
     flat = np.concatenate(values) if values else np.zeros(0, np.float32)
     if len(flat) != len(column) * width or column.null_count:
         raise DatasetError(f"{name} does not hold {width} numbers in every row")
@@ -253,5 +279,11 @@ def _matrix(column: pa.ChunkedArray, name: str, width: int) -> NDArray[np.float3
 def _flat(chunk: pa.Array) -> NDArray[Any]:
     nested = pa.types.is_list(chunk.type) or pa.types.is_fixed_size_list(chunk.type)
     nested = nested or pa.types.is_large_list(chunk.type)
-    values: NDArray[Any] = (chunk.flatten() if nested else chunk).to_numpy(zero_copy_only=False)
+    flat = chunk.flatten() if nested else chunk
+    kind = flat.type
+    if not any(
+        is_(kind) for is_ in (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean)
+    ):
+        raise DatasetError(f"its rows are {chunk.type}, allowed are numbers")
+    values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
     return values

@@ -29,6 +29,9 @@ _log = logging.getLogger(__name__)
 Window = dict[str, Any]
 """Modality keys to arrays, as :mod:`dzrobot.modality` defines them."""
 
+RATE_TOLERANCE = 0.01
+"""Share by which the rate of a recording may differ from the robot's without a word."""
+
 DamagePolicy = Literal["refuse", "count"]
 
 
@@ -102,6 +105,8 @@ class DatasetReader:
         self.windows: WindowTable = self._windows(cache, {**damaged, **left_out})
         self.recorded_windows = len(self._windows(cache, damaged) if left_out else self.windows)
         """Windows of all episodes, whatever the selection."""
+        if warning := self._rate_warning():
+            _log.warning("%s", warning)
         if self.catalog.uncommitted:
             _log.warning(
                 "%s: %d unfinished episodes of an interrupted recording are not used",
@@ -117,6 +122,17 @@ class DatasetReader:
         lines = [f"{self.catalog.root} (LeRobot {self.catalog.version}, {self.catalog.fps:g} fps)"]
         lines += [f"  {line}" for line in table_lines(self.resolution)]
         return "\n".join([*lines, f"  {self.windows.report()}"])
+
+    def _rate_warning(self) -> str:
+        """Return what to say if the recording's rate is not the robot's, else nothing."""
+        fps, hz = self.catalog.fps, self.embodiment.timing.control_hz
+        if abs(fps - hz) <= RATE_TOLERANCE * hz:
+            return ""
+        return (
+            f"{self.catalog.root} says {fps:g} frames per second, {self.embodiment.tag} acts at "
+            f"{hz:g} Hz. Rows are used as they are: what was recorded at another rate is learnt at "
+            "another speed. (The published LIBERO sets say 10 for 20 Hz data.)"
+        )
 
     def vectors(self, number: int, choice: float = 0.0) -> Window:
         """Return states, actions and instruction of window ``number``.

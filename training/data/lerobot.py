@@ -2,20 +2,30 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from stat import S_ISDIR, S_ISREG
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
+from dzrobot.documents import read_json, read_json_lines
 from dzrobot.errors import DatasetError, preview
 from dzrobot.recording import layout
+from dzrobot.recording.commit import read_parquet
+from dzrobot.recording.formats import (
+    LONGEST_EPISODE,
+    Column,
+    EpisodeRow,
+    Info,
+    Modality,
+    TaskRow,
+)
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 
@@ -63,10 +73,10 @@ class Catalog:
     root: Path
     version: str
     fps: float
-    features: Mapping[str, Mapping[str, Any]]
+    features: Mapping[str, Column]
     """Columns as ``info.json`` describes them."""
 
-    modality: Mapping[str, Any] | None
+    modality: Modality | None
     """``meta/modality.json``, where there is one."""
 
     tasks: tuple[str, ...]
@@ -89,36 +99,34 @@ class Catalog:
             DatasetError: A list is missing or unreadable, or the format is another one.
         """
         root = locate(path)
-        info = _json(root / layout.INFO)
-        version = str(info.get("codebase_version", "missing"))
+        version = read_json(root / layout.INFO, _Versioned, DatasetError).codebase_version
         if version not in VERSIONS:
             raise DatasetError(
                 f"{root / layout.INFO}: codebase_version is {version!r}; readable are "
                 f"{', '.join(VERSIONS)}. Convert the dataset with LeRobot's own tools."
             )
+        info = read_json(root / layout.INFO, Info, DatasetError)
         listed = _episodes_v3(root, info) if version == "v3.0" else _episodes_v2(root)
-        episodes, uncommitted = _committed(root, listed, int(info["total_episodes"]))
+        episodes, uncommitted = _committed(root, listed, info.total_episodes)
         modality = root / layout.MODALITY
         return cls(
             root=root,
             version=version,
-            fps=float(info["fps"]),
-            features=info["features"],
-            modality=_json(modality) if modality.exists() else None,
+            fps=info.fps,
+            features=info.features,
+            modality=read_json(modality, Modality, DatasetError) if modality.exists() else None,
             tasks=_tasks(root, version),
             episodes=episodes,
             uncommitted=uncommitted,
-            templates={"data": info["data_path"], "video": info.get("video_path")},
-            chunk_size=int(info.get("chunks_size", layout.CHUNK_SIZE)),
+            templates={"data": info.data_path, "video": info.video_path},
+            chunk_size=info.chunks_size,
             sizes=dict(_sizes(root)),
         )
 
     @property
     def cameras(self) -> tuple[str, ...]:
         """Columns that hold pictures."""
-        return tuple(
-            name for name, table in self.features.items() if table["dtype"] in CAMERA_KINDS
-        )
+        return tuple(name for name, column in self.features.items() if column.dtype in CAMERA_KINDS)
 
     @cached_property
     def identity(self) -> str:
@@ -157,7 +165,7 @@ class Catalog:
 
     def missing(self, cameras: Sequence[str]) -> dict[int, list[str]]:
         """Return, by ordinal, the files needed for ``cameras`` that are absent or empty."""
-        videos = [name for name in cameras if self.features[name]["dtype"] == "video"]
+        videos = [name for name in cameras if self.features[name].dtype == "video"]
         faults: dict[int, list[str]] = {}
         for ordinal in range(len(self.episodes)):
             needed = [self.data_file(ordinal), *(self.video_file(ordinal, key) for key in videos)]
@@ -189,11 +197,15 @@ def locate(path: str | Path) -> Path:
     Raises:
         DatasetError: Neither a folder nor a dataset that can be fetched.
     """
-    folder = Path(path).expanduser()
-    if (folder / layout.INFO).is_file():
-        return folder
     name = str(path)
-    if folder.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")):
+    try:
+        folder = Path(path).expanduser()
+        if (folder / layout.INFO).is_file():
+            return folder
+        there = folder.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DatasetError(f"{name[:200]!r} cannot be a dataset: {error}") from error
+    if there or name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise DatasetError(
             f"{folder} holds no {layout.INFO}: give the folder of a LeRobot dataset "
             f"({', '.join(VERSIONS)}) or the owner/name of one on the Hugging Face hub"
@@ -203,93 +215,116 @@ def locate(path: str | Path) -> Path:
 
     try:
         return Path(snapshot_download(name, repo_type="dataset"))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise DatasetError(
             f"{name!r} is no folder here and could not be fetched from the hub ({error}); download "
             "it on a machine with access and give its folder"
         ) from error
 
 
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise DatasetError(f"{path} is missing: the dataset is incomplete") from error
-    except ValueError as error:
-        raise DatasetError(f"{path} is no JSON: {error}") from error
+class _Versioned(BaseModel):
+    """What says how the rest of ``info.json`` is to be read."""
+
+    codebase_version: str
 
 
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    rows = []
-    try:
-        lines = path.read_text().splitlines()
-    except FileNotFoundError as error:
-        raise DatasetError(f"{path} is missing: the dataset is incomplete") from error
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                raise DatasetError(f"{path}:{number} is no JSON: {error}") from error
-    return rows
-
-
-def _parquet(path: Path) -> pa.Table:
+def _lists(path: Path) -> pa.Table:
+    """Return a table of lists without the statistics, of which there are hundreds of columns."""
     try:
         names = [name for name in pq.read_schema(path).names if not name.startswith("stats/")]
-        return pq.read_table(path, columns=names)
     except FileNotFoundError as error:
         raise DatasetError(f"{path} is missing: the dataset is incomplete") from error
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise DatasetError(f"{path} cannot be read: {error}") from error
+    return read_parquet(path, columns=names)
 
 
 def _episodes_v2(root: Path) -> Episodes:
-    rows = sorted(_json_lines(root / layout.EPISODES_V2), key=lambda row: row["episode_index"])
-    count = len(rows)
+    lines = read_json_lines(root / layout.EPISODES_V2, EpisodeRow, DatasetError)
+    rows = sorted(lines, key=lambda row: row.episode_index)
     return Episodes(
-        index=np.array([row["episode_index"] for row in rows], dtype=np.int64),
-        length=np.array([row["length"] for row in rows], dtype=np.int64),
-        data_files=np.zeros((count, 2), dtype=np.int64),
+        index=np.array([row.episode_index for row in rows], dtype=np.int64),
+        length=np.array([row.length for row in rows], dtype=np.int64),
+        data_files=np.zeros((len(rows), 2), dtype=np.int64),
         videos={},
     )
 
 
-def _episodes_v3(root: Path, info: Mapping[str, Any]) -> Episodes:
-    paths = sorted((root / layout.EPISODES_V3_FOLDER).glob("*/*.parquet"))
+def _episodes_v3(root: Path, info: Info) -> Episodes:
+    folder = root / layout.EPISODES_V3_FOLDER
+    paths = sorted(folder.glob("*/*.parquet"))
     if not paths:
-        raise DatasetError(
-            f"{root / layout.EPISODES_V3_FOLDER} is empty: the dataset is incomplete"
-        )
-    table = pa.concat_tables([_parquet(path) for path in paths], promote_options="default")
-    table = table.sort_by("episode_index")
-    cameras = [name for name, feature in info["features"].items() if feature["dtype"] == "video"]
+        raise DatasetError(f"{folder} is empty: the dataset is incomplete")
+    try:
+        tables = [_lists(path) for path in paths]
+        table = pa.concat_tables(tables, promote_options="default")
+    except pa.ArrowException as error:
+        raise DatasetError(f"the lists in {folder} do not fit together: {error}") from error
+    lists = _Lists(table, folder)
+    order = np.argsort(lists.integers("episode_index"), kind="stable")
+    cameras = [name for name, column in info.features.items() if column.dtype == "video"]
     return Episodes(
-        index=_column(table, "episode_index"),
-        length=_column(table, "length"),
-        data_files=_numbers(table, "data"),
+        index=lists.integers("episode_index")[order],
+        length=lists.integers("length", LONGEST_EPISODE)[order],
+        data_files=lists.files("data")[order],
         videos={
             name: VideoPlace(
-                files=_numbers(table, f"videos/{name}"),
-                start_s=_column(table, f"videos/{name}/from_timestamp").astype(np.float64),
+                files=lists.files(f"videos/{name}")[order],
+                start_s=lists.seconds(f"videos/{name}/from_timestamp")[order],
             )
             for name in cameras
         },
     )
 
 
-def _numbers(table: pa.Table, prefix: str) -> NDArray[np.int64]:
-    columns = [_column(table, f"{prefix}/{name}") for name in ("chunk_index", "file_index")]
-    return np.stack(columns, axis=1)
+@dataclass(frozen=True)
+class _Lists:
+    """Columns of a list that was read, checked one by one."""
 
+    table: pa.Table
+    where: Path
 
-def _column(table: pa.Table, name: str) -> NDArray[Any]:
-    if name not in table.column_names:
-        raise DatasetError(
-            f"the list of episodes has no column {name!r}; it has {preview(table.column_names, 20)}"
-        )
-    values: NDArray[Any] = table.column(name).to_numpy()
-    return values
+    def integers(self, name: str, most: int = 10**9) -> NDArray[np.int64]:
+        column = self._column(name)
+        if not pa.types.is_integer(column.type):
+            raise DatasetError(f"{self.where}: {name} is {column.type}, allowed are whole numbers")
+        values: NDArray[np.int64] = column.cast(pa.int64(), safe=False).to_numpy()
+        if len(values) and not 0 <= values.min() <= values.max() <= most:
+            raise DatasetError(
+                f"{self.where}: {name} goes from {values.min()} to {values.max()}, allowed is 0 to "
+                f"{most}"
+            )
+        return values
+
+    def seconds(self, name: str) -> NDArray[np.float64]:
+        column = self._column(name)
+        if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+            raise DatasetError(f"{self.where}: {name} is {column.type}, allowed are numbers")
+        values: NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy()
+        if not (np.isfinite(values) & (values >= 0)).all():
+            raise DatasetError(f"{self.where}: {name} holds a time that is negative or not finite")
+        return values
+
+    def files(self, prefix: str) -> NDArray[np.int64]:
+        names = [f"{prefix}/{name}" for name in ("chunk_index", "file_index")]
+        return np.stack([self.integers(name) for name in names], axis=1)
+
+    def texts(self, name: str) -> list[str]:
+        column = self._column(name)
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            raise DatasetError(f"{self.where}: {name} is {column.type}, allowed are texts")
+        return list(column.to_pylist())
+
+    def _column(self, name: str) -> pa.ChunkedArray:
+        if self.table.column_names.count(name) != 1:
+            raise DatasetError(
+                f"{self.where}: there is not one column {name!r}; it has "
+                f"{preview(self.table.column_names, 20)}"
+            )
+        column = self.table.column(name)
+        if column.null_count:
+            raise DatasetError(f"{self.where}: {name} has {column.null_count} empty rows")
+        return column
 
 
 def _committed(root: Path, listed: Episodes, total: int) -> tuple[Episodes, int]:
@@ -298,6 +333,11 @@ def _committed(root: Path, listed: Episodes, total: int) -> tuple[Episodes, int]
         raise DatasetError(
             f"{root}: info.json counts {total} episodes, the list of episodes has {len(listed)}: "
             "the dataset is incomplete; fetch it again"
+        )
+    numbers, counts = np.unique(listed.index, return_counts=True)
+    if (counts > 1).any():
+        raise DatasetError(
+            f"{root}: the list of episodes has episode {numbers[counts > 1][0]} more than once"
         )
     videos = {
         name: VideoPlace(place.files[:total], place.start_s[:total])
@@ -309,10 +349,10 @@ def _committed(root: Path, listed: Episodes, total: int) -> tuple[Episodes, int]
 
 def _tasks(root: Path, version: str) -> tuple[str, ...]:
     if version != "v3.0":
-        rows = _json_lines(root / layout.TASKS_V2)
-        pairs = [(int(row["task_index"]), str(row["task"])) for row in rows]
+        lines = read_json_lines(root / layout.TASKS_V2, TaskRow, DatasetError)
+        pairs = [(row.task_index, row.task) for row in lines]
     else:
-        table = _parquet(root / layout.TASKS_V3)
+        table = _lists(root / layout.TASKS_V3)
         # Pandas keeps the text in its index, whose column has had several names.
         texts = [name for name in table.column_names if name != "task_index"]
         if len(texts) != 1:
@@ -320,7 +360,9 @@ def _tasks(root: Path, version: str) -> tuple[str, ...]:
                 f"{root / layout.TASKS_V3} has the columns {preview(table.column_names)}; expected "
                 "task_index and one column of texts"
             )
-        pairs = list(zip(table["task_index"].to_pylist(), table[texts[0]].to_pylist(), strict=True))
+        lists = _Lists(table, root / layout.TASKS_V3)
+        numbers = lists.integers("task_index").tolist()
+        pairs = list(zip(numbers, lists.texts(texts[0]), strict=True))
     ordered = sorted(pairs)
     if [index for index, _ in ordered] != list(range(len(ordered))):
         raise DatasetError(f"{root}: task indices are not 0 to {len(ordered) - 1}")
@@ -328,14 +370,25 @@ def _tasks(root: Path, version: str) -> tuple[str, ...]:
 
 
 def _sizes(root: Path) -> Iterator[tuple[str, int]]:
-    for top in ("data", "videos"):
-        folders = [root / top]
-        while folders:
-            folder = folders.pop()
-            if not folder.is_dir():
+    """Yield every data and video file; what a broken or circular link names is not there."""
+    seen: set[tuple[int, int]] = set()
+    folders = [root / "data", root / "videos"]
+    while folders:
+        folder = folders.pop()
+        try:
+            state = folder.stat()
+            entries = sorted(folder.iterdir())
+        except OSError:
+            continue
+        if (state.st_dev, state.st_ino) in seen:
+            continue
+        seen.add((state.st_dev, state.st_ino))
+        for path in entries:
+            try:
+                there = path.stat()
+            except OSError:
                 continue
-            for entry in os.scandir(folder):
-                if entry.is_dir():
-                    folders.append(Path(entry.path))
-                else:
-                    yield Path(entry.path).relative_to(root).as_posix(), entry.stat().st_size
+            if S_ISDIR(there.st_mode):
+                folders.append(path)
+            elif S_ISREG(there.st_mode):
+                yield path.relative_to(root).as_posix(), there.st_size

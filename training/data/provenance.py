@@ -5,15 +5,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
+from dzrobot.documents import read_json, validated
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import StatisticsError
+from dzrobot.errors import StatisticsError, preview
 from dzrobot.modality.stats import ACTION_HORIZON, RELATIVE_KEYS
-from dzrobot.recording.files import read_json
 
 _log = logging.getLogger(__name__)
 
 PROVENANCE = "provenance"
 """Field beside ``statistics``: what the numbers were made from."""
+
+
+class Provenance(BaseModel):
+    """What statistics were made from."""
+
+    datasets: list[str]
+    anchor_stride: int
+    sampling: str
+
+
+class Noted(BaseModel):
+    """An entry of ``metadata.json``, in the part that says where it comes from."""
+
+    provenance: Provenance | None = None
 
 
 def provenance(embodiment: Embodiment, identities: Sequence[str]) -> dict[str, Any]:
@@ -39,22 +55,29 @@ def check_provenance(
     Statistics without such a note, those of published checkpoints, are taken as they are: going on
     from a checkpoint needs its own statistics, not those of the new data.
     """
-    content = metadata if isinstance(metadata, Mapping) else read_json(Path(metadata))
-    note = content[embodiment.tag].get(PROVENANCE)
+    if isinstance(metadata, Mapping):
+        content = validated(dict(metadata), dict[str, Noted], "metadata", StatisticsError)
+    else:
+        content = read_json(Path(metadata), dict[str, Noted], StatisticsError)
+    if embodiment.tag not in content:
+        raise StatisticsError(
+            f"no statistics for {embodiment.tag!r}; there are some for {preview(content)}"
+        )
+    note = content[embodiment.tag].provenance
     if note is None:
         _log.info("the statistics of %s do not say which data made them", embodiment.tag)
         return
-    unknown = sorted(set(identities) - set(note["datasets"]))
+    unknown = sorted(set(identities) - set(note.datasets))
     if unknown:
         raise StatisticsError(
-            f"the statistics of {embodiment.tag!r} were made from {len(note['datasets'])} other "
+            f"the statistics of {embodiment.tag!r} were made from {len(note.datasets)} other "
             f"dataset(s); {len(unknown)} of the {len(identities)} given changed since, or were "
             "never measured. Make them anew: dzrobot stats "
             f"{embodiment.tag} --dataset PATH... --output metadata.json"
         )
     if not embodiment.relative_keys:
         return
-    there = (note["anchor_stride"], note["sampling"])
+    there = (note.anchor_stride, note.sampling)
     here = (embodiment.timing.anchor_stride, embodiment.timing.sampling)
     if there != here:
         raise StatisticsError(

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from dzrobot.embodiments.spec import Embodiment, Part, View
 from dzrobot.errors import DatasetError, ModalityError, preview
+from dzrobot.recording.formats import ModalityEntry
 from dzrobot.training.data.lerobot import Catalog
 
 TASK_COLUMN = "task_index"
@@ -75,7 +75,7 @@ def resolve(catalog: Catalog, embodiment: Embodiment) -> Resolution:
     with _Collect(faults):
         texts = _texts(catalog, embodiment)
     if faults:
-        columns = (f"{name} {_shape(table)}" for name, table in catalog.features.items())
+        columns = (f"{name} {table}" for name, table in catalog.features.items())
         raise DatasetError(
             f"{catalog.root} does not fit the embodiment {embodiment.tag!r}:\n  "
             + "\n  ".join(faults)
@@ -107,10 +107,10 @@ def _view(catalog: Catalog, view: View) -> Source:
     if entry is None:
         column, stated_by = _choose(catalog, view.key, view.feature, view.aliases)
     else:
-        column, stated_by = _named(catalog, view.key, entry.get("original_key", view.feature))
+        column, stated_by = _named(catalog, view.key, entry.original_key or view.feature)
     if column not in catalog.cameras:
         raise DatasetError(
-            f"{view.key}: {column} is {_shape(catalog.features[column])}, no camera; cameras are "
+            f"{view.key}: {column} is {catalog.features[column]}, no camera; cameras are "
             f"{preview(catalog.cameras, 12)}"
         )
     recorded = frame_size(catalog, column)
@@ -120,17 +120,17 @@ def _view(catalog: Catalog, view: View) -> Source:
             f"the embodiment says {view.resolution[0]}x{view.resolution[1]}; dataclasses.replace "
             "the view's resolution"
         )
-    return Source(view.key, column, None, None, catalog.features[column]["dtype"], stated_by)
+    return Source(view.key, column, None, None, catalog.features[column].dtype, stated_by)
 
 
 def frame_size(catalog: Catalog, column: str) -> tuple[int, int]:
     """Return ``(height, width)`` of a camera column, whichever way its shape is written."""
     feature = catalog.features[column]
-    names = [str(name)[:1].lower() for name in feature.get("names") or ("h", "w", "c")]
-    sizes = dict(zip(names, feature["shape"], strict=False))
+    names = [str(name)[:1].lower() for name in feature.names or ("h", "w", "c")]
+    sizes = dict(zip(names, feature.shape, strict=False))
     if not {"h", "w"} <= sizes.keys():
-        raise DatasetError(f"{column}: the shape {_shape(feature)} names no height and width")
-    return int(sizes["h"]), int(sizes["w"])
+        raise DatasetError(f"{column}: the shape {feature} names no height and width")
+    return sizes["h"], sizes["w"]
 
 
 def _vector(catalog: Catalog, part: Part) -> Source:
@@ -142,10 +142,10 @@ def _vector(catalog: Catalog, part: Part) -> Source:
         width = _width(catalog, part.key, column)
         stop = width if part.start is None else start + part.dim
     else:
-        name = entry.get("original_key", _DEFAULT_COLUMN[kind])
+        name = entry.original_key or _DEFAULT_COLUMN[kind]
         column, stated_by = _named(catalog, part.key, name)
         width = _width(catalog, part.key, column)
-        start, stop = int(entry.get("start", 0)), int(entry.get("end", width))
+        start, stop = entry.start or 0, width if entry.end is None else entry.end
     if not 0 <= start < stop <= width:
         raise DatasetError(f"{part.key}: {column} is {width} wide and has no [{start}:{stop}]")
     if stop - start != part.dim:
@@ -162,7 +162,7 @@ def _texts(catalog: Catalog, embodiment: Embodiment) -> tuple[Source, ...]:
     for feature in embodiment.language_features:
         entry = _entry(catalog, "annotation", feature.removeprefix("annotation."))
         if entry is not None:
-            column, stated_by = _named(catalog, key, entry.get("original_key", feature))
+            column, stated_by = _named(catalog, key, entry.original_key or feature)
             found.append(_text(catalog, key, column, stated_by))
         elif feature in catalog.features:
             found.append(_text(catalog, key, feature, "embodiment"))
@@ -170,7 +170,7 @@ def _texts(catalog: Catalog, embodiment: Embodiment) -> tuple[Source, ...]:
         return tuple(found)
     entry = _entry(catalog, "annotation", key.removeprefix("annotation."))
     if entry is not None:
-        return (_text(catalog, key, *_named(catalog, key, entry.get("original_key", TASK_COLUMN))),)
+        return (_text(catalog, key, *_named(catalog, key, entry.original_key or TASK_COLUMN)),)
     if embodiment.language_features:
         raise DatasetError(
             f"{key}: no column {preview(embodiment.language_features)}; for the task table use an "
@@ -180,16 +180,17 @@ def _texts(catalog: Catalog, embodiment: Embodiment) -> tuple[Source, ...]:
 
 
 def _text(catalog: Catalog, key: str, column: str, *stated_by: str) -> Source:
-    kind = "text" if catalog.features[column]["dtype"] == "string" else "task"
+    kind = "text" if catalog.features[column].dtype == "string" else "task"
     if kind == "task" and _width(catalog, key, column) != 1:
-        raise DatasetError(f"{key}: {column} is {_shape(catalog.features[column])}, no instruction")
+        raise DatasetError(f"{key}: {column} is {catalog.features[column]}, no instruction")
     return Source(key, column, None, None, kind, stated_by[-1])
 
 
-def _entry(catalog: Catalog, kind: str, name: str) -> Mapping[str, Any] | None:
-    table = (catalog.modality or {}).get(kind, {})
-    entry: Mapping[str, Any] | None = table.get(name)
-    return entry
+def _entry(catalog: Catalog, kind: str, name: str) -> ModalityEntry | None:
+    if catalog.modality is None:
+        return None
+    table: Mapping[str, ModalityEntry] = getattr(catalog.modality, kind)
+    return table.get(name)
 
 
 def _named(catalog: Catalog, key: str, column: str) -> tuple[str, str]:
@@ -210,14 +211,10 @@ def _choose(catalog: Catalog, key: str, feature: str, aliases: tuple[str, ...]) 
 
 
 def _width(catalog: Catalog, key: str, column: str) -> int:
-    table = catalog.features[column]
-    if table["dtype"] in ("image", "video", "string") or len(table["shape"]) != 1:
-        raise DatasetError(f"{key}: {column} is {_shape(table)}, no vector of numbers")
-    return int(table["shape"][0])
-
-
-def _shape(table: Mapping[str, Any]) -> str:
-    return f"{table['dtype']} {'x'.join(str(n) for n in table['shape'])}"
+    feature = catalog.features[column]
+    if feature.dtype in ("image", "video", "string") or len(feature.shape) != 1:
+        raise DatasetError(f"{key}: {column} is {feature}, no vector of numbers")
+    return feature.shape[0]
 
 
 def table_lines(resolution: Resolution) -> Iterator[str]:

@@ -9,15 +9,47 @@ import math
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator, BaseModel, Field
 
 BINS = 4096
 """At most this many bins between the smallest and the largest value; at least half as many."""
 
 _SMALLEST_EXPONENT = -60
+
+
+_PACKED = 8 * (BINS + 2)
+"""Bytes of the counts of a sketch, unpacked, at most."""
+
+
+def _packed(value: str) -> str:
+    try:
+        _unpack(value)
+    except (ValueError, zlib.error) as error:
+        raise ValueError(f"no packed counts: {error}") from error
+    return value
+
+
+def _unpack(value: str) -> NDArray[np.int64]:
+    unpacker = zlib.decompressobj()
+    raw = unpacker.decompress(base64.b64decode(value, validate=True), _PACKED)
+    if not unpacker.eof or not raw or len(raw) % 8:
+        raise ValueError(f"allowed are 1 to {_PACKED // 8} numbers of 8 bytes")
+    counts = np.frombuffer(raw, dtype="<i8").astype(np.int64)
+    if counts.min() < 0:
+        raise ValueError("a count is negative")
+    return counts
+
+
+class Binned(BaseModel):
+    """A sketch as :meth:`Sketch.to_json` writes it."""
+
+    exponent: Annotated[int, Field(strict=True, ge=-1000, le=1000)]
+    first: Annotated[int, Field(strict=True, ge=-(2**62), le=2**62)]
+    counts: Annotated[str, AfterValidator(_packed)]
 
 
 @dataclass(frozen=True)
@@ -72,8 +104,7 @@ class Sketch:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Sketch":
         """Return what :meth:`to_json` wrote."""
-        counts = np.frombuffer(zlib.decompress(base64.b64decode(value["counts"])), dtype="<i8")
-        return cls(int(value["exponent"]), int(value["first"]), counts.astype(np.int64))
+        return cls(int(value["exponent"]), int(value["first"]), _unpack(value["counts"]))
 
 
 def merge(sketches: Sequence[Sketch]) -> Sketch:

@@ -7,19 +7,21 @@ block, for every row that starts a block of a valid window, each such row counte
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field, model_validator
 
+from dzrobot.documents import validated
 from dzrobot.embodiments.spec import Embodiment, Part
 from dzrobot.errors import StatisticsError
 from dzrobot.training.data import sketch
 from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.dataset import DatasetReader
-from dzrobot.training.data.provenance import PROVENANCE, provenance
+from dzrobot.training.data.provenance import PROVENANCE, Provenance, provenance
 from dzrobot.training.data.resolution import frame_size
-from dzrobot.training.data.sketch import Sketch
+from dzrobot.training.data.sketch import Binned, Sketch
 
 EXACT_ROWS = 20_000_000
 """Up to this many rows quantiles are exact; beyond, they are read from the sketch."""
@@ -30,6 +32,47 @@ SKETCH = "sketch"
 """Field beside ``statistics``: counts and histograms, by which statistics can be merged."""
 
 Floats = NDArray[np.float64]
+
+
+Numbers = list[Annotated[float, Field(strict=True, allow_inf_nan=False)]]
+
+
+class Table(BaseModel):
+    """Measures of one part, a number for each of its dimensions."""
+
+    min: Numbers
+    max: Numbers
+    mean: Numbers
+    std: Numbers
+
+
+class Histograms(BaseModel):
+    """Counts of one part."""
+
+    count: Annotated[int, Field(strict=True, ge=1, le=2**53)]
+    bins: list[Binned]
+
+
+class Entry(BaseModel):
+    """What ``dzrobot stats`` wrote for one embodiment, in the part that merging needs."""
+
+    relative_action_keys: list[str]
+    action_horizon: int
+    provenance: Provenance
+    statistics: dict[str, dict[str, Table]]
+    sketch: dict[str, Histograms]
+
+    @model_validator(mode="after")
+    def _even(self) -> Self:
+        for key, histograms in self.sketch.items():
+            kind, _, name = key.partition(".")
+            table = self.statistics.get(kind, {}).get(name)
+            if table is None:
+                raise ValueError(f"sketch has {key!r}, statistics have not")
+            sizes = {len(values) for values in table.model_dump().values()}
+            if sizes != {len(histograms.bins)}:
+                raise ValueError(f"the measures of {key!r} have different lengths")
+        return self
 
 
 @dataclass(frozen=True)
@@ -211,6 +254,7 @@ def _check_mergeable(known: Mapping[str, Any], added: Mapping[str, Any]) -> None
             f"the statistics of {tag!r} in the file came with a checkpoint or another tool and "
             "hold no counts, so nothing can be added to them: write to a new file"
         )
+    validated(known, Entry, f"the statistics of {tag!r} in the file", StatisticsError)
     shapes = [
         {key: len(entry[SKETCH][key]["bins"]) for key in entry[SKETCH]} for entry in (known, added)
     ]

@@ -1,0 +1,155 @@
+"""What LeRobot's documents hold, as typed values: read once, where a dataset is opened.
+
+Limits are far beyond any recording; they keep a wrong number from being allocated.
+"""
+
+import re
+from pathlib import PurePosixPath
+from string import Formatter
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+LONGEST_EPISODE = 10_000_000
+"""Frames: four days at 30 per second."""
+
+_MOST = 10**9
+_WIDEST = 100_000
+_LONGEST_NAME = 200
+
+_INDICES = ("episode_chunk", "episode_index", "chunk_index", "file_index")
+_PLACES = (*_INDICES, "video_key", "total_episodes")
+_WIDTH = re.compile(r"(0?[0-9]{1,2})?d?")
+
+
+def _text(value: str) -> str:
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError("allowed is text without half characters (lone surrogates)") from error
+    if "\0" in value:
+        raise ValueError("allowed is text without NUL characters")
+    return value
+
+
+def _name(value: str) -> str:
+    if not value or len(value) > _LONGEST_NAME or ".." in PurePosixPath(value).parts:
+        raise ValueError(f"allowed is a name of 1 to {_LONGEST_NAME} characters without '..'")
+    return _text(value)
+
+
+def _template(value: str) -> str:
+    """Refuse a path template that reads more than numbers and camera names, or leads outside."""
+    try:
+        parts = list(Formatter().parse(value))
+    except ValueError as error:
+        raise ValueError(f"no path template: {error}") from error
+    for _, field, width, conversion in parts:
+        if field is None:
+            continue
+        plain = not width if field == "video_key" else _WIDTH.fullmatch(width or "")
+        if field not in _PLACES or conversion or not plain:
+            raise ValueError(
+                f"allowed are {', '.join(_PLACES)} in braces, such as {{{_PLACES[1]}:06d}}"
+            )
+    path = PurePosixPath(value)
+    if path.is_absolute() or ".." in path.parts or not value:
+        raise ValueError("allowed is a path below the dataset's folder")
+    return _name(value)
+
+
+Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
+Rate = Annotated[float, Field(strict=True, gt=0, le=10_000, allow_inf_nan=False)]
+Text = Annotated[str, AfterValidator(_text)]
+Name = Annotated[str, AfterValidator(_name)]
+Template = Annotated[str, AfterValidator(_template)]
+
+
+class Column(BaseModel):
+    """One entry of ``features`` in ``info.json``."""
+
+    # Other fields (codecs, the kind of quantity) are kept for whoever writes the entry again.
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    dtype: Name
+    shape: Annotated[
+        list[Annotated[int, Field(strict=True, ge=0, le=_WIDEST)]],
+        Field(min_length=1, max_length=8),
+    ]
+    names: list[Any] | dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {'x'.join(map(str, self.shape))}"
+
+
+class Info(BaseModel):
+    """``meta/info.json``, in the part that reading needs."""
+
+    model_config = ConfigDict(frozen=True)
+
+    codebase_version: Text
+    total_episodes: Count
+    total_frames: Annotated[int, Field(strict=True, ge=0)] = 0
+    total_tasks: Count | None = None
+    chunks_size: Annotated[int, Field(strict=True, ge=1, le=_MOST)] = 1000
+    fps: Rate
+    data_path: Template
+    video_path: Template | None = None
+    features: dict[Name, Column]
+
+
+class EpisodeRow(BaseModel):
+    """A line of ``meta/episodes.jsonl``."""
+
+    episode_index: Count
+    length: Annotated[int, Field(strict=True, ge=0, le=LONGEST_EPISODE)]
+
+
+class EpisodeStatistics(BaseModel):
+    """A line of ``meta/episodes_stats.jsonl``."""
+
+    episode_index: Count
+    stats: dict[Name, dict[str, list[Any]]]
+
+
+class EpisodeFacts(BaseModel):
+    """A line of ``meta/recording_facts.jsonl``, our own."""
+
+    model_config = ConfigDict(extra="allow")
+
+    episode_index: Count
+
+
+class TaskRow(BaseModel):
+    """A line of ``meta/tasks.jsonl``."""
+
+    task_index: Count
+    task: Text
+
+
+class ModalityEntry(BaseModel):
+    """Where one modality key lies; what is not said is the key's usual column, whole."""
+
+    model_config = ConfigDict(frozen=True)
+
+    original_key: Name | None = None
+    start: Annotated[int, Field(strict=True, ge=0, le=_WIDEST)] | None = None
+    end: Annotated[int, Field(strict=True, ge=0, le=_WIDEST)] | None = None
+
+
+class Modality(BaseModel):
+    """``meta/modality.json``."""
+
+    model_config = ConfigDict(frozen=True)
+
+    state: dict[Text, ModalityEntry] = {}
+    action: dict[Text, ModalityEntry] = {}
+    video: dict[Text, ModalityEntry] = {}
+    annotation: dict[Text, ModalityEntry] = {}
+
+
+class Writer(BaseModel):
+    """``meta/recording.json``: who wrote the folder."""
+
+    writer: Text | None = None
+    embodiment: Text | None = None
