@@ -22,6 +22,7 @@ COMMANDS = {
     "convert": ("convert", "write a checkpoint in another layout"),
     "stats": ("stats", "measure normalisation statistics of datasets"),
     "inspect-data": ("inspect_data", "show what a dataset holds"),
+    "consolidate": ("consolidate", "pack the files of a recording"),
     "train": ("train", "fine-tune a checkpoint"),
     "plan": ("plan", "check a training run and tell what it will need"),
     "emulate": ("emulate", "start an emulated robot and cameras"),
