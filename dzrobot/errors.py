@@ -78,8 +78,8 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def preview(names: Iterable[str], limit: int = 4) -> str:
+def preview(names: Iterable[object], limit: int = 4) -> str:
     """Return the first names in order, and how many more there are."""
-    ordered = sorted(names)
+    ordered = sorted(map(str, names))
     shown = ", ".join(ordered[:limit]) or "none"
     return shown if len(ordered) <= limit else f"{shown} and {len(ordered) - limit} more"

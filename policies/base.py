@@ -1,14 +1,19 @@
 """What a policy is: observation in, action out, one session per episode that runs at a time."""
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.errors import ModalityError, SessionError
 from dzrobot.modality.window import Observation
 
 Action = NDArray[np.float32]
+
+Observations = Sequence[Observation] | Mapping[str, Any]
+"""One observation for each session, or a vector environment's: arrays with a leading axis over its
+environments, and a sequence of instructions."""
 
 DEFAULT_SESSION = "default"
 
@@ -35,8 +40,66 @@ class Policy(Protocol):
 class BatchPolicy(Policy, Protocol):
     """A policy that serves several sessions in one call."""
 
-    def act_batch(
-        self, observations: Sequence[Observation], sessions: Sequence[str]
-    ) -> list[Action]:
+    def act_batch(self, observations: Observations, sessions: Sequence[str]) -> list[Action]:
         """Return one action (A,) float32 for each session, which must all differ."""
         ...
+
+
+def observations_of(given: object, count: int) -> list[Any]:
+    """Return the observations of a batch one by one; their content is not looked at.
+
+    Args:
+        given: A sequence of observations, or a vector environment's mapping of batches.
+        count: How many there are to be.
+
+    Raises:
+        ModalityError: neither of both, or a batch of another length.
+    """
+    if isinstance(given, Mapping):
+        for key, batch in given.items():
+            length = len(batch) if _is_batch(batch) else None
+            if length != count:
+                raise ModalityError(
+                    f"{key} of the batch holds {'one value' if length is None else length} for "
+                    f"{count} sessions: give a vector environment's observation, or a list of one "
+                    "observation for each session"
+                )
+        return [{key: batch[i] for key, batch in given.items()} for i in range(count)]
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise ModalityError(
+            f"the observations are a {type(given).__name__}: give a list of one observation for "
+            "each session, or a vector environment's observation"
+        )
+    return list(given)
+
+
+def check_session(name: object) -> None:
+    """Raise :class:`SessionError` unless ``name`` can name a session."""
+    if not isinstance(name, str) or not isinstance(name, Hashable):
+        raise SessionError(
+            f"the session {str(name)[:40]} is a {type(name).__name__}: give a str, such as 'arm 1'"
+        )
+
+
+def check_sessions(names: object) -> list[str]:
+    """Return the sessions of a batch.
+
+    Raises:
+        SessionError: not a sequence, none at all, one twice, or one that is no text.
+    """
+    if not isinstance(names, Sequence) or isinstance(names, str | bytes):
+        raise SessionError(f"the sessions are a {type(names).__name__}: give a list of names")
+    for name in names:
+        check_session(name)
+    if not names or len(set(names)) != len(names):
+        raise SessionError(
+            f"a batch for the sessions {', '.join(names) or 'none'}: give one each, every session "
+            "once, and at least one"
+        )
+    return list(names)
+
+
+def _is_batch(value: object) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

@@ -5,6 +5,9 @@ import ast
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ModalityError
 
+LONGEST = 10_000
+"""Characters of an instruction; the networks read 512 tokens, which are a few thousand."""
+
 
 def clean_instruction(text: object) -> str:
     """Return the instruction in lower case; of a written Python list, its first element.
@@ -12,10 +15,21 @@ def clean_instruction(text: object) -> str:
     Some datasets store ``"['Pick up the cup', 'Take the cup']"`` (docs/model.md, section 5).
 
     Raises:
-        ModalityError: not a text, or nothing in it.
+        ModalityError: not a text, nothing in it, too long, or not to be written in UTF-8.
     """
     if not isinstance(text, str):
         raise ModalityError(f"the instruction is a {type(text).__name__}: give a str")
+    if len(text) > LONGEST:
+        raise ModalityError(
+            f"the instruction {text[:40]!r}... has {len(text)} characters: give up to {LONGEST}"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ModalityError(
+            f"the instruction holds {text[error.start]!r} at character {error.start}, which is no "
+            "character of its own: decode the text from its bytes once more"
+        ) from error
     listed = _listed(text)
     instruction = text if listed is None else listed
     if not instruction.strip():
@@ -34,7 +48,8 @@ def _listed(text: str) -> str | None:
         return None
     try:
         value = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError):
+    # The last two: brackets or signs nested deeper than Python reads.
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
     if not isinstance(value, list):
         return None

@@ -9,7 +9,7 @@ from torch.nn.functional import interpolate
 from dzrobot.embodiments.spec import Embodiment, View
 from dzrobot.errors import ModalityError
 from dzrobot.modality.augment import Augmentation, adjust_colours
-from dzrobot.modality.window import check_keys
+from dzrobot.modality.window import check_frames, check_keys
 
 
 def encode_views(
@@ -88,14 +88,7 @@ def _check(views: Mapping[str, Tensor], embodiment: Embodiment) -> torch.Size:
     first = views[embodiment.video_keys[0]]
     for view in embodiment.views:
         frames = views[view.key]
-        if frames.dtype != torch.uint8:
-            raise ModalityError(f"{view.key} is {frames.dtype}: give uint8 from 0 to 255")
-        if frames.ndim < 4 or tuple(frames.shape[-3:]) != (*view.resolution, 3):
-            raise ModalityError(
-                f"{view.key} has shape {tuple(frames.shape)}: {embodiment.tag} delivers (..., "
-                f"frames, {view.resolution[0]}, {view.resolution[1]}, 3). For other cameras or "
-                "recordings dataclasses.replace the view's resolution."
-            )
+        check_frames(frames, view, embodiment.tag)
         if frames.shape[:-3] != first.shape[:-3] or not frames.shape[:-3].numel():
             raise ModalityError(
                 f"{view.key} has {tuple(frames.shape[:-3])} frames, {embodiment.video_keys[0]} "

@@ -1,12 +1,14 @@
 """What goes into the pipeline: one observation, or a window of several, under modality keys."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.embodiments.spec import Embodiment, Part
+from dzrobot.embodiments.spec import Embodiment, Part, View
 from dzrobot.errors import ModalityError, preview, suggest
+from dzrobot.modality.text import clean_instruction
 
 Observation = Mapping[str, NDArray[np.uint8] | NDArray[np.float32] | str]
 """One step: ``video.*`` (H, W, 3) uint8, ``state.*`` (D,) float32, the instruction as str."""
@@ -26,17 +28,68 @@ def window_of(observations: Sequence[Observation], embodiment: Embodiment) -> Wi
         raise ModalityError("no observation given: a window needs at least one")
     for observation in observations:
         check_keys(observation, embodiment.observation_keys, embodiment.tag)
+    for view in embodiment.views:
+        shapes = {array(observation, view.key).shape for observation in observations}
+        if len(shapes) > 1:
+            raise ModalityError(f"{view.key} changes its shape within the window: {sorted(shapes)}")
+    return stacked(observations, embodiment)
+
+
+def stacked(observations: Sequence[Observation], embodiment: Embodiment) -> Window:
+    """Return the frames of all ``observations``, which have been checked; see :func:`window_of`."""
     last = observations[-1]
     window: dict[str, NDArray[np.uint8] | NDArray[np.float32] | str] = {
         embodiment.language: last[embodiment.language]
     }
     for view in embodiment.views:
-        frames = [array(observation, view.key) for observation in observations]
-        _check_equal(view.key, [frame.shape for frame in frames])
-        window[view.key] = np.stack(frames)
+        window[view.key] = np.stack([array(observation, view.key) for observation in observations])
     for part in embodiment.state:
         window[part.key] = array(last, part.key)[None]
     return window
+
+
+def read_observation(given: object, embodiment: Embodiment) -> list[Observation]:
+    """Return what a policy may keep of ``given``: copies, one for each frame of its views.
+
+    This is the door: whatever comes out of it can be made a window and encoded.
+
+    Args:
+        given: An observation; its views may be stacks of equally many frames ``(T, H, W, 3)``.
+        embodiment: What it must hold.
+
+    Raises:
+        ModalityError: not a mapping, a key missing or unknown, a wrong shape or type, a number not
+            finite, views of unlike lengths, or an instruction that is none.
+    """
+    if not isinstance(given, Mapping):
+        raise ModalityError(
+            f"the observation is a {type(given).__name__}: give a mapping with the keys "
+            f"{preview(embodiment.observation_keys, 12)}"
+        )
+    check_keys(given, embodiment.observation_keys, embodiment.tag)
+    views = {view.key: array(given, view.key) for view in embodiment.views}
+    for view in embodiment.views:
+        check_frames(views[view.key], view, embodiment.tag, least=3)
+    counts = {frames.shape[0] if frames.ndim == 4 else 0 for frames in views.values()}
+    if len(counts) > 1 or any(frames.ndim > 4 or not frames.size for frames in views.values()):
+        shapes = ", ".join(f"{key} {frames.shape}" for key, frames in views.items())
+        raise ModalityError(
+            f"views hold unlike numbers of frames ({shapes}): give one (H, W, 3), or equally many "
+            "(frames, H, W, 3)"
+        )
+    for part in embodiment.state:
+        _check_numbers(array(given, part.key), part, (part.dim,))
+    _check_instruction(given[embodiment.language])
+    rest: dict[str, Any] = {embodiment.language: str(given[embodiment.language])}
+    count = counts.pop()
+    return [
+        {
+            **{key: np.array(frames[i] if count else frames) for key, frames in views.items()},
+            **{part.key: np.array(given[part.key]) for part in embodiment.state},
+            **rest,
+        }
+        for i in range(count or 1)
+    ]
 
 
 def check_keys(given: Mapping[str, object], allowed: Sequence[str], tag: str) -> None:
@@ -47,7 +100,7 @@ def check_keys(given: Mapping[str, object], allowed: Sequence[str], tag: str) ->
             "part is needed: no missing one is filled in."
         )
     if unknown := given.keys() - set(allowed):
-        first = min(unknown)
+        first = min(map(str, unknown))
         raise ModalityError(
             f"{tag}: unexpected {preview(unknown)}.{suggest(first, allowed)} "
             f"Allowed: {preview(allowed, 12)}."
@@ -62,22 +115,67 @@ def array(given: Mapping[str, object], key: str) -> NDArray[np.float32]:
     return value
 
 
+class _Frames(Protocol):
+    """An array of NumPy or a tensor of torch."""
+
+    @property
+    def dtype(self) -> object: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def check_frames(frames: _Frames, view: View, tag: str, *, least: int = 4) -> None:
+    """Raise :class:`ModalityError` unless ``frames`` are uint8 pictures of ``view``.
+
+    Args:
+        frames: ``(..., H, W, 3)``.
+        view: Says height and width.
+        tag: Of the embodiment, for the message.
+        least: Fewest axes; 4 asks for one of frames.
+    """
+    if str(frames.dtype).removeprefix("torch.") != "uint8":
+        raise ModalityError(f"{view.key} is {frames.dtype}: give uint8 from 0 to 255")
+    if len(frames.shape) < least or tuple(frames.shape[-3:]) != (*view.resolution, 3):
+        leading = "..., frames, " if least > 3 else ""
+        raise ModalityError(
+            f"{view.key} has shape {tuple(frames.shape)}: {tag} delivers "
+            f"({leading}{view.resolution[0]}, {view.resolution[1]}, 3). For other cameras or "
+            "recordings dataclasses.replace the view's resolution."
+        )
+
+
 def rows(given: Mapping[str, object], part: Part) -> NDArray[np.float32]:
     """Return the finite float32 rows ``(N, dim)`` of ``part``, or raise :class:`ModalityError`."""
     value = array(given, part.key)
-    if value.dtype != np.float32:
-        raise ModalityError(f"{part.key} is {value.dtype}: give float32")
-    if value.ndim != 2 or value.shape[1] != part.dim or not len(value):
+    if value.dtype == np.float32 and (
+        value.ndim != 2 or value.shape[1] != part.dim or not len(value)
+    ):
         raise ModalityError(f"{part.key} has shape {value.shape}: give (rows, {part.dim})")
-    if not np.isfinite(value).all():
-        row, column = np.argwhere(~np.isfinite(value))[0]
-        raise ModalityError(
-            f"{part.key} holds {value[row, column]} at row {row}, number {column}: check the "
-            "sensor or the recording; only finite values can be used"
-        )
+    _check_numbers(value, part, value.shape)
     return value
 
 
-def _check_equal(key: str, shapes: Sequence[tuple[int, ...]]) -> None:
-    if len(set(shapes)) > 1:
-        raise ModalityError(f"{key} changes its shape within the window: {sorted(set(shapes))}")
+def _check_numbers(value: NDArray[Any], part: Part, shape: tuple[int, ...]) -> None:
+    if value.dtype != np.float32:
+        raise ModalityError(f"{part.key} is {value.dtype}: give float32")
+    if value.shape != shape:
+        raise ModalityError(f"{part.key} has shape {value.shape}: give {shape}")
+    if not np.isfinite(value).all():
+        *row, column = np.argwhere(~np.isfinite(value))[0]
+        place = f"row {row[0]}, number {column}" if row else f"number {column}"
+        raise ModalityError(
+            f"{part.key} holds {value[(*row, column)]} at {place}: check the "
+            "sensor or the recording; only finite values can be used"
+        )
+
+
+def _check_instruction(text: object) -> None:
+    instruction = clean_instruction(text)
+    # What Gymnasium's shared memory makes of a text: the first character, as often as there is room
+    if set(instruction) <= {"0", "\0"} or (len(instruction) > 2 and len(set(instruction)) == 1):
+        raise ModalityError(
+            f"the instruction is {instruction[:8]!r} ({len(instruction)} characters), which says "
+            "nothing. Gymnasium's AsyncVectorEnv does not bring texts through shared memory: make "
+            "it with shared_memory=False (in gym.make_vec: vector_kwargs={'shared_memory': "
+            "False}), or use dzrobot.envs.spaces.Instruction as the text's space"
+        )

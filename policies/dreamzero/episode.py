@@ -9,11 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dzrobot.embodiments.spec import Embodiment, History
-from dzrobot.errors import ModalityError
-from dzrobot.modality.window import Observation, Window, array, check_keys, window_of
+from dzrobot.modality.window import Observation, Window, stacked
 from dzrobot.policies.dreamzero.network.session import SessionCache
-
-Value = NDArray[np.uint8] | NDArray[np.float32] | str
 
 _RECENT = 4
 
@@ -54,15 +51,9 @@ class Episode:
         """Return the last observation, which relative actions are measured from."""
         return self._seen[-1]
 
-    def see(self, observation: Observation) -> None:
-        """Take in the observation of one step, or of several if its views are stacks of frames.
-
-        Raises:
-            ModalityError: A key is missing or unknown, or views hold unlike numbers of frames.
-        """
-        check_keys(observation, self._embodiment.observation_keys, self._embodiment.tag)
-        for frame in _unstacked(observation, self._embodiment):
-            self._seen.append(frame)
+    def see(self, frames: Sequence[Observation]) -> None:
+        """Take in what :func:`read_observation` let through: one frame, or a stack's."""
+        self._seen.extend(frames)
 
     def window(self, offsets: Sequence[int]) -> Window:
         """Return the frames at ``offsets`` from the newest; the first stands for earlier ones.
@@ -72,7 +63,7 @@ class Episode:
         if self.chunks == 0:
             offsets = (0,)
         newest = len(self._seen) - 1
-        return window_of([self._seen[max(0, newest + o)] for o in offsets], self._embodiment)
+        return stacked([self._seen[max(0, newest + o)] for o in offsets], self._embodiment)
 
     def step_offsets(self) -> tuple[int, ...]:
         """Return which frames a plan is made from where every step of the robot was seen."""
@@ -109,23 +100,3 @@ def frame_offsets(embodiment: Embodiment, history: History) -> tuple[int, ...]:
             return tuple(math.floor(-span + i * span / (_RECENT - 1)) for i in range(_RECENT))
         case "grid":
             return (*(offset - timing.action_horizon for offset in timing.frame_offsets), 0)
-
-
-def _unstacked(observation: Observation, embodiment: Embodiment) -> list[Observation]:
-    """Return one observation per frame; arrays are copied, as an environment may reuse its own."""
-    views = {key: array(observation, key) for key in embodiment.video_keys}
-    counts = {frames.shape[0] if frames.ndim == 4 else 0 for frames in views.values()}
-    if len(counts) > 1:
-        shapes = ", ".join(f"{key} {frames.shape}" for key, frames in views.items())
-        raise ModalityError(f"views hold unlike numbers of frames ({shapes}): give equally many")
-    stacked = min(counts)
-    copies: list[Observation] = []
-    for i in range(stacked or 1):
-        frames = {key: (view[i] if stacked else view).copy() for key, view in views.items()}
-        rest = {key: _copied(value) for key, value in observation.items() if key not in views}
-        copies.append({**rest, **frames})
-    return copies
-
-
-def _copied(value: Value) -> Value:
-    return value if isinstance(value, str) else value.copy()

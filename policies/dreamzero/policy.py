@@ -15,8 +15,15 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import SessionError, preview
 from dzrobot.modality.pipeline import Pipeline
 from dzrobot.modality.stats import Statistics
-from dzrobot.modality.window import Observation, Window
-from dzrobot.policies.base import DEFAULT_SESSION, Action
+from dzrobot.modality.window import Observation, Window, read_observation
+from dzrobot.policies.base import (
+    DEFAULT_SESSION,
+    Action,
+    Observations,
+    check_session,
+    check_sessions,
+    observations_of,
+)
 from dzrobot.policies.dreamzero.checkpoints.directory import (
     TOKENIZER_FOLDER,
     Checkpoint,
@@ -167,15 +174,16 @@ class DreamZeroPolicy:
                 last one; with ``slot`` noise, the session keeps its slot.
 
         Raises:
-            SessionError: Too many sessions are open.
+            SessionError: Too many sessions are open, or the name is no text.
         """
         if session is None:
             self._episodes.clear()
             self._evicted.clear()
             return
+        check_session(session)
         last = self._episodes.get(session)
         if last is None:
-            self._check_room(session)
+            self._check_room([session])
         number = self._next_number(last) if episode is None else episode
         self._episodes[session] = Episode(self.embodiment, self._history, number)
         self._evicted.discard(session)
@@ -204,16 +212,28 @@ class DreamZeroPolicy:
     def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> Action:
         """Return the next action (A,) float32; to be called once per step of the robot.
 
+        Every observation is checked, also where no plan is due; one that is refused leaves the
+        session as it was.
+
         Raises:
             ModalityError: The observation does not fit the embodiment.
-            SessionError: The session was evicted, or too many are open.
+            SessionError: The session's episode has ended, or too many sessions are open.
         """
         return self.act_batch([obs], [session])[0]
 
-    def act_batch(
-        self, observations: Sequence[Observation], sessions: Sequence[str]
-    ) -> list[Action]:
-        """Return the next action of each session; those without a planned one plan together."""
+    def act_batch(self, observations: Observations, sessions: Sequence[str]) -> list[Action]:
+        """Return the next action of each session; those without a planned one plan together.
+
+        Args:
+            observations: One for each session, or what a vector environment returns: a mapping of
+                batched arrays ``(sessions, ...)`` and sequences of instructions. Where one of
+                its environments began a new episode, :meth:`reset` that session first.
+            sessions: Their names, all different.
+
+        Raises:
+            ModalityError: An observation does not fit; then no session has seen any of them.
+            SessionError: As :meth:`act`, or not one observation for each session.
+        """
         episodes = self._take(observations, sessions)
         due = [episode for episode in episodes if episode.needs_plan]
         if due:
@@ -234,9 +254,9 @@ class DreamZeroPolicy:
         return self.infer_batch([obs], sessions=[session])[0]
 
     def infer_batch(
-        self, observations: Sequence[Observation], sessions: Sequence[str]
+        self, observations: Observations, sessions: Sequence[str]
     ) -> list[dict[str, Any]]:
-        """Return a plan for each session, made together; see :meth:`infer`."""
+        """Return a plan for each session, made together; see :meth:`infer`, :meth:`act_batch`."""
         episodes = self._take(observations, sessions)
         chunks, timing = self._plan(episodes, [e.window(e.call_offsets()) for e in episodes])
         return [{"actions": chunk, "timing": dict(timing)} for chunk in chunks]
@@ -283,23 +303,32 @@ class DreamZeroPolicy:
             raise SessionError(f"session {session!r} has made no plan yet; call act or infer first")
         return video
 
-    def _take(self, observations: Sequence[Observation], sessions: Sequence[str]) -> list[Episode]:
-        """Return the episodes of ``sessions`` after they have seen their observations."""
-        if len(observations) != len(sessions) or len(set(sessions)) != len(sessions):
+    def _take(self, observations: Observations, sessions: Sequence[str]) -> list[Episode]:
+        """Return the episodes of ``sessions`` after they have seen their observations.
+
+        Everything is checked before anything changes.
+        """
+        names = check_sessions(sessions)
+        given = observations_of(observations, len(names))
+        if len(given) != len(names):
             raise SessionError(
-                f"{len(observations)} observations for the sessions "
-                f"{', '.join(sessions) or 'none'}; "
-                "give one each, every session once"
+                f"{len(given)} observations for the sessions {preview(names, 12)}; give one each, "
+                "every session once"
             )
-        for session in sessions:
-            if session not in self._episodes and session not in self._evicted:
-                self.reset(session)
-        episodes = [self._open(session) for session in sessions]
-        for episode, observation in zip(episodes, observations, strict=True):
-            episode.see(observation)
+        new = [name for name in names if name not in self._episodes and name not in self._evicted]
+        self._check_room(new)
+        for name in names:
+            if name not in new:
+                self._open(name)
+        frames = [read_observation(observation, self.embodiment) for observation in given]
+        self._open_all(new)
+        episodes = [self._episodes[name] for name in names]
+        for episode, seen in zip(episodes, frames, strict=True):
+            episode.see(seen)
         return episodes
 
     def _open(self, session: str) -> Episode:
+        check_session(session)
         if session in self._episodes:
             return self._episodes[session]
         raise SessionError(
@@ -307,12 +336,22 @@ class DreamZeroPolicy:
             f"(open: {preview(self._episodes)}); call reset({session!r}) to start an episode in it"
         )
 
-    def _check_room(self, session: str) -> None:
-        if len(self._episodes) >= self.options.max_sessions:
+    def _open_all(self, new: Sequence[str]) -> None:
+        """Open all of ``new``, or none."""
+        before = dict(self._episodes)
+        try:
+            for name in new:
+                self.reset(name)
+        except SessionError:
+            self._episodes = before
+            raise
+
+    def _check_room(self, new: Sequence[str]) -> None:
+        if len(self._episodes) + len(new) > self.options.max_sessions:
             raise SessionError(
-                f"no room for session {session!r}: {len(self._episodes)} of max_sessions="
-                f"{self.options.max_sessions} are open; evict one that has ended, or raise "
-                "PolicyOptions.max_sessions"
+                f"no room for session {preview(map(repr, new))}: {len(self._episodes)} of "
+                f"max_sessions={self.options.max_sessions} are open; evict one that has ended, or "
+                "raise PolicyOptions.max_sessions"
             )
 
     def _plan(
