@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from dzrobot import __version__
-from dzrobot.errors import DzrobotError, suggest
+from dzrobot.errors import DzrobotError, StoppedError, suggest
 
 COMMANDS = {
     "eval": ("eval", "evaluate a policy in an environment"),
@@ -29,6 +29,7 @@ COMMANDS = {
     "doctor": ("doctor", "check a robot cell"),
     "record": ("record", "record demonstrations on the robot"),
     "replay": ("replay", "replay recorded actions"),
+    "acknowledge": ("acknowledge", "let a stopped arm move again"),
 }
 """Command -> (module below ``dzrobot.commands``, what it does). Imported only when chosen."""
 
@@ -37,6 +38,9 @@ INTERRUPTED = 130
 
 FAULT = 2
 """Exit code of an error that is the user's to fix."""
+
+STOPPED = 3
+"""Exit code of a run that ended because the arm was stopped."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,7 +76,7 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
         return _run(program, argv, importlib.import_module(module))
     except DzrobotError as error:
         print(f"{program}: {error}", file=sys.stderr)
-        return FAULT
+        return STOPPED if isinstance(error, StoppedError) else FAULT
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -55,6 +55,10 @@ class SafetyError(DzrobotError):
     """A command that must not reach the robot."""
 
 
+class StoppedError(SafetyError):
+    """The arm was stopped: nothing moves until a person has looked and said so."""
+
+
 class ProtocolError(DzrobotError):
     """Results, messages or files of unlike protocols that must not be mixed."""
 

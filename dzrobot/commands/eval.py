@@ -3,17 +3,27 @@
 import argparse
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from rich.console import Console
 
+from dzrobot.commands.arm import add_attention, looked_after
 from dzrobot.commands.flags import keywords, numbers
 from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
 from dzrobot.progress import progress_bar
 from dzrobot.rollout.card import card_digest
-from dzrobot.rollout.evaluate import Evaluation, Progress, RunOptions, evaluate, prepare
+from dzrobot.rollout.environment import make_environment, moves_an_arm
+from dzrobot.rollout.evaluate import (
+    Evaluation,
+    Prepared,
+    Progress,
+    RunOptions,
+    evaluate,
+    prepare,
+)
 from dzrobot.rollout.players import BUILT_IN, Player, PlayerOptions
 from dzrobot.rollout.protocol import PROTOCOLS, Noise, Selection
 from dzrobot.rollout.report import Summary, table
@@ -26,6 +36,7 @@ EXAMPLE = (
     "--checkpoint PATH_OR_HUB_ID --device cuda --workers 8"
 )
 
+_WORKERS = min(2, os.cpu_count() or 1)
 _HISTORY = {"on": "recent", "off": "off", "recent": "recent", "grid": "grid"}
 
 
@@ -50,22 +61,46 @@ def run(arguments: argparse.Namespace) -> int:
     output = arguments.output or Path("results") / (
         f"{setup.label}-{setup.evaluation.player.label}-{card_digest(prepared.card)}"
     )
+    arm = any(moves_an_arm(case.env) for case in prepared.cases)
+    workers = (0 if arm else _WORKERS) if arguments.workers is None else arguments.workers
     options = RunOptions(
-        workers=arguments.workers,
+        workers=workers,
         videos=arguments.videos,
         shard=_shard(arguments.shard),
         max_errors=arguments.max_errors,
     )
     _say_what_it_is(console, prepared.card, output)
-    with progress_bar("episodes") as advance:
-
-        def show(progress: Progress) -> None:
-            won = f"{progress.successes} of {progress.done} succeeded"
-            failed = f", {progress.errors} errors" if progress.errors else ""
-            advance(progress.done, progress.total, won + failed)
-
-        summary = evaluate(prepared, output, options, show)
+    run = _on_an_arm if arm else _in_simulation
+    summary = run(arguments, prepared, output, options)
     return conclude(console, summary, output, title(prepared.card))
+
+
+def _in_simulation(
+    _: argparse.Namespace, prepared: Prepared, output: Path, options: RunOptions
+) -> Summary:
+    with progress_bar("episodes") as advance:
+        return evaluate(
+            prepared, output, options, lambda far: advance(far.done, far.total, _how_far(far))
+        )
+
+
+def _on_an_arm(
+    arguments: argparse.Namespace, prepared: Prepared, output: Path, options: RunOptions
+) -> Summary:
+    with looked_after(arguments, "dzrobot eval", output / "operator.jsonl") as people:
+        first = prepared.cases[0]
+        with closing(make_environment(first, prepared.arguments[first.env], render=False)) as env:
+            people.check(env)
+
+        def show(far: Progress) -> None:
+            people.progress(f"{far.done} of {far.total} episodes; {_how_far(far)}")
+
+        return evaluate(prepared, output, replace(options, opened=people.opened), show)
+
+
+def _how_far(progress: Progress) -> str:
+    failed = f", {progress.errors} errors" if progress.errors else ""
+    return f"{progress.successes} of {progress.done} succeeded{failed}"
 
 
 def conclude(console: Console, summary: Summary, output: Path, title: str) -> int:
@@ -156,11 +191,13 @@ def _policy(group: Any) -> None:
 def _how(group: Any) -> None:
     group.add_argument("--output", type=Path, help="results folder (default: below results/)")
     group.add_argument(
-        "--workers", type=int, default=min(2, os.cpu_count() or 1), help="simulators"
-    )
+        "--workers", type=int,
+        help=f"simulators (default: {_WORKERS}); an arm takes one process",
+    )  # fmt: skip
     group.add_argument("--videos", choices=["all", "failures", "none"], default="all")
     group.add_argument("--shard", default="0/1", metavar="I/N", help="part I (from 0) of N parts")
     group.add_argument("--max-errors", type=int, default=10, help="exceptions before giving up")
+    add_attention(group)
 
 
 def _setup(arguments: argparse.Namespace) -> _Setup:

@@ -3,17 +3,21 @@
 import argparse
 import importlib
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 
 import dzrobot  # noqa: F401 (registers the ids)
+from dzrobot.commands.arm import add_attention, looked_after
 from dzrobot.commands.replay import add_workcell, load_recording, workcell_arguments
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import ConfigError
+from dzrobot.errors import ConfigError, StoppedError
 from dzrobot.recording import EpisodeWriter
+from dzrobot.rollout.attended import Attended
 from dzrobot.rollout.demonstration import (
+    DISCARDED,
     KEYBOARD_HELP,
     CallableActor,
     KeyboardActor,
@@ -54,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only-success", action="store_true", help="keep no episode that did not succeed"
     )
+    add_attention(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -67,24 +72,37 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.policy:
         check_frame(env, robot)
+    log = arguments.output.with_name(f"{arguments.output.name}.operator.jsonl")
+    with looked_after(arguments, "dzrobot record", log) as people, closing(env):
+        return _record(arguments, people.opened(env), actor, robot, people)
+
+
+def _record(
+    arguments: argparse.Namespace,
+    env: gym.Env[Any, Any],
+    actor: Actor,
+    robot: Embodiment,
+    people: Attended,
+) -> int:
     hz = _control_hz(env, robot)
-    cut_short = 0
-    try:
-        with EpisodeWriter(
-            arguments.output, robot, fps=hz, version=arguments.version, video=arguments.video
-        ) as writer:
-            ends = actor.wants_end if isinstance(actor, KeyboardActor) else (lambda: False)
-            recorded = RecordedEnv(env, writer, ends)
-            for number in range(arguments.episodes):
-                rules = EpisodeRules(seed=arguments.seed + number)
-                done = record_episode(
-                    recorded, actor, writer, rules, keep_all=not arguments.only_success
-                )
-                cut_short += bool(done.abort)
-                print(_line(number, done, hz))
-            print(f"{writer.episodes} episodes in {arguments.output}")
-    finally:
-        env.close()
+    keep_all, cut_short = not arguments.only_success, 0
+    with EpisodeWriter(
+        arguments.output, robot, fps=hz, version=arguments.version, video=arguments.video
+    ) as writer:
+        ends = actor.wants_end if isinstance(actor, KeyboardActor) else (lambda: False)
+        recorded = RecordedEnv(env, writer, ends)
+        number = 0
+        while number < arguments.episodes:
+            people.progress(f"recording episode {number + 1} of {arguments.episodes}")
+            rules = EpisodeRules(seed=arguments.seed + number)
+            done = record_episode(recorded, actor, writer, rules, keep_all=keep_all)
+            cut_short += bool(done.abort)
+            print(_line(number, done, hz))
+            if done.outcome.stop:
+                raise StoppedError(done.outcome.stop)
+            # What a person discards is recorded again, from the same start.
+            number += done.outcome.ended != DISCARDED
+        print(f"{writer.episodes} episodes in {arguments.output}")
     return 1 if cut_short else 0
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import dzrobot  # noqa: F401 (registers the ids)
+from dzrobot.commands.arm import add_attention, looked_after
 from dzrobot.commands.flags import keywords
 from dzrobot.embodiments.spec import Embodiment, Part
-from dzrobot.errors import ConfigError, DatasetError
+from dzrobot.errors import ConfigError, DatasetError, StoppedError
 from dzrobot.rollout.demonstration import NO_START, ReplayActor
 from dzrobot.rollout.environment import environment_robot
 from dzrobot.rollout.episode import EpisodeRules, Outcome, run_episode
@@ -66,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dataset", type=Path, help="folder of a LeRobot dataset")
     parser.add_argument("--episode", type=int, default=0, help="which episode")
     add_workcell(parser)
+    add_attention(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -76,10 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
     recording = load_recording(arguments.dataset, arguments.episode, robot)
     steps = len(recording.actions)
     env = gym.make(arguments.env, max_episode_steps=steps + 1, **workcell_arguments(arguments))
-    try:
-        outcome, states = replay(env, recording, robot)
-    finally:
-        env.close()
+    with looked_after(arguments, "dzrobot replay", None) as people, closing(env):
+        people.progress(f"replaying episode {arguments.episode} of {arguments.dataset}")
+        outcome, states = replay(people.opened(env), recording, robot)
+    if outcome.stop:
+        raise StoppedError(f"after {outcome.steps} of {steps} recorded steps, {outcome.stop}")
     print(f"{outcome.steps} of {steps} recorded steps carried out, ended by {outcome.ended}")
     count = min(len(states), steps)
     spread = np.abs(states[:count] - recording.states[:count])

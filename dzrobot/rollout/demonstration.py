@@ -13,7 +13,9 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.envs.franka.console import KEYS_HELP
 from dzrobot.envs.franka.keyboard import Keyboard, terminal
+from dzrobot.envs.franka.outcomes import Outcome as Verdict
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action
 from dzrobot.recording import EpisodeWriter
@@ -32,11 +34,14 @@ KEYS = {
 }  # fmt: skip
 """Key -> action number and its sign."""
 
+DISCARDED = Verdict.DISCARDED.value
+"""How an episode ended that its operator wants no trace of."""
+
 GRIPPER_KEY, END_KEY = "g", "x"
 
 KEYBOARD_HELP = (
-    "w/s a/d r/f move, u/j i/k o/l turn, g opens or closes the gripper, x ends the episode; with "
-    "an operator's rule c is success, b failure, space stops the arm"
+    "w/s a/d r/f move, u/j i/k o/l turn, g opens or closes the gripper, x ends the episode; "
+    f"{KEYS_HELP}"
 )
 
 
@@ -142,9 +147,11 @@ def record_episode(
         writer.discard()
         raise
     seconds = time.monotonic() - began - outcome.env_ms["reset"] / 1000
+    # A pause is no slowness of the loop.
+    seconds -= float(env.info.get("paused_s", 0.0))
     late = int(env.info.get("late_steps", 0))
     abort = str(env.info.get("abort", ""))
-    kept = keep_all or outcome.success
+    kept = (keep_all or outcome.success) and outcome.ended != DISCARDED
     measured = outcome.steps / max(seconds, 1e-9)
     if kept:
         writer.save_episode(

@@ -118,6 +118,12 @@ def check_frame(env: gym.Env[Any, Any], robot: Embodiment) -> None:
         )
 
 
+def moves_an_arm(env: str) -> bool:
+    """Return whether ``env`` drives a robot arm, real or emulated."""
+    entry = gym.spec(env).entry_point
+    return isinstance(entry, str) and entry.startswith("dzrobot.envs.franka")
+
+
 def step_limit(env: str) -> int | None:
     """Return the steps per episode that ``env`` is registered with, None for no limit."""
     return gym.spec(env).max_episode_steps

@@ -64,6 +64,12 @@ class Outcome:
     ended: str
     """``success``, ``time limit``, or the environment's own reason."""
 
+    fault: str = ""
+    """Why the episode is no result: hardware failed, or a person discarded it."""
+
+    stop: str = ""
+    """Why the run is over: the arm was stopped, and a person looks before anything moves."""
+
     action_sha256: str
     """Of the float32 bytes of all actions, in order."""
 
@@ -108,7 +114,8 @@ def run_episode(
     Args:
         env: Any Gymnasium environment whose observations the policy takes, and whose info holds
             ``is_success``.
-        policy: A policy, in its default session, or an actor.
+        policy: A policy, in its default session, or an actor. An environment that was cut short
+            says why in its info: ``fault`` when it is no result, ``stop`` when no other may follow.
         rules: Where to begin and when to stop; by default the environment says both.
         watch: Called with the first observation and after every step.
 
@@ -144,6 +151,8 @@ def run_episode(
         steps=steps,
         success=success,
         ended="success" if success else str(info.get("reset_reason") or "time limit"),
+        fault=str(info.get("fault", "")),
+        stop=str(info.get("stop", "")),
         action_sha256=digest.hexdigest(),
         policy_ms=percentiles(clock.policy_ms),
         env_ms={**percentiles(clock.env_ms), "reset": round(clock.reset_ms, 3)},

@@ -16,13 +16,14 @@ from dzrobot.rollout.environment import (
     environment_arguments,
     environment_robot,
     make_environment,
+    moves_an_arm,
 )
 from dzrobot.rollout.players import Player, PlayerOptions, Ready, choose_robot, open_player
 from dzrobot.rollout.protocol import Case, Selection, plan_cases, shard_of
 from dzrobot.rollout.records import Record, RecordFile, locked
 from dzrobot.rollout.report import Summary, summarise, write_summary
 from dzrobot.rollout.video import Wanted, remove_unfinished
-from dzrobot.rollout.workers import Crew, Stage
+from dzrobot.rollout.workers import Crew, Opened, Stage, same_environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,9 @@ class RunOptions:
 
     max_errors: int = 10
     """Episodes that may end in an exception before this run gives up."""
+
+    opened: Opened = same_environment
+    """Called with every environment that this process opens: who looks after an arm, say."""
 
     def __post_init__(self) -> None:
         if self.workers < 0:
@@ -133,8 +137,9 @@ def evaluate(
 
     Raises:
         ProtocolError: ``output`` holds results of another protocol, or another run writes there.
+        StoppedError: an arm was stopped; what was finished before is kept.
     """
-    options = options or RunOptions()
+    options = _for_arms(options or RunOptions(), prepared.cases)
     part = shard_of(prepared.cases, *options.shard)
     with locked(output):
         keep_card(output, prepared.card, prepared.cases)
@@ -142,10 +147,12 @@ def evaluate(
         finished = records.finished()
         waiting = [case for case in part if case.name not in finished]
         report(_progress(None, part, records))
-        _run(prepared, output, options, waiting, lambda r: report(_kept(r, part, records)))
-        remove_unfinished(output)
-        summary = summarise(records.records.values(), part)
-        write_summary(output, summary, prepared.card)
+        try:
+            _run(prepared, output, options, waiting, lambda r: report(_kept(r, part, records)))
+        finally:
+            remove_unfinished(output)
+            summary = summarise(records.records.values(), part)
+            write_summary(output, summary, prepared.card)
     return summary
 
 
@@ -191,12 +198,27 @@ def _run(
     )
     batched = prepared.evaluation.batched
     errors = 0
-    with Crew(stage, prepared.ready.policy, options.workers, batched=batched) as crew:
+    policy = prepared.ready.policy
+    with Crew(stage, policy, options.workers, batched=batched, opened=options.opened) as crew:
         for record in crew.run(cases):
             keep(record)
             errors += record.error is not None
             if errors >= options.max_errors:
                 break
+
+
+def _for_arms(options: RunOptions, cases: Sequence[Case]) -> RunOptions:
+    """Return the options as an arm takes them: it is driven from this process alone.
+
+    A stop, the keyboard and the lock on the arm are then in one place.
+    """
+    if not any(moves_an_arm(case.env) for case in cases):
+        return options
+    if options.workers > 1:
+        raise ConfigError(
+            f"workers={options.workers}: one arm takes one process; leave --workers out"
+        )
+    return replace(options, workers=0)
 
 
 def _kept(record: Record, part: Sequence[Case], records: RecordFile) -> Progress:

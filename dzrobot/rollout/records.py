@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -30,6 +30,9 @@ def _percentiles(times: Mapping[str, float]) -> Mapping[str, float]:
 
 Duration = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Durations = Annotated[Mapping[str, Duration], AfterValidator(_percentiles)]
+
+_RESULT = tuple(field.name for field in fields(Outcome) if field.name not in ("fault", "stop"))
+"""What a record keeps of an outcome."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +73,17 @@ class Record:
 
     @classmethod
     def of(cls, case: Case, outcome: Outcome, video: str | None) -> Self:
-        """Return the record of a finished episode."""
-        return cls(**_about(case), **vars(outcome), video=video, error=None)
+        """Return the record of a finished episode; one with a fault is an error, no result."""
+        if outcome.fault:
+            failed = cls.failed(case, outcome.fault, video)
+            return replace(failed, task=outcome.task, steps=outcome.steps, ended=outcome.ended)
+        kept = {name: getattr(outcome, name) for name in _RESULT}
+        return cls(**_about(case), **kept, video=video, error=None)
 
     @classmethod
     def failed(cls, case: Case, error: str, video: str | None = None) -> Self:
         """Return the record of an episode that ended in an exception."""
-        nothing = dict.fromkeys(field.name for field in fields(Outcome))
+        nothing = dict.fromkeys(_RESULT)
         about = {**nothing, **_about(case), "init_state_id": case.init_state_id}
         return cls(**about, video=video, error=error)
 

@@ -12,7 +12,7 @@ import signal
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import gymnasium as gym
 
-from dzrobot.errors import DzrobotError
+from dzrobot.errors import DzrobotError, StoppedError
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action, BatchPolicy, Policy
 from dzrobot.rollout.ablation import Ablation, spoil
@@ -94,18 +94,29 @@ class Caught:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if not isinstance(error, Exception):
+        # A stop is no accident of one episode: it ends the run.
+        if not isinstance(error, Exception) or isinstance(error, StoppedError):
             return False
         text = str(error) if isinstance(error, DzrobotError) else f"{type(error).__name__}: {error}"
         self.failure = Failed(text, "".join(traceback.format_exception(error)))
         return True
 
 
+Opened = Callable[[Any], Any]
+"""Called with every environment that this process opens; returns what is used in its place."""
+
+
+def same_environment(env: Any) -> Any:
+    """Return ``env``."""
+    return env
+
+
 class Performer:
     """Runs episodes in the environments of one process; keeps the last one open for the next."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, opened: Opened = same_environment) -> None:
         self._stage = stage
+        self._opened = opened
         self._key: tuple[object, ...] | None = None
         self._env: Any = None
 
@@ -139,7 +150,8 @@ class Performer:
         if key != self._key:
             self.close()
             arguments = self._stage.arguments[case.env]
-            self._env = make_environment(case, arguments, render=self._stage.videos != "none")
+            env = make_environment(case, arguments, render=self._stage.videos != "none")
+            self._env = self._opened(env)
             self._key = key
         return self._env
 
@@ -273,15 +285,23 @@ class Crew:
         count: Processes; 0 runs the environments in this process, one after the other.
         batched: Whether observations that wait at the same time are given to the policy in one
             call. Faster on a GPU; the last bits of the actions then depend on the timing.
+        opened: Called with every environment of this process, before its first reset.
     """
 
     def __init__(
-        self, stage: Stage, policy: Policy | None, count: int, *, batched: bool = False
+        self,
+        stage: Stage,
+        policy: Policy | None,
+        count: int,
+        *,
+        batched: bool = False,
+        opened: Opened = same_environment,
     ) -> None:
         self._stage = stage
         self._policy = policy
         self._count = count
         self._batched = batched
+        self._opened = opened
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> Self:
@@ -360,18 +380,22 @@ class Crew:
         return [self._policy.act(observations[0], session=sessions[0])]
 
     def _alone(self, cases: Sequence[Case]) -> Iterator[Record]:
-        player = Performer(self._stage)
-        for case in cases:
-            actor = None
-            if self._policy is not None:
-                actor = PolicyActor(policy=self._policy, noise_key=case.noise_key)
-            with Caught() as caught:
-                record = Record.of(case, *player.play(case, actor))
-            if caught.failure is not None:
-                player = Performer(self._stage)
-                record = _error_record(self._stage, case, caught.failure)
-            yield record
-        player.close()
+        with contextlib.closing(Performer(self._stage, self._opened)) as player:
+            for case in cases:
+                actor, stop = None, ""
+                if self._policy is not None:
+                    actor = PolicyActor(policy=self._policy, noise_key=case.noise_key)
+                with Caught() as caught:
+                    outcome, film = player.play(case, actor)
+                    record, stop = Record.of(case, outcome, film), outcome.stop
+                if caught.failure is not None:
+                    # An environment that has raised is in no known state; closed, it lets go of
+                    # what the next one needs.
+                    player.close()
+                    record = _error_record(self._stage, case, caught.failure)
+                yield record
+                if stop:
+                    raise StoppedError(stop)
 
 
 def _error_record(stage: Stage, case: Case, failure: Failed) -> Record:

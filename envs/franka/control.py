@@ -111,8 +111,7 @@ class Control:
         if self._latched.is_set():
             raise RefusalError(
                 Abort.OPERATOR_STOP,
-                "an operator has stopped the arm; env.unwrapped.release_operator_stop() allows "
-                "motion again",
+                "an operator has stopped the arm; env.unwrapped.acknowledge() allows motion again",
             )
 
     def begin(self) -> None:
@@ -123,6 +122,18 @@ class Control:
         """
         with self._lock:
             self._pace, self._steps, self.recoveries = 1.0, 0, 0
+            self.resume()
+
+    def resume(self) -> None:
+        """Take control where the arm is, in the episode under way.
+
+        Raises:
+            RefusalError: the arm is outside its workspace, or an operator has stopped it.
+        """
+        with self._lock:
+            self.check_latch()
+            if not self._arm.state().controlled:
+                self._arm.start()
             measured = self._arm.state().pose
             target = self.workspace.clip(measured)
             check_first_target(target, measured, self._config.limits)
@@ -133,8 +144,11 @@ class Control:
     def travel(self, goal: Array) -> None:
         """Bring the arm to ``goal`` (4, 4), slowly: first up, then over.
 
+        It is under control from here on, whatever is raised: see :meth:`hold`.
+
         Raises:
             RobotError: it is too far, does not arrive, or is stopped on the way.
+            RefusalError: something was touched, or an operator has stopped the arm.
         """
         reset = self._config.reset
         with self._lock:
@@ -142,6 +156,8 @@ class Control:
             state = self._arm.state()
             self._check_reach(state.pose, goal)
             self._arm.start()
+            self._last = state.pose
+            self._heard()
         deadline = self._clock.now() + reset.timeout_s
         lifted = state.pose.copy()
         # Only as high as the workspace is, and not at all where the way is short.
@@ -149,14 +165,13 @@ class Control:
             top = max(self._config.limits.workspace_high[2], state.pose[2, 3])
             lifted[2, 3] = min(state.pose[2, 3] + reset.lift_m, top)
         for waypoint in (lifted, goal):
-            target = self._arm.state().pose
-            while not self._arrived(waypoint, target):
+            while not self._arrived(waypoint):
                 if self._clock.now() > deadline:
                     raise RobotError(
                         f"the arm has not reached its start pose in {reset.timeout_s} s: is "
                         "something in its way?"
                     )
-                target = self._travel_step(target, waypoint)
+                self._travel_step(waypoint)
 
     def apply(self, action: Array, state: ArmState) -> Limited:
         """Command what the limits leave of ``action`` (7,) and return it.
@@ -176,8 +191,8 @@ class Control:
             try:
                 self._arm.command(limited.target)
             except ControllerEndedError as error:
-                self._examine_dead(self._arm.state(), str(error))
-                return Limited(self._hold_here(), (*limited.by, "recovered"))
+                held = self._recover_here(self._arm.state(), str(error))
+                return Limited(held, (*limited.by, "recovered"))
             self._last = limited.target
             return limited
 
@@ -202,8 +217,7 @@ class Control:
             if state.mode is Mode.USER_STOPPED:
                 raise RefusalError(Abort.USER_STOP, "the user stop is pressed")
             if state.errors or not state.controlled:
-                self._examine_dead(state, "the controller has ended")
-                self._hold_here()
+                self._recover_here(state, "the controller has ended")
             check_contact(state.force_n, state.torque_nm, self._config.limits)
 
     def hold(self) -> None:
@@ -266,6 +280,14 @@ class Control:
         self._last = target
         return target
 
+    def _recover_here(self, state: ArmState, message: str) -> Array:
+        """Recover from the errors of ``state`` and hold; RefusalError where that is not to be."""
+        self._examine_dead(state, message)
+        try:
+            return self._hold_here()
+        except ControllerEndedError as error:
+            raise RefusalError(Abort.REFLEX, f"no recovery: {error}") from error
+
     def _examine_dead(self, state: ArmState, message: str) -> None:
         """Recover from the errors of ``state``, or raise RefusalError."""
         if state.mode is Mode.USER_STOPPED:
@@ -294,27 +316,33 @@ class Control:
                 "closer by hand"
             )
 
-    def _arrived(self, goal: Array, target: Array) -> bool:
-        reset = self._config.reset
-        if distance_between(target, goal) > 1e-9:
+    def _arrived(self, goal: Array) -> bool:
+        reset, target = self._config.reset, self._last
+        if target is None or distance_between(target, goal) > 1e-9:
             return False
         state = self._arm.state()
         close = distance_between(state.pose, goal) <= reset.tolerance_m
         turned = angle_between(state.pose, goal) <= reset.tolerance_rad
         return close and turned and float(np.linalg.norm(state.twist[:3])) < _SETTLED_M_S
 
-    def _travel_step(self, target: Array, goal: Array) -> Array:
-        """Advance the moving target by one period and return it."""
+    def _travel_step(self, goal: Array) -> None:
+        """Advance the moving target by one period."""
         reset, period = self._config.reset, self._config.period_s
-        following = distance_between(self._arm.state().pose, target)
         limits = self._config.limits
-        self.check_latch()
-        # A target that runs ahead of an arm that is blocked would build up force.
-        if following < limits.call_m:
-            target = towards(
-                target, goal, metres=reset.speed_m_s * period, radians=reset.turn_rad_s * period
-            )
-        self._arm.command(target)
+        with self._lock:
+            self.check_latch()
+            self._check_silence()
+            target = self._last
+            if target is None:
+                raise RefusalError(Abort.CONTROLLER, "the arm is not under control")
+            # A target that runs ahead of an arm that is blocked would build up force.
+            if distance_between(self._arm.state().pose, target) < limits.step_m:
+                target = towards(
+                    target, goal, metres=reset.speed_m_s * period, radians=reset.turn_rad_s * period
+                )
+            self._last = target
+            self._arm.command(target)
+            self._heard()
         self._clock.sleep_until(self._clock.now() + period)
         state = self._arm.state()
         check_contact(state.force_n, state.torque_nm, limits)
@@ -323,4 +351,3 @@ class Control:
                 f"the arm stopped on its way to the start pose ({state.mode}; "
                 f"{', '.join(state.errors) or 'no error'})"
             )
-        return target

@@ -2,22 +2,24 @@
 
 import atexit
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from dzrobot.envs.franka.arm import Arm, DisconnectedError, Mode
+from dzrobot.envs.franka.arm import Arm, ControllerEndedError, DisconnectedError, Mode
+from dzrobot.envs.franka.attendance import Attendance
 from dzrobot.envs.franka.camera import Camera
 from dzrobot.envs.franka.clock import Clock, Pace, SystemClock
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.control import Control
 from dzrobot.envs.franka.gripper import wants_change
 from dzrobot.envs.franka.lock import ArmLock
-from dzrobot.envs.franka.outcomes import Operator, Outcome, rule_for
+from dzrobot.envs.franka.outcomes import Operator, Outcome, Phase, rule_for
 from dzrobot.envs.franka.poses import Array, pose_of
 from dzrobot.envs.franka.safety import (
+    SAFETY_STOPS,
     Abort,
     Limited,
     RefusalError,
@@ -29,7 +31,7 @@ from dzrobot.envs.franka.sensing import STATE_LIMITS, Reading, Sensors
 from dzrobot.envs.franka.watchdog import Watchdog
 from dzrobot.envs.spaces import action_space, observation_space
 from dzrobot.envs.starts import Starts
-from dzrobot.errors import ConfigError, RobotError
+from dzrobot.errors import ConfigError, RobotError, StoppedError
 
 _log = logging.getLogger(__name__)
 
@@ -60,15 +62,18 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     of the one before or of that wait; time the policy takes is part of it.
 
     Nothing connects or moves before the first reset. An episode terminates when the task is done,
-    and is truncated with ``info["abort"]`` when it cannot go on safely; the arm then holds its pose
-    until the next reset.
+    and is truncated with ``info["abort"]`` when it cannot go on safely. The arm then holds its
+    pose, and no reset moves it, in this program or the next, until a person has looked: an operator
+    who is asked, :meth:`acknowledge`, or ``dzrobot acknowledge ADDRESS``. ``info["fault"]`` says
+    why an episode is no result (a camera, the connection, the hand, the watchdog; discarded), and
+    ``info["stop"]`` why the next reset will refuse.
 
     Args:
         arm: The arm and its gripper.
         cameras: One for each view.
         config: The workcell.
         clock: What the control rate is kept by.
-        operator: A person who judges or stops; needed by ``reward.rule = "operator"``.
+        operator: A person who is asked, judges and stops; needed by ``reward.rule = "operator"``.
         render_mode: ``"rgb_array"`` or None.
     """
 
@@ -90,10 +95,10 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self.config = config
         self.render_mode = render_mode
         self._clock: Clock = clock or SystemClock()
-        self._operator = operator
+        self._attendance = Attendance(config, operator)
         self._sensors = Sensors(arm, cameras, config, self._clock)
         self._control = Control(arm, config, self._clock)
-        self._rule = rule_for(config.reward, operator)
+        self._rule = rule_for(config.reward)
         self._lock = ArmLock(config.address, config.lock_folder) if config.address else None
         self._watchdog: Watchdog | None = None
         self._starts = Starts(STARTS)
@@ -119,37 +124,62 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         """The instruction."""
         return self.config.task
 
+    def attend(self, operator: Operator | None, *, unattended: bool = False) -> None:
+        """Say who looks after the arm, before the first reset.
+
+        Args:
+            operator: Asked before anything moves, and heard all the time. None: nobody.
+            unattended: Whether nobody is asked, and an episode that a lost frame or a slow policy
+                has ended is followed by the next. Other stops hold all the same.
+        """
+        self._attendance.operator = operator
+        self._attendance.unattended = unattended
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
         """Connect what is not, open the hand, and bring the arm to a start pose, slowly.
 
+        Where there is an operator, they are asked before it moves and before the episode begins.
+        A reset that fails leaves the arm holding where it is.
+
         Raises:
-            RobotError: something cannot be reached or does not arrive; says what to do.
+            RobotError: something cannot be reached; says what to do.
+            StoppedError: a stop stands, or the arm was stopped on its way.
             SafetyError: the arm must not move.
             ModalityError: an unknown option or start.
+            ConfigError: the reward needs an operator, and there is none.
         """
         super().reset(seed=seed)
         start = self._starts.choose(seed, options)
-        self._control.check_latch()
         self._episode = None
+        operator = self._attendance.operator
+        if operator is None and self.config.reward.rule == "operator":
+            raise ConfigError(
+                "reward.rule='operator' needs a person who judges: run this in a terminal, or give "
+                "FrankaEnv an operator"
+            )
         if self._lock is not None:
             self._lock.acquire()
         # At the end of the program the arm is stopped, and no driver's thread is left running.
         atexit.unregister(self.close)
         atexit.register(self.close)
-        self._sensors.open()
-        if self._operator is not None:
-            self._operator.start()
+        if operator is not None:
+            operator.start()
         if self._watchdog is None:
-            self._watchdog = Watchdog(self._control, self._operator)
+            self._watchdog = Watchdog(self._control, operator, self.operator_stop)
+        # Unlatched first: a stop that comes meanwhile stands when it is looked for.
+        self._control.unlatch()
+        self._attendance.admit()
+        self._sensors.open()
         self._clear_errors()
-        self.arm.gripper.request(opened=True)
-        self._control.travel(self._start_pose(start))
-        self._rule.begin()
-        self._control.begin()
-        reading = self._sensors.read_fresh()
+        try:
+            reading = self._approach(start)
+        except BaseException as error:
+            self._give_up(error)
+            raise
         self._episode = _Episode(start, reading, Pace(self._clock, self.config.period_s))
+        self._attendance.show(Phase.RUNNING, self.task)
         return self._observe(reading), self._info(Outcome.OPEN, Limited(reading.state.pose, ()))
 
     def step(self, action: np.ndarray) -> StepResult:
@@ -172,28 +202,64 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             episode.reading = self._sensors.read()
             self._control.examine(episode.reading.state)
             self._check_sensors(episode.reading)
+            if self._attendance.operator is not None and self._attendance.operator.wants_pause():
+                self._pause(episode)
         except RefusalError as refusal:
             return self._abort(refusal, limited)
-        except DisconnectedError as error:
+        except StoppedError as error:
+            return self._abort(RefusalError(Abort.OPERATOR_STOP, str(error)), limited)
+        except ControllerEndedError as error:
+            return self._abort(RefusalError(Abort.CONTROLLER, str(error)), limited)
+        except RobotError as error:
             return self._abort(RefusalError(Abort.CONNECTION, str(error)), limited)
+        except BaseException:
+            self._control.hold()
+            raise
         observation = self._observe(episode.reading)
         outcome = self._rule.judge(observation, episode.reading.state)
+        operator = self._attendance.operator
+        if operator is not None:
+            # What a person says counts, whatever the rule.
+            outcome = operator.verdict() or outcome
         return self._result(observation, outcome, limited)
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
-        """Return the newest exterior picture (H, W, 3) uint8."""
+        """Return the newest exterior picture (H, W, 3) uint8; after an abort, the last one."""
         if self.render_mode is None:
             gym.logger.warn("render() needs render_mode='rgb_array' in gym.make.")
             return None
-        picture: np.ndarray = self._observe(self._running().reading)["video.image"]
+        if self._episode is None:
+            raise gym.error.ResetNeeded("the arm is connected by the first reset().")
+        picture: np.ndarray = self._observe(self._episode.reading)["video.image"]
         return picture
 
+    def pictures(self) -> Mapping[str, np.ndarray]:
+        """Return the newest picture (H, W, 3) uint8 RGB of every camera that is open."""
+        return self._sensors.pictures()
+
+    def told(self, info: Info, outcome: Outcome) -> Info:
+        """Return ``info`` as it is when ``outcome`` is what came of the episode."""
+        fault = "discarded by the operator" if outcome is Outcome.DISCARDED else info["fault"]
+        return info | {
+            "is_success": outcome is Outcome.SUCCESS,
+            "reset_reason": outcome.value,
+            "fault": fault,
+        }
+
+    def rest(self) -> None:
+        """Give control up between episodes; the arm comes to rest."""
+        self._control.release()
+
     def operator_stop(self) -> None:
-        """Hold at once, from any thread; the episode ends and no reset moves until released."""
+        """Hold at once, from any thread; the episode ends and no reset moves until acknowledged."""
+        self._control.latch()
+        self._attendance.stops.put(Abort.OPERATOR_STOP, "the operator stopped the arm")
+        # A reset may have unlatched it before the stop stood.
         self._control.latch()
 
-    def release_operator_stop(self) -> None:
-        """Allow motion again; it begins with the next reset."""
+    def acknowledge(self) -> None:
+        """Say that a person has looked at the arm: the next reset may move it again."""
+        self._attendance.stops.acknowledge()
         self._control.unlatch()
 
     def close(self) -> None:
@@ -204,8 +270,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._watchdog = None
         self._control.release()
         self._sensors.close()
-        if self._operator is not None:
-            self._operator.close()
+        if self._attendance.operator is not None:
+            self._attendance.operator.close()
         if self._lock is not None:
             self._lock.release()
         self._episode = None
@@ -236,11 +302,65 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     def _clear_errors(self) -> None:
         state = self.arm.state()
         if state.mode is Mode.USER_STOPPED:
-            raise RobotError("the user stop is pressed: release it, then reset again")
+            message = "the user stop is pressed: release it, then reset again"
+            self._attendance.stops.put(Abort.USER_STOP, message)
+            raise StoppedError(message)
         if state.errors or state.mode is Mode.REFLEX:
             _log.warning("clearing %s", ", ".join(state.errors) or "a reflex")
             self.arm.recover()
         self._control.release()
+
+    def _approach(self, start: int) -> Reading:
+        """Bring the arm to its start, with consent, and return the first reading there."""
+        people = self._attendance
+        people.ask(Phase.STAND_CLEAR, "The arm will move to its start. Stand clear, press Enter.")
+        people.show(Phase.MOVING)
+        self.arm.gripper.request(opened=True)
+        self._control.travel(self._start_pose(start))
+        if people.asks:
+            # Nobody reaches into the workspace of an arm that follows a controller.
+            self._control.release()
+            people.ask(Phase.SCENE, "Set the scene, stand clear, press Enter.")
+        self._rule.begin()
+        if people.operator is not None:
+            people.operator.verdict()
+        self._control.begin()
+        return self._sensors.read_fresh()
+
+    def _give_up(self, error: BaseException) -> None:
+        """Hold after a reset that failed, and let a stop stand where a person must look.
+
+        Raises:
+            StoppedError: the reset failed for such a reason.
+        """
+        moved = self._control.last_target is not None
+        self._control.hold()
+        match error:
+            case RefusalError():
+                abort = error.abort
+            case StoppedError():
+                abort = Abort.OPERATOR_STOP
+            case DisconnectedError() if moved:
+                abort = Abort.CONNECTION
+            case RobotError() if moved:
+                abort = Abort.NOT_ARRIVED
+            case _:
+                return
+        _log.warning("the way to the start was cut short (%s): %s", abort, str(error))
+        self._attendance.stops.put(abort, str(error))
+        if abort in SAFETY_STOPS:
+            raise StoppedError(str(error)) from error
+
+    def _pause(self, episode: "_Episode") -> None:
+        """Rest until the operator goes on; what is seen then is fresh."""
+        began = self._clock.now()
+        self._control.release()
+        self._attendance.ask(Phase.PAUSED, "Paused. Press Enter to go on.")
+        self._control.resume()
+        episode.reading = self._sensors.read_fresh()
+        episode.pace.begin_slot()
+        episode.paused_s += self._clock.now() - began
+        self._attendance.show(Phase.RUNNING, self.task)
 
     def _act(self, action: Array) -> Limited:
         # The policy may have taken long: limits are measured from where the arm is now.
@@ -279,6 +399,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         episode.abort, episode.message = refusal.abort, str(refusal)
         _log.warning("episode cut short (%s): %s", refusal.abort, str(refusal))
         self._control.hold()
+        self._attendance.stops.put(refusal.abort, str(refusal))
         observation = self._observe(episode.reading)
         return self._result(observation, Outcome.OPEN, limited)
 
@@ -287,7 +408,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         aborted = self._episode is not None and self._episode.abort is not Abort.NONE
         terminated = outcome is Outcome.FAILURE or (success and self.config.stop_on_success)
         info = self._info(outcome, limited)
-        return observation, float(success), terminated and not aborted, aborted, info
+        truncated = aborted or outcome is Outcome.DISCARDED
+        return observation, float(success), terminated and not truncated, truncated, info
 
     def _observe(self, reading: Reading) -> Observation:
         origin = reading.state.pose if self._episode is None else self._episode.origin
@@ -297,17 +419,17 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         episode = self._episode
         assert episode is not None, "made by reset"
         reading = episode.reading
-        ended = outcome is Outcome.FAILURE or self.config.stop_on_success
+        ended = outcome is not Outcome.SUCCESS or self.config.stop_on_success
         info: Info = {
-            "is_success": outcome is Outcome.SUCCESS,
             "task": self.task,
             "init_state_id": episode.start,
-            "reset_reason": episode.abort.value or (outcome.value if ended else ""),
             "abort": episode.abort.value,
             "abort_message": episode.message,
+            **self._attendance.about(episode.abort, episode.message),
             "limited": ",".join(limited.by),
             "target": limited.target.copy(),
             "late_steps": episode.pace.late_steps,
+            "paused_s": episode.paused_s,
             "overrun_s": episode.pace.overrun_s,
             "recoveries": self._control.recoveries,
             "robot_time_s": reading.state.robot_time_s,
@@ -320,7 +442,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             info[f"frame_age_s.{key}"] = reading.at_s - frame.at_s
             info[f"frame_number.{key}"] = frame.number
             info[f"frame_time_s.{key}"] = frame.at_s
-        return info
+        reason = episode.abort.value or (outcome.value if ended else "")
+        return self.told(info, outcome) | {"reset_reason": reason}
 
 
 class _Episode:
@@ -331,5 +454,6 @@ class _Episode:
         self.reading = reading
         self.origin = reading.state.pose
         self.pace = pace
+        self.paused_s = 0.0
         self.abort = Abort.NONE
         self.message = ""

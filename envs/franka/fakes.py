@@ -9,9 +9,9 @@ from dzrobot.envs.franka.arm import ArmState, ControllerEndedError, Disconnected
 from dzrobot.envs.franka.camera import Frame
 from dzrobot.envs.franka.config import CameraConfig, ResetConfig
 from dzrobot.envs.franka.gripper import GripperState
-from dzrobot.envs.franka.outcomes import Outcome
+from dzrobot.envs.franka.outcomes import Outcome, Phase
 from dzrobot.envs.franka.poses import Array, towards
-from dzrobot.errors import RobotError
+from dzrobot.errors import RobotError, StoppedError
 
 HOME = ResetConfig().pose
 
@@ -259,14 +259,39 @@ class FakeOperator:
     def __init__(self) -> None:
         self.said = Outcome.OPEN
         self.stops = False
+        self.pauses = False
+        self.refuses: Phase | None = None
+        """The question that is answered by a stop."""
+
+        self.shown: list[Phase] = []
+        """What they were shown and asked, in order."""
 
     def start(self) -> None:
         """Listen."""
+
+    def show(self, phase: Phase, text: str) -> None:
+        """Take note."""
+        self.shown.append(phase)
+
+    def confirm(self, phase: Phase, question: str) -> None:
+        """Agree, unless a test says otherwise."""
+        self.shown.append(phase)
+        if phase is self.refuses:
+            raise StoppedError(f"the operator answered {question!r} with a stop")
 
     def verdict(self) -> Outcome:
         """Return what was said, once."""
         said, self.said = self.said, Outcome.OPEN
         return said
+
+    def judge(self) -> Outcome:
+        """Return what was said; nothing is a failure."""
+        return self.verdict() or Outcome.FAILURE
+
+    def wants_pause(self) -> bool:
+        """Return whether a pause was asked for, once."""
+        pauses, self.pauses = self.pauses, False
+        return pauses
 
     def wants_stop(self) -> bool:
         """Return whether a stop was asked for, once."""

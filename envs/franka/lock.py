@@ -1,13 +1,17 @@
-"""One program at a time moves one arm."""
+"""One program at a time moves one arm: a lock file, and the folders that hold what lasts."""
 
+import contextlib
 import fcntl
 import os
+import pwd
 import re
-import tempfile
+import stat
 from pathlib import Path
-from typing import IO
 
 from dzrobot.errors import RobotError
+from dzrobot.folders import cache_folder
+
+_LARGEST_NOTE = 4096
 
 
 class ArmLock:
@@ -15,42 +19,133 @@ class ArmLock:
 
     Args:
         address: Of the arm.
-        folder: Where the lock file lies. None: the folder for temporary files.
+        folder: Where the lock file lies. None: the user's runtime folder.
     """
 
     def __init__(self, address: str, folder: str | None) -> None:
-        name = re.sub(r"[^\w.-]", "_", address)
         self._address = address
-        self._path = Path(folder or tempfile.gettempdir()) / f"dzrobot-franka-{name}.lock"
-        self._file: IO[str] | None = None
+        self._given = None if folder is None else Path(folder)
+        self._file: int | None = None
 
     def acquire(self) -> None:
         """Take the lock; twice is harmless.
 
         Raises:
-            RobotError: another program, or another environment of this one, has it.
+            RobotError: another program, another environment of this one or another user has it, or
+                its file is not one that can be trusted.
         """
         if self._file is not None:
             return
-        # "a+" does not empty the file of an owner who still holds it.
-        file = self._path.open("a+")
+        path = file_of(self._address, "lock", self._given or runtime_folder())
+        file, ours = _opened(path)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            file.seek(0)
-            owner = file.read().strip() or "unknown"
-            file.close()
+            owner = os.pread(file, _LARGEST_NOTE, 0).decode("utf-8", "replace").strip()
+            whose = "" if ours else f" of user {user_name(os.fstat(file).st_uid)}"
+            os.close(file)
             raise RobotError(
-                f"the arm at {self._address} is in use by process {owner}: close() that "
-                f"environment or end that program ({self._path})"
+                f"the arm at {self._address} is in use by process {owner or 'unknown'}{whose}: "
+                f"close() that environment or end that program ({path})"
             ) from error
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        if ours:
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
         self._file = file
 
     def release(self) -> None:
         """Let others in; twice is harmless."""
         if self._file is not None:
-            self._file.close()
+            os.close(self._file)
         self._file = None
+
+
+def file_of(address: str, kind: str, folder: Path) -> Path:
+    """Return the path of the file of ``kind`` of the arm at ``address``."""
+    name = re.sub(r"[^\w.-]", "_", address)
+    return folder / f"dzrobot-franka-{name}.{kind}"
+
+
+def runtime_folder() -> Path:
+    """Return a folder of this user alone for what lasts as long as programs run.
+
+    Raises:
+        RobotError: what is there belongs to someone else, or is a link.
+    """
+    given = os.environ.get("XDG_RUNTIME_DIR")
+    return private_folder(Path(given) / "dzrobot" if given else cache_folder() / "run")
+
+
+def state_folder() -> Path:
+    """Return a folder of this user alone for what outlasts a login.
+
+    Raises:
+        RobotError: what is there belongs to someone else, or is a link.
+    """
+    given = os.environ.get("XDG_STATE_HOME")
+    return private_folder((Path(given) if given else Path.home() / ".local/state") / "dzrobot")
+
+
+def private_folder(path: Path) -> Path:
+    """Return ``path``, made if it is not there, once it is known to be this user's alone.
+
+    Raises:
+        RobotError: it cannot be made, is a link, or belongs to another user.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        found = path.lstat()
+    except OSError as error:
+        raise RobotError(
+            f"cannot use the folder {path}: {error.strerror}; set lock_folder of the workcell to a "
+            "folder that you may write to"
+        ) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        what = "belongs to " + user_name(found.st_uid)
+        if not stat.S_ISDIR(found.st_mode):
+            what = "is a link or a file, no folder"
+        raise RobotError(f"{path} {what}: remove it, or set lock_folder of the workcell to another")
+    if found.st_mode & 0o077:
+        path.chmod(0o700)
+    return path
+
+
+def user_name(number: int) -> str:
+    """Return the name of a user, or the number where it has none."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def _opened(path: Path) -> tuple[int, bool]:
+    """Return the open lock file, and whether it is ours to write to."""
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        file, ours = os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o644), True
+    except PermissionError:
+        # Another user's: it can still be locked, and says who has it.
+        try:
+            file, ours = os.open(path, flags | os.O_RDONLY), False
+        except OSError as error:
+            raise _unusable(path, error) from error
+    except OSError as error:
+        raise _unusable(path, error) from error
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise RobotError(f"the lock {path} is no regular file: remove it")
+    return file, ours
+
+
+def _unusable(path: Path, error: OSError) -> RobotError:
+    if path.is_symlink():
+        return RobotError(f"the lock {path} is a link, which is not followed: remove it")
+    owner = ""
+    with contextlib.suppress(OSError):
+        owner = f", which belongs to user {user_name(path.lstat().st_uid)}"
+    return RobotError(
+        f"cannot open the lock {path}{owner}: {error.strerror}; ask its owner to remove it, or set "
+        "lock_folder of the workcell to a folder that everyone who uses this arm may write to"
+    )

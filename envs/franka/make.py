@@ -10,10 +10,10 @@ from dzrobot.envs.franka.arm import Arm
 from dzrobot.envs.franka.camera import Camera, RealSenseCamera
 from dzrobot.envs.franka.cells import Cell, EmulatedCell, RealCell
 from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.console import OperatorConsole
 from dzrobot.envs.franka.dry_run import DryRunArm
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.franky_arm import FrankyArm
-from dzrobot.envs.franka.outcomes import TerminalOperator
 from dzrobot.errors import ConfigError, suggest
 
 WORKCELLS = ("emulated", "fake")
@@ -60,7 +60,7 @@ def connectable(cell: Cell, config: FrankaConfig, render_mode: str | None = None
     cameras: list[Camera] = [
         RealSenseCamera(camera, cell.camera_settings) for camera in config.cameras
     ]
-    operator = TerminalOperator() if config.reward.rule == "operator" else None
+    operator = OperatorConsole() if config.reward.rule == "operator" else None
     return FrankaEnv(arm, cameras, config, operator=operator, render_mode=render_mode)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from dzrobot.envs.franka.arm import ArmState
 from dzrobot.envs.franka.config import RewardConfig
-from dzrobot.envs.franka.keyboard import Keyboard, terminal
 from dzrobot.errors import ConfigError
 
 Observation = Mapping[str, Any]
@@ -21,6 +20,20 @@ class Outcome(StrEnum):
     OPEN = ""
     SUCCESS = "success"
     FAILURE = "failure"
+    DISCARDED = "discarded"
+
+
+class Phase(StrEnum):
+    """What the arm is doing, as an operator sees it."""
+
+    STOPPED = "stopped"
+    STAND_CLEAR = "stand clear"
+    MOVING = "moving to the start"
+    SCENE = "scene ready?"
+    RUNNING = "running"
+    PAUSED = "paused"
+    JUDGING = "judging"
+    DONE = "done"
 
 
 class Operator(Protocol):
@@ -30,28 +43,40 @@ class Operator(Protocol):
         """Begin to listen; twice is harmless."""
         ...
 
+    def show(self, phase: Phase, text: str) -> None:
+        """Take note of what the arm is doing."""
+        ...
+
+    def confirm(self, phase: Phase, question: str) -> None:
+        """Return when they agree.
+
+        Raises:
+            StoppedError: they stopped the arm instead, or have left.
+        """
+        ...
+
     def verdict(self) -> Outcome:
         """Return what was said since the last call."""
+        ...
+
+    def judge(self) -> Outcome:
+        """Return the verdict on the episode that is over, asking for it.
+
+        Raises:
+            StoppedError: they stopped the arm instead, or have left.
+        """
         ...
 
     def wants_stop(self) -> bool:
         """Return whether a stop was asked for since the last call."""
         ...
 
+    def wants_pause(self) -> bool:
+        """Return whether the arm is to rest until they say otherwise."""
+        ...
+
     def close(self) -> None:
         """Stop listening; twice is harmless."""
-        ...
-
-
-class Rule(Protocol):
-    """Decides after each step."""
-
-    def begin(self) -> None:
-        """Begin an episode."""
-        ...
-
-    def judge(self, observation: Observation, state: ArmState) -> Outcome:
-        """Return whether the task is done."""
         ...
 
 
@@ -78,30 +103,11 @@ class PredicateRule:
         return Outcome.SUCCESS if self._held >= self._steps else Outcome.OPEN
 
 
-class OperatorRule:
-    """A person decides.
-
-    Args:
-        operator: Who.
-    """
-
-    def __init__(self, operator: Operator) -> None:
-        self._operator = operator
-
-    def begin(self) -> None:
-        """Forget what was said before."""
-        self._operator.verdict()
-
-    def judge(self, observation: Observation, state: ArmState) -> Outcome:
-        """Return what the operator said."""
-        return self._operator.verdict()
-
-
-def rule_for(config: RewardConfig, operator: Operator | None) -> Rule:
-    """Return the rule that ``config`` asks for.
+def rule_for(config: RewardConfig) -> PredicateRule:
+    """Return the rule that ``config`` asks for; an operator's word counts besides, always.
 
     Raises:
-        ConfigError: the operator is missing, or the callback cannot be found.
+        ConfigError: the callback cannot be found.
     """
     match config.rule:
         case "pose":
@@ -114,11 +120,7 @@ def rule_for(config: RewardConfig, operator: Operator | None) -> Rule:
         case "callback":
             assert config.callback is not None, "checked by the configuration"
             return PredicateRule(_imported(config.callback), config.hold_steps)
-        case "operator":
-            if operator is None:
-                raise ConfigError("reward.rule='operator' needs an operator: FrankaEnv(operator=)")
-            return OperatorRule(operator)
-        case "none":
+        case "operator" | "none":
             return PredicateRule(lambda *_: False, 1)
 
 
@@ -133,33 +135,3 @@ def _imported(name: str) -> Callable[[Observation, ArmState], bool]:
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"reward.callback={name!r} cannot be imported: {error}") from error
     return function
-
-
-class TerminalOperator:
-    """A person at the keyboard: ``c`` success, ``b`` failure, space stops the arm.
-
-    Args:
-        keyboard: What they type on. None: the terminal.
-    """
-
-    def __init__(self, keyboard: Keyboard | None = None) -> None:
-        self._keyboard = keyboard or terminal()
-
-    def start(self) -> None:
-        """Listen to the terminal."""
-        self._keyboard.open()
-
-    def verdict(self) -> Outcome:
-        """Return the newest verdict."""
-        keys = self._keyboard.take("cb")
-        if not keys:
-            return Outcome.OPEN
-        return Outcome.SUCCESS if keys[-1] == "c" else Outcome.FAILURE
-
-    def wants_stop(self) -> bool:
-        """Return whether space was pressed."""
-        return bool(self._keyboard.take(" "))
-
-    def close(self) -> None:
-        """Give the terminal back."""
-        self._keyboard.close()

@@ -39,6 +39,33 @@ class Abort(StrEnum):
     CONNECTION = "connection"
     GRIPPER = "gripper"
     WATCHDOG = "watchdog"
+    NOT_ARRIVED = "not_arrived"
+
+
+SAFETY_STOPS = frozenset(
+    {
+        Abort.OUTSIDE,
+        Abort.NOT_FOLLOWING,
+        Abort.FIRST_TARGET,
+        Abort.FORCE,
+        Abort.COLLISION,
+        Abort.REFLEX,
+        Abort.USER_STOP,
+        Abort.OPERATOR_STOP,
+        Abort.CONTROLLER,
+        Abort.GRIPPER,
+        Abort.NOT_ARRIVED,
+    }
+)
+"""They end the run: a person looks before anything moves again, whatever was said before."""
+
+HARDWARE_FAULTS = frozenset(
+    {Abort.STALE_STATE, Abort.STALE_FRAME, Abort.CONNECTION, Abort.GRIPPER, Abort.WATCHDOG}
+)
+"""What cameras, connection, hand or program did: no result of the policy."""
+
+RECOVERS_ALONE = frozenset({Abort.STALE_FRAME, Abort.WATCHDOG, Abort.INVALID_ACTION})
+"""A lost frame, a slow policy, a number that is none: what an unattended run may go on after."""
 
 
 class RefusalError(SafetyError):

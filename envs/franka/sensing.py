@@ -1,5 +1,6 @@
 """From arm, gripper and cameras to one observation in the keys of ``franka_pnp``."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -93,6 +94,14 @@ class Sensors:
         for camera in self._cameras:
             camera.close()
         self._arm.close()
+
+    def pictures(self) -> dict[str, np.ndarray]:
+        """Return the newest picture (H, W, 3) uint8 of every camera that delivers one."""
+        found: dict[str, np.ndarray] = {}
+        for camera in self._cameras:
+            with contextlib.suppress(RobotError):
+                found[camera.config.key] = camera.latest().image
+        return found
 
     def read(self) -> Reading:
         """Return what every sensor says now, waiting for none."""

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Callable
 
 from dzrobot.envs.franka.control import Control
 from dzrobot.envs.franka.outcomes import Operator
@@ -17,12 +18,16 @@ class Watchdog:
 
     Args:
         control: What is looked after.
-        operator: Whose wish to stop latches. None: nobody is there.
+        operator: Whose wish to stop is a stop. None: nobody is there.
+        stop: Stops the arm for the operator.
     """
 
-    def __init__(self, control: Control, operator: Operator | None) -> None:
+    def __init__(
+        self, control: Control, operator: Operator | None, stop: Callable[[], None]
+    ) -> None:
         self._control = control
         self._operator = operator
+        self._stop = stop
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="franka-watchdog", daemon=True)
         self._thread.start()
@@ -36,7 +41,7 @@ class Watchdog:
         while not self._stopping.wait(PERIOD_S):
             try:
                 if self._operator is not None and self._operator.wants_stop():
-                    self._control.latch()
+                    self._stop()
                 self._control.check_silence()
             except DzrobotError as error:
                 # The next step meets the same error, with someone there to read it.

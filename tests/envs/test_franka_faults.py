@@ -10,7 +10,7 @@ import pytest
 
 from dzrobot.envs.franka.cells import EmulatedCell
 from dzrobot.envs.franka.make import connectable, load_workcell
-from dzrobot.errors import DzrobotError, RobotError, SafetyError
+from dzrobot.errors import DzrobotError, RobotError, SafetyError, StoppedError
 
 pytestmark = pytest.mark.robot
 
@@ -113,7 +113,7 @@ FAULTS = (
     Fault("NaN in an action", lambda cell, env: None, "invalid_action", action=NAN),
     Fault("infinity in an action", lambda cell, env: None, "invalid_action", action=INFINITE),
     Fault("operator stop", lambda cell, env: env.operator_stop(), "operator_stop",
-          lambda cell, env: env.release_operator_stop(), refuses_reset="operator"),
+          ),
     Fault("no action for 0.6 s", lambda cell, env: time.sleep(0.6), "", steps=2),
     Fault("no action for 2 s", lambda cell, env: time.sleep(2.0), "watchdog"),
 )  # fmt: skip
@@ -196,11 +196,17 @@ def run(fault, cell, env):
     rest = at_rest(env, since) if truncated else None
     assert rest is None or rest < 3.0
     said = "works"
+    if fault.expected:
+        with pytest.raises(StoppedError, match=fault.expected):
+            env.reset()
+        env.acknowledge()
+        said = "works once acknowledged"
     if fault.refuses_reset:
         with pytest.raises(DzrobotError, match=fault.refuses_reset):
             env.reset()
-        said = f"refused ({fault.refuses_reset}), then works"
+        said = f"refused ({fault.refuses_reset}), then works once acknowledged"
     fault.clear(cell, env)
+    env.acknowledge()
     begin(env)
     did = f"ends: {fault.expected}" if truncated else f"goes on ({info['recoveries']} recoveries)"
     return Row(fault.name, did, noticed if truncated else 0.0, rest, said)
@@ -212,6 +218,7 @@ def patiently(fault, cell, env):
         return run(fault, cell, env)
     except (AssertionError, RobotError):
         fault.clear(cell, env)
+        env.acknowledge()
         begin(env)
         return run(fault, cell, env)
 

@@ -1,0 +1,39 @@
+"""Flags and surroundings of the commands that move an arm."""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dzrobot.rollout.attended import Attended, Attention, attended
+
+
+def add_attention(group: Any) -> None:
+    """Declare the flags that say how an arm is looked after."""
+    group.add_argument(
+        "--unattended", action="store_true",
+        help="arm: ask nobody before it moves, and go on after a lost frame or a slow policy; "
+        "every other stop ends the run all the same",
+    )  # fmt: skip
+    group.add_argument(
+        "--preview", type=int, metavar="PORT",
+        help="arm: show the cameras on a page of this machine; 0 picks a free port",
+    )  # fmt: skip
+    group.add_argument(
+        "--log", type=Path, metavar="FILE",
+        help="arm: where the operator's log goes (default: beside the output)",
+    )  # fmt: skip
+
+
+@contextmanager
+def looked_after(arguments: argparse.Namespace, title: str, log: Path | None) -> Iterator[Attended]:
+    """Yield what looks after the arms of a command while it runs; ``log`` is the default."""
+    file = arguments.log or log
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    attention = Attention(
+        title=title, unattended=arguments.unattended, preview=arguments.preview, log=file
+    )
+    with attended(attention) as people:
+        yield people

@@ -1,0 +1,219 @@
+"""An arm that people stand beside: who is asked, how a run is left, and what is shown of it."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import gymnasium as gym
+
+from dzrobot.envs.franka.console import OperatorConsole
+from dzrobot.envs.franka.env import FrankaEnv
+from dzrobot.envs.franka.outcomes import Operator, Outcome
+from dzrobot.envs.franka.preview import Preview
+from dzrobot.errors import ConfigError, RobotError
+
+LEAVE_S = 5.0
+"""How long a run may take to hold, stop and close the arm before it can be ended by force."""
+
+_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """How an arm is looked after."""
+
+    title: str = "dzrobot"
+    unattended: bool = False
+    """Nobody is asked before the arm moves; a lost frame or a slow policy does not end the run."""
+
+    preview: int | None = None
+    """Port of the page with the pictures; None: no page."""
+
+    log: Path | None = None
+    """Where everything that happens is written with its time. None: nowhere."""
+
+
+@dataclass
+class Attended:
+    """A run on an arm that is looked after; use :func:`attended`."""
+
+    attention: Attention
+    console: OperatorConsole | None
+    """None without a terminal."""
+
+    _preview: Preview | None = None
+    _arms: list[FrankaEnv] = field(default_factory=list)
+
+    def check(self, env: Any) -> None:
+        """Check that somebody can be asked before ``env`` moves.
+
+        Raises:
+            ConfigError: it is a real arm, nobody can be asked, and nobody has said that this is
+                all right.
+        """
+        arm = env.unwrapped
+        real = isinstance(arm, FrankaEnv) and arm.config.address is not None
+        if real and self.console is None and not self.attention.unattended:
+            raise ConfigError(
+                "nobody can be asked before the arm moves: standard input and output are no "
+                "terminal. Run this in one, or say --unattended"
+            )
+
+    def opened(self, env: Any) -> Any:
+        """Return ``env`` with the operator beside it; call it before the first reset.
+
+        Raises:
+            ConfigError: nobody can be asked; see :meth:`check`.
+        """
+        self.check(env)
+        arm = env.unwrapped
+        if not isinstance(arm, FrankaEnv):
+            return env
+        arm.attend(self.console, unattended=self.attention.unattended)
+        self._arms = [arm]
+        self._show_pictures(arm)
+        if self.console is None:
+            return env
+        return Judged(env, self.console, asks=not self.attention.unattended)
+
+    def progress(self, text: str) -> None:
+        """Show how far the run is."""
+        if self.console is not None:
+            self.console.progress(text)
+
+    def rest(self) -> None:
+        """Stop the arm at once, from any thread."""
+        for arm in self._arms:
+            # One that does not answer has stopped by itself, or its driver's end stops it.
+            with contextlib.suppress(RobotError):
+                arm.rest()
+
+    def close(self) -> None:
+        """Stop showing things; environments are closed by those who opened them."""
+        if self._preview is not None:
+            self._preview.close()
+        if self.console is not None:
+            self.console.close()
+
+    def _show_pictures(self, arm: FrankaEnv) -> None:
+        if self.attention.preview is None:
+            return
+        if self._preview is None:
+            self._preview = Preview(self.attention.preview, arm.pictures)
+        self._preview.pictures = arm.pictures
+        said = f"pictures: {self._preview.url}"
+        if self.console is not None:
+            self.console.footer = said
+        else:
+            sys.stderr.write(f"{said}\n")
+
+
+@contextlib.contextmanager
+def attended(attention: Attention) -> Iterator[Attended]:
+    """Look after the arms of a run while the block runs.
+
+    Ctrl-C, SIGTERM and SIGHUP end the block by KeyboardInterrupt; meanwhile the arm is stopped by
+    another thread, so that it rests even while this one is busy.
+
+    Raises:
+        ConfigError: the preview's port cannot be had.
+    """
+    seen = sys.stdin.isatty() and sys.stdout.isatty()
+    console = OperatorConsole(attention.title, log=attention.log) if seen else None
+    people = Attended(attention, console)
+    try:
+        with leaving(people.rest):
+            yield people
+    finally:
+        people.close()
+
+
+@contextlib.contextmanager
+def leaving(rest: Callable[[], None]) -> Iterator[None]:
+    """Turn the signals that end a program into one KeyboardInterrupt; call ``rest`` first.
+
+    What follows within :data:`LEAVE_S` changes nothing; a signal after that ends the program at
+    once, as it would have without us.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    first_s: list[float] = []
+
+    def leave(number: int, _: FrameType | None) -> None:
+        if not first_s:
+            first_s.append(time.monotonic())
+            raise KeyboardInterrupt(signal.Signals(number).name)
+        if time.monotonic() - first_s[0] > LEAVE_S:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    before = {number: signal.signal(number, leave) for number in _ENDINGS}
+    listener = _Listener(rest)
+    try:
+        yield
+    finally:
+        listener.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Listener:
+    """Hears signals on a thread of its own: a handler waits until the main thread is free."""
+
+    def __init__(self, rest: Callable[[], None]) -> None:
+        self._rest = rest
+        self._out, self._in = os.pipe()
+        os.set_blocking(self._in, False)
+        self._before = signal.set_wakeup_fd(self._in, warn_on_full_buffer=False)
+        self._thread = threading.Thread(target=self._run, name="signals", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(self._before)
+        os.close(self._in)
+        self._thread.join(LEAVE_S)
+        os.close(self._out)
+
+    def _run(self) -> None:
+        while heard := os.read(self._out, 1):
+            if heard[0] in _ENDINGS:
+                self._rest()
+                return
+
+
+class Judged(gym.Wrapper[Any, Any, Any, Any]):
+    """Asks for the verdict on an episode that ended without one; around the time limit.
+
+    Args:
+        env: An arm whose rule is a person.
+        operator: That person.
+        asks: Whether they are asked; else such an episode is no success.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], operator: Operator, *, asks: bool) -> None:
+        super().__init__(env)
+        self._operator = operator
+        self._asks = asks
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Carry out ``action``; at the end of an episode, ask."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        arm = self.env.unwrapped
+        open_ended = truncated and not info["abort"] and not info["reset_reason"]
+        if isinstance(arm, FrankaEnv) and arm.config.reward.rule == "operator" and open_ended:
+            began = time.monotonic()
+            arm.rest()
+            said = self._operator.judge() if self._asks else Outcome.FAILURE
+            info = arm.told(info, said)
+            info["paused_s"] += time.monotonic() - began
+            reward = float(info["is_success"])
+        return observation, reward, terminated, truncated, info

@@ -1,0 +1,507 @@
+"""Stops hold: in the episode, in the run, in the next program; and what a reset leaves behind."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import dzrobot  # noqa: F401
+from dzrobot.cli import STOPPED, main
+from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.env import FrankaEnv
+from dzrobot.envs.franka.fakes import HOME, FakeArm, FakeCamera, FakeClock, FakeOperator
+from dzrobot.envs.franka.lock import ArmLock, private_folder, runtime_folder
+from dzrobot.envs.franka.outcomes import Outcome, Phase
+from dzrobot.envs.franka.poses import distance_between
+from dzrobot.envs.franka.safety import HARDWARE_FAULTS, RECOVERS_ALONE, SAFETY_STOPS, Abort
+from dzrobot.envs.franka.stops import Stops
+from dzrobot.errors import ConfigError, RobotError, StoppedError
+from dzrobot.policies.base import DEFAULT_SESSION
+
+ADDRESS = "172.16.0.2"
+STILL = np.zeros(7, np.float32)
+FORWARD = np.array([1, 0, 0, 0, 0, 0, 0], np.float32)
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path, monkeypatch):
+    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "DZROBOT_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+
+
+def make(operator=None, arm=None, **values):
+    arm = arm or FakeArm()
+    cameras = [FakeCamera(key, arm) for key in ("video.image", "video.wrist_image")]
+    config = FrankaConfig.model_validate({"reward": {"rule": "none"}} | values)
+    env = FrankaEnv(
+        arm, cameras, config, clock=arm.clock, operator=operator, render_mode="rgb_array"
+    )
+    return env, arm, cameras
+
+
+def displaced():
+    """Return an arm that has some way to go to its start."""
+    pose = HOME.copy()
+    pose[0, 3] += 0.2
+    return FakeArm(pose)
+
+
+def test_every_abort_is_a_result_or_a_fault_and_no_safety_stop_recovers_alone():
+    assert not SAFETY_STOPS & RECOVERS_ALONE
+    assert set(Abort) - SAFETY_STOPS - HARDWARE_FAULTS == {Abort.NONE, Abort.INVALID_ACTION}
+
+
+def test_the_last_picture_is_shown_after_an_abort():
+    env, arm, _ = make()
+    env.reset()
+    before = env.render()
+    arm.trip("joint_reflex")
+    assert env.step(STILL)[3]
+    np.testing.assert_array_equal(env.render(), before)
+
+
+def test_a_stop_stands_for_the_next_program_until_it_is_acknowledged():
+    env, arm, _ = make(address=ADDRESS)
+    env.reset()
+    arm.trip("joint_reflex")
+    *_, info = env.step(STILL)
+    assert info["abort"] == "collision"
+    assert f"dzrobot acknowledge {ADDRESS}" in info["stop"]
+    env.close()
+    script = (
+        "import gymnasium as gym, dzrobot\n"
+        f"env = gym.make('Franka-PnP-v0', workcell='fake', address={ADDRESS!r})\n"
+        "env.reset()"
+    )
+    again = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert again.returncode != 0
+    assert "StoppedError: the arm was stopped (collision" in again.stderr
+    other, arm, _ = make(address=ADDRESS)
+    with pytest.raises(StoppedError, match="collision"):
+        other.reset()
+    assert arm.moves == []
+    other.acknowledge()
+    other.reset()
+    assert not other.step(STILL)[3]
+    other.close()
+
+
+def test_an_arm_without_an_address_keeps_its_stop_to_itself():
+    env, arm, _ = make()
+    env.reset()
+    arm.trip("joint_reflex")
+    env.step(STILL)
+    with pytest.raises(StoppedError):
+        env.reset()
+    make()[0].reset()
+
+
+@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b'{"abort": 1}', b"\xff\xfe"])
+def test_a_stop_that_cannot_be_read_is_a_stop(content, tmp_path):
+    stops = Stops(ADDRESS, str(tmp_path))
+    stops.put(Abort.FORCE, "45 N")
+    (path,) = tmp_path.glob("*.stop")
+    path.write_bytes(content)
+    assert str(path) in str(stops.standing())
+    stops.acknowledge()
+    assert stops.standing() is None
+
+
+def test_a_planted_link_is_a_stop_and_is_not_followed(tmp_path):
+    folder, victim = tmp_path / "locks", tmp_path / "victim"
+    folder.mkdir()
+    victim.write_text("precious")
+    (folder / f"dzrobot-franka-{ADDRESS}.stop").symlink_to(victim)
+    stops = Stops(ADDRESS, str(folder))
+    assert stops.standing() is not None
+    stops.put(Abort.FORCE, "45 N")
+    stops.acknowledge()
+    assert stops.standing() is None
+    assert victim.read_text() == "precious"
+
+
+def test_the_first_stop_is_the_one_that_is_kept(tmp_path):
+    stops = Stops(ADDRESS, str(tmp_path))
+    stops.put(Abort.COLLISION, "first")
+    stops.put(Abort.OPERATOR_STOP, "second")
+    assert "first" in str(stops.acknowledge())
+    assert stops.acknowledge() is None
+
+
+def test_a_lock_that_is_a_link_is_refused_and_the_target_left_alone(tmp_path):
+    folder, victim = tmp_path / "locks", tmp_path / "victim"
+    folder.mkdir()
+    victim.write_text("precious")
+    (folder / f"dzrobot-franka-{ADDRESS}.lock").symlink_to(victim)
+    with pytest.raises(RobotError, match="is a link, which is not followed"):
+        ArmLock(ADDRESS, str(folder)).acquire()
+    assert victim.read_text() == "precious"
+
+
+def test_locks_lie_in_a_folder_of_this_user_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    lock = ArmLock(ADDRESS, None)
+    lock.acquire()
+    (path,) = (tmp_path / "run/dzrobot").iterdir()
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    lock.release()
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path / "cache"))
+    assert runtime_folder() == tmp_path / "cache/run"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "linked").symlink_to(elsewhere)
+    with pytest.raises(RobotError, match="is a link"):
+        private_folder(tmp_path / "linked")
+
+
+@as_root
+def test_the_lock_of_another_user_is_named_and_never_locks_others_out(tmp_path, request):
+    # The folders of pytest are this user's alone.
+    shared = Path(tempfile.mkdtemp())
+    request.addfinalizer(lambda: shutil.rmtree(shared))
+    shared.chmod(0o1777)
+    lock = ArmLock(ADDRESS, str(shared))
+    lock.acquire()
+    script = (
+        f"import os, sys; sys.path[:] = {sys.path}; from dzrobot.envs.franka.lock import ArmLock\n"
+        f"os.setuid(65534); ArmLock({ADDRESS!r}, {str(shared)!r}).acquire()"
+    )
+
+    def try_it():
+        return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    refused = try_it()
+    assert f"in use by process {os.getpid()} of user root" in refused.stderr
+    lock.release()
+    assert try_it().returncode == 0
+    os.chown(private_folder(tmp_path / "theirs"), 65534, 65534)
+    with pytest.raises(RobotError, match="belongs to"):
+        private_folder(tmp_path / "theirs")
+
+
+class Hindered(FakeClock):
+    """Lets something happen at one of its sleeps."""
+
+    def __init__(self, happens, at=3):
+        super().__init__()
+        self._happens, self._at = happens, at
+
+    def happens_at(self, sleep):
+        self._at = sleep
+
+    def sleep_until(self, deadline_s):
+        super().sleep_until(deadline_s)
+        self._at -= 1
+        if self._at == 0:
+            self._happens()
+
+
+def hindered(happens):
+    """Return an environment whose arm is on its way when ``happens(env, arm)`` is called."""
+    pose = HOME.copy()
+    pose[0, 3] += 0.2
+    arm = FakeArm(pose, Hindered(lambda: happens(env, arm)))
+    env, _, _ = make(arm=arm)
+    return env, arm
+
+
+def interrupted(env, arm):
+    raise KeyboardInterrupt
+
+
+def disconnected(env, arm):
+    raise RobotError("the hand caught fire")
+
+
+@pytest.mark.parametrize(
+    ("happens", "raised"),
+    [
+        (interrupted, KeyboardInterrupt),
+        (disconnected, StoppedError),
+        (lambda env, arm: env.operator_stop(), StoppedError),
+        (lambda env, arm: arm.force_n.__setitem__(0, 50.0), StoppedError),
+    ],
+    ids=["ctrl-c", "error", "operator", "contact"],
+)
+def test_a_reset_that_fails_leaves_the_arm_holding_where_it_is(happens, raised):
+    env, arm = hindered(happens)
+    with pytest.raises(raised):
+        env.reset()
+    assert distance_between(arm.moves[-1], arm.state().pose) < 1e-9
+    assert distance_between(arm.state().pose, HOME) > 0.05
+    arm.force_n[:] = 0
+    if raised is StoppedError:
+        with pytest.raises(StoppedError, match="acknowledge"):
+            env.reset()
+        env.acknowledge()
+    env.reset()
+    np.testing.assert_allclose(arm.state().pose, HOME, atol=1e-9)
+
+
+def test_the_watchdog_looks_after_the_way_to_the_start():
+    def sleepy(env, arm):
+        arm.clock.sleep_until(arm.clock.now() + 1.0)
+        env._control.check_silence()
+        assert distance_between(arm.moves[-1], arm.state().pose) < 1e-9
+        arm.clock.sleep_until(arm.clock.now() + 100.0)
+        env._control.check_silence()
+        assert not arm.state().controlled
+
+    env, _ = hindered(sleepy)
+    with pytest.raises((RobotError, StoppedError), match=r"stopped on its way|no action"):
+        env.reset()
+
+
+class Dying(FakeArm):
+    """Its controller dies again right after a recovery."""
+
+    dying = False
+
+    def start(self):
+        super().start()
+        if self.dying:
+            self._controlled = False
+
+
+@pytest.mark.parametrize("when", ["before the step", "during the step"])
+def test_a_reflex_during_a_recovery_is_an_abort(when):
+    clock = Hindered(lambda: arm.trip("communication_constraints_violation"), at=0)
+    arm = Dying(clock=clock)
+    env, _, _ = make(arm=arm)
+    env.reset()
+    arm.dying = True
+    clock.happens_at(1)
+    if when == "before the step":
+        clock.sleep_until(clock.now())
+    *_, truncated, info = env.step(STILL)
+    assert truncated
+    assert info["abort"] == "reflex"
+    with pytest.raises(StoppedError):
+        env.reset()
+
+
+def test_people_are_asked_before_anything_moves_and_before_the_episode():
+    operator = FakeOperator()
+    env, arm, _ = make(operator, arm=displaced())
+    operator.refuses = Phase.STAND_CLEAR
+    with pytest.raises(StoppedError):
+        env.reset()
+    assert arm.moves == []
+    operator.refuses = Phase.STOPPED
+    with pytest.raises(StoppedError):
+        env.reset()
+    assert arm.moves == []
+    operator.refuses = None
+    operator.shown.clear()
+    env.reset()
+    assert operator.shown == [
+        Phase.STOPPED, Phase.STAND_CLEAR, Phase.MOVING, Phase.SCENE, Phase.RUNNING
+    ]  # fmt: skip
+    env.close()
+
+
+def test_the_arm_is_not_controlled_while_the_scene_is_set():
+    class Looking(FakeOperator):
+        def confirm(self, phase, question):
+            super().confirm(phase, question)
+            controlled[phase] = arm.state().controlled
+
+    controlled = {}
+    env, arm, _ = make(Looking(), arm=displaced())
+    env.reset()
+    assert controlled == {Phase.STAND_CLEAR: False, Phase.SCENE: False}
+    assert arm.state().controlled
+    env.close()
+
+
+def test_a_pause_rests_the_arm_and_shows_what_is_new():
+    operator = FakeOperator()
+    env, _, _ = make(operator)
+    env.reset()
+    operator.shown.clear()
+    operator.pauses = True
+    *_, truncated, info = env.step(STILL)
+    assert not truncated
+    assert operator.shown == [Phase.PAUSED, Phase.RUNNING]
+    operator.pauses, operator.refuses = True, Phase.PAUSED
+    *_, truncated, info = env.step(STILL)
+    assert (truncated, info["abort"]) == (True, "operator_stop")
+    env.close()
+
+
+@pytest.mark.parametrize("rule", ["none", "operator"])
+@pytest.mark.parametrize("said", [Outcome.SUCCESS, Outcome.FAILURE, Outcome.DISCARDED])
+def test_a_persons_word_counts_whatever_the_rule(rule, said):
+    operator = FakeOperator()
+    env, _, _ = make(operator, reward={"rule": rule})
+    env.reset()
+    operator.said = said
+    _, reward, terminated, truncated, info = env.step(STILL)
+    assert reward == float(said is Outcome.SUCCESS)
+    assert (terminated, truncated) == (said is not Outcome.DISCARDED, said is Outcome.DISCARDED)
+    assert info["reset_reason"] == said.value
+    assert bool(info["fault"]) == (said is Outcome.DISCARDED)
+    env.close()
+
+
+def test_a_rule_that_needs_a_person_says_so():
+    env, arm, _ = make(reward={"rule": "operator"})
+    with pytest.raises(ConfigError, match="needs a person"):
+        env.reset()
+    assert arm.moves == []
+
+
+def test_unattended_goes_on_after_a_lost_frame_and_not_after_contact():
+    env, arm, cameras = make()
+    env.attend(None, unattended=True)
+    env.reset()
+    cameras[0].frozen = True
+    arm.clock.sleep_until(arm.clock.now() + 1.0)
+    *_, info = env.step(STILL)
+    assert (info["abort"], info["stop"]) == ("stale_frame", "")
+    assert info["fault"].startswith("stale_frame")
+    env.reset()
+    arm.trip("joint_reflex")
+    *_, info = env.step(STILL)
+    assert (info["abort"], info["fault"]) == ("collision", "")
+    assert info["stop"]
+    with pytest.raises(StoppedError):
+        env.reset()
+
+
+class Troubled:
+    """Drives forward; in the first episode of a process something happens at the fifth step."""
+
+    happens = None
+
+    def __init__(self, env):
+        self.env, self.steps = env.unwrapped, 0
+
+    def reset(self, session=None, *, episode=None):
+        self.steps = 0
+
+    def act(self, obs, *, session=DEFAULT_SESSION):
+        self.steps += 1
+        if self.steps == 5 and Troubled.happens:
+            happens, Troubled.happens = Troubled.happens, None
+            happens(self.env)
+        return FORWARD * 0.1
+
+
+def touch(env):
+    env.arm.trip("cartesian_reflex")
+
+
+def freeze(env):
+    env._sensors._cameras[0].frozen = True
+    env._clock.sleep_until(env._clock.now() + 1.0)
+
+
+@pytest.fixture
+def evaluate(tmp_path):
+    def run(*words, happens=None, episodes=3, address=ADDRESS):
+        Troubled.happens = happens
+        where = ["--env-arg", f"address={address}"] if address else []
+        return main(
+            ["eval", "--env", "dzrobot/Franka-PnP-fake-v0", *where, "--policy",
+             f"{__name__}:Troubled", "--privileged", "--episodes", str(episodes),
+             "--max-steps", "8", "--output", str(tmp_path / "results"), *words]
+        )  # fmt: skip
+
+    return run
+
+
+def records(tmp_path):
+    lines = (tmp_path / "results/records.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_an_evaluation_with_videos_ends_at_a_stop_and_goes_on_once_acknowledged(
+    evaluate, tmp_path, capsys
+):
+    assert evaluate("--unattended", happens=touch) == STOPPED
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "collision" in said
+    assert f"dzrobot acknowledge {ADDRESS}" in said
+    (record,) = records(tmp_path)
+    assert (record["success"], record["ended"], record["error"]) == (False, "collision", None)
+    assert (tmp_path / "results" / record["video"]).stat().st_size > 0
+    assert evaluate("--unattended") == STOPPED
+    assert len(records(tmp_path)) == 1
+    assert "collision" in capsys.readouterr().err
+    assert main(["acknowledge", ADDRESS]) == 2
+    assert "--yes" in capsys.readouterr().err
+    assert main(["acknowledge", ADDRESS, "--yes"]) == 0
+    assert "collision" in capsys.readouterr().out
+    assert evaluate("--unattended") == 0
+    # The crash stays a result: it is not rolled again.
+    assert records(tmp_path)[0]["ended"] == "collision"
+    assert len(records(tmp_path)) == 3
+    assert main(["acknowledge", ADDRESS]) == 0
+    assert "no stop stands" in capsys.readouterr().out
+
+
+def test_a_lost_frame_is_an_error_and_an_unattended_run_goes_on(evaluate, tmp_path, capsys):
+    assert evaluate("--unattended", happens=freeze) == 1
+    first, *others = records(tmp_path)
+    assert first["error"].startswith("stale_frame")
+    assert first["success"] is None
+    assert [record["error"] for record in others] == [None, None]
+    capsys.readouterr()
+    assert evaluate("--unattended") == 0
+    assert records(tmp_path)[-1]["case"] == first["case"]
+
+
+def test_without_a_person_a_lost_frame_ends_the_run(evaluate, tmp_path):
+    assert evaluate(happens=freeze, address=None) == STOPPED
+    (record,) = records(tmp_path)
+    assert record["error"].startswith("stale_frame")
+
+
+def test_nobody_to_ask_is_said_before_anything_moves(evaluate, tmp_path, capsys):
+    assert evaluate() == 2
+    assert "--unattended" in capsys.readouterr().err
+    assert not (tmp_path / "results/records.jsonl").exists()
+
+
+def test_one_arm_takes_one_process(evaluate, capsys):
+    assert evaluate("--unattended", "--workers", "2") == 2
+    assert "one arm takes one process" in capsys.readouterr().err
+    assert evaluate("--unattended", "--workers", "1", "--videos", "none", episodes=1) == 0
+
+
+def test_an_environment_that_raised_lets_go_of_the_arm(evaluate, tmp_path):
+    def burn(env):
+        raise RuntimeError("the policy broke")
+
+    assert evaluate("--unattended", happens=burn) == 1
+    assert [record["error"] for record in records(tmp_path)][1:] == [None, None]
+
+
+def test_record_and_replay_end_at_a_stop_too(tmp_path, capsys):
+    words = ["--workcell", "fake", "--env-arg", f"address={ADDRESS}", "--unattended"]
+    record = ["record", *words, "--output", str(tmp_path / "set"), "--max-steps", "8"]
+    assert main([*record, "--policy", "hold"]) == 0
+    Stops(ADDRESS).put(Abort.FORCE, "45 N")
+    assert main([*record, "--policy", "hold"]) == STOPPED
+    assert main(["replay", str(tmp_path / "set"), *words]) == STOPPED
+    assert "45 N" in capsys.readouterr().err
+    Stops(ADDRESS).acknowledge()
+    assert main(["replay", str(tmp_path / "set"), *words]) == 0
+
+
+def test_check_gym_still_makes_the_environment():
+    env = gym.make("dzrobot/Franka-PnP-fake-v0")
+    env.reset(seed=0)
+    env.close()
