@@ -1,0 +1,130 @@
+"""A command on a terminal of its own, and an operator who reads its log and presses keys."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import subprocess
+import sys
+import termios
+import threading
+import time
+
+PATIENCE_S = 180.0
+"""How long a busy machine may take to get to the next event."""
+
+POLICY = '''
+import atexit, json, os, time
+import numpy as np
+
+class Slow:
+    """Drives forward, slowly, so that an operator can keep up with an arm that needs no time."""
+
+    def __init__(self, env):
+        self.arm = env.unwrapped.arm
+        atexit.register(self.leave)
+
+    def reset(self, session=None, *, episode=None):
+        pass
+
+    def act(self, obs, *, session="default"):
+        time.sleep(0.02)
+        return np.array([0.001, 0, 0, 0, 0, 0, 1], np.float32)
+
+    def leave(self):
+        # What the program leaves behind, for the test to read.
+        left = {"connected": self.arm._connected, "controlled": self.arm._controlled}
+        with open(os.environ["LEFT"], "w") as file:
+            json.dump(left, file)
+
+class Still(Slow):
+    def __init__(self, env):
+        pass
+'''
+
+
+class Operated:
+    """One command on a pseudo terminal.
+
+    Args:
+        words: The command line after ``dzrobot``.
+        log: The operator's log that it writes.
+        environment: On top of this process's.
+    """
+
+    def __init__(self, words, log, environment):
+        self._log = log
+        self._seen = len(self._events())
+        self.screen = b""
+        self._master, slave = pty.openpty()
+
+        def own_the_terminal():
+            fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "dzrobot.cli", *words],
+            stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+            preexec_fn=own_the_terminal, env={**os.environ, "TERM": "xterm", **environment},
+        )  # fmt: skip
+        os.close(slave)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.hang_up()
+
+    def wait_for(self, event, phase=None):
+        """Return the next event of this kind, and of this phase where one is given."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            events = self._events()
+            while self._seen < len(events):
+                found = events[self._seen]
+                self._seen += 1
+                if found["event"] == event and phase in (None, found.get("phase")):
+                    return found
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.02)
+        raise AssertionError(f"no {event} {phase}: {self.screen.decode(errors='replace')[-3000:]}")
+
+    def press(self, keys):
+        os.write(self._master, keys.encode())
+
+    def begin(self):
+        """Answer the two questions before an episode; return once it runs."""
+        self.wait_for("question", "stand clear")
+        self.press("\n")
+        self.wait_for("question", "scene ready?")
+        self.press("\n")
+        self.wait_for("phase", "running")
+
+    def hang_up(self):
+        """Close the terminal."""
+        if self._master >= 0:
+            os.close(self._master)
+        self._master = -1
+
+    def end(self):
+        """Return the exit code."""
+        code = self.process.wait(PATIENCE_S)
+        self._reader.join(5.0)
+        return code
+
+    def _events(self):
+        if not self._log.exists():
+            return []
+        lines = self._log.read_text().split("\n")
+        return [json.loads(line) for line in lines[:-1]]
+
+    def _read(self):
+        with contextlib.suppress(OSError):
+            while chunk := os.read(self._master, 65536):
+                self.screen += chunk

@@ -1,0 +1,252 @@
+"""``eval``, ``record`` and ``replay`` as an operator drives them: on a terminal, with videos on."""
+
+import json
+import os
+import signal
+import urllib.request
+
+import cv2
+import numpy as np
+import pytest
+from operated import POLICY, Operated
+
+from dzrobot.cli import INTERRUPTED, STOPPED
+from dzrobot.envs.franka.console import OperatorConsole
+from dzrobot.envs.franka.keyboard import Keyboard
+from dzrobot.envs.franka.outcomes import Outcome, Phase
+from dzrobot.envs.franka.preview import Preview
+from dzrobot.errors import ConfigError, StoppedError
+from dzrobot.rollout.attended import leaving
+
+ADDRESS = "172.16.0.9"
+OPERATOR = ["--env-arg", "reward={rule: operator}", "--env-arg", f"address={ADDRESS}"]
+
+
+@pytest.fixture
+def environment(tmp_path):
+    (tmp_path / "slow_policy.py").write_text(POLICY)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    names = ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "DZROBOT_CACHE")
+    folders = {name: str(tmp_path / name.lower()) for name in names}
+    return {"PYTHONPATH": path, "LEFT": str(tmp_path / "left.json"), **folders}
+
+
+@pytest.fixture
+def evaluation(tmp_path, environment):
+    """Return a function that starts the same evaluation on a terminal."""
+
+    def start(*words, env="fake", policy="Slow"):
+        return Operated(
+            ["eval", "--env", f"dzrobot/Franka-PnP-{env}-v0", "--policy", f"slow_policy:{policy}",
+             "--privileged", "--episodes", "4", "--max-steps", "100000",
+             "--output", str(tmp_path / "results"), *words],
+            tmp_path / "results/operator.jsonl", environment,
+        )  # fmt: skip
+
+    return start
+
+
+def records(tmp_path):
+    lines = (tmp_path / "results/records.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def drive(evaluation, tmp_path, **where):
+    """Judge, discard, stop; in the next run acknowledge and finish."""
+    with evaluation(*OPERATOR, **where) as run:
+        run.begin()
+        run.press("c")
+        run.begin()
+        run.press("z")
+        run.begin()
+        run.press(" ")
+        assert run.end() == STOPPED
+    assert f"dzrobot acknowledge {ADDRESS}" in run.screen.decode().replace("\r\n", "")
+    won, discarded, stopped = records(tmp_path)
+    assert (won["success"], won["ended"]) == (True, "success")
+    assert discarded["error"] == "discarded by the operator"
+    assert (stopped["success"], stopped["ended"], stopped["error"]) == (
+        False, "operator_stop", None
+    )  # fmt: skip
+    assert all((tmp_path / "results" / record["video"]).stat().st_size for record in (won, stopped))
+    with evaluation(*OPERATOR, **where) as run:
+        run.wait_for("question", "stopped")
+        run.press("\n")
+        run.begin()
+        run.press("b")
+        run.begin()
+        run.press("c")
+        assert run.end() == 0
+    again, last = records(tmp_path)[3:]
+    assert (again["case"], again["success"]) == (discarded["case"], False)
+    assert (last["success"], last["ended"]) == (True, "success")
+    summary = json.loads((tmp_path / "results/summary.json").read_text())
+    assert summary["complete"]
+    (total,) = summary["results"]["total"]
+    assert (total["successes"], total["episodes"], total["errors"]) == (2, 4, 0)
+
+
+def test_an_operator_judges_discards_stops_and_acknowledges_an_evaluation(evaluation, tmp_path):
+    drive(evaluation, tmp_path)
+
+
+@pytest.mark.robot
+def test_the_same_on_the_emulated_arm(evaluation, tmp_path):
+    pytest.importorskip("franky", reason="needs franky-control (x86_64 Linux)")
+    pytest.importorskip("pyrealsense2", reason="needs pyrealsense2 (x86_64 Linux)")
+    drive(evaluation, tmp_path, env="emulated", policy="Still")
+
+
+def test_an_operator_records_pauses_notes_discards_and_stops(tmp_path, environment):
+    words = [
+        "record", "--workcell", "fake", *OPERATOR, "--call", "slow_call:act", "--episodes", "3",
+        "--max-steps", "100000", "--only-success", "--output", str(tmp_path / "set"),
+    ]  # fmt: skip
+    (tmp_path / "slow_call.py").write_text(
+        "import time, numpy as np\n"
+        "def act(observation):\n    time.sleep(0.02)\n    return np.zeros(7, np.float32)\n"
+    )
+    with Operated(words, tmp_path / "set.operator.jsonl", environment) as run:
+        run.begin()
+        run.press("n")
+        run.wait_for("question", "paused")
+        run.press("cup upside down, see photo\n")
+        assert run.wait_for("note")["text"] == "cup upside down, see photo"
+        run.press("\n")
+        run.wait_for("phase", "running")
+        run.press("p")
+        run.wait_for("question", "paused")
+        run.press("\n")
+        run.wait_for("phase", "running")
+        run.press("z")
+        run.begin()
+        run.press("c")
+        run.begin()
+        run.press(" ")
+        assert run.wait_for("stop")["reason"] == "space"
+        assert run.end() == STOPPED
+    shown = run.screen.decode().replace("\r\n", "\n")
+    assert "discarded, not kept" in shown
+    assert "success, kept" in shown
+    info = json.loads((tmp_path / "set/meta/info.json").read_text())
+    assert info["total_episodes"] == 1
+
+
+def test_an_episode_without_a_verdict_is_judged(tmp_path, environment):
+    words = [
+        "record", "--workcell", "fake", *OPERATOR, "--policy", "hold", "--episodes", "1",
+        "--max-steps", "3", "--output", str(tmp_path / "set"),
+    ]  # fmt: skip
+    with Operated(words, tmp_path / "set.operator.jsonl", environment) as run:
+        run.begin()
+        run.wait_for("question", "judging")
+        run.press("c")
+        assert run.wait_for("verdict")["verdict"] == "success"
+        assert run.end() == 0
+    assert "3 frames, success, kept" in run.screen.decode()
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGHUP", "terminal closed"])
+def test_leaving_stops_and_closes_the_arm(how, evaluation, tmp_path):
+    with evaluation("--env-arg", f"address={ADDRESS}") as run:
+        run.begin()
+        if how == "terminal closed":
+            run.hang_up()
+        else:
+            run.process.send_signal(getattr(signal, how))
+        code = run.end()
+    assert json.loads((tmp_path / "left.json").read_text()) == {
+        "connected": False, "controlled": False
+    }  # fmt: skip
+    if how != "terminal closed":
+        assert code == INTERRUPTED
+        assert b"Traceback" not in run.screen
+    assert json.loads((tmp_path / "results/summary.json").read_text())["complete"] is False
+
+
+def test_signals_become_one_interrupt_after_the_arm_was_stopped():
+    rested = []
+    before = signal.getsignal(signal.SIGTERM)
+
+    def leave():
+        with leaving(lambda: rested.append(1)):
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                signal.pause()
+            finally:
+                # A second one does not disturb what the first began.
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        leave()
+    assert rested == [1]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.fixture
+def console(tmp_path):
+    keyboard = Keyboard()
+    return OperatorConsole(log=tmp_path / "log.jsonl", keyboard=keyboard), keyboard, tmp_path
+
+
+class Typing(Keyboard):
+    """Presses what it is told to once it is asked for keys for the second time."""
+
+    def __init__(self, keys):
+        super().__init__()
+        self._later, self._asked = keys, 0
+
+    def take(self, which=None):
+        self._asked += 1
+        if self._asked == 2:
+            self.press(self._later)
+        return super().take(which)
+
+
+def test_what_was_typed_before_a_question_is_no_answer():
+    keyboard = Typing(" ")
+    console = OperatorConsole(keyboard=keyboard)
+    keyboard.press("\n")
+    with pytest.raises(StoppedError):
+        console.confirm(Phase.STAND_CLEAR, "Stand clear?")
+
+
+def test_who_has_left_has_stopped_the_arm(console):
+    console, keyboard, _ = console
+    keyboard.gone = True
+    with pytest.raises(StoppedError):
+        console.confirm(Phase.SCENE, "Ready?")
+    assert console._stops == 1
+
+
+def test_everything_is_logged_with_its_time(console):
+    console, keyboard, folder = console
+    keyboard.press("b ")
+    assert console.verdict() is Outcome.FAILURE
+    assert console.wants_stop()
+    events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["verdict", "stop"]
+    assert all({"time", "monotonic_s"} <= set(event) for event in events)
+
+
+def test_the_cameras_are_a_page_of_this_machine():
+    picture = np.zeros((48, 64, 3), np.uint8)
+    picture[:] = (200, 30, 30)
+    preview = Preview(0, lambda: {"video.image": picture})
+    with urllib.request.urlopen(preview.url, timeout=60) as page:
+        assert b"/video.image" in page.read()
+    with urllib.request.urlopen(f"{preview.url}video.image", timeout=60) as stream:
+        assert b"--frame" in stream.readline()
+        assert b"image/jpeg" in stream.readline()
+        size = int(stream.readline().split(b":")[1])
+        stream.readline()
+        coded = stream.read(size)
+    seen = cv2.imdecode(np.frombuffer(coded, np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
+    assert seen.shape == picture.shape
+    assert np.abs(seen.astype(int) - picture).max() < 12
+    port = int(preview.url.rstrip("/").rpartition(":")[2])
+    with pytest.raises(ConfigError, match=f"port {port}"):
+        Preview(port, dict)
+    preview.close()
+    with pytest.raises(ConfigError, match="70000"):
+        Preview(70000, dict)
