@@ -10,7 +10,7 @@ import pytest
 from dzrobot import cli
 from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
 from dzrobot.rollout.evaluate import Evaluation, RunOptions, evaluate, merge, prepare
-from dzrobot.rollout.players import Player
+from dzrobot.rollout.players import Player, PlayerOptions
 from dzrobot.rollout.protocol import PROTOCOLS, Selection
 from dzrobot.rollout.records import RecordFile
 
@@ -175,6 +175,25 @@ def test_the_card_says_what_a_score_depends_on(alone):
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["card"] == card
     assert summary["complete"]
+
+
+@pytest.mark.parametrize(
+    ("of_protocol", "asked", "said"),
+    [
+        (None, None, []),
+        (None, "off", []),
+        (None, "recent", ["history recent, not off"]),
+        ("grid", None, []),
+        ("grid", "off", ["history off, not grid"]),
+    ],
+)
+def test_a_history_that_is_not_the_protocols_or_the_robots_is_said(of_protocol, asked, said):
+    protocol = replace(PROTOCOLS["custom"], name="named", history=of_protocol)
+    selection = Selection(protocol=protocol, env="dzrobot/point-v0")
+    options = PlayerOptions(history=asked)
+    player = Player(name="random", embodiment="libero_sim", options=options)
+    card = prepare(Evaluation(selection=selection, player=player)).card
+    assert card["changes"] == said
 
 
 @pytest.mark.parametrize("kind", ["shuffle", "other-start"])
