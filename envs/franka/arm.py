@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from dzrobot.envs.franka.gripper import Gripper
 from dzrobot.envs.franka.poses import Array
 from dzrobot.errors import RobotError
+
+if TYPE_CHECKING:
+    # The real hand is a driver's process, whose errors stand here.
+    from dzrobot.envs.franka.gripper import Gripper
 
 
 class Mode(StrEnum):
@@ -69,7 +72,7 @@ class Arm(Protocol):
     """One robot arm with its gripper, real or not. Nothing is opened before ``connect``."""
 
     @property
-    def gripper(self) -> Gripper:
+    def gripper(self) -> "Gripper":
         """The hand."""
         ...
 
@@ -101,8 +104,24 @@ class Arm(Protocol):
         """Take control and hold the measured pose."""
         ...
 
-    def command(self, target: Array) -> None:
+    def home(self, joints: Array, dynamics: float) -> None:
+        """Begin to move the joints (7,) to ``joints``, by a planned motion; ends other control.
+
+        Args:
+            joints: Where to, rad.
+            dynamics: Share of the arm's largest velocity, acceleration and jerk.
+
+        Raises:
+            RobotError: the arm refused.
+        """
+        ...
+
+    def command(self, target: Array, over_s: float = 0.0) -> None:
         """Move towards ``target`` (4, 4).
+
+        Args:
+            target: Where to.
+            over_s: The reference goes there evenly within this time; 0: at once.
 
         Raises:
             ControllerEndedError: the controller had ended, so nothing moves.

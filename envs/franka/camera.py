@@ -1,11 +1,7 @@
 """Cameras: the newest frame, its number and when it came."""
 
-import functools
-import json
-import logging
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,16 +9,18 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.envs.franka.arm import DisconnectedError
+from dzrobot.envs.franka.clock import Clock, SystemClock
 from dzrobot.envs.franka.config import CameraConfig
-from dzrobot.errors import MissingDependencyError, RobotError
-
-_log = logging.getLogger(__name__)
+from dzrobot.envs.franka.process import DriverProcess, require
+from dzrobot.envs.franka.realsense import MISSING, Device, FrameHead, RealSenseDriver
+from dzrobot.errors import RobotError
 
 Image = NDArray[np.uint8]
 
 _FIRST_FRAME_S = 10.0
-_FRAME_TIMEOUT_MS = 1000
-_BACK_OFF_S = (0.2, 0.5, 1.0, 2.0)
+_CALL_S = 5.0
+_CLOSE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,10 @@ class Frame:
     """Counts the frames that arrived, from 1."""
 
     at_s: float
-    """When it arrived (environment clock)."""
+    """When it was exposed, or arrived where the camera does not tell (environment clock)."""
+
+    stamp_s: float
+    """When it was exposed, by the camera's own clock."""
 
 
 class Camera(Protocol):
@@ -78,148 +79,115 @@ def fit(image: Image, config: CameraConfig, size: tuple[int, int]) -> Image:
 
 
 class RealSenseCamera:
-    """A RealSense colour stream, kept by a thread that holds the newest frame.
+    """A RealSense colour stream; its driver runs in a process of its own, frames in shared memory.
 
-    A camera that stops sending is opened anew by the thread, less and less often; meanwhile
-    ``latest`` returns the last frame, whose age tells.
+    A camera that stops sending is opened anew by the driver, less and less often; meanwhile
+    ``latest`` returns the last frame, whose age tells. A driver that hangs is replaced by ``open``.
 
     Args:
         config: Serial number, stream and crop.
         settings: Returns settings for the library's context; empty for cameras on USB.
+        clock: What the age of a frame is measured by. None: this machine's.
     """
 
-    def __init__(self, config: CameraConfig, settings: Callable[[], dict[str, Any]] = dict) -> None:
+    def __init__(
+        self,
+        config: CameraConfig,
+        settings: Callable[[], dict[str, Any]] = dict,
+        clock: Clock | None = None,
+    ) -> None:
         self._config = config
         self._settings = settings
-        self._thread: threading.Thread | None = None
-        self._stopping = threading.Event()
-        self._arrived = threading.Event()
+        self._clock: Clock = clock or SystemClock()
+        self._driver: DriverProcess | None = None
+        self._seen = 0
         self._frame: Frame | None = None
-        self._fault = ""
 
     @property
     def config(self) -> CameraConfig:
         """Which view it delivers, and how it is cropped."""
         return self._config
 
-    def open(self) -> None:
-        """Find the camera, start it and wait for a frame."""
-        if self._thread is not None and self._thread.is_alive():
-            if self._is_streaming():
-                return
-            self.close()
-        settings = self._settings()
-        context = context_for(json.dumps(settings, sort_keys=True))
-        await_serials(context, [self._config.serial], discovery_s(settings))
-        self._stopping.clear()
-        self._arrived.clear()
-        name = f"camera-{self._config.serial}"
-        self._thread = threading.Thread(target=self._run, args=(context,), name=name, daemon=True)
-        self._thread.start()
-        if not self._arrived.wait(_FIRST_FRAME_S):
-            self.close()
-            raise RobotError(
-                f"camera {self._config.serial} ({self._config.key}) is there but sends no frame "
-                f"({self._fault or 'no error'}): use a USB 3 port and cable, and close other "
-                "programs that hold it"
-            )
+    @property
+    def driver(self) -> DriverProcess:
+        """The camera's process.
 
-    def latest(self) -> Frame:
-        """Return the newest frame."""
-        frame = self._frame
-        if frame is None or self._thread is None:
+        Raises:
+            RobotError: there is none.
+        """
+        if self._driver is None:
             raise RobotError(
                 f"camera {self._config.serial} is not open; the environment's reset() opens it"
             )
-        return frame
+        return self._driver
+
+    def open(self) -> None:
+        """Find the camera, start it and wait for a frame."""
+        if self._driver is not None:
+            if self._driver.is_running() and self._streams(1.0):
+                return
+            self._driver.kill()
+        self._driver, self._seen = None, 0
+        require("pyrealsense2", MISSING)
+        settings, config = self._settings(), self._config
+        memory = FrameHead.FORMAT.size + config.width * config.height * 3
+        driver = DriverProcess(
+            f"camera {config.serial}", RealSenseDriver, config, settings, memory=memory
+        )
+        try:
+            limit = discovery_s(settings)
+            driver.ask("find", limit, timeout_s=limit + _CALL_S)
+            driver.ask("stream", timeout_s=_CALL_S)
+            self._driver = driver
+            if not self._streams(_FIRST_FRAME_S):
+                fault = driver.ask("fault", timeout_s=_CALL_S)
+                raise RobotError(
+                    f"camera {config.serial} ({config.key}) is there but sends no frame "
+                    f"({fault or 'no error'}): use a USB 3 port and cable, and close other "
+                    "programs that hold it"
+                )
+        except BaseException:
+            self._driver = None
+            driver.kill()
+            raise
+
+    def latest(self) -> Frame:
+        """Return the newest frame."""
+        try:
+            memory = self.driver.latest
+        except DisconnectedError:
+            memory = None
+        if memory is not None and memory.count() > self._seen:
+            self._take(memory.get())
+        if self._frame is None:
+            raise RobotError(f"camera {self._config.serial} has sent no frame")
+        return self._frame
 
     def close(self) -> None:
-        """Stop the thread and the stream."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(3.0)
-        self._thread = None
+        """Stop the stream."""
+        if self._driver is not None:
+            self._driver.end(_CLOSE_S)
+        self._driver, self._frame = None, None
 
-    def _is_streaming(self) -> bool:
-        number = 0 if self._frame is None else self._frame.number
-        deadline = time.monotonic() + 1.0
+    def _take(self, data: bytes | None) -> None:
+        assert data is not None, "something was published"
+        head = FrameHead.unpack(data)
+        pixels = np.frombuffer(data, np.uint8, offset=FrameHead.FORMAT.size)
+        image = pixels.reshape(head.height, head.width, 3)
+        at_s = self._clock.now() - (time.monotonic() - head.at_s)
+        number = 1 if self._frame is None else self._frame.number + head.number - self._seen
+        self._frame = Frame(image, number, at_s, head.stamp_s)
+        self._seen = head.number
+
+    def _streams(self, limit_s: float) -> bool:
+        """Return whether a new frame comes within ``limit_s``."""
+        before = self.driver.latest.count()
+        deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
-            if self._frame is not None and self._frame.number > number:
+            if self.driver.latest.count() > before:
                 return True
             time.sleep(0.01)
         return False
-
-    def _run(self, context: Any) -> None:
-        failures = 0
-        while not self._stopping.is_set():
-            received = self._stream(context)
-            failures = 0 if received else failures + 1
-            pause = _BACK_OFF_S[min(failures, len(_BACK_OFF_S) - 1)]
-            self._stopping.wait(pause)
-
-    def _stream(self, context: Any) -> int:
-        """Receive frames until the camera fails; return how many came."""
-        import pyrealsense2 as rs
-
-        config = rs.config()
-        config.enable_device(self._config.serial)
-        config.enable_stream(
-            rs.stream.color,
-            self._config.width,
-            self._config.height,
-            rs.format.rgb8,
-            self._config.fps,
-        )
-        received = 0
-        pipeline = rs.pipeline(context)
-        try:
-            pipeline.start(config)
-        except RuntimeError as error:
-            self._fault = str(error)
-            return 0
-        try:
-            while not self._stopping.is_set():
-                self._keep(pipeline.wait_for_frames(_FRAME_TIMEOUT_MS).get_color_frame())
-                received += 1
-        except RuntimeError as error:
-            self._fault = str(error)
-            # Text only: a log that kept the error would keep its frames, and in them the pipeline,
-            # whose end can take a minute.
-            _log.warning("camera %s: %s", self._config.serial, str(error))
-        finally:
-            _stop(pipeline)
-        return received
-
-    def _keep(self, color: Any) -> None:
-        # The library reuses its buffer, so the frame is copied before the next one arrives.
-        image = np.asanyarray(color.get_data()).copy()
-        number = 1 if self._frame is None else self._frame.number + 1
-        self._frame = Frame(image, number, time.monotonic())
-        self._arrived.set()
-
-
-def _stop(pipeline: Any) -> None:
-    try:
-        pipeline.stop()
-    except RuntimeError as error:
-        _log.debug("stopping a camera that had failed: %s", str(error))
-
-
-@functools.lru_cache
-def context_for(settings: str) -> Any:
-    """Return this process's camera context for ``settings`` (JSON); finding cameras takes seconds.
-
-    Raises:
-        MissingDependencyError: the camera library is not installed.
-    """
-    try:
-        import pyrealsense2 as rs
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"RealSense cameras need `pip install 'dzrobot[franka]'` and the system libraries "
-            f"libusb-1.0-0 and libudev1 ({error})"
-        ) from error
-    return rs.context(settings) if settings != "{}" else rs.context()
 
 
 def discovery_s(settings: dict[str, Any]) -> float:
@@ -227,25 +195,26 @@ def discovery_s(settings: dict[str, Any]) -> float:
     return 15.0 if settings else 3.0
 
 
-def serials_of(context: Any) -> list[str]:
-    """Return the serial numbers of all cameras found."""
-    import pyrealsense2 as rs
+def list_cameras(settings: dict[str, Any], wanted: Collection[str] = ()) -> list[Device]:
+    """Return the cameras that the library finds, in a process that ends with the answer.
 
-    info = rs.camera_info.serial_number
-    return sorted(device.get_info(info) for device in context.query_devices())
-
-
-def await_serials(context: Any, wanted: list[str], timeout_s: float) -> None:
-    """Return when all ``wanted`` cameras are found.
+    Args:
+        settings: Of the library's context; empty for cameras on USB.
+        wanted: Serial numbers that are waited for, for a while.
 
     Raises:
-        RobotError: one is missing after ``timeout_s``.
+        MissingDependencyError: the library is not installed.
+        RobotError: it gives no answer.
     """
-    deadline = time.monotonic() + timeout_s
-    while missing := sorted(set(wanted) - set(found := serials_of(context))):
-        if time.monotonic() > deadline:
-            raise RobotError(
-                f"no camera {', '.join(missing)}; found: {', '.join(found) or 'none'}. Check the "
-                "cable and the serial numbers (`dzrobot doctor franka` lists them)."
-            )
-        time.sleep(0.1)
+    require("pyrealsense2", MISSING)
+    driver = DriverProcess("cameras", RealSenseDriver, None, settings)
+    try:
+        deadline = time.monotonic() + discovery_s(settings)
+        while True:
+            found: list[Device] = driver.ask("devices", timeout_s=2 * _CALL_S)
+            known = {device.serial for device in found}
+            if (set(wanted) <= known and known) or time.monotonic() > deadline:
+                return found
+            time.sleep(0.1)
+    finally:
+        driver.kill()

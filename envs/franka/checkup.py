@@ -1,7 +1,6 @@
 """What ``dzrobot doctor franka`` looks at: nothing here moves the arm."""
 
 import importlib.metadata
-import json
 import os
 import platform
 import resource
@@ -14,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from dzrobot.envs.franka.arm import Arm, ArmState, Mode
-from dzrobot.envs.franka.camera import await_serials, context_for, discovery_s, serials_of
+from dzrobot.envs.franka.camera import list_cameras
 from dzrobot.envs.franka.cells import Cell
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.franky_arm import FrankyArm
@@ -117,18 +116,17 @@ def _limits(config: FrankaConfig) -> Iterator[Line]:
 
 def _cameras(cell: Cell, config: FrankaConfig) -> Iterator[Line]:
     wanted = {camera.serial: camera.key for camera in config.cameras}
-    settings = cell.camera_settings()
     try:
-        context = context_for(json.dumps(settings, sort_keys=True))
-        await_serials(context, list(wanted), discovery_s(settings))
-    except MissingDependencyError as error:
+        found = list_cameras(cell.camera_settings(), wanted)
+    except (RobotError, MissingDependencyError) as error:
         yield Line("fail", "cameras", str(error))
         return
-    except RobotError as error:
-        yield Line("fail", "cameras", str(error))
-    for serial in serials_of(context):
-        use = wanted.get(serial, "in no view")
-        yield Line("ok" if serial in wanted else "warn", f"camera {serial}", use)
+    for device in found:
+        use = wanted.get(device.serial, "in no view")
+        verdict: Verdict = "ok" if device.serial in wanted else "warn"
+        yield Line(verdict, f"camera {device.serial}", use)
+    if missing := sorted(set(wanted) - {device.serial for device in found}):
+        yield Line("fail", "cameras", f"not found: {', '.join(missing)}; check cables and serials")
     if not wanted:
         yield Line("fail", "cameras", "the workcell names none: put these serials in `cameras`")
 

@@ -4,19 +4,25 @@ A value is never edited after construction; everything has a safe default except
 camera serial numbers.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dzrobot.config import FrozenConfig
 from dzrobot.embodiments.spec import ActionFrame
 from dzrobot.envs.franka.poses import Array, pose_of
 
 Vector3 = tuple[float, float, float]
+Vector6 = tuple[float, float, float, float, float, float]
+Vector7 = tuple[float, float, float, float, float, float, float]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
+
+_SHOULDER = (0.0, 0.0, 0.333)
+"""Where the second joint's axis crosses the first's (m)."""
 
 VIEW_KEYS = ("video.image", "video.wrist_image")
 
@@ -41,6 +47,19 @@ class CameraConfig(FrozenConfig):
 
     crop: tuple[int, int, int, int] | None = None
     """Top, left, bottom, right (pixels) of what is kept. None: the largest square in the middle."""
+
+    lock_exposure: bool = False
+    """Whether exposure and white balance stay as they are ``settle_s`` after the stream began."""
+
+    settle_s: Annotated[float, Field(ge=0)] = 1.0
+    """How long the camera adapts itself before they are locked."""
+
+    @field_validator("serial", mode="before")
+    @classmethod
+    def _serial_is_text(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            raise ValueError(f'got the number {value}; put it in quotes: serial: "{value}"')
+        return value
 
     @model_validator(mode="after")
     def _crop_lies_within(self) -> Self:
@@ -71,6 +90,11 @@ class ActionConfig(FrozenConfig):
     rotation_rad: Positive = 0.1
     """Rotation of an action number of 1."""
 
+    anchor: Literal["target", "measured"] = "target"
+    """What a translation and rotation start from. ``target``: the target before, so that a zero
+    action holds the pose and a steady error (a load, friction) never becomes motion.
+    ``measured``: the pose the arm is at, as the published recordings were made."""
+
     frame: ActionFrame = "ee_adjoint"
     """Axes of translation and rotation: the hand's, or the robot base's. ``ee_adjoint`` is ``ee``
     plus the lever term of the pose's adjoint (rotation += position x translation), in the action
@@ -95,6 +119,12 @@ class GripperConfig(FrozenConfig):
     """``published``: as the published recordings were made; ``gentle``: slower and softer, for
     fragile objects and first trials."""
 
+    kind: Literal["franka", "none"] = "franka"
+    """``none``: the arm has no hand; what is asked of it does nothing."""
+
+    homing: bool = False
+    """Whether a hand that was never homed may be: its fingers then move all the way, once."""
+
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
     """At or below minus this an open hand closes, at or above it a closed one opens."""
 
@@ -109,6 +139,9 @@ class GripperConfig(FrozenConfig):
 
     grasp_width_m: Annotated[float, Field(ge=0)] = 0.01
     """Width that a grasp closes to; whatever is met on the way is held."""
+
+    empty_width_m: Annotated[float, Field(ge=0)] = 0.002
+    """Fingers closed to this hold nothing, whatever the hand says."""
 
     settle_s: Annotated[float, Field(ge=0)] = 0.6
     """How long the arm waits, at most, for fingers that were just commanded."""
@@ -132,6 +165,19 @@ class ResetConfig(FrozenConfig):
 
     euler: Vector3 = (float(np.pi), 0.0, 0.0)
     """Roll, pitch, yaw about the base axes; the default points straight down."""
+
+    joints: Vector7 | None = (
+        0.0, -np.pi / 4, 0.0, -3 * np.pi / 4, 0.0, np.pi / 2, np.pi / 4,
+    )  # fmt: skip
+    """Joint angles that every reset brings the arm to, on its way to ``position``, and that its
+    elbow is drawn to while it moves; the default is the arm's usual ready posture. None: the joints
+    stay as ``position`` finds them."""
+
+    joint_dynamics: Share = 0.1
+    """Share of the arm's largest velocity, acceleration and jerk on the way to ``joints``."""
+
+    joint_tolerance_rad: Positive = 0.01
+    """A joint this close to ``joints`` is there."""
 
     noise_xy_m: Annotated[float, Field(ge=0)] = 0.0
     """Each start is moved by up to this along x and y; the start's number decides."""
@@ -191,8 +237,19 @@ class LimitsConfig(FrozenConfig):
     """How far the first target of a controller may lie from the measured pose."""
 
     force_n: Positive = 40.0
-    torque_nm: Positive = 12.0
+    torque_nm: Positive = 8.0
     """External force and torque at the hand that end the episode."""
+
+    resting_force_n: Positive = 2.0
+    resting_torque_nm: Positive = 0.5
+    """What an arm at rest that touches nothing may show: more means a load it does not know."""
+
+    joints_low: Vector7 = (-2.9007, -1.8361, -2.9007, -3.0770, -2.8763, 0.4398, -3.0508)
+    joints_high: Vector7 = (2.9007, 1.8361, 2.9007, -0.1169, 2.8763, 4.6216, 3.0508)
+    """Joint limits of the arm; the controller pushes back before them."""
+
+    joint_margin_rad: Positive = 0.02
+    """A joint this close to its limit ends the episode, before the arm stops by itself."""
 
     state_age_s: Positive = 0.25
     frame_age_s: Positive = 0.5
@@ -227,18 +284,50 @@ class ControllerConfig(FrozenConfig):
     error_clip_rad: Positive = 0.3
     """Largest deviation that the spring answers."""
 
+    posture_stiffness: Annotated[float, Field(ge=0)] = 5.0
+    """How strongly the elbow is drawn to ``reset.joints`` (Nm/rad), as far as the hand allows."""
+
     max_delta_tau: Positive = 1.0
     """Largest change of a joint torque per millisecond (Nm)."""
 
     dynamics: Share = 0.2
     """Share of the arm's largest velocity, acceleration and jerk that ``motion`` uses."""
 
-    collision_torque_nm: Positive = 20.0
-    collision_force_n: Positive = 60.0
-    """Contact at which the arm's own reflex stops it."""
+    collision_torque_nm: Vector7 = (45.0, 45.0, 45.0, 45.0, 11.0, 11.0, 11.0)
+    """External torque of each joint at which the arm's own reflex stops it."""
+
+    collision_force_n: Vector6 = (60.0, 60.0, 60.0, 20.0, 20.0, 20.0)
+    """External force (N) and torque (Nm) at the hand at which the arm's own reflex stops it."""
 
     realtime: Literal["ignore", "enforce"] = "ignore"
     """``enforce`` refuses to run without a real-time kernel."""
+
+
+class LoadConfig(FrozenConfig):
+    """What hangs on the flange that Desk does not know, such as a camera and its bracket."""
+
+    mass_kg: Annotated[float, Field(ge=0, le=5)]
+
+    center_m: Vector3
+    """Centre of mass, from the flange, in its axes."""
+
+    inertia_kg_m2: tuple[float, float, float, float, float, float, float, float, float] = (0.0,) * 9
+    """Inertia about the centre of mass, one column after another."""
+
+
+class FrameConfig(FrozenConfig):
+    """Where the grasp point lies."""
+
+    position: Vector3
+    """From the end effector that Desk knows, in its axes."""
+
+    euler: Vector3 = (0.0, 0.0, 0.0)
+    """Roll, pitch, yaw from those axes."""
+
+    @property
+    def pose(self) -> Array:
+        """The pose (4, 4) in the frame of the end effector."""
+        return pose_of(self.position, self.euler)
 
 
 class RewardConfig(FrozenConfig):
@@ -286,6 +375,13 @@ class FrankaConfig(FrozenConfig):
     reset: ResetConfig = ResetConfig()
     limits: LimitsConfig = LimitsConfig()
     controller: ControllerConfig = ControllerConfig()
+
+    load: LoadConfig | None = None
+    """None: what Desk has been told."""
+
+    end_effector: FrameConfig | None = None
+    """None: what Desk has been told."""
+
     reward: RewardConfig = RewardConfig()
 
     stop_on_success: bool = True
@@ -334,3 +430,37 @@ class FrankaConfig(FrozenConfig):
             yield "limits.hold_after_s must be shorter than stop_after_s"
         if limits.step_m > limits.call_m or limits.step_rad > limits.call_rad:
             yield "limits.step_* must not exceed call_*"
+        yield from self._joint_faults()
+        yield from self._threshold_faults()
+
+    def _joint_faults(self) -> Iterator[str]:
+        limits, joints = self.limits, self.reset.joints
+        low, high = np.array(limits.joints_low), np.array(limits.joints_high)
+        if not (low < high).all():
+            yield f"limits.joints_low={low} must lie below joints_high={high}"
+        margin = limits.joint_margin_rad
+        if joints is not None and not ((joints > low + margin) & (joints < high - margin)).all():
+            yield f"reset.joints={joints} must lie within {low} to {high}, {margin} rad inside"
+
+    def _threshold_faults(self) -> Iterator[str]:
+        """Yield where the arm would stop by itself before the environment could."""
+        limits, hard = self.limits, self.controller
+        force, torque = min(hard.collision_force_n[:3]), min(hard.collision_force_n[3:])
+        if not limits.force_n < force or not limits.torque_nm < torque:
+            yield (
+                f"limits.force_n={limits.force_n} and torque_nm={limits.torque_nm} must lie below "
+                f"controller.collision_force_n={hard.collision_force_n}"
+            )
+        corners = itertools.product(*zip(limits.workspace_low, limits.workspace_high, strict=True))
+        lever = max(float(np.linalg.norm(np.subtract(at, _SHOULDER))) for at in corners)
+        if not limits.force_n * lever < min(hard.collision_torque_nm[:4]):
+            yield (
+                f"limits.force_n={limits.force_n} at {lever:.2f} m from the shoulder is "
+                f"{limits.force_n * lever:.0f} Nm, which must lie below the first four of "
+                f"controller.collision_torque_nm={hard.collision_torque_nm}"
+            )
+        if not limits.torque_nm < min(hard.collision_torque_nm[4:]):
+            yield (
+                f"limits.torque_nm={limits.torque_nm} must lie below the last three of "
+                f"controller.collision_torque_nm={hard.collision_torque_nm}"
+            )

@@ -47,6 +47,7 @@ class DryRunArm:
         self._arm = arm
         self._gripper = DryRunGripper(arm.gripper)
         self._target: Array | None = None
+        self._joints: Array | None = None
 
     @property
     def gripper(self) -> DryRunGripper:
@@ -62,7 +63,8 @@ class DryRunArm:
         state = self._arm.state()
         if self._target is None:
             return state
-        return replace(state, pose=self._target.copy(), controlled=True)
+        joints = state.joints if self._joints is None else self._joints
+        return replace(state, pose=self._target.copy(), joints=joints, controlled=True)
 
     def recover(self) -> None:
         """Leave errors as they are."""
@@ -71,13 +73,17 @@ class DryRunArm:
         """Begin to pretend, at the measured pose."""
         self._target = self._arm.state().pose
 
-    def command(self, target: Array) -> None:
+    def home(self, joints: Array, dynamics: float) -> None:
+        """Leave the joints where they are."""
+        self._joints = joints
+
+    def command(self, target: Array, over_s: float = 0.0) -> None:
         """Pretend to have arrived."""
         self._target = target.copy()
 
     def stop(self) -> None:
         """Stop pretending."""
-        self._target = None
+        self._target = self._joints = None
 
     def close(self) -> None:
         """Disconnect."""

@@ -14,6 +14,7 @@ from dzrobot.envs.franka.poses import Array, towards
 from dzrobot.errors import RobotError, StoppedError
 
 HOME = ResetConfig().pose
+READY = ResetConfig().joints
 
 _SPEED_M_S = 1.0
 _TURN_RAD_S = 3.0
@@ -79,6 +80,9 @@ class FakeArm:
 
         self.force_n = np.zeros(3)
         self.torque_nm = np.zeros(3)
+        self.joints = np.array(READY)
+        """Joint angles (7,), which do not move with the hand."""
+
         self.frozen = False
         """The state no longer advances."""
 
@@ -145,7 +149,7 @@ class FakeArm:
             twist=self._twist.copy(),
             force_n=self.force_n.copy(),
             torque_nm=self.torque_nm.copy(),
-            joints=np.zeros(7),
+            joints=self.joints.copy(),
             mode=self._mode,
             errors=self._errors,
             controlled=self._controlled,
@@ -168,7 +172,12 @@ class FakeArm:
             raise ControllerEndedError("the arm refused the controller")
         self._target, self._controlled, self._mode = self._pose, True, Mode.MOVE
 
-    def command(self, target: Array) -> None:
+    def home(self, joints: Array, dynamics: float) -> None:
+        """Have the joints where they belong, at once."""
+        self.start()
+        self.joints = np.array(joints, np.float64)
+
+    def command(self, target: Array, over_s: float = 0.0) -> None:
         """Move towards ``target``."""
         if not self._connected:
             raise DisconnectedError("the fake arm was disconnected")
@@ -250,7 +259,8 @@ class FakeCamera:
         column = int(np.clip(width / 2 + 100 * y, 8, width - 8))
         row = int(np.clip(height * (1 - (x if self._config.key == "video.image" else z)), 8, 112))
         image[row - 6 : row + 6, column - 6 : column + 6] = (210, 40, 40)
-        return Frame(image, self._number, self._arm.clock.now())
+        now = self._arm.clock.now()
+        return Frame(image, self._number, now, now)
 
 
 class FakeOperator:

@@ -1,19 +1,24 @@
 """The two-way gripper: never waited for."""
 
-import logging
-import threading
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+from dzrobot.envs.franka.arm import DisconnectedError
 from dzrobot.envs.franka.config import GripperConfig
+from dzrobot.envs.franka.hand_driver import HandDriver, HandState
+from dzrobot.envs.franka.process import DriverProcess
 from dzrobot.errors import RobotError
 
-_log = logging.getLogger(__name__)
+_CONNECT_S = 10.0
+_HOMING_S = 15.0
+_CLOSE_S = 1.0
+_MEMORY = 4096
 
-_POLL_S = 0.05
-_CONNECT_S = 5.0
+SILENT_S = 3.0
+"""A hand that publishes nothing for this long while nothing was asked of it is gone."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,9 @@ class GripperState:
 
     fault: str
     """Why the last command failed; empty when it did not."""
+
+    is_grasped: bool = False
+    """Whether something is held: closed fingers with nothing between them hold nothing."""
 
 
 class Gripper(Protocol):
@@ -70,11 +78,11 @@ def wants_change(value: float, *, is_open: bool, threshold: float) -> bool:
 
 
 class FrankyGripper:
-    """The Franka Hand, on a thread of its own.
+    """The Franka Hand; its driver runs in a process of its own.
 
-    Reading the width takes the hand a tenth of a second and a command up to seconds, so the thread
-    reads and commands, and everyone else sees what it last read. A command is never interrupted:
-    the hand's own stop can hang for seconds.
+    Reading the width takes the hand a tenth of a second and a command up to seconds, so everyone
+    sees what was last read. A command is never interrupted: the hand's own stop can hang for
+    seconds.
 
     Args:
         address: Returns host name or IP address, once the arm is connected.
@@ -84,134 +92,104 @@ class FrankyGripper:
     def __init__(self, address: Callable[[], str], config: GripperConfig) -> None:
         self._address = address
         self._config = config
-        self._thread: _Hand | None = None
+        self._driver: DriverProcess | None = None
+        self._asked = 0
+        self._opened = True
+        self._asked_s = 0.0
+        self._hand: HandState | None = None
+
+    @property
+    def driver(self) -> DriverProcess:
+        """The hand's process.
+
+        Raises:
+            RobotError: there is none.
+        """
+        if self._driver is None:
+            raise RobotError("the gripper is not connected; the environment's reset() connects it")
+        return self._driver
 
     def connect(self) -> None:
-        """Connect, unless connected and well."""
-        if self._thread is not None and self._thread.is_well:
-            return
+        """Connect, unless connected and well; a hand that was never homed is homed if it may be.
+
+        Raises:
+            RobotError: it does not answer, or needs to be homed and may not.
+        """
+        if self._driver is not None:
+            state = self.state()
+            if not state.fault and state.waiting_s < self._config.timeout_s:
+                return
         self.close()
-        self._thread = _Hand(self._address(), self._config)
-        self._thread.start()
-        self._thread.await_ready()
+        address = self._address()
+        driver = DriverProcess("gripper", HandDriver, address, self._config, memory=_MEMORY)
+        try:
+            self._opened = driver.ask("open", timeout_s=_CONNECT_S)
+            if self._config.homing:
+                driver.ask("home", timeout_s=_HOMING_S)
+            driver.ask("check", timeout_s=_CONNECT_S)
+        except DisconnectedError as error:
+            driver.kill()
+            raise RobotError(
+                f"the gripper at {address} does not answer ({error}): is the hand mounted and "
+                "enabled in Desk? An arm without one has gripper: {kind: none}"
+            ) from error
+        except BaseException:
+            driver.kill()
+            raise
+        self._driver, self._asked = driver, 0
 
     def state(self) -> GripperState:
         """Return the last known state."""
-        return self._hand.state()
+        value = None
+        with contextlib.suppress(DisconnectedError):
+            value = self.driver.latest.get()
+        # What was killed shows what it published last.
+        self._hand = self._hand if value is None else HandState.unpack(value)
+        hand, now = self._hand, time.monotonic()
+        assert hand is not None, "published by open()"
+        busy = hand.carried_out < self._asked and not hand.fault
+        waiting = now - self._asked_s if busy else 0.0
+        fault = hand.fault
+        if not fault and not self.driver.is_running():
+            fault = "the gripper's driver has ended"
+        if not fault and not busy and now - hand.at_s > SILENT_S:
+            fault = f"the gripper's driver has been silent for {SILENT_S} s"
+        held = hand.is_grasped and not self._opened and hand.width_m > self._config.empty_width_m
+        return GripperState(hand.width_m, self._opened, busy, waiting, fault, held)
 
     def request(self, *, opened: bool) -> None:
         """Ask for an open or closed hand."""
-        self._hand.request(opened=opened)
+        if opened == self._opened:
+            return
+        if not self.state().is_busy:
+            self._asked_s = time.monotonic()
+        self._asked += 1
+        self._opened = opened
+        # A driver that has ended meanwhile is a fault of the next state.
+        with contextlib.suppress(DisconnectedError):
+            self.driver.tell("request", self._asked, opened)
 
     def close(self) -> None:
         """Leave the hand as it is."""
-        if self._thread is not None:
-            self._thread.end()
-        self._thread = None
-
-    @property
-    def _hand(self) -> "_Hand":
-        if self._thread is None:
-            raise RobotError("the gripper is not connected; the environment's reset() connects it")
-        return self._thread
+        if self._driver is not None:
+            self._driver.end(_CLOSE_S)
+        self._driver = self._hand = None
 
 
-class _Hand(threading.Thread):
-    """One connection to the hand."""
+class NoGripper:
+    """No hand at all: it is open, and nothing that is asked of it happens."""
 
-    def __init__(self, address: str, config: GripperConfig) -> None:
-        super().__init__(name="franka-gripper", daemon=True)
-        self._address = address
-        self._config = config
-        self._ready = threading.Event()
-        self._changed = threading.Event()
-        self._stopping = False
-        self._refused: Exception | None = None
-        self._width_m = 0.0
-        self._wanted_open = True
-        self._done_open: bool | None = None
-        self._since_s: float | None = None
-        self._fault = ""
-
-    @property
-    def is_well(self) -> bool:
-        waiting = self.state().waiting_s
-        return self.is_alive() and not self._fault and waiting < self._config.timeout_s
-
-    def await_ready(self) -> None:
-        if not self._ready.wait(_CONNECT_S) or self._refused is not None:
-            raise RobotError(
-                f"the gripper at {self._address} does not answer ({self._refused}): is the hand "
-                "mounted and enabled in Desk?"
-            ) from self._refused
+    def connect(self) -> None:
+        """Do nothing."""
 
     def state(self) -> GripperState:
-        since = self._since_s
-        waiting = 0.0 if since is None else time.monotonic() - since
-        wanted = self._wanted_open
-        busy = wanted != self._done_open and not self._fault
-        return GripperState(self._width_m, wanted, busy, waiting, self._fault)
+        """Return an open hand of no width."""
+        return GripperState(
+            width_m=0.0, is_open=True, is_busy=False, waiting_s=0.0, fault="", is_grasped=False
+        )
 
     def request(self, *, opened: bool) -> None:
-        self._wanted_open = opened
-        self._changed.set()
+        """Do nothing."""
 
-    def end(self) -> None:
-        self._stopping = True
-        self._changed.set()
-        self.join(1.0)
-
-    def run(self) -> None:
-        import franky
-
-        try:
-            gripper = franky.Gripper(self._address)
-            self._width_m = float(gripper.width)
-        except (franky.Exception, RuntimeError) as error:
-            self._refused = error
-            self._ready.set()
-            return
-        self._wanted_open = self._width_m > self._config.open_width_m / 2
-        self._done_open = self._wanted_open
-        self._ready.set()
-        try:
-            while not self._stopping:
-                self._turn(gripper, franky)
-        except (franky.Exception, RuntimeError) as error:
-            self._fault = f"the gripper went away: {error}"
-
-    def _turn(self, gripper: Any, franky: Any) -> None:
-        if self._wanted_open == self._done_open:
-            self._width_m = float(gripper.width)
-            self._changed.wait(_POLL_S)
-            self._changed.clear()
-            return
-        opened = self._wanted_open
-        self._since_s = time.monotonic()
-        # The hand sometimes fails once for no reason; twice is a fault.
-        for attempt in (1, 2):
-            try:
-                self._carry_out(gripper, opened=opened)
-                break
-            except franky.CommandException as error:
-                _log.warning("gripper command failed (attempt %d): %s", attempt, str(error))
-                if attempt == 2:
-                    self._fault = f"the gripper failed: {error}"
-        self._since_s = None
-        self._done_open = opened
-
-    def _carry_out(self, gripper: Any, *, opened: bool) -> None:
-        config = self._config
-        if opened:
-            pending = gripper.move_async(config.open_width_m, config.speed_m_s)
-        else:
-            # Epsilons as wide as the hand: whatever is between the fingers is held.
-            width = config.open_width_m
-            pending = gripper.grasp_async(
-                config.grasp_width_m, config.speed_m_s, config.force_n, width, width
-            )
-        while not pending.wait(_POLL_S) and not self._stopping:
-            self._width_m = float(gripper.width)
-        if not self._stopping:
-            # False means that nothing was between the fingers, which is no fault.
-            pending.get()
+    def close(self) -> None:
+        """Do nothing."""

@@ -99,11 +99,15 @@ def towards(start: Array, goal: Array, *, metres: float, radians: float) -> Arra
     turn = rotation_vector(goal[:3, :3] @ start[:3, :3].T)
     way = goal[:3, 3] - start[:3, 3]
     need = max(np.linalg.norm(way) / metres, np.linalg.norm(turn) / radians)
-    if need <= 1.0:
-        return goal.copy()
+    return goal.copy() if need <= 1.0 else between(start, goal, 1.0 / float(need))
+
+
+def between(start: Array, goal: Array, share: float) -> Array:
+    """Return the pose at ``share`` of the way from ``start`` to ``goal``."""
+    turn = rotation_vector(goal[:3, :3] @ start[:3, :3].T)
     pose = np.eye(4)
-    pose[:3, :3] = rotation_about(turn / need) @ start[:3, :3]
-    pose[:3, 3] = start[:3, 3] + way / need
+    pose[:3, :3] = rotation_about(share * turn) @ start[:3, :3]
+    pose[:3, 3] = start[:3, 3] + share * (goal[:3, 3] - start[:3, 3])
     return pose
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,8 +87,9 @@ class Sensors:
                 f"{', '.join(self.embodiment.video_keys)} once: give cameras=[{{'key': ..., "
                 "'serial': ...}, ...]; `dzrobot doctor franka` lists serial numbers"
             )
-        for camera in self._cameras:
-            camera.open()
+        # Each looks for its device in a process of its own, which takes seconds.
+        with ThreadPoolExecutor(len(self._cameras)) as pool:
+            list(pool.map(lambda camera: camera.open(), self._cameras))
 
     def close(self) -> None:
         """Close the cameras, then the arm."""

@@ -24,7 +24,7 @@ from dzrobot.envs.franka.fakes import (
     FakeGripper,
     FakeOperator,
 )
-from dzrobot.envs.franka.franky_arm import version_hint
+from dzrobot.envs.franka.franky_driver import version_hint
 from dzrobot.envs.franka.keyboard import Keyboard
 from dzrobot.envs.franka.lock import ArmLock
 from dzrobot.envs.franka.make import make_franka
@@ -110,7 +110,7 @@ def test_observation_has_the_keys_and_sizes_of_the_embodiment():
 def test_state_is_gripper_force_pose_torque_velocity():
     env, arm, _ = make(action={"frame": "ee"})
     env.reset()
-    arm.force_n, arm.torque_nm = np.array([1.0, 2, 3]), np.array([4.0, 5, 6])
+    arm.force_n, arm.torque_nm = np.array([1.0, 2, 3]), np.array([3.0, 4, 5])
     observation, *_ = env.step(act(1, 0, 0, 0, 0, 0.5))
     state = observation["state.state"]
     np.testing.assert_allclose(state[0], 0.08, atol=1e-6)
@@ -118,7 +118,7 @@ def test_state_is_gripper_force_pose_torque_velocity():
     # The hand points down: its x axis is the base's, its y and z axes are turned.
     np.testing.assert_allclose(state[4:7], (0.03, 0, 0), atol=1e-6)
     np.testing.assert_allclose(state[7:10], (0, 0, 0.05), atol=1e-6)
-    np.testing.assert_allclose(state[10:13], (4, 5, 6))
+    np.testing.assert_allclose(state[10:13], (3, 4, 5))
     assert state[13] == pytest.approx(0.3, rel=1e-2)
 
 

@@ -14,8 +14,9 @@ from dzrobot.cli import main
 from dzrobot.commands.replay import load_recording, replay
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.emulators.bench import SERIALS
-from dzrobot.envs.franka.camera import await_serials, context_for
+from dzrobot.envs.franka.camera import RealSenseCamera
 from dzrobot.envs.franka.cells import EmulatedCell
+from dzrobot.envs.franka.config import CameraConfig
 from dzrobot.envs.franka.make import connectable, load_workcell
 from dzrobot.errors import RobotError
 from dzrobot.recording import EpisodeWriter
@@ -198,10 +199,9 @@ def test_check_env_passes_on_the_emulators():
 def test_a_missing_camera_is_named_beside_those_found():
     cell = EmulatedCell()
     cell.open()
-    context = context_for(json.dumps(cell.camera_settings(), sort_keys=True))
-    await_serials(context, list(SERIALS), 20.0)
+    config = CameraConfig(key="video.image", serial="0")
     with pytest.raises(RobotError, match=f"no camera 0; found: {', '.join(SERIALS)}"):
-        await_serials(context, ["0", SERIALS[0]], 0.3)
+        RealSenseCamera(config, cell.camera_settings).open()
     cell.close()
 
 

@@ -1,0 +1,362 @@
+"""Drivers in processes of their own: nothing that hangs in there, for ever, freezes the others."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dzrobot.envs.franka.arm import DisconnectedError
+from dzrobot.envs.franka.cells import EmulatedCell
+from dzrobot.envs.franka.clock import SystemClock
+from dzrobot.envs.franka.env import FrankaEnv
+from dzrobot.envs.franka.fakes import FakeArm, FakeCamera
+from dzrobot.envs.franka.make import connectable, load_workcell
+from dzrobot.envs.franka.process import DriverProcess, Latest
+from dzrobot.errors import DzrobotError, RobotError
+
+GAP_S = 0.2
+"""How long the environment's process may be silent, beyond what the machine does to everyone."""
+
+STILL = np.zeros(7, np.float32)
+FORWARD = np.array([0.2, 0, 0, 0, 0, 0, 0], np.float32)
+CLOSED = np.array([0.2, 0, 0, 0, 0, 0, -1], np.float32)
+
+
+class Echo:
+    """A driver without a device."""
+
+    def __init__(self, latest=None):
+        self.latest = latest
+
+    def tick(self):
+        return 0.01
+
+    def translate(self, error):
+        return RobotError(f"translated {error}")
+
+    def close(self):
+        if self.latest is not None:
+            self.latest.put(b"closed")
+
+    def echo(self, value):
+        return value
+
+    def pid(self):
+        return os.getpid()
+
+    def publish(self, count):
+        for number in range(count):
+            self.latest.put(bytes([number]) * (1000 + number))
+
+    def fail(self, kind):
+        raise kind("broken")
+
+    def hang(self, seconds):
+        time.sleep(seconds)
+
+
+@pytest.fixture
+def echo():
+    driver = DriverProcess("echo", Echo, memory=1 << 16)
+    driver.ask("pid", timeout_s=30)
+    yield driver
+    driver.kill()
+
+
+def test_a_driver_answers_and_its_errors_are_ours(echo):
+    assert echo.ask("echo", {"a": 1}, timeout_s=5) == {"a": 1}
+    assert echo.ask("pid", timeout_s=5) == echo.pid != os.getpid()
+    with pytest.raises(RobotError, match="translated broken"):
+        echo.ask("fail", ValueError, timeout_s=5)
+    with pytest.raises(DisconnectedError, match=r"^broken"):
+        echo.ask("fail", DisconnectedError, timeout_s=5)
+    assert echo.ask("echo", 2, timeout_s=5) == 2
+
+
+def test_a_driver_that_hangs_is_killed_by_whoever_waits(echo):
+    with pytest.raises(DisconnectedError, match=r"gave no answer within 0\.2 s"):
+        echo.ask("hang", 60.0, timeout_s=0.2)
+    assert not echo.is_running()
+    with pytest.raises(DisconnectedError):
+        echo.latest.get()
+
+
+def ask_until_lost(driver, took):
+    while len(took) < 1000:
+        began = time.monotonic()
+        assert driver.prompt("echo", 1, default="none") == "none"
+        took.append(time.monotonic() - began)
+        time.sleep(0.02)
+
+
+def test_a_loop_waits_for_a_stopped_driver_once_and_gives_up_later(echo):
+    os.kill(echo.pid, signal.SIGSTOP)
+    took = []
+    with pytest.raises(DisconnectedError, match="answered nothing"):
+        ask_until_lost(echo, took)
+    assert took[0] >= 0.1
+    assert np.median(took[1:]) < 0.05
+    assert not echo.is_running()
+
+
+def test_a_late_answer_is_not_taken_for_another_questions(echo):
+    os.kill(echo.pid, signal.SIGSTOP)
+    assert echo.prompt("echo", "first") is None
+    os.kill(echo.pid, signal.SIGCONT)
+    assert echo.ask("echo", "second", timeout_s=10) == "second"
+    assert echo.prompt("echo", "third") == "third"
+
+
+def test_a_driver_ends_with_its_parent():
+    script = (
+        "import os\n"
+        "from dzrobot.envs.franka.process import DriverProcess\n"
+        "from test_franka_processes import Echo\n"
+        "driver = DriverProcess('echo', Echo, memory=64)\n"
+        "print(driver.ask('pid', timeout_s=30), flush=True); os.kill(os.getpid(), 9)"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    pid = int(found.stdout)
+    deadline = time.monotonic() + 30
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.kill(pid, 0)
+            time.sleep(0.05)
+    assert time.monotonic() < deadline
+
+
+def test_values_are_read_whole_while_they_are_written(echo):
+    seen = set()
+    for _ in range(20):
+        echo.tell("publish", 200)
+        deadline = time.monotonic() + 0.05
+        while time.monotonic() < deadline:
+            value = echo.latest.get()
+            if value is not None:
+                assert value == bytes([value[0]]) * (1000 + value[0])
+                seen.add(value[0])
+    assert len(seen) > 1
+
+
+def test_shared_memory_shows_nothing_before_the_first_value():
+    latest = Latest.create(10)
+    assert latest.get() is None
+    latest.put(b"ab", b"cd")
+    assert (latest.get(), latest.count()) == (b"abcd", 1)
+    latest.close()
+
+
+def beat(stop, gaps):
+    """Note the longest silence until ``stop``."""
+    last = time.monotonic()
+    while not stop.is_set():
+        time.sleep(0.005)
+        now = time.monotonic()
+        gaps.value = max(gaps.value, now - last)
+        last = now
+
+
+class Heartbeats:
+    """The longest silence of this process, and of one that does nothing else."""
+
+    def __init__(self):
+        spawn = multiprocessing.get_context("spawn")
+        self._stop, self._threads_stop = spawn.Event(), threading.Event()
+        self._other, self._own = spawn.Value("d", 0.0), multiprocessing.Value("d", 0.0)
+        self._process = spawn.Process(target=beat, args=(self._stop, self._other), daemon=True)
+        self._thread = threading.Thread(target=beat, args=(self._threads_stop, self._own))
+
+    def __enter__(self):
+        self._process.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._threads_stop.set()
+        self._thread.join()
+        self._process.join(5)
+
+    @property
+    def own_s(self):
+        return self._own.value
+
+    @property
+    def machines_s(self):
+        return self._other.value
+
+    def forget(self):
+        self._own.value = self._other.value = 0.0
+
+
+class KeptCell(EmulatedCell):
+    """Emulators that stay when an environment closes."""
+
+    def close(self):
+        pass
+
+    def end(self):
+        super().close()
+
+
+class DrawnCamera(FakeCamera):
+    """A camera without a device, on this machine's clock."""
+
+    def __init__(self, key):
+        arm = FakeArm(clock=SystemClock())
+        arm.connect()
+        super().__init__(key, arm)
+
+
+@pytest.fixture(scope="module")
+def cell():
+    pytest.importorskip("franky", reason="needs franky-control (x86_64 Linux)")
+    pytest.importorskip("pyrealsense2", reason="needs pyrealsense2 (x86_64 Linux)")
+    cell = KeptCell()
+    yield cell
+    cell.end()
+
+
+@pytest.fixture(scope="module")
+def beats():
+    with Heartbeats() as beats:
+        yield beats
+
+
+PATIENT = {"frame_age_s": 3.0, "state_age_s": 0.5}
+
+
+def make(cell, *, cameras):
+    values = {
+        "control_hz": 20.0, "reward": {"rule": "none"}, "limits": PATIENT,
+        "gripper": {"timeout_s": 2.0}, "reset": {"speed_m_s": 0.5, "lift_m": 0.0},
+    }  # fmt: skip
+    env = connectable(cell, load_workcell("emulated", values))
+    if not cameras:
+        drawn = [DrawnCamera(key) for key in ("video.image", "video.wrist_image")]
+        env = FrankaEnv(env.arm, drawn, env.config)
+    return env
+
+
+def pids(env, cell, peer):
+    """Return the processes that are stopped."""
+    match peer:
+        case "emulated arm":
+            return [cell.bench._arm.pid]
+        case "emulated cameras":
+            return [cell.bench._cameras.pid]
+        case "arm driver":
+            return [env.arm.driver.pid]
+        case "hand driver":
+            return [env.arm.gripper.driver.pid]
+    return [camera.driver.pid for camera in env._sensors._cameras]
+
+
+def reach(env, phase):
+    """Bring the environment to ``phase``."""
+    env.reset()
+    steps = {"move": [FORWARD] * 3, "grasp": [CLOSED]}.get(phase, [STILL])
+    for action in steps:
+        assert env.step(action)[4]["abort"] == ""
+
+
+@pytest.mark.robot
+@pytest.mark.parametrize(
+    ("peer", "phase"),
+    [
+        *((peer, phase) for peer in ("emulated arm", "arm driver")
+          for phase in ("connect", "move", "grasp", "stop", "close")),
+        *(("hand driver", phase) for phase in ("move", "grasp", "close")),
+        *(("emulated cameras", phase) for phase in ("connect", "move", "close")),
+        ("camera drivers", "move"),
+    ],
+)  # fmt: skip
+def test_what_is_stopped_for_ever_freezes_nobody(peer, phase, cell, beats):
+    env = make(cell, cameras="camera" in peer)
+    cell.open()
+    if phase == "connect" and not peer.endswith("driver"):
+        stopped = pids(env, cell, peer)
+    else:
+        reach(env, phase)
+        stopped = pids(env, cell, peer)
+    beats.forget()
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        steps = watch(env, peer, phase)
+    finally:
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        env.close()
+    assert beats.own_s < GAP_S + 2 * beats.machines_s
+    assert all(took < GAP_S + 0.05 + 2 * beats.machines_s for took in steps)
+    again = make(cell, cameras=False)
+    again.reset()
+    assert again.step(STILL)[4]["abort"] == ""
+    again.close()
+
+
+def watch(env, peer, phase):
+    """Go on beside what was stopped; return how long each step took."""
+    steps = []
+    if phase in ("move", "grasp"):
+        aborted, action = False, CLOSED if phase == "grasp" else FORWARD
+        while not aborted and len(steps) < 200:
+            began = time.monotonic()
+            *_, aborted, info = env.step(action)
+            steps.append(time.monotonic() - began)
+        assert aborted
+        assert info["abort"] in ("stale_state", "stale_frame", "gripper", "connection")
+    if phase == "stop":
+        began = time.monotonic()
+        env._control.release()
+        assert time.monotonic() - began < 15
+    if phase != "close":
+        began = time.monotonic()
+        # A driver is killed and another started; a device that is gone is an error.
+        with contextlib.nullcontext() if "driver" in peer else pytest.raises(DzrobotError):
+            env.reset()
+        assert time.monotonic() - began < 60
+    began = time.monotonic()
+    env.close()
+    assert time.monotonic() - began < 30
+    return steps
+
+
+@pytest.mark.robot
+def test_the_environments_process_imports_no_native_driver_and_ends_beside_a_stuck_hand(tmp_path):
+    pytest.importorskip("franky", reason="needs franky-control (x86_64 Linux)")
+    script = textwrap.dedent("""
+        import os, signal, sys
+        import numpy as np
+        from dzrobot.envs.franka.cells import EmulatedCell
+        from dzrobot.envs.franka.make import connectable, load_workcell
+
+        values = {"reward": {"rule": "none"}, "limits": {"frame_age_s": 5.0, "state_age_s": 5.0}}
+        cell = EmulatedCell()
+        env = connectable(cell, load_workcell("emulated", values))
+        env.reset()
+        env.step(np.zeros(7, np.float32))
+        cell.bench.set(gripper_stuck=True)
+        env.step(np.array([0, 0, 0, 0, 0, 0, -1], np.float32))
+        os.kill(cell.bench._arm.pid, signal.SIGSTOP)
+        print(sorted({"franky", "pyrealsense2"} & set(sys.modules)), flush=True)
+    """)
+    path = tmp_path / "stuck.py"
+    path.write_text(script)
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
