@@ -127,6 +127,7 @@ def test_no_sequence_of_events_moves_a_target_out_of_bounds(config, events):
             _, _, _, truncated, info = env.step(np.array(value))
         except gym.error.ResetNeeded:
             restore(arm)
+            env.acknowledge()
             env.reset()
             continue
         if truncated or info["recoveries"]:
