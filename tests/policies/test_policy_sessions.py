@@ -8,6 +8,7 @@ import torch
 
 from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.errors import ConfigError, ModalityError, SessionError
+from dzrobot.modality.window import read_observation
 from dzrobot.policies.base import BatchPolicy
 from dzrobot.policies.dreamzero.episode import frame_offsets
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
@@ -316,7 +317,7 @@ class TestNoise:
         policy = policy_of(tiny, libero, noise="slot", noise_slots=3)
         policy.reset("a", episode=2)
         episode = policy._episodes["a"]
-        episode.see(observe(libero, 0, 0))
+        episode.see(read_observation(observe(libero, 0, 0), libero))
         request = policy._requests.make(policy._pipeline.encode(episode.window((0,))), episode)
         for name in ("video_CFYX", "action_AM"):
             row = getattr(request.noise, name)
