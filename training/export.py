@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from dzrobot.policies.dreamzero.checkpoints.directory import (
     Sidecars,
+    read_metadata,
     write_directory,
     write_sidecars,
 )
@@ -26,7 +27,7 @@ from dzrobot.policies.dreamzero.checkpoints.names import (
     peft_name,
 )
 from dzrobot.policies.dreamzero.checkpoints.passport import Passport, passport_for
-from dzrobot.policies.dreamzero.checkpoints.sources import UnionSource, WeightSource, read_json
+from dzrobot.policies.dreamzero.checkpoints.sources import UnionSource, WeightSource
 from dzrobot.policies.dreamzero.checkpoints.writer import ShardOptions, StateDictSource
 from dzrobot.training.assembly import export_folder, tokenizer_path
 from dzrobot.training.parallel import DTYPES
@@ -125,7 +126,7 @@ def _metadata(parts: Parts) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for source in parts.recordings.train.sources:
         tag, given = source.spec.embodiment.tag, source.spec.metadata
-        content = read_json(Path(given)) if isinstance(given, str | Path) else given
+        content = read_metadata(Path(given)) if isinstance(given, str | Path) else given
         merged[tag] = content[tag]
     return merged
 

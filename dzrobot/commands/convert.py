@@ -34,11 +34,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--merge", action="store_true", help="merge adapters into the weights")
     parser.add_argument("--dtype", choices=_DTYPES, help="convert to this dtype")
     parser.add_argument(
-        "--shard-gb", type=float, default=4.0, metavar="GB", help="largest file (default: 4)"
+        "--shard-gb", type=_gigabytes, default=4.0, metavar="GB", help="largest file (default: 4)"
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="of the tensors that Wan component files lack"
     )
+
+
+def _gigabytes(text: str) -> float:
+    """Return the size of a file in gigabytes, between a kilobyte and an exabyte."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1e-6 <= value <= 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r}: give gigabytes, from 0.000001 to 1e9")
+    return value
 
 
 def run(args: argparse.Namespace) -> int:

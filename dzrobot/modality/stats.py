@@ -2,12 +2,13 @@
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dzrobot.documents import read_json, shorten, validated
 from dzrobot.embodiments.spec import Embodiment, Normalization, Part
 from dzrobot.errors import StatisticsError, preview, suggest
 
@@ -73,16 +74,12 @@ def _content(source: str | Path | Mapping[str, Any]) -> tuple[Mapping[str, Any],
     if isinstance(source, Mapping):
         return source, "metadata"
     path = Path(source)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+    if not path.exists():
         raise StatisticsError(
-            f"no statistics at {path}: {error.strerror or error}. Give the metadata.json of the "
-            "checkpoint, or make one for a dataset with `dzrobot stats`."
-        ) from error
-    except ValueError as error:
-        raise StatisticsError(f"{path} is not valid JSON: {error}") from error
-    return _mapping(content, str(path)), str(path)
+            f"no statistics at {path}. Give the metadata.json of the checkpoint, or make one for a "
+            "dataset with `dzrobot stats`."
+        )
+    return read_json(path, dict[str, Any], StatisticsError), str(path)
 
 
 def _entry(content: Mapping[str, Any], where: str, tag: str) -> Mapping[str, Any]:
@@ -99,9 +96,13 @@ def _check_relative(entry: Mapping[str, Any], where: str, embodiment: Embodiment
     if RELATIVE_KEYS not in entry:
         return
     wanted = sorted(part.name for part in embodiment.action if part.reference is not None)
-    if sorted(entry[RELATIVE_KEYS]) != wanted:
+    keys = validated(
+        entry[RELATIVE_KEYS], list[str], f"{where}, {embodiment.tag}, {RELATIVE_KEYS}",
+        StatisticsError,
+    )  # fmt: skip
+    if sorted(keys) != wanted:
         raise StatisticsError(
-            f"{where} was made with relative actions for {preview(entry[RELATIVE_KEYS])}, the "
+            f"{where} was made with relative actions for {preview(keys)}, the "
             f"embodiment {embodiment.tag!r} has {preview(wanted)}: their ranges differ widely. "
             "Make new statistics with `dzrobot stats`, or set Part.reference as they were made."
         )
@@ -140,16 +141,18 @@ def _numbers(at: Mapping[str, Any], where: str, field: str, part: Part) -> tuple
             f"{part.key} needs; it has {preview(at)}."
         )
     values = at[field]
-    if not isinstance(values, Sequence) or not all(isinstance(v, int | float) for v in values):
-        raise StatisticsError(f"{where}, {field} must be a list of numbers, got {values!r:.80}")
+    if not isinstance(values, list | tuple) or not all(type(v) in (int, float) for v in values):
+        raise StatisticsError(f"{where}, {field} must be a list of numbers, got {shorten(values)}")
     if len(values) != part.dim:
         raise StatisticsError(
             f"{where}, {field} has {len(values)} numbers, {part.key} of the embodiment has "
             f"{part.dim}: use the embodiment the statistics were made for, or dataclasses.replace "
             "the part's dim."
         )
-    if not all(math.isfinite(value) for value in values):
-        raise StatisticsError(f"{where}, {field} holds a number that is not finite: {values!r:.80}")
+    if not all(abs(value) <= sys.float_info.max for value in values):
+        raise StatisticsError(
+            f"{where}, {field} holds a number that is not finite: {shorten(values)}"
+        )
     return tuple(float(value) for value in values)
 
 

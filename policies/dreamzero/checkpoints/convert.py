@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.coldstart import (
     cold_start,
@@ -33,7 +34,7 @@ from dzrobot.policies.dreamzero.checkpoints.load import (
 )
 from dzrobot.policies.dreamzero.checkpoints.lora import MergedSource, adapter_scale, inject_adapters
 from dzrobot.policies.dreamzero.checkpoints.names import adapted_names, peft_name
-from dzrobot.policies.dreamzero.checkpoints.sources import WeightSource, read_json
+from dzrobot.policies.dreamzero.checkpoints.sources import WeightSource
 from dzrobot.policies.dreamzero.checkpoints.writer import SHARD_BYTES, ShardOptions, written_aside
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 
@@ -118,7 +119,7 @@ def _convert_components(
             "folder with config.json and experiment_cfg/metadata.json (--config-from)"
         )
     folder = locate(options.config_from)
-    config_json = read_json(folder / CONFIG_FILE)
+    config_json = read_json(folder / CONFIG_FILE, dict[str, Any], CheckpointError)
     config = NetworkConfig.from_dict(config_json)
     start = cold_start(
         find_components(folders, config), config, expected_shapes(config), seed=options.seed

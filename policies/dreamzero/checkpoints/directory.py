@@ -4,15 +4,14 @@ docs/model.md, sections 1.1 to 1.4.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from dzrobot.errors import CheckpointError, preview
+from dzrobot.documents import read_bytes, read_json, validated
+from dzrobot.errors import CheckpointError, ConfigError, preview
 from dzrobot.policies.dreamzero.checkpoints.checksums import write_checksums
 from dzrobot.policies.dreamzero.checkpoints.dcp import open_dcp, open_trained
 from dzrobot.policies.dreamzero.checkpoints.hub import locate
@@ -23,6 +22,7 @@ from dzrobot.policies.dreamzero.checkpoints.names import (
 from dzrobot.policies.dreamzero.checkpoints.passport import (
     PASSPORT_FILE,
     Passport,
+    PublishedTraining,
     published_passport,
     read_passport,
     write_passport,
@@ -31,7 +31,6 @@ from dzrobot.policies.dreamzero.checkpoints.sources import (
     WeightSource,
     open_pickled,
     open_safetensors,
-    read_json,
 )
 from dzrobot.policies.dreamzero.checkpoints.writer import (
     ShardOptions,
@@ -40,6 +39,7 @@ from dzrobot.policies.dreamzero.checkpoints.writer import (
     written_aside,
 )
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.yaml_values import LARGEST, read_yaml
 
 CONFIG_FILE = "config.json"
 METADATA_FILE = Path("experiment_cfg/metadata.json")
@@ -95,21 +95,20 @@ class Checkpoint:
     @cached_property
     def metadata(self) -> dict[str, Any]:
         """Return metadata.json: normalisation statistics by tag."""
-        return read_json(self.metadata_file)
+        return read_metadata(self.metadata_file)
 
     @cached_property
-    def training(self) -> dict[str, Any] | None:
+    def training(self) -> PublishedTraining | None:
         """Return experiment_cfg/conf.yaml, None if there is none."""
         file = self.folder / TRAINING_FILE
         if not file.is_file():
             return None
         try:
-            data = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{file} is no valid YAML; copy it again") from error
-        if not isinstance(data, dict):
-            raise CheckpointError(f"{file} holds no mapping; copy it again")
-        return data
+            text = read_bytes(file, CheckpointError, largest=LARGEST).decode("utf-8")
+            data, _ = read_yaml(text, str(file))
+        except (ConfigError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{file} cannot be read: {error}; copy it again") from error
+        return validated(data, PublishedTraining, str(file), CheckpointError)
 
     @cached_property
     def own_passport(self) -> Passport | None:
@@ -131,6 +130,15 @@ class Checkpoint:
     def has_adapters(self) -> bool:
         """Return whether LoRA matrices are among the weights."""
         return any(is_adapter(name) for name in self.weights.tensors)
+
+
+def read_metadata(file: Path) -> dict[str, Any]:
+    """Return metadata.json: normalisation statistics by tag.
+
+    Raises:
+        CheckpointError: It is missing, damaged, or no statistics by tag.
+    """
+    return dict(read_json(file, dict[str, dict[str, Any]], CheckpointError))
 
 
 def open_checkpoint(
@@ -165,7 +173,10 @@ def open_checkpoint(
             "experiment_cfg/metadata.json (config_from, on the command line --config-from)"
         )
     return Checkpoint(
-        path=path, weights=weights, folder=folder, config_json=read_json(folder / CONFIG_FILE)
+        path=path,
+        weights=weights,
+        folder=folder,
+        config_json=read_json(folder / CONFIG_FILE, dict[str, Any], CheckpointError),
     )
 
 
@@ -256,10 +267,25 @@ def write_sidecars(folder: Path, sidecars: Sidecars) -> None:
 def _copy_beside(origin: Path, folder: Path) -> None:
     for name in ("experiment_cfg", TOKENIZER_FOLDER):
         if (origin / name).is_dir():
+            _refuse_foreign_links(origin, [origin / name, *(origin / name).rglob("*")])
             shutil.copytree(origin / name, folder / name)
     for name in ("wandb_config.json", PASSPORT_FILE):
         if (origin / name).is_file():
+            _refuse_foreign_links(origin, [origin / name])
             shutil.copyfile(origin / name, folder / name)
+
+
+def _refuse_foreign_links(origin: Path, paths: Iterable[Path]) -> None:
+    """Raise :class:`CheckpointError` if a link leads out of the checkpoint: it would be copied."""
+    # The hub's cache keeps the files of all revisions in one folder, and links to them.
+    own = origin.parent.parent if origin.parent.name == "snapshots" else origin
+    root = own.resolve()
+    for path in paths:
+        if not path.resolve().is_relative_to(root):
+            raise CheckpointError(
+                f"{path} is a link to {path.resolve()}, outside of the checkpoint; put the file "
+                "itself there, or remove the link"
+            )
 
 
 def exported_config(config_json: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,19 @@ def locate(path_or_repo: str | Path, revision: str | None = None) -> Path:
         CheckpointError: There is no such path, or the repository cannot be had.
     """
     path = Path(path_or_repo).expanduser()
-    if path.exists():
+    try:
+        there = path.exists()
+        usable = path.is_file() or path.is_dir()
+    except (OSError, ValueError) as error:
+        # Too long for a path, or with a NUL in it.
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(
+            f"no checkpoint at {str(path)[:80]!r}: {reason}; give a folder, a file, or a Hugging "
+            "Face id owner/name"
+        ) from error
+    if there and not usable:
+        raise CheckpointError(f"{path} is neither a folder nor a file; give a checkpoint's")
+    if there:
         if revision is not None:
             raise CheckpointError(
                 f"{path} is a local path, revision={revision!r} has no meaning for it; leave the "

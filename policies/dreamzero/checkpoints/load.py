@@ -31,6 +31,7 @@ from dzrobot.policies.dreamzero.checkpoints.lora import (
 )
 from dzrobot.policies.dreamzero.checkpoints.names import canonical, is_adapter
 from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo, UnionSource, WeightSource
+from dzrobot.policies.dreamzero.checkpoints.unpickling import MALFORMED, first_line
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.keymap import PREFIXES, Entry, entries
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
@@ -73,9 +74,19 @@ def slots(network: WorldActionModel) -> dict[str, Slot]:
 
 
 def build_network(config: NetworkConfig, *, text_encoder: bool = True) -> WorldActionModel:
-    """Return the network of ``config`` without memory for its weights, on the meta device."""
-    with torch.device("meta"):
-        return WorldActionModel(config, text_encoder=text_encoder)
+    """Return the network of ``config`` without memory for its weights, on the meta device.
+
+    Raises:
+        CheckpointError: No network has such sizes.
+    """
+    try:
+        with torch.device("meta"):
+            return WorldActionModel(config, text_encoder=text_encoder)
+    except MALFORMED as error:
+        raise CheckpointError(
+            f"config.json describes a network that cannot be built: {first_line(error)}; use the "
+            "one published with the weights"
+        ) from error
 
 
 def expected_shapes(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
@@ -126,6 +137,8 @@ def complete_source(
     """
     weights = checkpoint.weights
     absent = slots(network).keys() - weights.tensors.keys()
+    if base is None and absent:
+        base = _recorded_base(checkpoint)
     if base is None and not checkpoint.has_adapters:
         return _known_complete(checkpoint, absent)
     if base is None and absent:
@@ -145,6 +158,19 @@ def complete_source(
     if checkpoint.has_adapters:
         check_adapters(source.tensors, checkpoint.config.head, weights.origin)
     return source
+
+
+def _recorded_base(checkpoint: Checkpoint) -> str | None:
+    """Return the folder that training started from, if it is still there.
+
+    Its weights are compared with the fingerprint in the passport, like those of one that is given.
+    """
+    passport = checkpoint.own_passport
+    if passport is None or passport.base is None:
+        return None
+    model = passport.recipe.get("model")
+    path = model.get("model_path") if isinstance(model, dict) else None
+    return path if isinstance(path, str) and Path(path).expanduser().is_dir() else None
 
 
 def _known_complete(checkpoint: Checkpoint, absent: set[str]) -> WeightSource:

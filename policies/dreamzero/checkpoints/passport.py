@@ -5,14 +5,16 @@ and the training config, as far as those answer.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from dzrobot.documents import read_json, validated
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import CheckpointError, ConfigError, preview
+from dzrobot.errors import CheckpointError, ConfigError
 from dzrobot.modality.stats import Statistics
-from dzrobot.policies.dreamzero.checkpoints.sources import read_json
 from dzrobot.policies.dreamzero.checkpoints.writer import write_json
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 
@@ -23,14 +25,25 @@ TRANSFORM_VERSION = 1
 
 _FORMAT = 1
 
+_MOST = 2**20
+"""Most numbers or actions that a passport is believed to speak of."""
+
+# JSON has lists where these values are tuples.
+_Names = Annotated[tuple[str, ...], Field(strict=False)]
+_Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
+_Size = Annotated[tuple[_Count, _Count], Field(strict=False)]
+_EXACT = ConfigDict(extra="forbid")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
     """What a checkpoint knows of one embodiment; None: not recorded."""
 
-    state_dim: int | None = None
-    action_dim: int | None = None
-    relative: tuple[str, ...] | None = None
+    __pydantic_config__ = _EXACT
+
+    state_dim: _Count | None = None
+    action_dim: _Count | None = None
+    relative: _Names | None = None
     """Names of the action parts measured from the state."""
 
     statistics: str | None = None
@@ -39,7 +52,7 @@ class Trained:
     action_frame: str | None = None
     """Axes of its Cartesian actions, as the embodiment names them."""
 
-    action_horizon: int | None = None
+    action_horizon: _Count | None = None
     """Actions of one of its plans, where that is not the passport's: in a mixture the network's
     plans are as long as the longest of its robots'."""
 
@@ -48,19 +61,21 @@ class Trained:
 class Passport:
     """What a checkpoint was made for; None: not recorded."""
 
+    __pydantic_config__ = _EXACT
+
     embodiments: Mapping[str, Trained]
     """By tag."""
 
-    action_horizon: int
+    action_horizon: _Count
     """Actions that the network plans at a time."""
 
-    frame_size: tuple[int, int] | None = None
+    frame_size: _Size | None = None
     """(height, width) in pixels of the frame the network sees."""
 
     base: str | None = None
     """Fingerprint of the weights it was fine-tuned from."""
 
-    transforms: int | None = None
+    transforms: _Count | None = None
     """:data:`TRANSFORM_VERSION` of the pipeline it was trained with."""
 
     recipe: Mapping[str, Any] = field(default_factory=dict)
@@ -71,6 +86,16 @@ class Passport:
         trained = self.embodiments.get(tag)
         own = None if trained is None else trained.action_horizon
         return self.action_horizon if own is None else own
+
+
+class PublishedTraining(BaseModel):
+    """What is read of experiment_cfg/conf.yaml, the training config beside published weights."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    relative_action: bool | None = None
+    relative_action_per_horizon: bool | None = None
+    relative_action_keys: list[str] | None = None
 
 
 def passport_for(
@@ -100,7 +125,7 @@ def passport_for(
 
 
 def published_passport(
-    config: NetworkConfig, metadata: Mapping[str, Any], training: Mapping[str, Any] | None
+    config: NetworkConfig, metadata: Mapping[str, Any], training: PublishedTraining | None
 ) -> Passport:
     """Return what the files of a checkpoint without a passport say.
 
@@ -117,13 +142,13 @@ def published_passport(
     )
 
 
-def _published_relative(training: Mapping[str, Any]) -> tuple[str, ...] | None:
-    if "relative_action" not in training:
+def _published_relative(training: PublishedTraining) -> tuple[str, ...] | None:
+    if training.relative_action is None:
         return None
-    if not (training["relative_action"] or training.get("relative_action_per_horizon")):
+    if not (training.relative_action or training.relative_action_per_horizon):
         return ()
-    keys = training.get("relative_action_keys") or ()
-    return tuple(sorted(str(key).removeprefix("action.") for key in keys))
+    keys = training.relative_action_keys or ()
+    return tuple(sorted(key.removeprefix("action.") for key in keys))
 
 
 def _relative(embodiment: Embodiment) -> tuple[str, ...]:
@@ -144,28 +169,10 @@ def read_passport(folder: Path) -> Passport | None:
     file = folder / PASSPORT_FILE
     if not file.is_file():
         return None
-    data = read_json(file)
+    data = read_json(file, dict[str, Any], CheckpointError)
     if data.pop("format", None) != _FORMAT:
         raise CheckpointError(f"{file} is of a format this version cannot read; update dzrobot")
-    known, needed = {f.name for f in fields(Passport)}, {"embodiments", "action_horizon"}
-    if not needed <= data.keys() <= known or not isinstance(data["embodiments"], dict):
-        raise CheckpointError(
-            f"{file} has the entries {preview(data, 8)}, expected {preview(known, 8)}; copy it "
-            "again"
-        )
-    try:
-        trained = {
-            tag: Trained(**{**entry, "relative": _tuple(entry.get("relative"))})
-            for tag, entry in data.pop("embodiments").items()
-        }
-        size = _tuple(data.pop("frame_size", None))
-        return Passport(embodiments=trained, frame_size=size, **data)  # type: ignore[arg-type]
-    except (TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file} is damaged ({error}); copy it again") from error
-
-
-def _tuple(value: list[Any] | None) -> tuple[Any, ...] | None:
-    return None if value is None else tuple(value)
+    return validated(data, Passport, str(file), CheckpointError)
 
 
 def check_passport(passport: Passport, asked: Passport, origin: str) -> None:

@@ -5,18 +5,19 @@ everything can be checked before the first byte of a weight is read. Pickled fil
 opened with ``weights_only=True``.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError, preview
 from dzrobot.policies.dreamzero.checkpoints.names import canonical_table
 from dzrobot.policies.dreamzero.checkpoints.unpickling import load_tensors
@@ -55,6 +56,14 @@ class TensorInfo:
     def numel(self) -> int:
         """Return its number of elements."""
         return math.prod(self.shape)
+
+
+class _Index(BaseModel):
+    """``*.safetensors.index.json``: which file each tensor lies in."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    weight_map: dict[str, Annotated[str, Field(max_length=255, pattern=r"^[^/\x00]+$")]]
 
 
 class WeightSource(Protocol):
@@ -120,10 +129,8 @@ def open_safetensors(folder: Path, stem: str = "model") -> SafetensorsSource:
             f"{folder} holds neither {single.name} nor {index.name} (it holds {held}); download "
             "the weights again"
         )
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise CheckpointError(f"{index} has no weight_map; download it again")
-    files = sorted({folder / str(name) for name in weight_map.values()})
+    weight_map = read_json(index, _Index, CheckpointError).weight_map
+    files = sorted({folder / name for name in weight_map.values()})
     if missing := [file.name for file in files if not file.is_file()]:
         raise CheckpointError(
             f"{folder} lacks the shard {preview(missing)} that its index names; download it again"
@@ -211,6 +218,7 @@ def open_pickled(file: Path) -> MemorySource:
     """
     payload = load_tensors(file)
     values, nesting = _unnest(payload, file)
+    _check_dense(values, file)
     raw = canonical_table(values, str(file))
     clean = {name: values[raw[name]] for name in raw}
     return MemorySource(
@@ -219,6 +227,24 @@ def open_pickled(file: Path) -> MemorySource:
             n: TensorInfo(shape=tuple(t.shape), dtype=t.dtype, file=file) for n, t in clean.items()
         },
     )  # fmt: skip
+
+
+def _check_dense(values: Mapping[str, Tensor], file: Path) -> None:
+    """Check that every tensor is plain numbers that are there: a view can claim any size."""
+    size = file.stat().st_size
+    odd = [
+        name
+        for name, value in values.items()
+        if value.layout is not torch.strided
+        or value.device.type != "cpu"
+        or value.is_quantized
+        or value.numel() * value.element_size() > size
+    ]
+    if odd:
+        raise CheckpointError(
+            f"{file} holds {preview(map(str, odd))} as something other than stored numbers "
+            "(sparse, quantised, without data, or larger than the file); save plain tensors"
+        )
 
 
 def _unnest(payload: Any, file: Path) -> tuple[dict[str, Tensor], str]:
@@ -234,10 +260,16 @@ def _unnest(payload: Any, file: Path) -> tuple[dict[str, Tensor], str]:
     if not isinstance(payload, Mapping):
         raise CheckpointError(f"{file} holds a {type(payload).__name__}, not a state dict")
     flat = {
-        k.removeprefix(_FLAT_NESTING): v for k, v in payload.items() if k.startswith(_FLAT_NESTING)
+        k.removeprefix(_FLAT_NESTING): v
+        for k, v in payload.items()
+        if isinstance(k, str) and k.startswith(_FLAT_NESTING)
     }
     found = flat or dict(payload)
-    if foreign := [name for name, value in found.items() if not isinstance(value, Tensor)]:
+    if foreign := [
+        name
+        for name, value in found.items()
+        if not isinstance(value, Tensor) or not isinstance(name, str)
+    ]:
         raise CheckpointError(
             f"{file} holds entries that are no tensors: {preview(map(str, foreign))}; give a file "
             "whose state dict lies "
@@ -306,22 +338,3 @@ def renamed(source: WeightSource, rename: Callable[[str], str | None]) -> PartSo
     """Return ``source`` with ``rename`` applied to every name; None drops the tensor."""
     names = {new: old for old in source.tensors if (new := rename(old)) is not None}
     return PartSource(source=source, layout=source.layout, names=names)
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Return the mapping in a JSON file.
-
-    Raises:
-        CheckpointError: The file is missing or is no JSON object.
-    """
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"no file {file}; copy it from the checkpoint's origin") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{file} is no valid JSON ({error}); copy it again") from error
-    if not isinstance(data, dict):
-        raise CheckpointError(
-            f"{file} holds a {type(data).__name__}, expected an object; copy it again"
-        )
-    return data

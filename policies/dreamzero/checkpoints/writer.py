@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dzrobot.errors import CheckpointError
+from dzrobot.files import explained, remove
 from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo, WeightSource
 
 SHARD_BYTES = 4 * 1000**3
@@ -26,30 +26,24 @@ def written_aside(target: Path) -> Iterator[Path]:
     """Yield a path beside ``target`` to write to; renamed to ``target`` if all goes well.
 
     Raises:
-        CheckpointError: ``target`` exists already.
+        CheckpointError: ``target`` exists already, or cannot be written.
     """
-    refuse_existing(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    _remove(aside)
-    try:
-        yield aside
-        aside.rename(target)
-    finally:
-        _remove(aside)
+    with explained(f"write {str(target)[:200]}", CheckpointError):
+        refuse_existing(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        remove(aside)
+        try:
+            yield aside
+            aside.rename(target)
+        finally:
+            remove(aside)
 
 
 def refuse_existing(target: Path) -> None:
     """Raise :class:`CheckpointError` if ``target`` exists, before work is spent on it."""
     if target.exists():
         raise CheckpointError(f"{target} exists already; choose another path or remove it first")
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from dzrobot.errors import CheckpointError, ConfigError, UnknownNameError, find
-from dzrobot.policies.dreamzero.network.config_fields import changed, fill, plain, section, values
+from dzrobot.policies.dreamzero.network.config_fields import (
+    LIMITS,
+    changed,
+    fill,
+    plain,
+    section,
+    values,
+)
 
 _TARGET_ROOT = "groot.vla.model.dreamzero"
 _ACTION_HEAD = f"{_TARGET_ROOT}.action_head.wan_flow_matching_action_tf"
@@ -41,13 +48,13 @@ class DiTConfig:
     out_dim: int
     """Latent channels predicted; equals the VAE's."""
 
-    num_heads: int
+    num_heads: int = field(metadata={LIMITS: (1, 1024)})
     """Attention heads; divides ``dim``."""
 
-    num_layers: int
+    num_layers: int = field(metadata={LIMITS: (1, 1024)})
     """Transformer blocks."""
 
-    frame_seqlen: int
+    frame_seqlen: int = field(metadata={LIMITS: (1, 65536)})
     """Tokens of one latent frame."""
 
     concat_first_frame_latent: bool = True
@@ -59,7 +66,7 @@ class DiTConfig:
     text_dim: int = 4096
     """Width of the prompt embedding."""
 
-    text_len: int = 512
+    text_len: int = field(default=512, metadata={LIMITS: (1, 4096)})
     """Rows of the prompt embedding, padding included."""
 
     clip_dim: int = 1280
@@ -68,16 +75,16 @@ class DiTConfig:
     eps: float = 1e-6
     """Added to variances inside the normalisations."""
 
-    max_chunk_size: int = 4
+    max_chunk_size: int = field(default=4, metadata={LIMITS: (-1, 1024)})
     """Blocks of history before the context is dropped; -1 for token-level causal clean frames."""
 
-    num_frame_per_block: int = 2
+    num_frame_per_block: int = field(default=2, metadata={LIMITS: (1, 256)})
     """Latent frames denoised together."""
 
-    num_action_per_block: int = 24
+    num_action_per_block: int = field(default=24, metadata={LIMITS: (1, 4096)})
     """Action tokens of one block."""
 
-    num_state_per_block: int = 1
+    num_state_per_block: int = field(default=1, metadata={LIMITS: (1, 256)})
     """State tokens of one block."""
 
     action_dim: int = 32
@@ -124,13 +131,13 @@ class TextConfig:
     dim_ffn: int = 10240
     """Hidden width of the gated feed-forward layers."""
 
-    num_heads: int = 64
+    num_heads: int = field(default=64, metadata={LIMITS: (1, 1024)})
     """Attention heads; divides ``dim_attn``."""
 
-    num_layers: int = 24
+    num_layers: int = field(default=24, metadata={LIMITS: (1, 1024)})
     """Encoder blocks."""
 
-    num_buckets: int = 32
+    num_buckets: int = field(default=32, metadata={LIMITS: (1, 4096)})
     """Buckets of the relative position bias, one table per block."""
 
 
@@ -141,10 +148,10 @@ class ImageConfig:
     vision_dim: int = 1280
     """Width of the encoder; equals the transformer's ``clip_dim``."""
 
-    vision_heads: int = 16
+    vision_heads: int = field(default=16, metadata={LIMITS: (1, 1024)})
     """Attention heads."""
 
-    vision_layers: int = 32
+    vision_layers: int = field(default=32, metadata={LIMITS: (1, 1024)})
     """Blocks in the checkpoint; the last one is stored but never run."""
 
     vision_mlp_ratio: int = 4
@@ -153,10 +160,10 @@ class ImageConfig:
     embed_dim: int = 1024
     """Width of the unused projection stored in the checkpoint."""
 
-    image_size: int = 224
+    image_size: int = field(default=224, metadata={LIMITS: (1, 4096)})
     """Height and width in pixels the frame is resized to."""
 
-    patch_size: int = 14
+    patch_size: int = field(default=14, metadata={LIMITS: (1, 4096)})
     """Pixels along one side of an image token."""
 
 
@@ -176,10 +183,10 @@ class VaeConfig:
     dec_dim: int | None = None
     """Base width of the decoder; None for the encoder's."""
 
-    dim_mult: tuple[int, ...] = (1, 2, 4, 4)
+    dim_mult: tuple[int, ...] = field(default=(1, 2, 4, 4), metadata={LIMITS: (1, 64)})
     """Width of each stage over the base width."""
 
-    num_res_blocks: int = 2
+    num_res_blocks: int = field(default=2, metadata={LIMITS: (1, 64)})
     """Residual blocks of one encoder stage; the decoder has one more."""
 
     temporal_downsample: tuple[bool, ...] = (False, True, True)
@@ -209,16 +216,16 @@ class VaeConfig:
 class HeadConfig:
     """What surrounds the transformer: horizons, frame size, noise and LoRA options."""
 
-    action_horizon: int
+    action_horizon: int = field(metadata={LIMITS: (1, 4096)})
     """Actions predicted by one call."""
 
-    num_frames: int = 33
+    num_frames: int = field(default=33, metadata={LIMITS: (1, 65536)})
     """Frames of one training clip."""
 
-    target_video_height: int | None = None
+    target_video_height: int | None = field(default=None, metadata={LIMITS: (1, 4096)})
     """Rows the tiled frame is resized to; None keeps it as it comes."""
 
-    target_video_width: int | None = None
+    target_video_width: int | None = field(default=None, metadata={LIMITS: (1, 4096)})
     """Columns the tiled frame is resized to."""
 
     use_high_noise_emphasis: bool = False
@@ -245,7 +252,7 @@ class HeadConfig:
     train_architecture: Literal["full", "lora"] = "full"
     """Whether the checkpoint holds full transformer weights or adapters."""
 
-    lora_rank: int = 4
+    lora_rank: int = field(default=4, metadata={LIMITS: (1, 4096)})
     """Rank of the adapters."""
 
     lora_alpha: float = 4.0

@@ -4,9 +4,17 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from dzrobot.documents import shorten
 from dzrobot.errors import ConfigError, preview
 
 Config = TypeVar("Config")
+
+LIMITS = "limits"
+"""In the metadata of a field: the least and the most that a file may ask for."""
+
+_COMMON = (0, 2**20)
+_LONGEST = 16
+"""Items of a list."""
 
 
 def section(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -26,7 +34,7 @@ def fill(cls: type[Config], data: Mapping[str, Any], where: str) -> Config:
     A null entry of a required field counts as missing.
 
     Raises:
-        ConfigError: A required field is missing or an entry has the wrong type.
+        ConfigError: A required field is missing, or an entry has the wrong type or size.
     """
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     required = {
@@ -38,12 +46,17 @@ def fill(cls: type[Config], data: Mapping[str, Any], where: str) -> Config:
     }
     if missing := required - given.keys():
         raise ConfigError(f"{where} lacks {preview(missing)}")
-    return cls(
-        **{
-            name: _typed(value, known[name].type, f"{where}.{name}")
-            for name, value in given.items()
-        }
-    )
+    typed = {
+        name: _typed(value, known[name].type, f"{where}.{name}") for name, value in given.items()
+    }
+    for name, value in typed.items():
+        least, most = known[name].metadata.get(LIMITS, _COMMON)
+        for number in value if isinstance(value, tuple) else (value,):
+            if type(number) in (int, float) and not least <= number <= most:
+                raise ConfigError(
+                    f"{where}.{name} is {shorten(value)}, allowed: {least:g} to {most:g}"
+                )
+    return cls(**typed)
 
 
 def values(config: Any) -> dict[str, Any]:
@@ -66,16 +79,20 @@ def plain(value: Any) -> Any:
 def _typed(value: Any, wanted: Any, where: str) -> Any:
     """Return ``value`` as its field's type: lists as tuples, integers as floats where asked."""
     if get_origin(wanted) is Literal:
-        if value in get_args(wanted):
+        if isinstance(value, str) and value in get_args(wanted):
             return value
         allowed = ", ".join(map(repr, get_args(wanted)))
-        raise ConfigError(f"{where} is {value!r}, expected one of {allowed}")
+        raise ConfigError(f"{where} is {shorten(value)}, expected one of {allowed}")
     if get_origin(wanted) is tuple and isinstance(value, list | tuple):
+        if len(value) > _LONGEST:
+            raise ConfigError(f"{where} has {len(value)} items, at most {_LONGEST} are allowed")
         return tuple(_typed(item, get_args(wanted)[0], where) for item in value)
+    if get_origin(wanted) is tuple:
+        raise ConfigError(f"{where} is {shorten(value)}, expected a list")
     if wanted is float and type(value) is int:
         return float(value)
     allowed_types = get_args(wanted) or (wanted,)
     if type(value) not in allowed_types:
         names = " or ".join(kind.__name__ for kind in allowed_types)
-        raise ConfigError(f"{where} is {value!r}, expected {names}")
+        raise ConfigError(f"{where} is {shorten(value)}, expected {names}")
     return value

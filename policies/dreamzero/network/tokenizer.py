@@ -32,17 +32,19 @@ class PromptTokenizer:
             text_len: Tokens of every row returned, padding included.
 
         Raises:
-            CheckpointError: There is no tokenizer at ``source``.
+            CheckpointError: There is no tokenizer at ``source``, or its files are damaged.
         """
+        self.text_len = text_len
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(str(source))
-        except (OSError, ValueError) as error:
+            self._tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
+            # Some faults of its files show only when it is used.
+            self(["pick up the cup"])
+        except Exception as error:
             raise CheckpointError(
                 f"no tokenizer at {str(source)!r} ({_first_line(error)}). DreamZero checkpoints do "
                 f"not contain one: download {DEFAULT_TOKENIZER} (`hf download {DEFAULT_TOKENIZER} "
                 "--include 'tokenizer*' 'spiece*' 'special*'`) and give its folder as tokenizer"
             ) from error
-        self.text_len = text_len
 
     def __call__(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return ids and mask, both (B, text_len) int64; longer prompts are cut."""
