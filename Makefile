@@ -19,7 +19,7 @@ export MUJOCO_GL ?= egl
 # One thread per process: the tests and simulators run side by side.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test goldens kill-points setup system lint types layers smoke docs check tiny clean
+.PHONY: help demo test goldens kill-points lerobot setup system lint types layers smoke docs check tiny clean
 
 help:  ## what one can make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -38,6 +38,12 @@ goldens: setup  ## compare with reference numbers
 # What is recorded and evaluated is stopped at every one of its file operations, not at a few.
 kill-points: setup  ## stop recordings and evaluations at every file operation
 	KILL_POINTS=all $(BIN)/python -m pytest -m kill_points --timeout 3600
+
+# Downloads several GB: LeRobot pins its own PyTorch. Another folder: make lerobot LEROBOT=DIR.
+LEROBOT ?= $(HOME)/.cache/dzrobot/lerobot
+lerobot: setup  ## read, edit and go on with our recordings in LeRobot 0.3.3, 0.4.4 and 0.6.1
+	sh .ci/lerobot "$(LEROBOT)"
+	DZROBOT_LEROBOT="$(LEROBOT)" $(BIN)/python -m pytest -m lerobot --timeout 3600
 
 # From demonstrations to a trained tiny policy, about 80 minutes on two cores; goes on after a stop.
 tiny: setup  ## train the bundled policy from nothing

@@ -4,8 +4,7 @@ import argparse
 import math
 from pathlib import Path
 
-from dzrobot.errors import ConfigError, DatasetError
-from dzrobot.files import explained
+from dzrobot.errors import ConfigError
 from dzrobot.recording import consolidate
 
 SUMMARY = "pack the files of a v3.0 recording, many episodes in each"
@@ -31,9 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
         if not (math.isfinite(size) and size >= 0):
             raise ConfigError(f"{flag} {size}: allowed is a size from 0 (one episode a file) up")
     root: Path = arguments.path
-    with explained(f"pack {root}", DatasetError):
-        consolidate(root, data_mb=arguments.data_mb, video_mb=arguments.video_mb)
-        data = len(list(root.glob("data/*/*.parquet")))
-        videos = len(list(root.glob("videos/*/*/*.mp4")))
+    consolidate(root, data_mb=arguments.data_mb, video_mb=arguments.video_mb)
+    data = len(list(root.glob("data/*/*.parquet")))
+    videos = len(list(root.glob("videos/*/*/*.mp4")))
     print(f"{root}: {data} data files, {videos} videos")
     return 0

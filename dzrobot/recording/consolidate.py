@@ -15,12 +15,12 @@ import av
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dzrobot.documents import read_json
+from dzrobot.documents import read_json, validated
 from dzrobot.errors import DatasetError
-from dzrobot.files import replacing
-from dzrobot.recording import layout
+from dzrobot.files import explained, replacing
+from dzrobot.recording import files, layout
 from dzrobot.recording.commit import listed_files, read_rows, write_rows
-from dzrobot.recording.formats import Info
+from dzrobot.recording.formats import Count, Info, Seconds
 from dzrobot.recording.lock import lock
 
 MEGABYTE = 2**20
@@ -53,22 +53,44 @@ def consolidate(root: Path, *, data_mb: float = 100, video_mb: float = 200) -> N
         )
     handle = lock(root)
     try:
-        table = read_rows(root)
-        if table is None:
-            return
-        rows = table.to_pylist()
-        _join_data(root, rows, data_mb)
-        for key in [name for name, kind in info.features.items() if kind.dtype == "video"]:
-            _join_videos(root, rows, key, video_mb, info.fps)
-        updated = pa.Table.from_pylist(rows, schema=table.schema)
-        write_rows(root, updated)
-        keep = set(listed_files(root, updated))
-        for path in [*root.glob("data/*/*.parquet"), *root.glob("videos/*/*/*.mp4")]:
-            if path not in keep:
-                path.unlink()
+        with explained(f"pack {root}", DatasetError):
+            _pack(root, info, data_mb, video_mb)
+    except (pa.ArrowException, av.FFmpegError) as error:
+        raise DatasetError(f"a file of {root} cannot be read: {error}") from error
     finally:
         handle.close()
         shutil.rmtree(root / layout.ASIDE, ignore_errors=True)
+
+
+def _pack(root: Path, info: Info, data_mb: float, video_mb: float) -> None:
+    table = read_rows(root)
+    if table is None:
+        return
+    cameras = [name for name, column in info.features.items() if column.dtype == "video"]
+    rows = _checked(root, table, cameras)
+    _join_data(root, rows, data_mb)
+    for key in cameras:
+        _join_videos(root, rows, key, video_mb, info.fps)
+    updated = pa.Table.from_pylist(rows, schema=table.schema)
+    write_rows(root, updated)
+    keep = set(listed_files(root, updated))
+    for path in [*root.glob("data/*/*.parquet"), *root.glob("videos/*/*/*.mp4")]:
+        if path not in keep:
+            path.unlink()
+    files.remove_unfinished(root)
+
+
+def _checked(root: Path, table: pa.Table, cameras: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the list of episodes; what places files must be there and be numbers."""
+    rows: list[dict[str, Any]] = table.to_pylist()
+    prefixes = ["data", *(f"videos/{key}" for key in cameras)]
+    counts = [f"{prefix}/{name}" for prefix in prefixes for name in ("chunk_index", "file_index")]
+    times = [f"videos/{key}/{end}_timestamp" for key in cameras for end in ("from", "to")]
+    where = f"the list of episodes of {root}"
+    for names, kind in ((["length", *counts], Count), (times, Seconds)):
+        placed = [{name: row.get(name) for name in names} for row in rows]
+        validated(placed, list[dict[str, kind]], where, DatasetError)  # type: ignore[valid-type]
+    return rows
 
 
 def _join_data(root: Path, rows: list[dict[str, Any]], limit_mb: float) -> None:

@@ -60,6 +60,7 @@ def _template(value: str) -> str:
 
 Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
 Rate = Annotated[float, Field(strict=True, gt=0, le=10_000, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Text = Annotated[str, AfterValidator(_text)]
 Name = Annotated[str, AfterValidator(_name)]
 Template = Annotated[str, AfterValidator(_template)]

@@ -1,0 +1,269 @@
+"""Spoiled LeRobot folders and statistics: one message or a result, never a traceback."""
+
+import json
+import resource
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from data_worlds import ROBOT, record
+from harness import assert_held, assert_refused, mutations, refuses, run, spoiled
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dzrobot.recording import EpisodeWriter, consolidate
+from dzrobot.training.data import DatasetReader, ReaderOptions
+from dzrobot.training.data.provenance import check_provenance
+from dzrobot.training.data.statistics import measure, merge
+
+MEMORY = 500 * 2**20
+
+INFO, EPISODES, TASKS = "meta/info.json", "meta/episodes.jsonl", "meta/tasks.jsonl"
+MODALITY, STATS = "meta/modality.json", "meta/episodes_stats.jsonl"
+DOCUMENTS = (INFO, EPISODES, TASKS, MODALITY)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Return a small dataset of v2.1 and its statistics; tests restore what they spoil."""
+    folder = tmp_path_factory.mktemp("world")
+    record(folder / "set", lengths=(20, 19), version="v2.1")
+    record(folder / "three", lengths=(20, 19), version="v3.0")
+    reader = DatasetReader(folder / "set", ROBOT, ReaderOptions(cache=folder / "cache"))
+    (folder / "metadata.json").write_text(json.dumps({ROBOT.tag: measure([reader], ROBOT)}))
+    return folder
+
+
+def open_all(world, name="set"):
+    options = ReaderOptions(cache=world / "cache", pictures=False)
+    shutil.rmtree(world / "cache", ignore_errors=True)
+    reader = DatasetReader(world / name, ROBOT, options)
+    reader.vectors(0)
+    return reader
+
+
+def grown(action):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    result = action()
+    more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert more * 1024 < MEMORY, f"{more / 1024:.0f} MiB more"
+    return result
+
+
+def parts(path: Path):
+    """Return the document of the first line, and what follows it in the file."""
+    text = path.read_bytes()
+    if path.suffix == ".json":
+        return json.loads(text), b""
+    first, _, rest = text.partition(b"\n")
+    return json.loads(first), b"\n" + rest
+
+
+def spoil_each(path, read, only=None):
+    """Return how many files in place of ``path`` were tried, refused and taken."""
+    good = path.read_bytes()
+    document, tail = parts(path)
+    counts = {"tried": 0, "refused": 0}
+    try:
+        for _, content in mutations(document, tail=tail, only=only):
+            path.write_bytes(content)
+            counts["tried"] += 1
+            counts["refused"] += grown(lambda: refuses(read)) is not None
+    finally:
+        path.write_bytes(good)
+    return counts
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_field_spoiled(world, name):
+    places = None
+    if name == INFO:
+        document, _ = parts(world / "set" / INFO)
+        inner = ("observation.state",)
+        places = [(key,) for key in document]
+        places += [("features", column, part) for column in inner for part in ("dtype", "shape")]
+        places += [("features", inner[0], "shape", 0), ("features", inner[0], "names")]
+    if name == MODALITY:
+        first = ("state", "state")
+        places = [("state",), ("video",), first, *((*first, part) for part in ("start", "end"))]
+        places.append((*first, "original_key"))
+    counts = spoil_each(world / "set" / name, lambda: open_all(world), places)
+    assert counts["tried"] > 60
+    assert counts["refused"] > counts["tried"] / 3
+
+
+def test_every_field_of_the_provenance_spoiled(world):
+    first = (ROBOT.tag, "provenance")
+    names = ("datasets", "sampling", "anchor_stride")
+    places = [(ROBOT.tag,), first, *((*first, name) for name in names), (*first, "datasets", 0)]
+    path = world / "metadata.json"
+    counts = spoil_each(path, lambda: check_provenance(path, ROBOT, ["another"]), places)
+    assert counts["refused"] > counts["tried"] / 3
+
+
+def test_statistics_are_not_merged_with_spoiled_ones(world):
+    entry = json.loads((world / "metadata.json").read_text())[ROBOT.tag]
+    part = ("sketch", "state.state")
+    places = [
+        ("provenance",), ("sketch",), part, (*part, "count"), (*part, "bins"), (*part, "bins", 0),
+        *((*part, "bins", 0, name) for name in ("exponent", "first", "counts")),
+        ("statistics", "state", "state", "mean"), ("statistics", "state", "state", "min", 0),
+        ("action_horizon",), ("relative_action_keys",),
+    ]  # fmt: skip
+    added = json.loads(json.dumps(entry))
+    added["provenance"]["datasets"] = ["another"]
+    for _, content in mutations(entry, only=places):
+        try:
+            known = json.loads(content)
+        except (ValueError, RecursionError):
+            continue  # The reader of documents is tested above.
+        if isinstance(known, dict):
+            grown(lambda known=known: refuses(lambda: merge(known, added)))
+
+
+@settings(
+    max_examples=12, deadline=None, derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+@given(data=st.data())
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_anything_in_any_field(world, name, data):
+    path = world / "set" / name
+    good = path.read_bytes()
+    document, tail = parts(path)
+    try:
+        path.write_bytes(data.draw(spoiled(document)) + tail)
+        grown(lambda: refuses(lambda: open_all(world)))
+    finally:
+        path.write_bytes(good)
+
+
+@pytest.mark.parametrize("name", [INFO, "meta/recording.json", EPISODES, STATS, TASKS])
+def test_a_recording_with_spoiled_lists_is_not_continued(world, tmp_path, name):
+    for number, (kind, content) in enumerate(mutations(parts(world / "set" / name)[0])):
+        if number % 9:
+            continue
+        path = tmp_path / "set"
+        shutil.copytree(world / "set", path)
+        (path / name).write_bytes(content)
+        refuses(lambda: EpisodeWriter(path, ROBOT, fps=ROBOT.timing.control_hz).close())  # noqa: B023
+        left = list((path / "data").rglob("*.parquet"))
+        assert name == INFO or len(left) == 2, kind
+        shutil.rmtree(path)
+
+
+def edited(world, tmp_path, **changes):
+    """Return a copy of the dataset with other values in ``info.json``."""
+    path = tmp_path / "set"
+    shutil.copytree(world / "set", path)
+    info = json.loads((path / INFO).read_text())
+    (path / INFO).write_text(json.dumps({**info, **changes}))
+    return path
+
+
+FEATURE = {"dtype": "float32", "shape": [10**12], "names": None}
+HOSTILE = {
+    "positional": {"data_path": "data/{}.parquet"},
+    "number": {"data_path": "data/{0}.parquet"},
+    "attribute": {"data_path": "data/{episode_index.__class__}.parquet"},
+    "item": {"data_path": "data/{video_key[0]}.parquet"},
+    "unknown": {"data_path": "data/{secret}.parquet"},
+    "width": {"data_path": "data/{episode_index:01000000000d}.parquet"},
+    "nested width": {"data_path": "data/{episode_index:{episode_index}}.parquet"},
+    "conversion": {"data_path": "data/{episode_index!r}.parquet"},
+    "open brace": {"data_path": "data/{episode_index"},
+    "upward": {"data_path": "../{episode_index:06d}.parquet"},
+    "absolute": {"data_path": "/etc/{episode_index:06d}.parquet"},
+    "chunks of 0": {"chunks_size": 0},
+    "wide": {"features": {"observation.state": FEATURE}},
+    "without type": {"features": {"observation.state": {**FEATURE, "dtype": None, "shape": [8]}}},
+    "video key upward": {"features": {"../..": {**FEATURE, "shape": [8]}}},
+    "rate": {"fps": 0},
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_values_are_refused(world, tmp_path, kind):
+    path = edited(world, tmp_path, **HOSTILE[kind])
+    message = grown(lambda: refuses(lambda: DatasetReader(path, ROBOT)))
+    assert message is not None
+    assert "info.json" in message
+
+
+@pytest.mark.parametrize("length", [10**12, 10**18, 10**20, 10**7, -1, "20", None])
+def test_lengths_are_not_believed(world, tmp_path, length):
+    path = edited(world, tmp_path)
+    lines = (path / EPISODES).read_text().splitlines()
+    first = {**json.loads(lines[0]), "length": length}
+    (path / EPISODES).write_text("\n".join([json.dumps(first), *lines[1:]]))
+    options = ReaderOptions(cache=tmp_path / "cache", pictures=False)
+    assert grown(lambda: refuses(lambda: DatasetReader(path, ROBOT, options)))
+
+
+def test_lists_of_parquet_are_checked(world, tmp_path):
+    name = "meta/episodes/chunk-000/file-000.parquet"
+    good = pq.read_table(world / "three" / name)
+    tried = 0
+    for column in ("episode_index", "length", "data/chunk_index", "data/file_index"):
+        at = good.column_names.index(column)
+        for values in (["a", "b"], [None, 1], [-1, 1], [10**15, 1], [0.5, 1.0], [[1], [2]]):
+            path = tmp_path / "set"
+            shutil.copytree(world / "three", path)
+            pq.write_table(good.set_column(at, column, pa.array(values)), path / name)
+            options = ReaderOptions(cache=tmp_path / "cache", pictures=False)
+            assert grown(lambda: refuses(lambda: DatasetReader(path, ROBOT, options))), values  # noqa: B023
+            refuses(lambda: consolidate(path))  # noqa: B023
+            shutil.rmtree(path)
+            tried += 1
+    assert tried == 24
+
+
+def spoil_links(path):
+    (path / "data" / "loop").symlink_to(path / "data")
+    (path / "data" / "self").symlink_to(path / "data" / "self")
+    (path / "data" / "dangling.parquet").symlink_to(path / "nowhere")
+    return path
+
+
+def test_links_that_lead_nowhere_are_passed_by(world, tmp_path):
+    path = spoil_links(edited(world, tmp_path))
+    options = ReaderOptions(cache=tmp_path / "cache", pictures=False)
+    assert len(DatasetReader(path, ROBOT, options)) > 0
+    data = next((path / "data").rglob("episode_000000.parquet"))
+    data.unlink()
+    data.symlink_to(data)
+    message = refuses(lambda: DatasetReader(path, ROBOT, options))
+    assert "episode 0" in message
+    assert "missing" in message
+
+
+def test_commands_end_with_one_message(world, tmp_path, monkeypatch):
+    """The two commands that read datasets, in children: exit code, output, memory and time."""
+    monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path / "cache"))
+    robot = ("--embodiment", "data_worlds:ROBOT")
+    seen = run(["inspect-data", world / "set", "--quick", *robot])
+    measured = run(
+        ["stats", "data_worlds:ROBOT", "--dataset", world / "set", "--output", tmp_path / "good"]
+    )
+    assert seen.code == measured.code == 0, seen.output + measured.output
+    spoilers = {
+        "null": lambda path: (path / INFO).write_text("null"),
+        "deep": lambda path: (path / MODALITY).write_text("[" * 100_000),
+        "modality null": lambda path: (path / MODALITY).write_text("null"),
+        "latin-1": lambda path: (path / TASKS).write_bytes(b'{"task_index": 0, "task": "\xe9"}'),
+        "folder": lambda path: ((path / EPISODES).unlink(), (path / EPISODES).mkdir()),
+    }
+    for number, spoil in enumerate(spoilers.values()):
+        path = tmp_path / str(number) / "set"
+        shutil.copytree(world / "set", path)
+        spoil(path)
+        assert_refused(run(["inspect-data", path, "--quick", *robot]), seen)
+        output = tmp_path / f"{number}.json"
+        words = ["stats", "data_worlds:ROBOT", "--dataset", path, "--output", output]
+        assert_refused(run(words), measured)
+        assert not output.exists()
+    for output in (tmp_path / ("x" * 300), Path("/proc/x/y"), world / "metadata.json" / "x"):
+        words = ["stats", "data_worlds:ROBOT", "--dataset", world / "set", "--output", output]
+        assert_held(run(words), measured, codes=(2,))
