@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from dzrobot import __version__
+from dzrobot.commands.signals import Terminated
 from dzrobot.errors import DzrobotError, StoppedError, suggest
 
 COMMANDS = {
@@ -35,6 +36,9 @@ COMMANDS = {
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
+
+TERMINATED = 143
+"""Exit code after SIGTERM, as shells have it."""
 
 FAULT = 2
 """Exit code of an error that is the user's to fix."""
@@ -77,6 +81,9 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
     except DzrobotError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return STOPPED if isinstance(error, StoppedError) else FAULT
+    except Terminated:
+        print(f"{program}: terminated", file=sys.stderr)
+        return TERMINATED
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return INTERRUPTED

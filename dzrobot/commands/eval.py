@@ -12,6 +12,7 @@ from rich.console import Console
 
 from dzrobot.commands.arm import add_attention, looked_after
 from dzrobot.commands.flags import keywords, numbers
+from dzrobot.commands.signals import terminable
 from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
 from dzrobot.progress import progress_bar
 from dzrobot.rollout.card import card_digest
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _in_simulation(
     _: argparse.Namespace, prepared: Prepared, output: Path, options: RunOptions
 ) -> Summary:
-    with progress_bar("episodes") as advance:
+    with progress_bar("episodes") as advance, terminable():
         return evaluate(
             prepared, output, options, lambda far: advance(far.done, far.total, _how_far(far))
         )

@@ -18,6 +18,7 @@ import numpy as np
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import DatasetError, ProtocolError
 from dzrobot.recording import EpisodeWriter
+from dzrobot.rollout.processes import end_with_parent
 
 PLAN_FILE = Path("meta") / "collection.json"
 ATTEMPTS_FILE = Path("meta") / "collection_attempts.jsonl"
@@ -177,6 +178,7 @@ def _attempts(plan: CollectionPlan, first: int, workers: int) -> Iterator[tuple[
 
 
 def _adopt(environment: Mapping[str, str]) -> None:
+    end_with_parent()
     os.environ.update(environment)
 
 

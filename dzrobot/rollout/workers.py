@@ -6,6 +6,7 @@ steps it.
 """
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import signal
@@ -21,7 +22,7 @@ from typing import Any, Self
 
 import gymnasium as gym
 
-from dzrobot.errors import DzrobotError, StoppedError
+from dzrobot.errors import DzrobotError, ProtocolError, StoppedError
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action, BatchPolicy, Policy
 from dzrobot.rollout.ablation import Ablation, spoil
@@ -35,11 +36,15 @@ from dzrobot.rollout.episode import (
     run_episode,
 )
 from dzrobot.rollout.players import load_factory
+from dzrobot.rollout.processes import end_with_parent
 from dzrobot.rollout.protocol import Case
-from dzrobot.rollout.records import Record
+from dzrobot.rollout.records import Record, storing
 from dzrobot.rollout.video import Film, Wanted
 
 ERROR_FOLDER = "errors"
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""A disk that is full is no fault of an episode: the run ends, and can be gone on with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +71,8 @@ class Failed:
 
     error: str
     details: str
+    no_room: bool = False
+    """Whether the disk is the cause, not the episode."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,8 @@ class Caught:
         if not isinstance(error, Exception) or isinstance(error, StoppedError):
             return False
         text = str(error) if isinstance(error, DzrobotError) else f"{type(error).__name__}: {error}"
-        self.failure = Failed(text, "".join(traceback.format_exception(error)))
+        no_room = isinstance(error, OSError) and error.errno in _NO_ROOM
+        self.failure = Failed(text, "".join(traceback.format_exception(error)), no_room)
         return True
 
 
@@ -198,6 +206,7 @@ def _work(connection: Connection, stage: Stage, environment: Mapping[str, str]) 
     """Be a worker: run the cases that come in until None comes or the main process is gone."""
     # Ctrl-C reaches every process of the terminal; the main one decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
     os.environ.update(environment)
     actor = None if stage.privileged else _Asking(connection)
     player = Performer(stage)
@@ -213,7 +222,9 @@ def _work(connection: Connection, stage: Stage, environment: Mapping[str, str]) 
                 break
             connection.send(_Finished(*player.play(case, actor)))
     if caught.failure is not None:
-        connection.send(caught.failure)
+        # If the main process is gone, this was its end, not ours.
+        with contextlib.suppress(OSError):
+            connection.send(caught.failure)
 
 
 @dataclass
@@ -255,7 +266,7 @@ class _Worker:
 
     def send(self, message: object) -> None:
         # A dead process is noticed by the next receive(), which says how it died.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        with contextlib.suppress(OSError):
             self.connection.send(message)
 
     def stop(self, *, patient: bool) -> None:
@@ -270,7 +281,8 @@ class _Worker:
     def receive(self) -> Any:
         try:
             return self.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):
+            # OSError: it was killed in the middle of a message.
             self.process.join(timeout=10)
             code = self.process.exitcode
             return Failed(f"the worker process died with exit code {code}", "")
@@ -399,9 +411,19 @@ class Crew:
 
 
 def _error_record(stage: Stage, case: Case, failure: Failed) -> Record:
-    """Return the record of an exception; its traceback is kept in the results folder."""
+    """Return the record of an exception; its traceback is kept in the results folder.
+
+    Raises:
+        ProtocolError: the disk is full or cannot be written: no episode's fault.
+    """
+    if failure.no_room:
+        raise ProtocolError(
+            f"cannot write results to {stage.folder}: {failure.error}; make room, then run the "
+            "same command again"
+        )
     if failure.details:
         folder = stage.folder / ERROR_FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{case.name}.txt").write_text(failure.details, encoding="utf-8")
+        with storing(stage.folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{case.name}.txt").write_text(failure.details, encoding="utf-8")
     return Record.failed(case, failure.error)
