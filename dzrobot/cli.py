@@ -1,9 +1,11 @@
 """``dzrobot COMMAND ...``: finds the command, runs it, and puts errors into one message."""
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from types import ModuleType
@@ -11,6 +13,7 @@ from typing import NoReturn
 
 from dzrobot import __version__
 from dzrobot.commands.signals import Terminated
+from dzrobot.documents import shorten
 from dzrobot.errors import DzrobotError, StoppedError, suggest
 
 COMMANDS = {
@@ -58,6 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     name, *rest = arguments
     known = available()
+    for word in arguments:
+        # Bytes of the shell that are no UTF-8 arrive as half characters, which nothing can print.
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            print(f"dzrobot: {word!a} is no UTF-8 text; type it anew", file=sys.stderr)
+            return FAULT
     if name not in known:
         print(
             f"dzrobot: unknown command {name!r}.{suggest(name, known)} "
@@ -81,6 +89,16 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
     except DzrobotError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return STOPPED if isinstance(error, StoppedError) else FAULT
+    except BrokenPipeError:
+        # Whoever read our output has gone, as `head` does: nothing to tell, and nobody to tell it.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAULT
+    except OSError as error:
+        # No room, no permission, a folder in the place of a file, a name too long.
+        place = f"{shorten(str(error.filename), 200)}: " if error.filename else ""
+        print(f"{program}: {place}{error.strerror or error}", file=sys.stderr)
+        return FAULT
     except Terminated:
         print(f"{program}: terminated", file=sys.stderr)
         return TERMINATED
@@ -95,6 +113,9 @@ def _run(program: str, argv: Sequence[str], command: ModuleType) -> int:
     )
     command.add_arguments(parser)
     try:
+        # argparse of Python 3.11 takes the "--" of `--seed=--` for its own and leaves a list.
+        if bare := next((word for word in argv if word.endswith("=--")), None):
+            parser.error(f"{bare!r}: -- is no value")
         # Intermixed: values may follow options, as in `plan RECIPE --gpus 8 runner.max_steps=10`.
         nested = parser._subparsers is not None
         parse = parser.parse_known_args if nested else parser.parse_known_intermixed_args

@@ -31,6 +31,9 @@ _PATH_BYTES = 4095
 _NAME_BYTES = 255
 """What Linux takes, whatever the file system."""
 
+_FOLDERS = 256
+"""In one path; making a folder costs a call inside a call for each above it."""
+
 
 class FrozenConfig(BaseModel):
     """Base of configurations: never edited after construction, unknown fields are errors.
@@ -48,7 +51,7 @@ class FrozenConfig(BaseModel):
     def _as_written(cls, value: object, handler: ValidatorFunctionWrapHandler) -> Any:
         taken = handler(value)
         if isinstance(taken, Path):
-            _check_path(taken)
+            check_path(taken)
         for written, became in _bent(value, taken):
             kinds = {str: "text", bool: "a boolean", int: "a number", float: "a number"}
             raise ValueError(
@@ -185,12 +188,13 @@ def _type_name(annotation: Any) -> str:
             return f"{origin.__name__}[{', '.join(map(_type_name, inner))}]"
 
 
-def _check_path(path: Path) -> None:
+def check_path(path: Path) -> None:
+    """Raise ValueError for a path that no file system takes: too long, as a whole or in a part."""
     whole, part = len(os.fsencode(path)), max(map(len, map(os.fsencode, path.parts)), default=0)
-    if whole > _PATH_BYTES or part > _NAME_BYTES:
+    if whole > _PATH_BYTES or part > _NAME_BYTES or len(path.parts) > _FOLDERS:
         raise ValueError(
-            f"got a path of {whole} bytes with a name of {part}; allowed: {_PATH_BYTES} and "
-            f"{_NAME_BYTES}"
+            f"got a path of {whole} bytes in {len(path.parts)} folders with a name of {part}; "
+            f"allowed: {_PATH_BYTES} bytes, {_FOLDERS} folders and {_NAME_BYTES} bytes each"
         )
 
 

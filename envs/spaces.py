@@ -15,10 +15,13 @@ from gymnasium.vector.utils import (
 from numpy.typing import NDArray
 
 from dzrobot.embodiments.spec import Embodiment, Part
-from dzrobot.errors import ModalityError, find
+from dzrobot.errors import ConfigError, ModalityError, find
 
 Limits = tuple[float | Sequence[float], float | Sequence[float]]
 """Lowest and highest value of a state part: one number for all, or one for each."""
+
+MOST_PIXELS = 4096
+"""Along one side of a picture. A space holds the limits of every value, in memory."""
 
 TEXT_LIMIT = 256
 """Longest instruction, in characters."""
@@ -40,8 +43,15 @@ def observation_space(
         cameras: False leaves the cameras out.
 
     Raises:
+        ConfigError: pictures of no size, or larger than any camera's.
         UnknownNameError: a state part has no limits.
     """
+    height, width = resolution or (1, 1)
+    if not (1 <= height <= MOST_PIXELS and 1 <= width <= MOST_PIXELS):
+        raise ConfigError(
+            f"pictures of {height} x {width} pixels were asked for; allowed: 1 to {MOST_PIXELS} "
+            "each way"
+        )
     parts: dict[str, spaces.Space[object]] = {}
     for view in embodiment.views if cameras else ():
         shape = (*(resolution or view.resolution), 3)

@@ -1,9 +1,8 @@
 """``dzrobot collect``: demonstrations from a simulator as a LeRobot dataset."""
 
 import argparse
-from pathlib import Path
 
-from dzrobot.commands.flags import keywords, numbers
+from dzrobot.commands import flags
 from dzrobot.progress import progress_bar
 from dzrobot.rollout.collection import CollectionPlan, Progress, collect
 
@@ -12,30 +11,41 @@ SUMMARY = "record demonstrations of the scripted expert as a LeRobot dataset"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot collect``."""
-    parser.add_argument("--env", required=True, help="Gymnasium id, such as dzrobot/lift-v0")
+    parser.add_argument(
+        "--env", type=flags.text, required=True, help="Gymnasium id, such as dzrobot/lift-v0"
+    )
     parser.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--embodiment", default="libero_sim")
-    parser.add_argument("--policy", default="expert", help="expert, or module:factory")
-    parser.add_argument("--episodes", type=int, default=10, help="successes to keep")
-    parser.add_argument("--noise", type=float, default=0.0, help="std of noise on executed actions")
-    parser.add_argument("--hold-steps", type=int, default=0, help="steps to go on after success")
-    parser.add_argument("--max-steps", type=int, default=150, help="longest attempt")
-    parser.add_argument("--first-seed", type=int, default=CollectionPlan.first_seed)
+    parser.add_argument("--embodiment", type=flags.text, default="libero_sim")
+    parser.add_argument(
+        "--policy", type=flags.text, default="expert", help="expert, or module:factory"
+    )
+    parser.add_argument("--episodes", type=flags.whole(1), default=10, help="successes to keep")
+    parser.add_argument(
+        "--noise", type=flags.number(0, 1), default=0.0, help="std of noise on executed actions"
+    )
+    parser.add_argument(
+        "--hold-steps", type=flags.whole(0), default=0, help="steps to go on after success"
+    )
+    parser.add_argument("--max-steps", type=flags.whole(1), default=150, help="longest attempt")
+    parser.add_argument("--first-seed", type=flags.seed, default=CollectionPlan.first_seed)
     parser.add_argument(
         "--starts",
+        type=flags.numbers,
         help="stored initial states to begin from in turn, such as 20-49 (default: seed's)",
     )
     parser.add_argument("--version", choices=["v2.1", "v3.0"], default="v2.1")
     parser.add_argument("--video", action="store_true", help="store pictures as video")
-    parser.add_argument("--workers", type=int, default=1, help="simulators at the same time")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the dataset")
+    parser.add_argument(
+        "--workers", type=flags.whole(1, 1024), default=1, help="simulators at the same time"
+    )
+    parser.add_argument("--output", type=flags.path, required=True, help="folder of the dataset")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Collect, or go on collecting."""
     plan = CollectionPlan(
         env=arguments.env,
-        env_arguments=keywords(arguments.env_arg),
+        env_arguments=flags.keywords(arguments.env_arg, {"max_episode_steps": "--max-steps"}),
         embodiment=arguments.embodiment,
         policy=arguments.policy,
         episodes=arguments.episodes,
@@ -43,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         hold_steps=arguments.hold_steps,
         max_steps=arguments.max_steps,
         first_seed=arguments.first_seed,
-        starts=() if arguments.starts is None else numbers("--starts", arguments.starts),
+        starts=arguments.starts or (),
     )
     with progress_bar("episodes") as advance:
 

@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 from rich.console import Console
 
+from dzrobot.commands import flags
 from dzrobot.commands.arm import add_attention, looked_after
-from dzrobot.commands.flags import keywords, numbers
 from dzrobot.commands.signals import terminable
 from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
 from dzrobot.progress import progress_bar
@@ -38,6 +38,15 @@ EXAMPLE = (
 )
 
 _WORKERS = min(2, os.cpu_count() or 1)
+
+_RESERVED = {
+    "render_mode": "--videos",
+    "max_episode_steps": "--max-steps",
+    "task_id": "--tasks",
+    "disable_env_checker": "the evaluation",
+}
+"""Keywords of ``gym.make`` that have a flag of their own."""
+
 _HISTORY = {"on": "recent", "off": "off", "recent": "recent", "grid": "grid"}
 
 
@@ -67,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = RunOptions(
         workers=workers,
         videos=arguments.videos,
-        shard=_shard(arguments.shard),
+        shard=arguments.shard,
         max_errors=arguments.max_errors,
     )
     _say_what_it_is(console, prepared.card, output)
@@ -141,17 +150,23 @@ class _Setup:
 
 
 def _what(group: Any) -> None:
-    group.add_argument("--suite", help="LIBERO suites, such as libero_object; several: a,b")
-    group.add_argument("--env", help="or a Gymnasium id, such as dzrobot/lift-v0 or module:id")
+    group.add_argument(
+        "--suite", type=flags.names, help="LIBERO suites, such as libero_object; several: a,b"
+    )
+    group.add_argument(
+        "--env", type=flags.text, help="or a Gymnasium id, such as dzrobot/lift-v0 or module:id"
+    )
     group.add_argument(
         "--env-arg", action="append", default=[], metavar="KEY=VALUE",
         help="keyword argument of the environment, such as resolution=128",
     )  # fmt: skip
     group.add_argument("--protocol", choices=sorted(PROTOCOLS), help="rules of a published score")
-    group.add_argument("--tasks", help="numbers of tasks, such as 0,1,5-7 (default: all)")
-    group.add_argument("--episodes", type=int, help="episodes per task")
-    group.add_argument("--max-steps", type=int, help="steps per episode")
-    group.add_argument("--seed", type=int, default=0, help="of environments and keyed noise")
+    group.add_argument(
+        "--tasks", type=flags.numbers, help="numbers of tasks, such as 0,1,5-7 (default: all)"
+    )
+    group.add_argument("--episodes", type=flags.whole(1), help="episodes per task")
+    group.add_argument("--max-steps", type=flags.whole(1), help="steps per episode")
+    group.add_argument("--seed", type=flags.seed, default=0, help="of environments and keyed noise")
     group.add_argument(
         "--ablate-images", choices=["none", "shuffle", "other-start"], default="none",
         help="spoil what the policy sees: tiles of 8 x 8 pixels change places, or the first "
@@ -160,29 +175,43 @@ def _what(group: Any) -> None:
 
 
 def _policy(group: Any) -> None:
-    group.add_argument("--checkpoint", help="folder or Hugging Face id of a DreamZero checkpoint")
-    group.add_argument("--policy", help="instead: random, hold, expert, or module:factory")
+    group.add_argument(
+        "--checkpoint", type=flags.text, help="folder or Hugging Face id of a DreamZero checkpoint"
+    )
+    group.add_argument(
+        "--policy", type=flags.text, help="instead: random, hold, expert, or module:factory"
+    )
     group.add_argument(
         "--privileged", action="store_true",
         help="module:factory takes the environment and acts beside it, once per episode",
     )  # fmt: skip
-    group.add_argument("--embodiment", help="robot: a built-in tag, or module:NAME")
-    group.add_argument("--dit-steps", help="network evaluations: 5 to 8, 16, or dynamic")
+    group.add_argument(
+        "--embodiment", type=flags.text, help="robot: a built-in tag, or module:NAME"
+    )
+    group.add_argument(
+        "--dit-steps", type=flags.dit_steps, help="network evaluations: 5 to 8, 16, or dynamic"
+    )
     group.add_argument(
         "--history",
         choices=sorted(_HISTORY),
         help="frames remembered (default: the protocol's, else the robot's)",
     )
-    group.add_argument("--execute", type=int, metavar="K", help="actions executed of each plan")
-    group.add_argument("--cfg-scale", type=float, help="guidance of the predicted video")
+    group.add_argument(
+        "--execute", type=flags.whole(1), metavar="K", help="actions executed of each plan"
+    )
+    group.add_argument(
+        "--cfg-scale", type=flags.number(0, 1000), help="guidance of the predicted video"
+    )
     group.add_argument(
         "--noise", choices=get_args(Noise),
         help="of plans: by episode, always the same, or by slot (default: the protocol's)",
     )  # fmt: skip
-    group.add_argument("--policy-seed", type=int, help="of the policy's noise")
-    group.add_argument("--device", default="cpu", help="such as cuda or cuda:1")
+    group.add_argument("--policy-seed", type=flags.seed, help="of the policy's noise")
+    group.add_argument("--device", type=flags.device, default="cpu", help="such as cuda or cuda:1")
     group.add_argument("--dtype", choices=["float32", "bfloat16"])
-    group.add_argument("--revision", help="branch, tag or commit of a Hugging Face checkpoint")
+    group.add_argument(
+        "--revision", type=flags.text, help="branch, tag or commit of a Hugging Face checkpoint"
+    )
     group.add_argument(
         "--batch", action="store_true",
         help="act for waiting episodes in one call: faster on a GPU, last bits vary",
@@ -190,28 +219,32 @@ def _policy(group: Any) -> None:
 
 
 def _how(group: Any) -> None:
-    group.add_argument("--output", type=Path, help="results folder (default: below results/)")
+    group.add_argument("--output", type=flags.path, help="results folder (default: below results/)")
     group.add_argument(
-        "--workers", type=int,
+        "--workers", type=flags.whole(0, 1024),
         help=f"simulators (default: {_WORKERS}); an arm takes one process",
     )  # fmt: skip
     group.add_argument("--videos", choices=["all", "failures", "none"], default="all")
-    group.add_argument("--shard", default="0/1", metavar="I/N", help="part I (from 0) of N parts")
-    group.add_argument("--max-errors", type=int, default=10, help="exceptions before giving up")
+    group.add_argument(
+        "--shard", type=flags.shard, default="0/1", metavar="I/N", help="part I (from 0) of N parts"
+    )
+    group.add_argument(
+        "--max-errors", type=flags.whole(1), default=10, help="exceptions before giving up"
+    )
     add_attention(group)
 
 
 def _setup(arguments: argparse.Namespace) -> _Setup:
     greeting: list[str] = []
-    suites = tuple(arguments.suite.split(",")) if arguments.suite else ()
+    suites = arguments.suite or ()
     name = arguments.protocol or ("standard-10x50" if suites else "custom")
     protocol = find(PROTOCOLS, "protocol", name)
     env, episodes = arguments.env, arguments.episodes
     if not suites and env is None:
         env = protocol.suite or DEFAULT_ENV
-        if protocol.name == "custom":
+        if arguments.protocol is None:
             protocol = PROTOCOLS["lift-100"]
-            episodes = episodes or DEFAULT_EPISODES
+            episodes = DEFAULT_EPISODES if episodes is None else episodes
         greeting.append(
             f"Embedded default: {env} (robosuite's Lift in the shape of LIBERO; it is not LIBERO)."
         )
@@ -222,11 +255,11 @@ def _setup(arguments: argparse.Namespace) -> _Setup:
         protocol=protocol,
         suites=suites,
         env=env,
-        tasks=None if arguments.tasks is None else numbers("--tasks", arguments.tasks),
+        tasks=arguments.tasks,
         episodes=episodes,
         max_steps=arguments.max_steps,
         seed=arguments.seed,
-        arguments=keywords(arguments.env_arg),
+        arguments=flags.keywords(arguments.env_arg, _RESERVED),
     )
     evaluation = Evaluation(
         selection=selection,
@@ -249,15 +282,12 @@ def _player(arguments: argparse.Namespace, greeting: list[str]) -> Player:
     name = arguments.checkpoint or arguments.policy
     if name is None:
         name = str(_default_checkpoint(greeting))
-    steps = arguments.dit_steps
-    if steps is not None and steps != "dynamic" and not steps.isdigit():
-        raise ConfigError(f"--dit-steps {steps!r}: give 5 to 8, 16, or dynamic")
     return Player(
         name=name,
         privileged=arguments.privileged,
         embodiment=arguments.embodiment,
         options=PlayerOptions(
-            dit_steps=steps if steps in (None, "dynamic") else int(steps),
+            dit_steps=arguments.dit_steps,
             execute=arguments.execute,
             history=_HISTORY[arguments.history] if arguments.history else None,  # type: ignore[arg-type]
             cfg_scale=arguments.cfg_scale,
@@ -296,10 +326,3 @@ def _say_what_it_is(console: Console, card: Mapping[str, Any], output: Path) -> 
                 markup=False,
                 soft_wrap=True,
             )
-
-
-def _shard(text: str) -> tuple[int, int]:
-    index, slash, count = text.partition("/")
-    if not (slash and index.isdigit() and count.isdigit()):
-        raise ConfigError(f"--shard {text!r}: write I/N, such as 0/4 for the first of four")
-    return int(index), int(count)

@@ -1,28 +1,140 @@
-"""Flags whose text means more than itself."""
+"""Flags whose text means more than itself; each refusal is argparse's, with exit code 2."""
 
+import argparse
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from dzrobot.config import parse_value
+from dzrobot.config import check_path, parse_value
+from dzrobot.documents import shorten
 from dzrobot.errors import ConfigError
 
+MANY = 1_000_000
+"""More than any count that a command takes: a typo is said before memory is asked for."""
 
-def keywords(pairs: list[str]) -> dict[str, Any]:
-    """Return ``KEY=VALUE`` pairs of ``--env-arg`` as keyword arguments, values read as YAML."""
-    found = {}
+_LISTED = 10_000
+_WHOLE = re.compile(r"[+-]?[0-9]{1,19}\Z")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?\Z")
+_SHARD = re.compile(r"([0-9]{1,9})/([0-9]{1,9})\Z")
+_DEVICE = re.compile(r"(?:cpu|cuda(?::[0-9]{1,3})?)\Z")
+
+
+def whole(least: int, most: int = MANY) -> Callable[[str], int]:
+    """Return a type of whole numbers from ``least`` to ``most``."""
+
+    def read(written: str) -> int:
+        # int() also takes digits of other scripts, blanks and underscores.
+        if not _WHOLE.match(written) or not least <= int(written) <= most:
+            raise _refusal(written, f"a whole number from {least} to {most}")
+        return int(written)
+
+    return read
+
+
+seed = whole(0, 2**32 - 1)
+"""Type of seeds, which every generator in use takes."""
+
+
+def number(least: float, most: float = math.inf) -> Callable[[str], float]:
+    """Return a type of finite numbers from ``least`` to ``most``."""
+
+    def read(written: str) -> float:
+        value = parse_value(written)
+        real = isinstance(value, int | float) and not isinstance(value, bool)
+        if not real or not least <= value <= most:
+            upper = "" if most == math.inf else f" to {most:g}"
+            raise _refusal(written, f"a number from {least:g}{upper}")
+        return float(value)
+
+    return read
+
+
+def text(written: str) -> str:
+    """Type of names: anything but nothing."""
+    if not written.strip():
+        raise _refusal(written, "a name")
+    return written
+
+
+def path(written: str) -> Path:
+    """Type of paths: nothing at all would be the folder one happens to be in."""
+    if not written or "\0" in written:
+        raise _refusal(written, "a path; . is this folder")
+    try:
+        check_path(Path(written))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return Path(written)
+
+
+def names(written: str) -> tuple[str, ...]:
+    """Type of ``a,b``: names, each once."""
+    listed = written.split(",")
+    if not all(name.strip() for name in listed) or len(set(listed)) < len(listed):
+        raise _refusal(written, "names, each once, such as a,b")
+    return tuple(listed)
+
+
+def numbers(written: str) -> tuple[int, ...]:
+    """Type of ``0,1,5-7``: numbers from 0, each once."""
+    found: list[int] = []
+    for part in written.split(","):
+        match = _RANGE.match(part)
+        if match is None:
+            raise _refusal(written, "numbers and ranges, such as 0,1,5-7")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last - first >= _LISTED or len(found) >= _LISTED:
+            raise _refusal(written, f"rising ranges of together at most {_LISTED} numbers")
+        found += range(first, last + 1)
+    if len(set(found)) < len(found):
+        raise _refusal(written, "each number once")
+    return tuple(found)
+
+
+def shard(written: str) -> tuple[int, int]:
+    """Type of ``I/N``: part I, from 0, of N."""
+    match = _SHARD.match(written)
+    if match is None or not int(match[1]) < int(match[2]):
+        raise _refusal(written, "I/N with I below N, such as 0/4 for the first of four")
+    return int(match[1]), int(match[2])
+
+
+def device(written: str) -> str:
+    """Type of devices; whether there is such a device is for who uses it to say."""
+    if not _DEVICE.match(written):
+        raise _refusal(written, "cpu, cuda or cuda:N")
+    return written
+
+
+def dit_steps(written: str) -> str | int:
+    """Type of ``--dit-steps``: a number of network evaluations, or ``dynamic``."""
+    return written if written == "dynamic" else whole(1, 1000)(written)
+
+
+def keywords(pairs: list[str], reserved: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return ``KEY=VALUE`` pairs of ``--env-arg`` as keyword arguments, values read as YAML.
+
+    Args:
+        pairs: As they were given.
+        reserved: Keyword -> what sets it instead.
+
+    Raises:
+        ConfigError: one is no such pair, reserved, or given twice.
+    """
+    found: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
-            raise ConfigError(f"--env-arg takes KEY=VALUE, got {pair!r}")
+            raise ConfigError(f"--env-arg takes KEY=VALUE, got {shorten(pair)}")
+        if reserved and name in reserved:
+            raise ConfigError(f"--env-arg {name}: it is set by {reserved[name]}")
+        if name in found:
+            raise ConfigError(f"--env-arg {name} is given twice; keep one")
         found[name] = parse_value(value)
     return found
 
 
-def numbers(flag: str, text: str) -> tuple[int, ...]:
-    """Return ``0,1,5-7``, given to ``flag``, as numbers."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise ConfigError(f"{flag} {text!r}: write numbers and ranges, such as 0,1,5-7")
-        found += range(int(first), int(last or first) + 1)
-    return tuple(dict.fromkeys(found))
+def _refusal(written: str, allowed: str) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"got {shorten(written)}; allowed: {allowed}")

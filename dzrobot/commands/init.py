@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dzrobot.commands import flags
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.policies.dreamzero.checkpoints.load import official_state
 from dzrobot.policies.dreamzero.checkpoints.sources import UnionSource
@@ -31,15 +32,17 @@ VAE_PREFIX = "action_head.vae."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot init``."""
-    parser.add_argument("output", type=Path, help="checkpoint folder to make")
-    parser.add_argument("--embodiment", default="libero_mini")
+    parser.add_argument("output", type=flags.path, help="checkpoint folder to make")
+    parser.add_argument("--embodiment", type=flags.text, default="libero_mini")
     parser.add_argument("--dataset", nargs="+", type=Path, required=True, metavar="PATH")
     parser.add_argument("--metadata", type=Path, required=True, help="from `dzrobot stats`")
-    parser.add_argument("--steps", type=int, default=AutoencoderPlan.steps)
-    parser.add_argument("--decoder-steps", type=int, default=AutoencoderPlan.decoder_steps)
-    parser.add_argument("--batch", type=int, default=AutoencoderPlan.batch)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num-workers", type=int, default=0)
+    parser.add_argument("--steps", type=flags.whole(1), default=AutoencoderPlan.steps)
+    parser.add_argument(
+        "--decoder-steps", type=flags.whole(1), default=AutoencoderPlan.decoder_steps
+    )
+    parser.add_argument("--batch", type=flags.whole(1), default=AutoencoderPlan.batch)
+    parser.add_argument("--seed", type=flags.seed, default=0)
+    parser.add_argument("--num-workers", type=flags.whole(0, 1024), default=0)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,10 +1,10 @@
 """``dzrobot merge``: one table from the shards of one evaluation."""
 
 import argparse
-from pathlib import Path
 
 from rich.console import Console
 
+from dzrobot.commands import flags
 from dzrobot.commands.eval import conclude, title
 from dzrobot.rollout.card import read_card
 from dzrobot.rollout.evaluate import merge
@@ -14,8 +14,10 @@ SUMMARY = "put shards of one evaluation together"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot merge``."""
-    parser.add_argument("output", type=Path, help="folder for the whole")
-    parser.add_argument("parts", type=Path, nargs="+", help="folders of `dzrobot eval --shard I/N`")
+    parser.add_argument("output", type=flags.path, help="folder for the whole")
+    parser.add_argument(
+        "parts", type=flags.path, nargs="+", help="folders of `dzrobot eval --shard I/N`"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

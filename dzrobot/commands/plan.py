@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dzrobot.commands import flags
 from dzrobot.config import load_config, read_config
 from dzrobot.errors import ConfigError
 from dzrobot.training.checks import find_faults
@@ -24,10 +25,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``dzrobot plan``."""
     parser.add_argument("recipe", help="built-in recipe or YAML file")
     parser.add_argument("overrides", nargs="*", metavar="section.field=value")
-    parser.add_argument("--gpus", type=int, default=1, help="devices (default: 1)")
-    parser.add_argument("--memory", type=float, default=80, help="GiB of one device (default: 80)")
     parser.add_argument(
-        "--peak-tflops", type=float, default=989.0, help="dense bf16 peak of one device (H100: 989)"
+        "--gpus", type=flags.whole(1, 100_000), default=1, help="devices (default: 1)"
+    )
+    parser.add_argument(
+        "--memory",
+        type=flags.number(0.001, 100_000),
+        default=80,
+        help="GiB of one device (default: 80)",
+    )
+    parser.add_argument(
+        "--peak-tflops",
+        type=flags.number(0.001, 1e9),
+        default=989.0,
+        help="dense bf16 peak of one device (H100: 989)",
     )
 
 

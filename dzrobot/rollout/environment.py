@@ -1,14 +1,17 @@
 """Making the environment of a case, with what its robot and its protocol ask for."""
 
 import inspect
+import typing
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
+from pydantic import Strict
 
 import dzrobot  # noqa: F401 (registers the ids)
+from dzrobot.documents import shorten, validated
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.libero.rendering import choose_backend
@@ -50,12 +53,14 @@ def environment_arguments(
         ConfigError: the protocol asks for what the environment cannot do.
     """
     known, open_ended = accepted(env)
-    for name in given:
+    for name, value in given.items():
         if name not in known and not open_ended:
             raise UnknownNameError(
                 f"{env} takes no argument {name!r}.{suggest(name, known)} Known: "
                 f"{', '.join(known) or 'none'}."
             )
+        if known.get(name) is not None:
+            validated(value, known[name], f"{env}: {name}", ConfigError)
     arguments: dict[str, Any] = {}
     sizes = {view.resolution for view in robot.views}
     if "resolution" in known and len(sizes) == 1:
@@ -72,24 +77,42 @@ def environment_arguments(
 
 
 @cache
-def accepted(env: str) -> tuple[tuple[str, ...], bool]:
-    """Return the keyword arguments of ``env``, and whether it takes others too.
+def accepted(env: str) -> tuple[Mapping[str, Any], bool]:
+    """Return the keyword arguments of ``env`` with their types, and whether it takes others too.
+
+    A type is None where the environment does not say it.
 
     Raises:
         UnknownNameError: no such environment.
     """
     try:
         creator = load_env_creator(gym.spec(env).entry_point)  # type: ignore[arg-type]
-    except gym.error.Error as error:
+    except (gym.error.Error, ModuleNotFoundError, ValueError) as error:
         ours = [name for name in gym.registry if name.startswith("dzrobot/")]
         raise UnknownNameError(
-            f"unknown environment {env!r}.{suggest(env, gym.registry)} Of this package: "
+            f"unknown environment {shorten(env)}.{suggest(env, gym.registry)} Of this package: "
             f"{', '.join(ours)}; another package's is named 'module:id'."
         ) from error
     parameters = inspect.signature(creator).parameters.values()
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    named = tuple(p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
+    named = {
+        parameter.name: _strict(parameter.annotation)
+        for parameter in parameters
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    }
     return named, open_ended
+
+
+def _strict(annotation: Any) -> Any:
+    """Return the type for a check, None for one that is left to the environment."""
+    plain = (bool, int, float, str)
+    kinds = typing.get_args(annotation) or (annotation,)
+    if typing.get_origin(annotation) is Literal:
+        return annotation
+    # A text that stands for a type, or a class of the environment's own, cannot be checked here.
+    if not all(kind in (*plain, type(None)) for kind in kinds):
+        return None
+    return Annotated[annotation, Strict()]
 
 
 def make_environment(case: Case, arguments: Mapping[str, Any], *, render: bool) -> Any:
@@ -137,7 +160,7 @@ def simulator(env: str) -> str | None:
     return choose_backend()
 
 
-def _require(name: str, known: tuple[str, ...], env: str, protocol: Protocol) -> None:
+def _require(name: str, known: Mapping[str, Any], env: str, protocol: Protocol) -> None:
     if name not in known:
         raise ConfigError(
             f"protocol {protocol.name} sets {name}, which {env} does not have; "

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dzrobot.documents import shorten
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.ablation import Ablation
 from dzrobot.rollout.card import build_card, keep_card, read_card, read_cases, refuse_unlike
+from dzrobot.rollout.caught import Caught
 from dzrobot.rollout.environment import (
     check_frame,
     environment_arguments,
@@ -264,7 +266,13 @@ def _check_spaces(
         needed: Observation keys that the policy reads.
     """
     for name, group in itertools.groupby(cases, key=lambda case: case.env):
-        env = make_environment(next(group), arguments[name], render=False)
+        with Caught() as caught:
+            env = make_environment(next(group), arguments[name], render=False)
+        if caught.failure is not None:
+            given = ", ".join(f"{key}={value!r}" for key, value in arguments[name].items())
+            raise ConfigError(
+                f"{name} could not be made with {shorten(given, 200)}: {caught.failure.error}"
+            )
         missing = sorted(set(needed) - set(env.observation_space.spaces))
         shape = env.action_space.shape
         env.close()

@@ -15,6 +15,7 @@ from dzrobot.embodiments.spec import Embodiment, History
 from dzrobot.errors import CheckpointError, ConfigError, UnknownNameError, preview, suggest
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Policy
+from dzrobot.rollout.caught import Caught
 from dzrobot.rollout.protocol import Noise
 
 BUILT_IN = ("random", "hold", "expert")
@@ -125,8 +126,7 @@ def open_player(player: Player, robot: Embodiment) -> Ready:
         return Ready(policy=RandomPolicy(robot.action_dim, seed), robot=robot, card=card)
     if player.name == "hold":
         return Ready(policy=HoldPolicy(robot.action_dim), robot=robot, card={"policy": "hold"})
-    policy = load_factory(player.name)(robot)
-    return Ready(policy=policy, robot=robot, card={"policy": player.name})
+    return Ready(policy=_made(player.name, robot), robot=robot, card={"policy": player.name})
 
 
 def load_factory(name: str) -> Callable[[Any], Policy]:
@@ -136,7 +136,7 @@ def load_factory(name: str) -> Callable[[Any], Policy]:
         UnknownNameError: no such module or attribute.
     """
     module, colon, attribute = name.partition(":")
-    if not colon:
+    if not colon or not all(part.isidentifier() for part in module.split(".")):
         raise UnknownNameError(
             f"unknown policy {name!r}.{suggest(name, BUILT_IN)} Known: {', '.join(BUILT_IN)}, "
             "module:factory, or a checkpoint"
@@ -153,7 +153,26 @@ def load_factory(name: str) -> Callable[[Any], Policy]:
             f"policy {name!r}: {module} has no {attribute!r}.{suggest(attribute, names)}"
         )
     factory: Callable[[Any], Policy] = names[attribute]
+    if not callable(factory):
+        raise UnknownNameError(
+            f"policy {name!r} is a {type(factory).__name__}; a factory is called and gives a policy"
+        )
     return factory
+
+
+def _made(name: str, robot: Embodiment) -> Policy:
+    factory = load_factory(name)
+    with Caught() as caught:
+        policy = factory(robot)
+    if caught.failure is not None:
+        raise ConfigError(
+            f"policy {name!r} could not be made for {robot.tag}: {caught.failure.error}"
+        )
+    if not isinstance(policy, Policy):
+        raise ConfigError(
+            f"policy {name!r} gave a {type(policy).__name__}; a policy has act and reset"
+        )
+    return policy
 
 
 class HoldPolicy:
@@ -209,6 +228,17 @@ def _robot_of_checkpoint(player: Player, of_environment: Embodiment | None) -> E
     )
 
 
+def _check_device(name: str) -> None:
+    """Raise ConfigError where there is no such device."""
+    import torch
+
+    kind, _, index = name.partition(":")
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if int(index or 0) >= count:
+        seen = f"{count} GPUs are" if count else "no GPU is"
+        raise ConfigError(f"device {name!r}: {seen} visible to torch; give cpu, or another device")
+
+
 def _open_checkpoint(player: Player, robot: Embodiment) -> Ready:
     import torch
 
@@ -231,6 +261,7 @@ def _open_checkpoint(player: Player, robot: Embodiment) -> Ready:
     dtypes = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16}
     if options.dtype not in dtypes:
         raise ConfigError(f"dtype {options.dtype!r}: choose float32 or bfloat16")
+    _check_device(options.device)
     acts = PolicyOptions(**given)  # type: ignore[arg-type]
     # Wrong now, rather than in every episode.
     step_plan(acts.dit_steps, acts.generate.solver_steps)

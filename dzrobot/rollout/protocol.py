@@ -15,6 +15,9 @@ from dzrobot.registration import LIBERO_STEPS
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 """A whole number as a file holds it: no text, no boolean, no fraction."""
 
+MOST_EPISODES = 1_000_000
+"""Of one run; every one of them is a value in memory before the first is run."""
+
 Noise = Literal["keyed", "fixed", "slot"]
 
 
@@ -199,6 +202,11 @@ def plan_cases(selection: Selection) -> tuple[Case, ...]:
             "leave --protocol out, or use --protocol custom"
         )
     names = selection.suites or (str(selection.env),)
+    per_task = selection.protocol.episodes if selection.episodes is None else selection.episodes
+    if per_task * len(selection.tasks or (0,)) * len(names) > MOST_EPISODES:
+        raise ConfigError(
+            f"{per_task} episodes per task are too many; a run has at most {MOST_EPISODES}"
+        )
     episodes_of = _of_suite if selection.protocol.rounds is None else _in_rounds
     cases = [case for name in names for case in episodes_of(selection, name)]
     if not cases:
@@ -219,7 +227,12 @@ def shard_of(cases: Sequence[Case], index: int, count: int) -> tuple[Case, ...]:
     """Return part ``index`` (from 0) of ``count`` of a run; tasks are spread over the parts."""
     if not 0 <= index < count:
         raise ConfigError(f"shard {index}/{count} does not exist; write 0/{count} to {count - 1}/N")
-    return tuple(cases[index::count])
+    part = tuple(cases[index::count])
+    if not part:
+        raise ConfigError(
+            f"shard {index}/{count} of {len(cases)} episodes is empty; ask for fewer parts"
+        )
+    return part
 
 
 def _of_suite(selection: Selection, name: str) -> Iterator[Case]:

@@ -6,26 +6,24 @@ steps it.
 """
 
 import contextlib
-import errno
 import multiprocessing
 import os
 import signal
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import gymnasium as gym
 
-from dzrobot.errors import DzrobotError, ProtocolError, StoppedError
+from dzrobot.errors import ProtocolError
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action, BatchPolicy, Policy
 from dzrobot.rollout.ablation import Ablation, spoil
+from dzrobot.rollout.caught import Caught, Failed
 from dzrobot.rollout.environment import make_environment
 from dzrobot.rollout.episode import (
     Actor,
@@ -42,9 +40,6 @@ from dzrobot.rollout.records import Record, storing
 from dzrobot.rollout.video import Film, Wanted
 
 ERROR_FOLDER = "errors"
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-"""A disk that is full is no fault of an episode: the run ends, and can be gone on with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +61,6 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """An episode ended in an exception."""
-
-    error: str
-    details: str
-    no_room: bool = False
-    """Whether the disk is the cause, not the episode."""
-
-
-@dataclass(frozen=True)
 class _Asked:
     observation: Observation
 
@@ -84,30 +69,6 @@ class _Asked:
 class _Finished:
     outcome: Outcome
     video: str | None
-
-
-class Caught:
-    """Keeps what foreign code raises in its block: simulators and policies may raise anything."""
-
-    def __init__(self) -> None:
-        self.failure: Failed | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        # A stop is no accident of one episode: it ends the run.
-        if not isinstance(error, Exception) or isinstance(error, StoppedError):
-            return False
-        text = str(error) if isinstance(error, DzrobotError) else f"{type(error).__name__}: {error}"
-        no_room = isinstance(error, OSError) and error.errno in _NO_ROOM
-        self.failure = Failed(text, "".join(traceback.format_exception(error)), no_room)
-        return True
 
 
 Opened = Callable[[Any], Any]

@@ -59,6 +59,23 @@ class Deadly(Steer):
 
     def act(self, obs, *, session="default"):
         os._exit(7)
+
+class Asleep(Steer):
+    """Lives beside its environment, and looks at no pipe for ten minutes."""
+
+    def act(self, obs, *, session="default"):
+        open(os.environ["ASLEEP"], "a").close()
+        time.sleep(600)
+
+class Torn(Steer):
+    """Its worker dies in the middle of a message to the main process."""
+
+    def act(self, obs, *, session="default"):
+        import gc, struct
+        from multiprocessing.connection import Connection
+        [pipe] = [o for o in gc.get_objects() if isinstance(o, Connection) and not o.closed]
+        os.write(pipe.fileno(), struct.pack("!i", 1000) + b"the first few bytes")
+        os._exit(9)
 '''
 
 

@@ -78,6 +78,57 @@ def test_workers_end_with_the_main_process(command, tmp_path):
     wait_until_gone(process.pid)
 
 
+def test_workers_that_look_at_no_pipe_end_too(command, tmp_path, monkeypatch):
+    mark = tmp_path / "asleep"
+    monkeypatch.setenv("ASLEEP", str(mark))
+    words = ("--policy", "rollout_policies:Asleep", "--privileged", "--workers", 2)
+    process = command(*RUN, *words, "--output", tmp_path / "run")
+    deadline = time.monotonic() + 60
+    while not mark.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    wait_until_gone(process.pid)
+
+
+def test_a_worker_killed_in_the_middle_of_a_message_is_an_error_record(command, tmp_path):
+    words = ("--policy", "rollout_policies:Torn", "--privileged", "--workers", 1)
+    process = command(*RUN, *words, "--max-errors", 2, "--output", tmp_path)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    assert "Traceback" not in err
+    errors = [record.error for record in RecordFile(tmp_path).records.values()]
+    assert errors == ["the worker process died with exit code 9"] * 2
+
+
+def test_a_termination_request_finishes_the_line(command, uninterrupted, tmp_path):
+    process = command(*RUN, "--workers", 2, "--output", tmp_path)
+    wait_for(2, tmp_path, process)
+    process.terminate()
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (143, "dzrobot eval: terminated\n")
+    assert (tmp_path / "records.jsonl").read_bytes().endswith(b"\n")
+    wait_until_gone(process.pid)
+    assert finish(command, tmp_path, 1) == uninterrupted
+
+
+def test_of_two_runs_started_at_once_one_wins(command, tmp_path):
+    """Records and card are of one run, whichever it is."""
+    policies = ("random", "hold")
+    words = [w for w in RUN if w not in ("--policy", "rollout_policies:Slow")]
+    started = [
+        command(*words, "--policy", name, "--workers", 1, "--output", tmp_path) for name in policies
+    ]
+    said = [process.communicate(timeout=60)[1] for process in started]
+    assert sorted(process.returncode for process in started) == [0, 2], said
+    loser = [process.returncode for process in started].index(2)
+    assert "another run is writing" in said[loser] or "do not compare" in said[loser]
+    card = json.loads((tmp_path / "card.json").read_text())
+    assert card["policy"]["policy"] == policies[1 - loser]
+    assert len(RecordFile(tmp_path).records) == EPISODES
+
+
 def test_interrupted_by_the_keyboard(command, uninterrupted, tmp_path):
     process = command(*RUN, "--workers", 2, "--output", tmp_path)
     wait_for(2, tmp_path, process)

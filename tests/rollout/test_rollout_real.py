@@ -6,10 +6,13 @@ import signal
 import time
 
 import pytest
+import torch
 
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
+from dzrobot.rollout.players import Player, PlayerOptions, open_player
 from dzrobot.rollout.records import RecordFile
 
 EXAMPLE = ("examples/eval_libero.py",)
@@ -35,6 +38,13 @@ def test_the_expert_lifts_without_cameras(command, tmp_path):
     finish(command(*words, *FAST, "--output", tmp_path, program=EXAMPLE))
     total = json.loads((tmp_path / "summary.json").read_text())["results"]["total"][0]
     assert (total["successes"], total["episodes"], total["errors"]) == (2, 2, 0)
+
+
+def test_a_device_that_is_not_there_is_said(checkpoint):
+    options = PlayerOptions(device=f"cuda:{torch.cuda.device_count()}")
+    player = Player(name=str(checkpoint), options=options)
+    with pytest.raises(ConfigError, match="visible to torch; give cpu"):
+        open_player(player, load_embodiment("libero_sim"))
 
 
 @pytest.mark.libero
