@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import gymnasium as gym
 
-from dzrobot.errors import ProtocolError
+from dzrobot.errors import ProtocolError, StoppedError
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action, BatchPolicy, Policy
 from dzrobot.rollout.ablation import Ablation, spoil

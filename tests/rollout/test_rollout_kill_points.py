@@ -14,6 +14,8 @@ import dzrobot.commands.eval
 from dzrobot import cli
 from dzrobot.rollout.records import RecordFile
 
+pytestmark = pytest.mark.kill_points
+
 EPISODES = 3
 
 
