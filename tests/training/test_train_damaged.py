@@ -14,8 +14,11 @@ import torch.distributed.checkpoint as dcp
 import train_worker
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
+from dzrobot.cli import main
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.checksums import write_checksums
+from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+from dzrobot.policies.dreamzero.checkpoints.load import LoadOptions, load_network
 from dzrobot.training.checkpoint import (
     CheckpointWriter,
     choose_checkpoint,
@@ -251,3 +254,17 @@ def test_a_trainer_runs_no_code(train_root, solo, tmp_path):
     again.resume()
     assert again.step == 1
     assert not (tmp_path / "owned").exists()
+
+
+def test_an_own_training_checkpoint_opens(train_root, solo, tmp_path):
+    """With the base it names, found where training found it, its weights are those in memory."""
+    run = train_worker.trainer(solo, train_root, runner__output_dir=tmp_path / "run")
+    run.step = 1
+    run.save(wait=True)
+    step = tmp_path / "run/checkpoints/step_00000001"
+    for path in (step, step / "state"):
+        assert main(["inspect", str(path), "--verify"]) == 0
+        loaded = load_network(open_checkpoint(path), LoadOptions()).state_dict()
+        name = "blocks.0.ffn.0.weight"
+        weight = train_worker.whole(run.parts.optimizer.named[name])
+        assert torch.equal(loaded[f"model.{name}"], weight)
