@@ -144,23 +144,22 @@ def test_mixtures(train_root):
     assert "franka_pnp" in found["data.train_data_paths.0.metadata_json_path"]
 
 
-def test_everything_at_once_in_under_a_second_without_torch(train_root, tmp_path):
+def test_everything_at_once_without_what_takes_seconds_to_load(train_root, tmp_path):
     recipe = tmp_path / "bad.yaml"
     values = train_worlds.recipe(train_root, runner__global_batch_size=3, optim__lr_warmup_steps=99)
     recipe.write_text(json.dumps(values, indent=1))
     code = (
-        "import sys, time; start = time.process_time();"
+        "import sys;"
         "from dzrobot.training.launch import main;"
         f"code = main([{str(recipe)!r}, 'runner.micro_batch_size=2', 'model.lora_rank=4']);"
-        "assert 'torch' not in sys.modules; print(code, time.process_time() - start)"
+        "heavy = {'torch', 'transformers', 'diffusers', 'mujoco'};"
+        "print(code, *heavy & set(sys.modules))"
     )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
     )
-    exit_code, seconds = done.stdout.split()
-    assert exit_code == "2", done.stderr
-    assert float(seconds) < 1
+    assert done.stdout.split() == ["2"], done.stderr
     lines = done.stderr.strip().splitlines()
     assert "3 faults" in lines[0]
     assert f"{recipe}:" in next(line for line in lines if "runner.global_batch_size" in line)
