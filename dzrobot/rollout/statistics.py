@@ -1,0 +1,200 @@
+"""What two evaluations say about each other: tests and intervals that hold at the sizes we have.
+
+Two runs are compared on the same episodes (task, initial state, seed), so what counts are the
+episodes on which they disagree. scipy and statsmodels do the work; they are imported where used.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dzrobot.errors import ConfigError, MissingDependencyError
+from dzrobot.rollout.report import Z_95
+
+BOOTSTRAP_DRAWS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairCounts:
+    """Outcomes of two runs on the same episodes."""
+
+    both: int
+    """Both succeeded."""
+
+    first_only: int
+    second_only: int
+    neither: int
+
+    @property
+    def episodes(self) -> int:
+        """Pairs in all."""
+        return self.both + self.first_only + self.second_only + self.neither
+
+    @property
+    def difference(self) -> float:
+        """Success rate of the second run less that of the first; 0 without episodes."""
+        return (self.second_only - self.first_only) / self.episodes if self.episodes else 0.0
+
+
+def count_pairs(first: Sequence[bool], second: Sequence[bool]) -> PairCounts:
+    """Return how often two runs succeeded, episode by episode.
+
+    Raises:
+        ValueError: the two are not equally long.
+    """
+    pairs = list(zip(first, second, strict=True))
+    return PairCounts(
+        both=pairs.count((True, True)),
+        first_only=pairs.count((True, False)),
+        second_only=pairs.count((False, True)),
+        neither=pairs.count((False, False)),
+    )
+
+
+def mcnemar_p(first_only: int, second_only: int) -> float:
+    """Return the two-sided p value of the exact McNemar test: were the disagreements fair coins?"""
+    disagreements = first_only + second_only
+    if not disagreements:
+        return 1.0
+    _require("scipy")
+    from scipy.stats import binomtest
+
+    return float(binomtest(first_only, disagreements).pvalue)
+
+
+def paired_interval(tasks: Sequence[PairCounts], seed: int = 0) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of the difference in success rate.
+
+    Pairs are drawn with replacement within each task, so that the tasks keep their shares; the
+    percentiles are those of `BOOTSTRAP_DRAWS` draws. Where hardly any pair disagrees there is
+    nothing to draw from, and :func:`adjusted_interval` is the one to read.
+
+    Args:
+        tasks: Counts of each task.
+        seed: Of the draws.
+    """
+    generator = np.random.Generator(np.random.PCG64(seed))
+    sums = np.zeros(BOOTSTRAP_DRAWS)
+    episodes = sum(counts.episodes for counts in tasks)
+    for counts in tasks:
+        n = counts.episodes
+        if not n:
+            continue
+        shares = [counts.first_only / n, counts.second_only / n]
+        drawn = generator.multinomial(n, [*shares, max(0.0, 1 - sum(shares))], BOOTSTRAP_DRAWS)
+        sums += drawn[:, 1] - drawn[:, 0]
+    if not episodes:
+        return -1.0, 1.0
+    low, high = np.quantile(sums / episodes, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def adjusted_interval(counts: PairCounts) -> tuple[float, float]:
+    """Return the 95 % interval of the difference after Bonett and Price (2012).
+
+    One disagreement is added each way, so it stays honest where few or none were seen.
+    """
+    n = counts.episodes + 2
+    first, second = (counts.first_only + 1) / n, (counts.second_only + 1) / n
+    middle = second - first
+    spread = Z_95 * math.sqrt((first + second - middle**2) / n)
+    return max(-1.0, middle - spread), min(1.0, middle + spread)
+
+
+def e_value(first_only: int, second_only: int) -> float:
+    """Return the evidence against equal runs, valid whenever one looks (an e-value).
+
+    The likelihood of the disagreements with an unknown, evenly spread share, over that with fair
+    coins: ``2^(b + c) B(1 + b, 1 + c)``. If the runs are equal, it ever reaches ``1 / alpha`` with
+    probability at most ``alpha`` (Ville's inequality), however often and whenever one looks.
+    """
+    return math.exp(
+        (first_only + second_only) * math.log(2)
+        + math.lgamma(1 + first_only)
+        + math.lgamma(1 + second_only)
+        - math.lgamma(2 + first_only + second_only)
+    )
+
+
+def first_decision(
+    first: Sequence[bool], second: Sequence[bool], alpha: float = 0.05
+) -> int | None:
+    """Return after how many pairs the e-value reached ``1 / alpha``; None if it never did.
+
+    Args:
+        first: Outcomes of one run, in the order they were looked at.
+        second: Outcomes of the other on the same episodes.
+        alpha: Largest probability of deciding although the runs are equal.
+    """
+    for number, value in enumerate(_e_values(first, second), start=1):
+        if value >= 1 / alpha:
+            return number
+    return None
+
+
+def _e_values(first: Sequence[bool], second: Sequence[bool]) -> Iterator[float]:
+    lost = won = 0
+    for one, other in zip(first, second, strict=True):
+        lost += one and not other
+        won += other and not one
+        yield e_value(lost, won)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unpaired:
+    """A rate beside one that is known as a count only, such as a published one."""
+
+    difference: float
+    """Second less first."""
+
+    low: float
+    high: float
+    """95 % interval of the difference, Newcombe's for independent rates."""
+
+    p: float
+    """Boschloo's exact test, two-sided."""
+
+
+def compare_counts(first: tuple[int, int], second: tuple[int, int]) -> Unpaired:
+    """Compare two independent rates, each given as successes and episodes.
+
+    Raises:
+        ConfigError: successes are no count out of the episodes.
+    """
+    for successes, episodes in (first, second):
+        if not 0 <= successes <= episodes or not episodes:
+            raise ConfigError(f"{successes}/{episodes} is no rate: give successes/episodes")
+    _require("scipy", "statsmodels")
+    from scipy.stats import boschloo_exact
+    from statsmodels.stats.proportion import confint_proportions_2indep
+
+    table = [[first[0], second[0]], [first[1] - first[0], second[1] - second[0]]]
+    low, high = confint_proportions_2indep(*second, *first, method="newcomb", compare="diff")
+    return Unpaired(
+        difference=second[0] / second[1] - first[0] / first[1],
+        low=float(low),
+        high=float(high),
+        p=float(boschloo_exact(table).pvalue),
+    )
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Return p values adjusted for being several (Holm), by name."""
+    if not p_values:
+        return {}
+    _require("statsmodels")
+    from statsmodels.stats.multitest import multipletests
+
+    adjusted = multipletests(list(p_values.values()), method="holm")[1]
+    return {name: float(p) for name, p in zip(p_values, adjusted, strict=True)}
+
+
+def _require(*packages: str) -> None:
+    from importlib.util import find_spec
+
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise MissingDependencyError(
+            f"comparing runs needs {' and '.join(missing)}: pip install -e '.[report]'"
+        )

@@ -1,0 +1,130 @@
+"""Tests hold their level and intervals cover, by simulation; known values are met."""
+
+import numpy as np
+import pytest
+
+from dzrobot.errors import ConfigError
+from dzrobot.rollout.report import wilson
+from dzrobot.rollout.statistics import (
+    adjusted_interval,
+    compare_counts,
+    count_pairs,
+    e_value,
+    first_decision,
+    holm,
+    mcnemar_p,
+    paired_interval,
+)
+
+pytest.importorskip("statsmodels")
+
+DRAWS = 2000
+
+
+def outcomes(seed, shares, episodes):
+    """Return (draws, 2, episodes) outcomes: ``shares`` of both, first only, second only."""
+    generator = np.random.default_rng(seed)
+    kinds = generator.choice(4, p=[*shares, 1 - sum(shares)], size=(DRAWS, episodes))
+    return np.stack([(kinds == 0) | (kinds == 1), (kinds == 0) | (kinds == 2)], axis=1)
+
+
+def test_known_values():
+    # Smallest number of one-sided disagreements that is significant (spec of the statistics).
+    for fewer, needed in {0: 6, 1: 8, 2: 10, 3: 12, 5: 15}.items():
+        assert mcnemar_p(fewer, needed) < 0.05 <= mcnemar_p(fewer, needed - 1)
+    for fewer, needed in {0: 8, 1: 11, 2: 14, 3: 16, 5: 20, 10: 29, 20: 46}.items():
+        assert e_value(fewer, needed) >= 20 > e_value(fewer, needed - 1)
+    assert mcnemar_p(20, 8) == pytest.approx(0.036, abs=5e-4)
+    assert mcnemar_p(0, 0) == 1
+
+
+def test_pairs_are_counted_by_episode():
+    counts = count_pairs([True, True, False, False], [True, False, True, False])
+    assert (counts.both, counts.first_only, counts.second_only, counts.neither) == (1, 1, 1, 1)
+    with pytest.raises(ValueError, match="zip"):
+        count_pairs([True], [])
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.1, 0.1), (0.9, 0.03, 0.03), (0.2, 0.25, 0.25)])
+def test_false_alarms_of_equal_runs(shares):
+    runs = outcomes(1, shares, 100)
+    alarms = [mcnemar_p((a & ~b).sum(), (b & ~a).sum()) < 0.05 for a, b in runs]
+    assert np.mean(alarms) <= 0.05
+    # Looked at after every single episode.
+    early = [first_decision(a.tolist(), b.tolist()) is not None for a, b in runs]
+    assert np.mean(early) <= 0.05
+
+
+def test_a_difference_is_found():
+    runs = outcomes(2, (0.6, 0.02, 0.2), 100)
+    assert np.mean([mcnemar_p((a & ~b).sum(), (b & ~a).sum()) < 0.05 for a, b in runs]) > 0.9
+    decided = [first_decision(a.tolist(), b.tolist()) for a, b in runs]
+    found = [number for number in decided if number is not None]
+    assert len(found) > 0.8 * DRAWS
+    assert np.median(found) < 90
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.1, 0.2), (0.85, 0.05, 0.05), (0.3, 0.3, 0.1)])
+@pytest.mark.parametrize("interval", ["bootstrap", "adjusted"])
+def test_intervals_of_the_difference_cover(shares, interval):
+    truth = shares[2] - shares[1]
+    covered = []
+    for a, b in outcomes(3, shares, 100):
+        counts = count_pairs(a.tolist(), b.tolist())
+        low, high = (
+            paired_interval([counts]) if interval == "bootstrap" else adjusted_interval(counts)
+        )
+        covered.append(low <= truth <= high)
+    assert np.mean(covered) > (0.925 if interval == "bootstrap" else 0.945)
+
+
+def test_where_nothing_disagrees_the_adjusted_interval_stays_open():
+    counts = count_pairs([True] * 20, [True] * 20)
+    assert paired_interval([counts]) == (0, 0)
+    low, high = adjusted_interval(counts)
+    assert low < -0.1 < 0.1 < high
+
+
+def test_tasks_keep_their_shares():
+    """A task on which all pairs disagree adds no spread: only the other task's pairs vary."""
+    sure = count_pairs([False] * 50, [True] * 50)
+    open_ = count_pairs([True, False] * 25, [False, True] * 25)
+    low, high = paired_interval([sure, open_])
+    whole_low, whole_high = paired_interval(
+        [count_pairs([False] * 50 + [True, False] * 25, [True] * 50 + [False, True] * 25)]
+    )
+    assert high - low < whole_high - whole_low
+
+
+def test_wilson_covers():
+    for rate in (0.5, 0.9, 0.97):
+        drawn = np.random.default_rng(4).binomial(200, rate, DRAWS)
+        covered = [low <= rate <= high for low, high in (wilson(int(k), 200) for k in drawn)]
+        assert np.mean(covered) > 0.93
+
+
+def test_a_published_count():
+    found = compare_counts((495, 512), (394, 500))
+    assert found.p < 1e-10
+    assert found.low < found.difference < found.high < 0
+    assert compare_counts((9, 10), (9, 10)).p == pytest.approx(1, abs=0.1)
+    with pytest.raises(ConfigError, match="3/2"):
+        compare_counts((3, 2), (1, 2))
+
+
+def test_false_alarms_against_a_count():
+    generator = np.random.default_rng(5)
+    drawn = generator.binomial(40, 0.8, size=(12, 2))
+    alarms = [compare_counts((int(a), 40), (int(b), 40)).p < 0.05 for a, b in drawn]
+    assert sum(alarms) <= 2
+
+
+def test_several_comparisons():
+    assert holm({"a": 0.01, "b": 0.04}) == pytest.approx({"a": 0.02, "b": 0.04})
+    assert holm({}) == {}
+    generator = np.random.default_rng(6)
+    family = generator.random((60, 5))
+    for row in family:
+        # By definition: the smallest p value counts five times, the next four times, ...
+        smallest = min(holm(dict(enumerate(row))).values())
+        assert smallest == pytest.approx(min(1, 5 * row.min()))
