@@ -19,6 +19,7 @@ from dzrobot.errors import DzrobotError, StoppedError, suggest
 COMMANDS = {
     "eval": ("eval", "evaluate a policy in an environment"),
     "merge": ("merge", "put shards of one evaluation together"),
+    "compare": ("compare", "compare evaluations of the same episodes"),
     "libero": ("libero", "set LIBERO up and check its assets"),
     "collect": ("collect", "record episodes of a policy as a dataset"),
     "init": ("init", "write a small untrained checkpoint to train from"),

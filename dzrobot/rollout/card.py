@@ -149,7 +149,13 @@ def read_cases(folder: Path) -> tuple[Case, ...]:
     return cases
 
 
-def refuse_unlike(one: Mapping[str, Any], other: Mapping[str, Any], here: str, there: str) -> None:
+def refuse_unlike(
+    one: Mapping[str, Any],
+    other: Mapping[str, Any],
+    here: str,
+    there: str,
+    advice: str = "Use another --output, or the same settings.",
+) -> None:
     """Raise unless the two cards are equal.
 
     Raises:
@@ -162,9 +168,7 @@ def refuse_unlike(one: Mapping[str, Any], other: Mapping[str, Any], here: str, t
     if len(found) > _SHOWN:
         lines.append(f"  and {len(found) - _SHOWN} more")
     raise ProtocolError(
-        "these results do not compare, so they are not mixed:\n"
-        + "\n".join(lines)
-        + "\nUse another --output, or the same settings."
+        "these results do not compare, so they are not mixed:\n" + "\n".join(lines) + f"\n{advice}"
     )
 
 

@@ -1,0 +1,145 @@
+"""``dzrobot compare``: is one policy better than another, on the same episodes?"""
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from dzrobot.errors import ConfigError
+from dzrobot.files import explained, write_json
+from dzrobot.rollout.comparison import Comparison, Results, compare, read_results
+from dzrobot.rollout.report import wilson
+from dzrobot.rollout.statistics import compare_counts
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``dzrobot compare``."""
+    parser.description = (
+        "Compares every later results folder with the first one, episode by episode: the same "
+        "task, initial state and seed. Folders of unlike protocols are refused."
+    )
+    parser.add_argument("runs", type=Path, nargs="+", help="results folders; the first is the base")
+    parser.add_argument(
+        "--published",
+        metavar="K/N",
+        help="also compare each with a published count, such as 495/512",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: 0)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
+    parser.add_argument("--flips", action="store_true", help="list the episodes that differ")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the comparison and return 0."""
+    published = None if arguments.published is None else _count(arguments.published)
+    runs = [read_results(folder) for folder in arguments.runs]
+    if len(runs) == 1 and published is None:
+        raise ConfigError("give two or more results folders, or one and --published K/N")
+    found = compare(runs, arguments.seed) if len(runs) > 1 else ()
+    console = Console(width=None if Console().is_terminal else 130, highlight=False)
+    if found:
+        console.print(_table(found))
+    for comparison in found if arguments.flips else ():
+        _print_flips(console, comparison)
+    if published is not None:
+        console.print(_published(runs, published))
+    if arguments.json is not None:
+        with explained(f"write {arguments.json}", ConfigError):
+            write_json(arguments.json, [_plain(comparison) for comparison in found])
+    return 0
+
+
+def _count(text: str) -> tuple[int, int]:
+    if not re.fullmatch(r"[0-9]{1,9}/[0-9]{1,9}", text):
+        raise ConfigError(f"--published {text!r}: write successes/episodes, such as 495/512")
+    successes, episodes = map(int, text.split("/"))
+    return successes, episodes
+
+
+def _table(found: Sequence[Comparison]) -> Table:
+    first = found[0].first
+    table = Table(title=f"against {first.name}, on the same episodes", title_justify="left")
+    table.add_column("run", overflow="fold")
+    for name in ("pairs", "rate", "base", "difference", "95 % (bootstrap)", "95 % (adjusted)",
+                 "lost", "won", "p (McNemar)", "p (Holm)", "e"):  # fmt: skip
+        table.add_column(name, justify="right", no_wrap=True)
+    for comparison in found:
+        total = comparison.total
+        base = (total.both + total.first_only) / total.episodes
+        table.add_row(
+            comparison.second.name,
+            str(total.episodes),
+            f"{100 * (base + total.difference):.1f}",
+            f"{100 * base:.1f}",
+            f"{100 * total.difference:+.1f}",
+            _span(comparison.low, comparison.high),
+            _span(*comparison.adjusted),
+            str(total.first_only),
+            str(total.second_only),
+            f"{comparison.p:.3g}",
+            f"{comparison.p_holm:.3g}",
+            f"{comparison.e:.3g}",
+        )
+    table.caption = (
+        "lost, won: episodes that only the base, only this run solved. e: evidence that may be "
+        "looked at after every episode; 20 decides at the 5 % level."
+    )
+    return table
+
+
+def _published(runs: Sequence[Results], count: tuple[int, int]) -> Table:
+    table = Table(title=f"against a published {count[0]}/{count[1]}", title_justify="left")
+    table.add_column("run", overflow="fold")
+    for name in (
+        "success",
+        "rate",
+        "95 % (Wilson)",
+        "difference",
+        "95 % (Newcombe)",
+        "p (Boschloo)",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for results in runs:
+        won = sum(bool(record.success) for record in results.finished.values())
+        own = (won, len(results.finished))
+        unpaired = compare_counts(count, own)
+        table.add_row(
+            results.name, f"{own[0]}/{own[1]}", f"{100 * own[0] / own[1]:.1f}",
+            _span(*wilson(*own)),
+            f"{100 * unpaired.difference:+.1f}", _span(unpaired.low, unpaired.high),
+            f"{unpaired.p:.3g}",
+        )  # fmt: skip
+    table.caption = "A published count is of other episodes, and perhaps of another protocol."
+    return table
+
+
+def _print_flips(console: Console, comparison: Comparison) -> None:
+    second = comparison.second.name
+    for what, names in (("lost", comparison.first_only), ("won", comparison.second_only)):
+        console.print(f"{second} {what} {len(names)}: {', '.join(names) or 'none'}")
+
+
+def _span(low: float, high: float) -> str:
+    return f"{100 * low:.1f} to {100 * high:.1f}"
+
+
+def _plain(comparison: Comparison) -> dict[str, object]:
+    total = comparison.total
+    return {
+        "first": comparison.first.name,
+        "second": comparison.second.name,
+        "pairs": total.episodes,
+        "both": total.both,
+        "first_only": list(comparison.first_only),
+        "second_only": list(comparison.second_only),
+        "difference": total.difference,
+        "bootstrap_95": [comparison.low, comparison.high],
+        "adjusted_95": list(comparison.adjusted),
+        "p_mcnemar": comparison.p,
+        "p_holm": comparison.p_holm,
+        "e": comparison.e,
+        "decided_after": comparison.decided_after,
+    }

@@ -1,0 +1,175 @@
+"""Two or more evaluations of the same episodes, compared episode by episode."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dzrobot.errors import ConfigError, ProtocolError
+from dzrobot.rollout.card import read_card, read_cases, refuse_unlike
+from dzrobot.rollout.records import Record, RecordFile
+from dzrobot.rollout.statistics import (
+    PairCounts,
+    adjusted_interval,
+    count_pairs,
+    e_value,
+    first_decision,
+    holm,
+    mcnemar_p,
+    paired_interval,
+)
+
+COMPARED = ("policy", "changes")
+"""Fields of a card that may differ: they are what is compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """What one evaluation found."""
+
+    folder: Path
+    card: Mapping[str, Any]
+    finished: Mapping[str, Record]
+    """Episodes with a result by their name, in the order of the evaluation."""
+
+    @property
+    def name(self) -> str:
+        """Folder, for tables."""
+        return str(self.folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A second evaluation against a first one."""
+
+    first: Results
+    second: Results
+    total: PairCounts
+    tasks: Mapping[tuple[str, int], PairCounts]
+    """By suite and task."""
+
+    first_only: tuple[str, ...]
+    """Episodes that only the first solved."""
+
+    second_only: tuple[str, ...]
+    low: float
+    high: float
+    """95 % bootstrap interval of the difference in success rate, pairs drawn within tasks."""
+
+    adjusted: tuple[float, float]
+    """The same after Bonett and Price, for few disagreements."""
+
+    p: float
+    """Exact McNemar test."""
+
+    p_holm: float
+    """The same, adjusted for the number of comparisons."""
+
+    e: float
+    """Evidence that may be looked at after every episode; 20 decides at the 5 % level."""
+
+    decided_after: int | None
+    """Pairs after which ``e`` first reached 20, in the order of the evaluation."""
+
+
+def read_results(folder: Path) -> Results:
+    """Return what is in the results folder.
+
+    Raises:
+        ProtocolError: it holds no evaluation, or a damaged one.
+    """
+    cases = read_cases(folder)
+    records = RecordFile(folder, cases, writable=False).records
+    finished = {
+        case.name: record
+        for case in cases
+        if (record := records.get(case.name)) is not None and record.error is None
+    }
+    return Results(folder=folder, card=read_card(folder), finished=finished)
+
+
+def compare(runs: Sequence[Results], seed: int = 0) -> tuple[Comparison, ...]:
+    """Return every later run compared with the first one, on the episodes that both finished.
+
+    Args:
+        runs: Two or more.
+        seed: Of the bootstrap's draws.
+
+    Raises:
+        ConfigError: fewer than two runs.
+        ProtocolError: the runs are not of the same episodes under the same protocol, or share no
+            finished episode.
+    """
+    if len(runs) < 2:
+        raise ConfigError("give two or more results folders to compare")
+    first, *others = runs
+    for other in others:
+        one, two = _conditions(first.card), _conditions(other.card)
+        refuse_unlike(
+            one, two, first.name, f"in {other.name}", "Evaluate both under the same protocol."
+        )
+    shared = [[name for name in first.finished if name in other.finished] for other in others]
+    for other, names in zip(others, shared, strict=True):
+        if not names:
+            raise ProtocolError(
+                f"{first.name} and {other.name} share no finished episode; run them first"
+            )
+    found = {
+        other.name: (other, _outcomes(first, names), _outcomes(other, names), names)
+        for other, names in zip(others, shared, strict=True)
+    }
+    p_values = {
+        name: mcnemar_p(counts.first_only, counts.second_only)
+        for name, (_, one, two, _) in found.items()
+        if (counts := count_pairs(one, two))
+    }
+    adjusted = holm(p_values) if len(p_values) > 1 else p_values
+    return tuple(
+        _comparison(first, other, names, seed, (p_values[name], adjusted[name]))
+        for name, (other, _, _, names) in found.items()
+    )
+
+
+def _comparison(
+    first: Results, second: Results, names: Sequence[str], seed: int, p: tuple[float, float]
+) -> Comparison:
+    one, two = _outcomes(first, names), _outcomes(second, names)
+    total = count_pairs(one, two)
+    tasks = _by_task(first, second, names)
+    low, high = paired_interval(list(tasks.values()), seed)
+    return Comparison(
+        first=first,
+        second=second,
+        total=total,
+        tasks=tasks,
+        first_only=tuple(n for n, a, b in zip(names, one, two, strict=True) if a and not b),
+        second_only=tuple(n for n, a, b in zip(names, one, two, strict=True) if b and not a),
+        low=low,
+        high=high,
+        adjusted=adjusted_interval(total),
+        p=p[0],
+        p_holm=p[1],
+        e=e_value(total.first_only, total.second_only),
+        decided_after=first_decision(one, two),
+    )
+
+
+def _by_task(
+    first: Results, second: Results, names: Sequence[str]
+) -> dict[tuple[str, int], PairCounts]:
+    groups: dict[tuple[str, int], list[str]] = {}
+    for name in names:
+        record = first.finished[name]
+        groups.setdefault((record.suite, record.task_id), []).append(name)
+    return {
+        task: count_pairs(_outcomes(first, own), _outcomes(second, own))
+        for task, own in groups.items()
+    }
+
+
+def _outcomes(results: Results, names: Sequence[str]) -> list[bool]:
+    return [bool(results.finished[name].success) for name in names]
+
+
+def _conditions(card: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in card.items() if name not in COMPARED}

@@ -1,0 +1,79 @@
+"""Evaluations of the same episodes are compared pair by pair; unlike ones are refused."""
+
+import json
+
+import pytest
+
+from dzrobot import cli
+from dzrobot.errors import ConfigError, ProtocolError
+from dzrobot.rollout.comparison import compare, read_results
+from dzrobot.rollout.evaluate import Evaluation, RunOptions, evaluate, prepare
+from dzrobot.rollout.players import Player
+from dzrobot.rollout.protocol import PROTOCOLS, Selection
+
+pytest.importorskip("statsmodels")
+
+
+def run(folder, policy="rollout_policies:Steer", **changes):
+    selection = Selection(
+        protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 2), episodes=3,
+        max_steps=20, arguments={"resolution": 32}, **changes,
+    )  # fmt: skip
+    evaluation = Evaluation(selection=selection, player=Player(name=policy))
+    evaluate(prepare(evaluation), folder, RunOptions(workers=0, videos="none"))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Return the folders of a policy that steers and of one that stands still."""
+    root = tmp_path_factory.mktemp("compared")
+    run(root / "steer")
+    run(root / "again")
+    run(root / "still", "hold")
+    run(root / "other", seed=1)
+    return root
+
+
+def test_what_only_one_solved_is_named(folders):
+    steer, still = (read_results(folders / name) for name in ("steer", "still"))
+    won = [name for name, record in steer.finished.items() if record.success]
+    assert 0 < len(won) < len(steer.finished)
+    (found,) = compare([still, steer])
+    assert found.second_only == tuple(won)
+    assert not found.first_only
+    assert found.total.difference == len(won) / 6
+    assert sum(counts.episodes for counts in found.tasks.values()) == 6
+    assert found.p == found.p_holm == pytest.approx(2 * 0.5 ** len(won))
+
+
+def test_equal_runs_do_not_differ(folders):
+    (found,) = compare([read_results(folders / "steer"), read_results(folders / "again")])
+    assert (found.low, found.high, found.p, found.e) == (0, 0, 1, 1)
+    assert found.adjusted[0] < 0 < found.adjusted[1]
+
+
+def test_several_are_adjusted_together(folders):
+    runs = [read_results(folders / name) for name in ("still", "steer", "again")]
+    first, second = compare(runs)
+    assert first.p_holm == pytest.approx(min(1, 2 * first.p))
+    assert second.second.folder == folders / "again"
+
+
+def test_unlike_runs_are_refused_with_the_difference(folders):
+    with pytest.raises(ProtocolError, match=r"seed: 0 in .* 1 in .*other"):
+        compare([read_results(folders / "steer"), read_results(folders / "other")])
+    with pytest.raises(ConfigError, match="two or more"):
+        compare([read_results(folders / "steer")])
+
+
+def test_at_the_command_line(folders, tmp_path, capsys):
+    out = tmp_path / "numbers.json"
+    both = [str(folders / "still"), str(folders / "steer")]
+    assert cli.main(["compare", *both, "--flips", "--published", "9/10", "--json", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "published 9/10" in printed
+    assert json.loads(out.read_text())[0]["pairs"] == 6
+    one = ["compare", both[0]]
+    for wrong in (one, [*one, "--published", "11/10"], [*one, "--published", "²/3"], [*one, "/no"]):
+        assert cli.main(wrong) == 2
+    assert "Traceback" not in capsys.readouterr().err
