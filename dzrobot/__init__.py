@@ -1,10 +1,64 @@
 """One API for DreamZero, LIBERO and the real Franka.
 
-``import dzrobot`` registers the Gymnasium ids; it imports no simulator, no driver and no torch.
+``import dzrobot`` registers the Gymnasium ids; it imports no simulator, no driver and no torch. The
+names below are loaded when they are used first.
 """
 
+from typing import TYPE_CHECKING
+
+from dzrobot.importing import lazy_exports
 from dzrobot.registration import register_envs
 
+if TYPE_CHECKING:
+    from dzrobot.embodiments.registry import load_embodiment
+    from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View
+    from dzrobot.embodiments.timing import Timing
+    from dzrobot.errors import DzrobotError
+    from dzrobot.policies.base import Policy
+    from dzrobot.policies.dreamzero.options import PolicyOptions
+    from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+    from dzrobot.recording.writer import EpisodeWriter
+    from dzrobot.rollout.episode import run_episode
+    from dzrobot.rollout.evaluate import evaluate
+    from dzrobot.training.launch import train
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "DreamZeroPolicy",
+    "DzrobotError",
+    "Embodiment",
+    "EpisodeWriter",
+    "Gripper",
+    "Part",
+    "Policy",
+    "PolicyOptions",
+    "Timing",
+    "View",
+    "evaluate",
+    "load_embodiment",
+    "run_episode",
+    "train",
+]
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "DreamZeroPolicy": "dzrobot.policies.dreamzero.policy",
+        "DzrobotError": "dzrobot.errors",
+        "Embodiment": "dzrobot.embodiments.spec",
+        "EpisodeWriter": "dzrobot.recording.writer",
+        "Gripper": "dzrobot.embodiments.spec",
+        "Part": "dzrobot.embodiments.spec",
+        "Policy": "dzrobot.policies.base",
+        "PolicyOptions": "dzrobot.policies.dreamzero.options",
+        "Timing": "dzrobot.embodiments.timing",
+        "View": "dzrobot.embodiments.spec",
+        "evaluate": "dzrobot.rollout.evaluate",
+        "load_embodiment": "dzrobot.embodiments.registry",
+        "run_episode": "dzrobot.rollout.episode",
+        "train": "dzrobot.training.launch",
+    },
+)
 
 register_envs()

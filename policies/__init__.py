@@ -1,4 +1,27 @@
+"""Policies: the protocol, and DreamZero."""
+
+from typing import TYPE_CHECKING
+
+from dzrobot.importing import lazy_exports
+
 if __name__ != "dzrobot.policies":
     raise ImportError(
         f"this package is dzrobot.policies, not {__name__}: write `import dzrobot.policies`"
     )
+
+if TYPE_CHECKING:
+    from dzrobot.policies.base import BatchPolicy, Policy
+    from dzrobot.policies.dreamzero.options import PolicyOptions
+    from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+
+__all__ = ["BatchPolicy", "DreamZeroPolicy", "Policy", "PolicyOptions"]
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "BatchPolicy": "dzrobot.policies.base",
+        "DreamZeroPolicy": "dzrobot.policies.dreamzero.policy",
+        "Policy": "dzrobot.policies.base",
+        "PolicyOptions": "dzrobot.policies.dreamzero.options",
+    },
+)

@@ -1,5 +1,7 @@
 """The package list, the links and the launchers' folders stay in order."""
 
+import ast
+import importlib
 import subprocess
 import sys
 import tomllib
@@ -69,3 +71,28 @@ print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert added.stdout.split() == ["dzrobot"]
+
+
+@pytest.mark.parametrize("package", ["dzrobot", "dzrobot.policies"])
+def test_lazy_names_are_what_they_say(package):
+    module = importlib.import_module(package)
+    assert set(module.__all__) <= set(dir(module))
+    for name in module.__all__:
+        found = getattr(module, name)
+        assert found.__name__ == name
+        assert found.__doc__
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        module.nothing  # noqa: B018
+    # Type checkers read the imports, the interpreter reads the table: both name the same.
+    tree = ast.parse(Path(module.__file__).read_text())
+    (block,) = (
+        node
+        for node in tree.body
+        if "TYPE_CHECKING" in ast.unparse(node) and isinstance(node, ast.If)
+    )
+    imported = {
+        alias.name: node.module for node in block.body for alias in node.names
+    }  # fmt: skip
+    assert set(imported) == set(module.__all__)
+    for name, home in imported.items():
+        assert getattr(importlib.import_module(home), name) is getattr(module, name)

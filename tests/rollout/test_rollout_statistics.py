@@ -64,7 +64,7 @@ def test_a_difference_is_found():
     assert np.median(found) < 90
 
 
-@pytest.mark.parametrize("shares", [(0.5, 0.1, 0.2), (0.85, 0.05, 0.05), (0.3, 0.3, 0.1)])
+@pytest.mark.parametrize("shares", [(0.5, 0.1, 0.2), (0.85, 0.05, 0.05)])
 @pytest.mark.parametrize("interval", ["bootstrap", "adjusted"])
 def test_intervals_of_the_difference_cover(shares, interval):
     truth = shares[2] - shares[1]
@@ -114,9 +114,9 @@ def test_a_published_count():
 
 def test_false_alarms_against_a_count():
     generator = np.random.default_rng(5)
-    drawn = generator.binomial(40, 0.8, size=(12, 2))
+    drawn = generator.binomial(40, 0.8, size=(6, 2))
     alarms = [compare_counts((int(a), 40), (int(b), 40)).p < 0.05 for a, b in drawn]
-    assert sum(alarms) <= 2
+    assert sum(alarms) <= 1
 
 
 def test_several_comparisons():
