@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment, History
-from dzrobot.errors import CheckpointError, ConfigError, UnknownNameError, preview, suggest
+from dzrobot.errors import ConfigError, UnknownNameError, suggest
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Policy
 from dzrobot.rollout.caught import Caught
@@ -215,17 +215,12 @@ class RandomPolicy:
 
 def _robot_of_checkpoint(player: Player, of_environment: Embodiment | None) -> Embodiment:
     from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+    from dzrobot.policies.dreamzero.policy import embodiment_of
 
     checkpoint = open_checkpoint(player.name, revision=player.options.revision)
-    tags = sorted(checkpoint.metadata)
-    if of_environment is not None and of_environment.tag in tags:
+    if of_environment is not None and of_environment.tag in checkpoint.metadata:
         return of_environment
-    if len(tags) == 1:
-        return load_embodiment(tags[0])
-    raise CheckpointError(
-        f"{player.name} was trained for {preview(tags)}, and the environment does not say which of "
-        "them it is: give --embodiment"
-    )
+    return embodiment_of(checkpoint)
 
 
 def _check_device(name: str) -> None:

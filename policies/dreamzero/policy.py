@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import SessionError, preview
+from dzrobot.errors import CheckpointError, SessionError, preview
 from dzrobot.modality.pipeline import Pipeline
 from dzrobot.modality.stats import Statistics
 from dzrobot.modality.window import Observation, Window, read_observation
@@ -89,7 +90,7 @@ class DreamZeroPolicy:
         cls,
         path_or_repo: str | Path,
         *,
-        embodiment: Embodiment,
+        embodiment: Embodiment | str | None = None,
         device: str | torch.device = "cpu",
         dtype: torch.dtype | None = None,
         revision: str | None = None,
@@ -101,7 +102,8 @@ class DreamZeroPolicy:
 
         Args:
             path_or_repo: Folder or file of any published layout, or a Hugging Face id.
-            embodiment: The robot; the checkpoint must have been trained for it.
+            embodiment: The robot, or its tag; the checkpoint must have been trained for it. None:
+                the one that the checkpoint names, if it names exactly one.
             device: Where the network runs.
             dtype: What it computes in; None for float32 on a CPU and bfloat16 elsewhere.
             revision: Branch, tag or commit of a Hugging Face repository.
@@ -118,14 +120,15 @@ class DreamZeroPolicy:
         checkpoint = open_checkpoint(
             path_or_repo, revision=revision, config_from=weights.config_from
         )
-        trained_horizon = checkpoint.passport.horizon(embodiment.tag)
+        robot = embodiment_of(checkpoint, embodiment)
+        trained_horizon = checkpoint.passport.horizon(robot.tag)
         check_compatible(
-            embodiment,
+            robot,
             checkpoint.config,
-            shorter=trained_horizon == embodiment.timing.action_horizon,
+            shorter=trained_horizon == robot.timing.action_horizon,
         )
-        statistics = Statistics.from_metadata(checkpoint.metadata_file, embodiment)
-        asked = passport_for(embodiment, statistics, checkpoint.config)
+        statistics = Statistics.from_metadata(checkpoint.metadata_file, robot)
+        asked = passport_for(robot, statistics, checkpoint.config)
         check_passport(checkpoint.passport, asked, str(checkpoint.path))
         prompts = _tokenizer(checkpoint, tokenizer)
         target = torch.device(device)
@@ -140,7 +143,7 @@ class DreamZeroPolicy:
         )
         parts = PolicyParts(
             network=network,
-            pipeline=Pipeline(embodiment, statistics),
+            pipeline=Pipeline(robot, statistics),
             tokenizer=prompts,
             source=str(path_or_repo),
         )
@@ -397,6 +400,30 @@ class DreamZeroPolicy:
             episode.video.append(latents)
             episode.chunks += 1
         return list(prediction.action_BAM.float().cpu())
+
+
+def embodiment_of(checkpoint: Checkpoint, asked: Embodiment | str | None = None) -> Embodiment:
+    """Return the robot that a checkpoint acts for.
+
+    Args:
+        checkpoint: The checkpoint.
+        asked: The robot, or its tag. None: the one that the checkpoint names.
+
+    Raises:
+        CheckpointError: nothing is asked for, and the checkpoint names several robots.
+        UnknownNameError: there is no such robot.
+    """
+    if isinstance(asked, Embodiment):
+        return asked
+    if asked is not None:
+        return load_embodiment(asked)
+    tags = sorted(checkpoint.metadata)
+    if len(tags) != 1:
+        raise CheckpointError(
+            f"{checkpoint.path} was trained for {preview(tags)}: say for which of them, "
+            f"embodiment={tags[0] if tags else 'TAG'!r}"
+        )
+    return load_embodiment(tags[0])
 
 
 def _tokenizer(

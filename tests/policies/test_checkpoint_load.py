@@ -14,6 +14,8 @@ from checkpoint_layouts import (
     write_pickled,
 )
 
+from dzrobot.errors import UnknownNameError
+from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.coldstart import fresh_names
 from dzrobot.policies.dreamzero.checkpoints.convert import ConvertOptions, convert
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
@@ -28,6 +30,7 @@ from dzrobot.policies.dreamzero.checkpoints.load import (
 from dzrobot.policies.dreamzero.checkpoints.lora import inject_adapters
 from dzrobot.policies.dreamzero.checkpoints.names import canonical
 from dzrobot.policies.dreamzero.network.config import NetworkConfig, preset
+from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 
 
 def assert_equal(given, wanted):
@@ -190,3 +193,10 @@ def test_without_the_prompt_encoder(tiny):
     fill_network(network.to_empty(device="cpu"), source)
     wanted = {n: t for n, t in tensors_of(tiny).items() if ".text_encoder." not in n}
     assert_equal(official_state(network), wanted)
+
+
+def test_a_checkpoint_of_one_robot_says_which():
+    policy = DreamZeroPolicy.from_pretrained(default_checkpoint())
+    assert policy.embodiment.tag == "libero_mini"
+    with pytest.raises(UnknownNameError, match="libero_min"):
+        DreamZeroPolicy.from_pretrained(default_checkpoint(), embodiment="libero_min")
