@@ -89,8 +89,16 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
         observation, info = self.env.reset(seed=seed, options=options)
         self._seen, self.info = (observation, info), info
         # Sensor times count from here; on one clock, so they can be compared with each other.
-        self._began_s = float(info.get("time_s", 0.0))
+        self._began_s = self._now_s(info)
         return observation, info
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the reset, by the clock of the environment where it tells it."""
+        return self._now_s(self.info) - self._began_s
+
+    def _now_s(self, info: Mapping[str, Any]) -> float:
+        return float(info["time_s"]) if "time_s" in info else time.monotonic()
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Carry out ``action`` and record it with what it was chosen from."""
@@ -140,15 +148,13 @@ def record_episode(
         rules: Where the episode begins and ends.
         keep_all: Whether episodes without success are kept too.
     """
-    began = time.monotonic()
     try:
         outcome = run_episode(env, actor, rules)
     except BaseException:
         writer.discard()
         raise
-    seconds = time.monotonic() - began - outcome.env_ms["reset"] / 1000
     # A pause is no slowness of the loop.
-    seconds -= float(env.info.get("paused_s", 0.0))
+    seconds = env.elapsed_s - float(env.info.get("paused_s", 0.0))
     late = int(env.info.get("late_steps", 0))
     abort = str(env.info.get("abort", ""))
     kept = (keep_all or outcome.success) and outcome.ended != DISCARDED

@@ -8,47 +8,48 @@ answered with ``{"ok": true}`` or ``{"error": TEXT}``.
 import argparse
 import dataclasses
 import json
+import signal
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from dzrobot.envs.emulators.faults import Faults
-from dzrobot.envs.emulators.gripper_server import GripperServer
 from dzrobot.envs.emulators.robot_server import RobotServer
-from dzrobot.envs.emulators.wire import ERRORS
+from dzrobot.envs.emulators.timebase import Timebase
+from dzrobot.envs.emulators.wire import ERRORS, RobotMode
 from dzrobot.errors import DzrobotError, UnknownNameError, find
 
 READY_LINE = "arm and gripper are listening"
+_MODES = {
+    "idle": RobotMode.IDLE,
+    "brakes_locked": RobotMode.OTHER,
+    "guiding": RobotMode.GUIDING,
+}
 
 
 class ArmServer:
-    """Arm, gripper and their faults behind one set of named calls."""
+    """Arm, gripper and their faults behind one set of named calls.
 
-    def __init__(self, host: str, rate: float = 1.0) -> None:
+    Args:
+        host: Loopback address to listen on.
+        page: The shared clock. None: one of its own.
+        rate: Robot seconds per wall second, at most.
+    """
+
+    def __init__(self, host: str, page: Timebase | None = None, rate: float = 1.0) -> None:
         self.faults = Faults()
-        self.robot = RobotServer(host, self.faults, rate)
-        self.gripper = GripperServer(host, self.faults)
+        self.robot = RobotServer(host, self.faults, page, rate)
         self._calls: dict[str, Callable[..., None]] = {
             "trip": self._trip,
             "press_user_stop": self.robot.press_user_stop,
             "release_user_stop": self.robot.release_user_stop,
             "drop_client": self.robot.drop_client,
-            "freeze": self._freeze,
+            "freeze": self.robot.freeze,
+            "mode": self._mode,
             "push": self._push,
         }
-
-    def start(self) -> None:
-        """Start both servers."""
-        self.robot.start()
-        self.gripper.start()
-
-    def stop(self) -> None:
-        """Stop both servers."""
-        self.robot.stop()
-        self.gripper.stop()
 
     def request(self, message: dict[str, Any]) -> None:
         """Carry out one control message; raise UnknownNameError for a name that is not known."""
@@ -66,16 +67,13 @@ class ArmServer:
                 raise UnknownNameError(f"unknown robot error {name!r}. Known: {', '.join(ERRORS)}.")
         self.robot.trip(*errors)
 
-    def _freeze(self, seconds: float) -> None:
-        self.faults.frozen_until_s = time.monotonic() + seconds
+    def _mode(self, name: str) -> None:
+        self.robot.show_mode(find(_MODES, "mode", name))
 
-    def _push(self, *force: float) -> None:
-        if len(force) != 6:
-            raise DzrobotError(f"push takes 6 numbers (N, then Nm), got {len(force)}")
-        self.robot.call(lambda: self._set_force(np.array(force, np.float64)))
-
-    def _set_force(self, force: np.ndarray[Any, np.dtype[np.float64]]) -> None:
-        self.robot.arm.external_force = force
+    def _push(self, *numbers: float) -> None:
+        if len(numbers) != 7:
+            raise DzrobotError(f"push takes 7 numbers (3 N, 3 Nm, s), got {len(numbers)}")
+        self.robot.push(np.array(numbers[:6], np.float64), numbers[6])
 
 
 def main() -> None:
@@ -83,18 +81,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", required=True)
     parser.add_argument("--rate", type=float, default=1.0)
+    parser.add_argument("--timebase", type=int, help="descriptor of the shared clock")
     arguments = parser.parse_args()
-    server = ArmServer(arguments.host, arguments.rate)
-    server.start()
-    _say({"ready": READY_LINE})
-    for line in sys.stdin:
-        try:
-            server.request(json.loads(line))
-        except (DzrobotError, ValueError, TypeError) as error:
-            _say({"error": str(error)})
-        else:
-            _say({"ok": True})
-    server.stop()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    page = None if arguments.timebase is None else Timebase(arguments.timebase)
+    server = ArmServer(arguments.host, page, arguments.rate)
+    server.robot.start()
+    try:
+        _say({"ready": READY_LINE})
+        for line in sys.stdin:
+            try:
+                server.request(json.loads(line))
+            except (DzrobotError, ValueError, TypeError) as error:
+                _say({"error": str(error)})
+            else:
+                _say({"ok": True})
+    finally:
+        server.robot.stop()
 
 
 def _say(message: dict[str, Any]) -> None:

@@ -1,7 +1,9 @@
 """An emulated workcell: arm, gripper and cameras as child processes on the loopback interface."""
 
 import contextlib
+import ipaddress
 import json
+import math
 import os
 import select
 import subprocess
@@ -14,10 +16,14 @@ from typing import Any, Self
 
 import dzrobot
 from dzrobot.envs.emulators.camera_server import bus_settings
-from dzrobot.errors import RobotError
+from dzrobot.envs.emulators.timebase import Timebase
+from dzrobot.errors import ConfigError, RobotError
 
 SERIALS = ("910000000001", "910000000002")
 """Serial numbers of the two emulated cameras."""
+
+LARGEST_DOMAIN = 232
+"""The bus computes its ports from the domain, and these end there."""
 
 START_TIMEOUT_S = 20.0
 START_ATTEMPTS = 3
@@ -32,6 +38,20 @@ class BenchAddress:
 
     domain: int
     """Domain of the camera bus; a fresh one per bench avoids stale peers."""
+
+    def __post_init__(self) -> None:
+        """Refuse an address that others can reach: whoever connects moves the emulated arm."""
+        try:
+            fits = ipaddress.IPv4Address(self.host).is_loopback
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ConfigError(
+                f"host {self.host!r} is no loopback address: emulators listen within this machine "
+                "alone, on 127.0.0.1 or any other 127.x.y.z"
+            )
+        if not 0 <= self.domain <= LARGEST_DOMAIN:
+            raise ConfigError(f"domain {self.domain} must lie between 0 and {LARGEST_DOMAIN}")
 
     @classmethod
     def for_process(cls, offset: int = 0) -> Self:
@@ -49,14 +69,22 @@ class Bench:
     Args:
         address: Where to listen.
         serials: Camera serial numbers; an empty sequence starts no camera process.
-        rate: Robot seconds per wall second.
+        rate: Robot seconds per wall second, at most; infinity is as fast as the client answers.
+        page: The clock that arm and cameras share with an environment. None: with nobody.
     """
 
     def __init__(
-        self, address: BenchAddress, serials: Sequence[str] = SERIALS, rate: float = 1.0
+        self,
+        address: BenchAddress,
+        serials: Sequence[str] = SERIALS,
+        rate: float = 1.0,
+        page: Timebase | None = None,
     ) -> None:
+        if not rate > 0 or math.isnan(rate):
+            raise ConfigError(f"rate {rate} must be positive: robot seconds per wall second")
         self.address = address
         self.serials = tuple(serials)
+        self.page = page or Timebase.create()
         self._rate = rate
         self._arm: subprocess.Popen[str] | None = None
         self._cameras: subprocess.Popen[str] | None = None
@@ -70,18 +98,29 @@ class Bench:
 
     def start_arm(self) -> None:
         """Start the arm and gripper process."""
-        self._arm = _spawn("arm_server", "--host", self.address.host, "--rate", str(self._rate))
+        self._arm = _spawn(
+            "arm_server", self.page, "--host", self.address.host, "--rate", str(self._rate)
+        )
+
+    def kill_arm(self) -> None:
+        """Kill the arm and gripper process, as if the controller lost its power."""
+        if self._arm is not None:
+            _kill(self._arm)
+            self._arm = None
+        self.page.arm_is_alive = False
 
     def start_cameras(self) -> None:
         """Start (or restart) the camera process."""
-        self._cameras = _spawn("camera_server", "--domain", str(self.address.domain), *self.serials)
+        self._cameras = _spawn(
+            "camera_server", self.page, "--domain", str(self.address.domain), *self.serials
+        )
 
     def kill_cameras(self) -> None:
         """Kill the camera process, as if both cables were pulled."""
         if self._cameras is not None:
-            self._cameras.kill()
-            self._cameras.wait()
+            _kill(self._cameras)
             self._cameras = None
+        self.page.camera_is_alive = False
 
     def call(self, name: str, *arguments: Any) -> None:
         """Run a named call of the arm process, such as ``trip`` or ``press_user_stop``."""
@@ -101,6 +140,7 @@ class Bench:
             if process is not None:
                 _stop(process)
         self._arm = self._cameras = None
+        self.page.arm_is_alive = self.page.camera_is_alive = False
 
     def __enter__(self) -> Self:
         """Start the processes."""
@@ -125,16 +165,15 @@ class Bench:
             raise RobotError(answer["error"])
 
 
-def _spawn(module: str, *arguments: str) -> subprocess.Popen[str]:
+def _spawn(module: str, page: Timebase, *arguments: str) -> subprocess.Popen[str]:
     for _ in range(START_ATTEMPTS):
-        process = _begin(module, arguments)
+        process = _begin(module, page, arguments)
         assert process.stdout is not None
         # The camera bus library locks up now and then when a client is already asking for a camera
         # that is just being announced; a new process gets through.
         ready, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
         if not ready:
-            process.kill()
-            process.wait()
+            _kill(process)
             continue
         if not process.stdout.readline():
             raise RobotError(f"the emulator process {module} ended with code {process.wait()}")
@@ -145,7 +184,7 @@ def _spawn(module: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def _begin(module: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
+def _begin(module: str, page: Timebase, arguments: Sequence[str]) -> subprocess.Popen[str]:
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     # The child must find this package also from a plain checkout.
     root = str(Path(dzrobot.__file__).resolve().parents[1])
@@ -153,12 +192,18 @@ def _begin(module: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
         part for part in (root, environment.get("PYTHONPATH", "")) if part
     )
     return subprocess.Popen(
-        [sys.executable, "-m", f"dzrobot.envs.emulators.{module}", *arguments],
+        [
+            sys.executable, "-m", f"dzrobot.envs.emulators.{module}",
+            "--timebase", str(page.descriptor), *arguments,
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
-    )
+        pass_fds=[page.descriptor],
+        # A Ctrl-C at the terminal is for the program that drives the arm, which then closes us.
+        start_new_session=True,
+    )  # fmt: skip
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
@@ -172,3 +217,13 @@ def _stop(process: subprocess.Popen[str]) -> None:
         process.wait()
     if process.stdout is not None:
         process.stdout.close()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            # A line that was never read is of no interest any more.
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()

@@ -7,8 +7,9 @@ Python until the very end of the process.
 
 import argparse
 import importlib.util
+import select
+import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.envs.emulators.timebase import Timebase
 from dzrobot.errors import MissingDependencyError
 
 WIDTH, HEIGHT = 640, 480
@@ -23,6 +25,8 @@ RATES_HZ = (15, 30)
 MODEL = "D435"
 FIRMWARE = "5.16.0.1"
 FLAT_DEPTH_MM = 600
+_FLAT = np.full((HEIGHT, WIDTH), FLAT_DEPTH_MM, "<u2").tobytes()
+_LOOK_S = 0.002
 READY_LINE = "cameras are on the bus"
 
 
@@ -36,18 +40,35 @@ def bus_settings(domain: int) -> dict[str, Any]:
     }
 
 
-def render(serial: str, seconds: float) -> NDArray[np.uint8]:
-    """Return the moving scene at a time, (480, 640, 3) uint8 RGB; the serial sets its colours."""
-    hue = sum(map(ord, serial)) % 97
-    rows, columns = np.mgrid[0:HEIGHT, 0:WIDTH]
-    image = np.empty((HEIGHT, WIDTH, 3), np.uint8)
-    image[..., 0] = 60 + hue + 40 * rows // HEIGHT
-    image[..., 1] = 90 + 60 * columns // WIDTH
-    image[..., 2] = 120 - hue // 2
-    x = int(WIDTH / 2 + 200 * np.sin(seconds))
-    y = int(HEIGHT / 2 + 120 * np.cos(0.7 * seconds))
-    image[max(0, y - 30) : y + 30, max(0, x - 30) : x + 30] = (210, 40, 40)
-    return image
+class Scene:
+    """What one camera sees: a table, and the hand above it where the arm says it is.
+
+    Args:
+        serial: Sets the colours.
+    """
+
+    def __init__(self, serial: str) -> None:
+        hue = sum(map(ord, serial)) % 97
+        rows, columns = np.mgrid[0:HEIGHT, 0:WIDTH]
+        picture = np.empty((HEIGHT, WIDTH, 3), np.uint8)
+        picture[..., 0] = 60 + hue + 40 * rows // HEIGHT
+        picture[..., 1] = 90 + 60 * columns // WIDTH
+        picture[..., 2] = 120 - hue // 2
+        self._table = to_yuyv(picture)
+        self._hand = to_yuyv(np.full((2, 2, 3), (210, 40, 40), np.uint8))[0]
+
+    def picture(self, pose: NDArray[np.float64]) -> bytes:
+        """Return packed YUYV bytes of the scene for position, yaw and width of the hand, (5,)."""
+        x, y, z, _, width = pose
+        picture = self._table.copy()
+        column = int(np.clip(WIDTH * (0.5 + y), 60, WIDTH - 60)) // 2 * 2
+        row = int(np.clip(HEIGHT * x, 60, HEIGHT - 60))
+        size = int(np.clip(12 + 40 * z, 8, 50))
+        gap = int(2 + 200 * width) // 2 * 2
+        for left in (column - gap - 16, column + gap):
+            part = picture[row - size : row + size, left : left + 16]
+            part.reshape(len(part), -1, 2, 2)[:] = self._hand
+        return picture.tobytes()
 
 
 def to_yuyv(rgb: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -63,12 +84,34 @@ def to_yuyv(rgb: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return packed
 
 
+class Exposures:
+    """When pictures are taken: by the arm's clock, or the wall clock where there is no arm.
+
+    Args:
+        page: The shared clock.
+    """
+
+    def __init__(self, page: Timebase) -> None:
+        self.page = page
+        self._last_ms = page.clock_ms
+        self._seen_s = time.monotonic()
+
+    def now_ms(self) -> int:
+        """Return the time that pictures are stamped with."""
+        if self.page.arm_is_alive:
+            self._last_ms, self._seen_s = max(self._last_ms, self.page.clock_ms), time.monotonic()
+            return self._last_ms
+        alone_ms = self._last_ms + int(1000 * (time.monotonic() - self._seen_s))
+        return max(alone_ms, self.page.clock_ms)
+
+
 class EmulatedCamera:
     """One colour camera on the bus; it streams while a client has its stream open."""
 
-    def __init__(self, bus: Any, participant: Any, serial: str) -> None:
+    def __init__(self, bus: Any, participant: Any, serial: str, exposures: Exposures) -> None:
         self._bus = bus
-        self._serial = serial
+        self._scene = Scene(serial)
+        self._exposures = exposures
         self._rate_hz = RATES_HZ[0]
         self._color = _stream(bus, bus.color_stream_server("Color", "RGB Camera"), "yuyv")
         # Clients take a camera of this line for one only when it has a depth sensor.
@@ -78,8 +121,7 @@ class EmulatedCamera:
         self._device.on_control(self._control)
         self._device.init([self._color, self._depth], [], {})
         self._device.broadcast(_device_info(bus, serial, root))
-        self._thread = threading.Thread(target=self._publish, daemon=True)
-        self._thread.start()
+        self._exposed_ms = -1
 
     def _control(self, _device: Any, name: str, control: Any, _reply: Any) -> bool:
         match name:
@@ -106,25 +148,27 @@ class EmulatedCamera:
             if stream.is_streaming():
                 stream.stop_streaming()
 
-    def _publish(self) -> None:
-        due = time.monotonic()
+    def publish_due(self, now_ms: int) -> int:
+        """Publish the newest picture that is due and return when it was exposed (ms)."""
+        number = now_ms * self._rate_hz // 1000
+        exposed_ms = -(-number * 1000 // self._rate_hz)
+        if exposed_ms == self._exposed_ms:
+            return exposed_ms
+        self._exposed_ms = exposed_ms
         encodings = self._bus.video_encoding
-        flat = bytes(np.full((HEIGHT, WIDTH), FLAT_DEPTH_MM, "<u2").tobytes())
-        while True:
-            due = max(due + 1.0 / self._rate_hz, time.monotonic() - 0.1)
-            time.sleep(max(0.0, due - time.monotonic()))
-            if self._color.is_streaming():
-                scene = to_yuyv(render(self._serial, time.time())).tobytes()
-                self._color.publish_image(self._message(encodings.yuyv, scene))
-            if self._depth.is_streaming():
-                self._depth.publish_image(self._message(encodings.z16, flat))
+        if self._color.is_streaming():
+            scene = self._scene.picture(self._exposures.page.pose_at(exposed_ms))
+            self._color.publish_image(self._message(encodings.yuyv, scene))
+        if self._depth.is_streaming():
+            self._depth.publish_image(self._message(encodings.z16, _FLAT))
+        return exposed_ms
 
     def _message(self, encoding: Any, data: bytes) -> Any:
         picture = self._bus.message.image()
         picture.width, picture.height, picture.step = WIDTH, HEIGHT, 2 * WIDTH
         picture.encoding = str(encoding)
         picture.data = bytearray(data)
-        picture.timestamp = self._bus.now()
+        picture.timestamp = self._bus.time.from_double(self._exposed_ms / 1000.0)
         return picture
 
 
@@ -151,16 +195,24 @@ def main() -> None:
     """Serve the cameras named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--domain", type=int, required=True)
+    parser.add_argument("--timebase", type=int, required=True, help="of the shared clock")
     parser.add_argument("serials", nargs="+")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    page = Timebase(arguments.timebase)
+    exposures = Exposures(page)
     bus = load_bus()
     participant = bus.participant()
     participant.init(arguments.domain, "emulated-cameras", bus_settings(arguments.domain))
-    cameras = [EmulatedCamera(bus, participant, serial) for serial in arguments.serials]
+    cameras = [EmulatedCamera(bus, participant, serial, exposures) for serial in arguments.serials]
     sys.stdout.write(f"{READY_LINE}: {len(cameras)}\n")
     sys.stdout.flush()
+    page.camera_is_alive = True
     # The parent closes our standard input when it ends; then we end too.
-    sys.stdin.read()
+    while not select.select([sys.stdin], [], [], _LOOK_S)[0]:
+        now_ms = exposures.now_ms()
+        for number, camera in enumerate(cameras):
+            page.publish(number, camera.publish_due(now_ms))
 
 
 def _intrinsics(bus: Any) -> Any:

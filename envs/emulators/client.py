@@ -1,13 +1,44 @@
 """One connected client of the emulated robot: its two sockets and the motion it runs."""
 
+import contextlib
 import select
 import socket
 import time
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
 from dzrobot.envs.emulators import wire
-from dzrobot.envs.emulators.wire import Command, MoveStatus
+from dzrobot.envs.emulators.arm import Target
+from dzrobot.envs.emulators.wire import Command, Generator, MoveStatus, RequestBuffer
+
+
+@dataclass(frozen=True)
+class Order:
+    """One command datagram."""
+
+    answers_ms: int
+    numbers: tuple[float, ...]
+    finished: bool
+
+    @classmethod
+    def read(cls, message: bytes) -> Self:
+        """Return the order in a datagram."""
+        fields = wire.COMMAND.unpack(message)
+        return cls(fields[0], fields, bool(fields[40] or fields[48]))
+
+    def target(self, generator: Generator) -> Target:
+        """Return what it asks of ``generator``."""
+        values = np.array(self.numbers)
+        return Target(
+            generator,
+            values[1:8],
+            values[8:15],
+            values[15:31].reshape(4, 4, order="F"),
+            values[31:37],
+            values[41:48],
+        )
 
 
 class Client:
@@ -21,13 +52,23 @@ class Client:
         self._udp.bind((host, 0))
         self._udp.setblocking(False)
         self._address = address
-        self._buffer = b""
-        self._command: np.void | None = None
+        self._requests = RequestBuffer(wire.ROBOT_HEADER)
+        self._order: Order | None = None
+        self._poll = select.poll()
+        self._poll.register(self._tcp, select.POLLIN)
+        self._poll.register(self._udp, select.POLLIN)
+        self._udp_number = self._udp.fileno()
         self.udp_port: int | None = None
         self.move_id: int | None = None
         self.commanding = False
         self.finishing = False
         self.missed = 0
+        self.silent = False
+        """It has not answered in time; until it does, nothing waits for it."""
+
+    def wake_on(self, descriptor: int) -> None:
+        """Let :meth:`await_order` end when something can be read from ``descriptor``."""
+        self._poll.register(descriptor, select.POLLIN)
 
     def has_left(self) -> bool:
         """Return whether the client closed its connection and everything it sent was read."""
@@ -39,29 +80,27 @@ class Client:
             return True
 
     def requests(self) -> list[tuple[int, int, bytes]]:
-        """Return complete requests; raise ConnectionError when the client left."""
+        """Return complete requests.
+
+        Raises:
+            ConnectionError: the client left.
+            MalformedError: it speaks another protocol.
+        """
         try:
             chunk = self._tcp.recv(65536)
-            if not chunk:
-                raise ConnectionResetError
-            self._buffer += chunk
         except BlockingIOError:
-            pass
-        found = []
-        while len(self._buffer) >= wire.ROBOT_HEADER.size:
-            command, identity, size = wire.ROBOT_HEADER.unpack_from(self._buffer)
-            if len(self._buffer) < size:
-                break
-            found.append((command, identity, self._buffer[wire.ROBOT_HEADER.size : size]))
-            self._buffer = self._buffer[size:]
-        return found
+            return []
+        if not chunk:
+            raise ConnectionResetError
+        return list(self._requests.add(chunk))
 
     def reply(self, command: int, identity: int, body: bytes) -> None:
-        """Answer a request."""
+        """Answer a request; raise ConnectionError when the client left or reads no answers."""
         size = wire.ROBOT_HEADER.size + len(body)
-        self._tcp.setblocking(True)
-        self._tcp.sendall(wire.ROBOT_HEADER.pack(command, identity, size) + body)
-        self._tcp.setblocking(False)
+        try:
+            self._tcp.sendall(wire.ROBOT_HEADER.pack(command, identity, size) + body)
+        except BlockingIOError as error:
+            raise ConnectionResetError from error
 
     def begin_move(self, identity: int) -> None:
         """Remember the motion whose end must be answered."""
@@ -69,7 +108,7 @@ class Client:
         self.commanding = False
         self.finishing = False
         self.missed = 0
-        self._command = None
+        self._order = None
 
     def end_move(self, status: MoveStatus) -> None:
         """Answer the running motion a second time."""
@@ -80,40 +119,46 @@ class Client:
         self.finishing = False
 
     def send_state(self, message: bytes) -> None:
-        """Send one state datagram."""
-        self._udp.sendto(message, (self._address, self.udp_port or 0))
+        """Send one state datagram; one that cannot be sent is lost, as on a network."""
+        with contextlib.suppress(OSError):
+            self._udp.sendto(message, (self._address, self.udp_port or 0))
 
-    def receive_command(self, sequence: int, wait_s: float) -> None:
-        """Keep the newest command; wait for the one that answers state ``sequence``."""
+    def await_order(self, sequence: int, wait_s: float) -> bool:
+        """Keep the newest order; wait for the one that answers state ``sequence``.
+
+        Returns:
+            Whether it came; False also when a request or a call came first.
+        """
         deadline = time.monotonic() + wait_s
         while True:
-            if self._drain() >= sequence or time.monotonic() >= deadline:
-                return
-            # Waking on TCP keeps a stop request from waiting for an echo that never comes.
-            remaining = max(0.0, deadline - time.monotonic())
-            ready, _, _ = select.select([self._udp, self._tcp], [], [], remaining)
-            if self._tcp in ready:
-                self._drain()
-                return
+            remaining_ms = max(0.0, 1000.0 * (deadline - time.monotonic()))
+            ready = self._poll.poll(remaining_ms)
+            for descriptor, _ in ready:
+                if descriptor != self._udp_number:
+                    continue
+                self._receive()
+                if self._order is not None and self._order.answers_ms >= sequence:
+                    return True
+            if any(descriptor != self._udp_number for descriptor, _ in ready):
+                return False
+            if not ready:
+                return False
 
-    def take_command(self) -> np.void | None:
-        """Return the command received since the last call."""
-        command, self._command = self._command, None
-        return command
+    def take_order(self) -> Order | None:
+        """Return the order received since the last call."""
+        order, self._order = self._order, None
+        return order
 
     def close(self) -> None:
         """Close both sockets."""
         self._tcp.close()
         self._udp.close()
 
-    def _drain(self) -> int:
-        newest = -1
-        while True:
-            try:
-                message = self._udp.recv(4096)
-            except (BlockingIOError, ConnectionRefusedError):
-                return newest
-            if len(message) == wire.ROBOT_COMMAND.itemsize:
-                command = np.frombuffer(message, wire.ROBOT_COMMAND)[0]
-                newest = int(command["message_id"])
-                self._command = command
+    def _receive(self) -> None:
+        try:
+            message = self._udp.recv(4096)
+        except (BlockingIOError, ConnectionRefusedError):
+            return
+        if len(message) == wire.COMMAND.size:
+            self.silent = False
+            self._order = Order.read(message)

@@ -1,8 +1,11 @@
-"""Faults that the emulated robot shows on demand."""
+"""Faults and surroundings that the emulated robot shows on demand."""
 
 from dataclasses import dataclass
 
 import numpy as np
+
+GRIPPER_WIDTH_M = 0.08
+"""Widest opening of the emulated hand."""
 
 
 @dataclass
@@ -14,9 +17,6 @@ class Faults:
 
     manual_recovery: bool = False
     """Error recovery answers that a person must recover by hand."""
-
-    frozen_until_s: float = 0.0
-    """No state is sent before this time of the monotonic clock (s)."""
 
     packet_loss: float = 0.0
     """Share of commands that are lost, in [0, 1]."""
@@ -30,11 +30,35 @@ class Faults:
     version: int | None = None
     """Robot server version to claim instead of the real one."""
 
-    comm_violation_after: int | None = None
-    """Missed commands in a row that trip a communication error; None never does."""
+    comm_violation_after: int | None = 20
+    """Missed commands in a row that trip a communication error, as on the arm; None never does."""
 
-    strict_velocity: bool = False
-    """Trip ``joint_velocity_violation`` when a commanded joint speed exceeds its limit."""
+    limits: bool = True
+    """Trip the reflexes of velocity, acceleration, torque and Cartesian limits."""
+
+    walls_m: tuple[float, ...] | None = None
+    """Box of virtual walls set up in Desk: lowest x, y, z, then highest (m)."""
+
+    refuse_settings: bool = False
+    """A safety function is active: every setter is refused."""
+
+    fci: bool = True
+    """The control interface is enabled in Desk; without it connections are refused."""
+
+    payload_kg: float = 0.0
+    """Mass at the hand that Desk does not know."""
+
+    table_m: float | None = None
+    """Height of a table under the hand; None: there is none."""
+
+    friction: float = 1.0
+    """Dry friction, as a share of the usual."""
+
+    noise: float = 1.0
+    """Sensor noise, as a share of the usual."""
+
+    wrench_bias: tuple[float, ...] = (0.4, -0.3, 0.6, 0.02, -0.03, 0.01)
+    """What the estimated wrench at the hand shows without any contact (N, then Nm)."""
 
     gripper_fails: int = 0
     """How many of the next gripper requests fail (the client raises)."""
@@ -44,6 +68,9 @@ class Faults:
 
     gripper_stuck: bool = False
     """The fingers do not move and requests are never answered."""
+
+    homed: bool = True
+    """The hand has been homed; before, it knows no widest opening and does not grasp."""
 
     object_width_m: float | None = None
     """Width of an object between the fingers (m); None means nothing to grasp."""

@@ -1,18 +1,24 @@
-"""A gripper server for the real client library: TCP requests, UDP states at about 12 Hz."""
+"""A gripper server for the real client library: TCP requests, UDP states at about 12 Hz.
+
+It lives by the arm's clock, on the arm's thread; only its states also come while that clock stands
+still, because the client waits for them.
+"""
 
 import contextlib
 import socket
-import threading
 import time
 from dataclasses import dataclass
 
 from dzrobot.envs.emulators import wire
-from dzrobot.envs.emulators.faults import Faults
-from dzrobot.envs.emulators.wire import GripperCommand, GripperStatus
+from dzrobot.envs.emulators.faults import GRIPPER_WIDTH_M, Faults
+from dzrobot.envs.emulators.wire import (
+    GripperCommand,
+    GripperStatus,
+    MalformedError,
+    RequestBuffer,
+)
 
-MAX_WIDTH_M = 0.08
 STATE_PERIOD_S = 0.08
-TICK_S = 0.005
 
 
 @dataclass
@@ -24,7 +30,7 @@ class _Motion:
     goal_m: float
     speed_m_s: float
     tolerance_m: tuple[float, float] | None
-    not_before_s: float
+    not_before_ms: int
 
 
 class GripperServer:
@@ -36,7 +42,7 @@ class GripperServer:
     """
 
     def __init__(self, host: str, faults: Faults) -> None:
-        self.width_m = MAX_WIDTH_M
+        self.width_m = GRIPPER_WIDTH_M
         self.is_grasped = False
         self._faults = faults
         self._listener = socket.create_server((host, wire.GRIPPER_PORT))
@@ -46,38 +52,31 @@ class GripperServer:
         self._tcp: socket.socket | None = None
         self._state_address: tuple[str, int] | None = None
         self._client_host = host
-        self._buffer = b""
+        self._requests = RequestBuffer(wire.GRIPPER_HEADER)
         self._motion: _Motion | None = None
         self._sequence = 0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="emulated-gripper", daemon=True)
-
-    def start(self) -> None:
-        """Serve until :meth:`stop`."""
-        self._thread.start()
+        self._clock_ms = 0
+        self._next_state_s = 0.0
 
     def stop(self) -> None:
-        """Stop serving and close every socket."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=2.0)
+        """Close every socket."""
         self._drop()
         self._listener.close()
         self._udp.close()
 
-    def _run(self) -> None:
-        next_state = time.monotonic()
-        while not self._stopping.is_set():
-            self._accept()
-            try:
-                self._serve()
-            except ConnectionError:
-                self._drop()
-            self._advance()
-            if time.monotonic() >= next_state:
-                next_state = time.monotonic() + STATE_PERIOD_S
-                self._send_state()
-            time.sleep(TICK_S)
+    def serve(self, clock_ms: int) -> None:
+        """Answer requests, and move the fingers up to the arm's time."""
+        self._accept()
+        try:
+            self._answer_requests()
+        except (ConnectionError, MalformedError):
+            self._drop()
+        moved_s = max(0, clock_ms - self._clock_ms) / 1000.0
+        self._clock_ms = clock_ms
+        self._advance(moved_s)
+        if time.monotonic() >= self._next_state_s:
+            self._next_state_s = time.monotonic() + STATE_PERIOD_S
+            self._send_state()
 
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -88,25 +87,19 @@ class GripperServer:
             self._tcp = connection
             self._client_host = address[0]
 
-    def _serve(self) -> None:
+    def _answer_requests(self) -> None:
         if self._tcp is None:
             return
         with contextlib.suppress(BlockingIOError):
             chunk = self._tcp.recv(4096)
             if not chunk:
                 raise ConnectionResetError
-            self._buffer += chunk
-        while len(self._buffer) >= wire.GRIPPER_HEADER.size:
-            command, identity, size = wire.GRIPPER_HEADER.unpack_from(self._buffer)
-            if len(self._buffer) < size:
-                return
-            body = self._buffer[wire.GRIPPER_HEADER.size : size]
-            self._buffer = self._buffer[size:]
-            self._answer(command, identity, body)
+            for command, identity, body in self._requests.add(chunk):
+                self._answer(command, identity, body)
 
     def _answer(self, command: int, identity: int, body: bytes) -> None:
         if command == GripperCommand.CONNECT:
-            _, port = wire.CONNECT_REQUEST.unpack(body)
+            _, port = wire.unpack(wire.CONNECT_REQUEST, body)
             self._state_address = (self._client_host, port)
             extra = wire.GRIPPER_VERSION.to_bytes(2, "little")
             self._reply(command, identity, GripperStatus.SUCCESS, extra)
@@ -115,43 +108,59 @@ class GripperServer:
         if command == GripperCommand.STOP:
             self._reply(command, identity, GripperStatus.SUCCESS)
             return
-        if self._faults.gripper_fails > 0:
-            self._faults.gripper_fails -= 1
+        motion = self._begin(command, identity, body)
+        if self._faults.gripper_fails > 0 or not self._can(motion):
+            self._faults.gripper_fails = max(0, self._faults.gripper_fails - 1)
             self._reply(command, identity, GripperStatus.FAIL)
             return
-        self._motion = self._begin(command, identity, body)
+        self._motion = motion
+
+    def _can(self, motion: _Motion) -> bool:
+        """Return whether the hand can do it: before homing it does not know where it is."""
+        return motion.command == GripperCommand.HOMING or (
+            self._faults.homed and motion.speed_m_s > 0
+        )
 
     def _begin(self, command: int, identity: int, body: bytes) -> _Motion:
-        due = time.monotonic() + self._faults.gripper_latency_s
-        if command == GripperCommand.MOVE:
-            width, speed = wire.GRIPPER_MOVE.unpack(body)
-            return _Motion(command, identity, min(width, MAX_WIDTH_M), speed, None, due)
-        if command == GripperCommand.GRASP:
-            width, inner, outer, speed, _ = wire.GRIPPER_GRASP.unpack(body)
-            return _Motion(command, identity, 0.0, speed, (width - inner, width + outer), due)
-        return _Motion(command, identity, MAX_WIDTH_M, 0.1, None, due)
+        due = self._clock_ms + round(1000 * self._faults.gripper_latency_s)
+        match command:
+            case GripperCommand.MOVE:
+                width, speed = wire.unpack(wire.GRIPPER_MOVE, body)
+                # One that opens less than it is asked to opens as far as it can.
+                goal = min(max(width, 0.0), GRIPPER_WIDTH_M)
+                return _Motion(command, identity, goal, speed, None, due)
+            case GripperCommand.GRASP:
+                width, inner, outer, speed, _ = wire.unpack(wire.GRIPPER_GRASP, body)
+                # The fingers press until something stops them: an object, or each other.
+                return _Motion(command, identity, 0.0, speed, (width - inner, width + outer), due)
+            case GripperCommand.HOMING:
+                return _Motion(command, identity, GRIPPER_WIDTH_M, 0.1, None, due)
+        raise MalformedError(f"gripper command {command}")
 
-    def _advance(self) -> None:
+    def _advance(self, seconds: float) -> None:
         motion = self._motion
-        if motion is None or self._faults.gripper_stuck or time.monotonic() < motion.not_before_s:
+        if motion is None or self._faults.gripper_stuck or self._clock_ms < motion.not_before_ms:
             return
         object_m = self._faults.object_width_m
         goal = motion.goal_m
         if object_m is not None and goal < object_m <= self.width_m + 1e-9:
             goal = object_m
-        step = max(abs(motion.speed_m_s), 1e-3) * TICK_S
+        step = motion.speed_m_s * seconds
         if abs(self.width_m - goal) > step:
             self.width_m += step if goal > self.width_m else -step
             return
         self.width_m = goal
-        self._finish(motion, holds_object=object_m is not None and goal == object_m)
+        self._finish(motion)
 
-    def _finish(self, motion: _Motion, *, holds_object: bool) -> None:
+    def _finish(self, motion: _Motion) -> None:
         status = GripperStatus.SUCCESS
         self.is_grasped = False
+        if motion.command == GripperCommand.HOMING:
+            self._faults.homed = True
         if motion.tolerance_m is not None:
+            # As on the hand: only the distance counts, so closed fingers may count as a grasp.
             low, high = motion.tolerance_m
-            self.is_grasped = holds_object and low <= self.width_m <= high
+            self.is_grasped = low < self.width_m < high
             status = GripperStatus.SUCCESS if self.is_grasped else GripperStatus.UNSUCCESSFUL
         self._motion = None
         self._reply(motion.command, motion.identity, status)
@@ -168,18 +177,19 @@ class GripperServer:
             return
         body = int(status).to_bytes(2, "little") + extra
         size = wire.GRIPPER_HEADER.size + len(body)
-        self._tcp.setblocking(True)
-        self._tcp.sendall(wire.GRIPPER_HEADER.pack(command, identity, size) + body)
-        self._tcp.setblocking(False)
+        try:
+            self._tcp.sendall(wire.GRIPPER_HEADER.pack(command, identity, size) + body)
+        except (ConnectionError, BlockingIOError):
+            # A client that reads no answers has gone.
+            self._drop()
 
     def _send_state(self) -> None:
         if self._state_address is None:
             return
         self._sequence += 1
-        message = wire.GRIPPER_STATE.pack(
-            self._sequence, self.width_m, MAX_WIDTH_M, self.is_grasped, 30
-        )
-        with contextlib.suppress(ConnectionRefusedError):
+        widest = GRIPPER_WIDTH_M if self._faults.homed else 0.0
+        message = wire.GRIPPER_STATE.pack(self._sequence, self.width_m, widest, self.is_grasped, 30)
+        with contextlib.suppress(OSError):
             self._udp.sendto(message, self._state_address)
 
     def _drop(self) -> None:
@@ -187,5 +197,5 @@ class GripperServer:
             self._tcp.close()
         self._tcp = None
         self._state_address = None
-        self._buffer = b""
+        self._requests.clear()
         self._motion = None

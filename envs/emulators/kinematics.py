@@ -4,6 +4,9 @@ Constants are the published kinematic parameters of the arm with the Franka Hand
 angles in radians; poses are 4x4 homogeneous matrices of the end effector in the base frame.
 """
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +21,15 @@ JOINT_VELOCITY = np.array([2.62, 2.62, 2.62, 2.62, 5.26, 4.18, 5.26])
 JOINT_TORQUE = np.array([87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0])
 VELOCITY_OFFSET = np.array([0.652, 0.25, 0.2005, 0.3542, 0.5738, 0.4885, 0.4592])
 DECELERATION = np.array([6.0, 2.585, 3.5, 4.0, 17.0, 5.5, 17.0])
+JOINT_ACCELERATION = np.full(7, 10.0)
+JOINT_JERK = np.full(7, 5000.0)
+TORQUE_RATE = 1000.0
+"""Largest change of a commanded joint torque (Nm/s)."""
+
+CARTESIAN_VELOCITY = np.array([3.0, 2.5])
+CARTESIAN_ACCELERATION = np.array([9.0, 17.0])
+"""Of the end effector: metres, then radians."""
+
 LINK_MASS = np.array([2.93, 2.94, 2.25, 2.50, 2.37, 1.43, 0.73])
 
 ORIGINS = (
@@ -31,6 +43,9 @@ ORIGINS = (
 )
 """Per joint: origin (m) in the previous link's frame, and roll about its x axis (rad)."""
 
+_OFFSETS = tuple(offset for offset, _ in ORIGINS)
+_QUARTERS = tuple(round(roll / (np.pi / 2)) for _, roll in ORIGINS)
+
 FLANGE_Z = 0.107
 HAND_YAW = -np.pi / 4
 HAND_Z = 0.1034
@@ -41,30 +56,71 @@ def flange_to_hand() -> Array:
     return _rotation_z(HAND_YAW) + _translation_only(0.0, 0.0, HAND_Z)
 
 
-def joint_frames(q: Array) -> Array:
-    """Return the frames of joints 1..7 and of the flange in the base frame, (8, 4, 4)."""
-    frames = np.empty((8, 4, 4))
-    pose = np.eye(4)
-    for index, ((x, y, z), roll) in enumerate(ORIGINS):
-        pose = pose @ _origin(x, y, z, roll) @ _rotation_z(float(q[index]))
-        frames[index] = pose
-    frames[7] = pose @ _origin(0.0, 0.0, FLANGE_Z, 0.0)
-    return frames
+@dataclass(frozen=True)
+class Posture:
+    """Where the joints and the end effector are, for one set of joint angles."""
+
+    axes: Array
+    """Joint axes in the base frame, (7, 3)."""
+
+    origins: Array
+    """A point on each axis, (7, 3), m."""
+
+    pose: Array
+    """Pose of the end effector in the base frame, (4, 4)."""
+
+    jacobian: Array
+    """Geometric Jacobian at the end effector in base axes, (6, 7): m, then rad."""
+
+
+def posture(q: Array, flange_to_ee: Array) -> Posture:
+    """Return axes, origins, pose and Jacobian for joint angles ``q`` (7,).
+
+    Once per emulated millisecond: plain numbers are several times faster here than small arrays.
+    """
+    xx, xy, xz, yx, yy, yz, zx, zy, zz = 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0
+    px = py = pz = 0.0
+    axes, origins = [], []
+    for (x, y, z), quarter, angle in zip(_OFFSETS, _QUARTERS, q.tolist(), strict=True):
+        px += x * xx + y * yx + z * zx
+        py += x * xy + y * yy + z * zy
+        pz += x * xz + y * yz + z * zz
+        if quarter:
+            # A quarter turn about x takes y to z and z to -y, or back.
+            yx, yy, yz, zx, zy, zz = (
+                (zx, zy, zz, -yx, -yy, -yz) if quarter > 0 else (-zx, -zy, -zz, yx, yy, yz)
+            )
+        cosine, sine = math.cos(angle), math.sin(angle)
+        xx, yx = cosine * xx + sine * yx, cosine * yx - sine * xx
+        xy, yy = cosine * xy + sine * yy, cosine * yy - sine * xy
+        xz, yz = cosine * xz + sine * yz, cosine * yz - sine * xz
+        axes.append((zx, zy, zz))
+        origins.append((px, py, pz))
+    flange = np.array(
+        (
+            (xx, yx, zx, px + FLANGE_Z * zx),
+            (xy, yy, zy, py + FLANGE_Z * zy),
+            (xz, yz, zz, pz + FLANGE_Z * zz),
+            (0.0, 0.0, 0.0, 1.0),
+        )
+    )
+    pose = flange @ flange_to_ee
+    tx, ty, tz = pose[:3, 3].tolist()
+    columns = []
+    for (ax, ay, az), (ox, oy, oz) in zip(axes, origins, strict=True):
+        dx, dy, dz = tx - ox, ty - oy, tz - oz
+        columns.append((ay * dz - az * dy, az * dx - ax * dz, ax * dy - ay * dx, ax, ay, az))
+    return Posture(np.array(axes), np.array(origins), pose, np.array(columns).T)
 
 
 def forward(q: Array, flange_to_ee: Array) -> Array:
     """Return the end-effector pose for joint angles ``q`` (7,), (4, 4)."""
-    pose: Array = joint_frames(q)[7] @ flange_to_ee
-    return pose
+    return posture(q, flange_to_ee).pose
 
 
 def jacobian(q: Array, flange_to_ee: Array) -> Array:
     """Return the geometric Jacobian at the end effector in base axes, (6, 7): m, then rad."""
-    frames = joint_frames(q)
-    tip = (frames[7] @ flange_to_ee)[:3, 3]
-    axes = frames[:7, :3, 2]
-    linear = np.cross(axes, tip - frames[:7, :3, 3])
-    return np.vstack([linear.T, axes.T])
+    return posture(q, flange_to_ee).jacobian
 
 
 def pose_difference(target: Array, current: Array) -> Array:
@@ -88,14 +144,6 @@ def damped_inverse(matrix: Array, twist: Array, damping: float = 1e-3) -> Array:
     square = matrix @ matrix.T + damping**2 * np.eye(6)
     change: Array = matrix.T @ np.linalg.solve(square, twist)
     return change
-
-
-def _origin(x: float, y: float, z: float, roll: float) -> Array:
-    cosine, sine = np.cos(roll), np.sin(roll)
-    return np.array(
-        [[1, 0, 0, x], [0, cosine, -sine, y], [0, sine, cosine, z], [0, 0, 0, 1.0]],
-        dtype=np.float64,
-    )
 
 
 def _rotation_z(angle: float) -> Array:

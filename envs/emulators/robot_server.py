@@ -1,78 +1,133 @@
 """A robot server that the real client libraries connect to: TCP requests, 1 kHz UDP states.
 
-The clock is in lockstep: once a motion has started, the next state waits for the command that
-answers the last one (at most 250 ms), so a busy machine slows the robot's time down instead of
-dropping commands.
+The clock is in lockstep. Once a motion has started, the next state waits for the command that
+answers the last one, so a busy machine slows the robot's time down instead of dropping commands. An
+environment that shares a time page is a second client: while it thinks, a moving arm's time stands
+still, and only the last state is repeated so that the client library does not take the arm for
+gone. A client that answers nothing for seconds is silent, and the arm goes on without it.
 """
 
+import contextlib
+import math
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 import numpy as np
 
-from dzrobot.envs.emulators import kinematics, wire
+from dzrobot.envs.emulators import wire
 from dzrobot.envs.emulators.arm import EmulatedArm, Target
 from dzrobot.envs.emulators.client import Client
 from dzrobot.envs.emulators.faults import Faults
+from dzrobot.envs.emulators.gripper_server import GripperServer
+from dzrobot.envs.emulators.message import StateMessage
+from dzrobot.envs.emulators.settings import ONLY_AT_REST, SIZES
+from dzrobot.envs.emulators.timebase import FREE, POSE_PERIOD_MS, Timebase
 from dzrobot.envs.emulators.urdf import arm_urdf
-from dzrobot.envs.emulators.wire import Command, Generator, MoveStatus, RecoverStatus, RobotMode
+from dzrobot.envs.emulators.wire import (
+    Command,
+    Generator,
+    MalformedError,
+    MoveStatus,
+    RecoverStatus,
+    RobotMode,
+    SetterStatus,
+)
 
 PERIOD_S = 1e-3
-ECHO_TIMEOUT_S = 0.25
+ANSWER_PATIENCE_S = 0.25
+LOCKSTEP_PATIENCE_S = 2.0
+"""How long an answer is waited for: alone, and where an environment shares the clock."""
+
+TRICKLE_S = 0.005
+"""A millisecond of an arm at rest lasts this long while the environment thinks."""
+
+FIRST_PATIENCE_S = 0.005
+
+_REPEAT_S = 0.1
+_SERVE_EVERY_MS = 5
+CATCH_UP_S = 0.02
+_STANDING_S = 0.0003
 
 
 class RobotServer:
-    """One emulated arm behind the robot control interface on ``host``.
+    """One emulated arm and hand behind the robot control interface on ``host``.
 
     Args:
-        host: Loopback address to listen on, port 1337.
+        host: Loopback address to listen on, ports 1337 and 1338.
         faults: Switches shared with whoever injects faults.
-        rate: Robot seconds per wall second; 1 is real time.
+        page: The clock that cameras and an environment share. None: nobody does.
+        rate: Robot seconds per wall second, at most; infinity is as fast as the client answers.
     """
 
-    def __init__(self, host: str, faults: Faults, rate: float = 1.0) -> None:
-        self.arm = EmulatedArm()
+    def __init__(
+        self, host: str, faults: Faults, page: Timebase | None = None, rate: float = 1.0
+    ) -> None:
+        self.page = page or Timebase.create()
         self.faults = faults
-        self._period_s = PERIOD_S / rate
+        self.arm = EmulatedArm(faults=faults, clock_ms=self.page.clock_ms)
+        self.gripper = GripperServer(host, faults)
+        self._period_s = PERIOD_S / rate if math.isfinite(rate) else 0.0
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK)
         self._stopping = threading.Event()
-        self._listener = socket.create_server((host, wire.ROBOT_PORT), reuse_port=False)
-        self._listener.setblocking(False)
         self._host = host
+        self._listener: socket.socket | None = None
         self._client: Client | None = None
+        self._message = StateMessage()
+        self._last_state = b""
+        self._repeated_s = 0.0
+        self._silent_until_ms = 0
+        self._listen()
         self._thread = threading.Thread(target=self._run, name="emulated-robot", daemon=True)
 
     def start(self) -> None:
         """Serve until :meth:`stop`."""
+        self.page.arm_is_alive = True
         self._thread.start()
 
     def stop(self) -> None:
         """Stop serving and close every socket."""
         self._stopping.set()
+        os.eventfd_write(self._bell, 1)
         if self._thread.is_alive():
             self._thread.join(timeout=2.0)
-        self._listener.close()
+        self.gripper.stop()
+        self._close_listener()
 
     def call(self, action: Callable[[], None]) -> None:
         """Run ``action`` between two states, on the server's thread."""
         self._calls.put(action)
+        os.eventfd_write(self._bell, 1)
 
     def trip(self, *errors: str) -> None:
         """Stop the arm with a reflex that shows these error names."""
-        self.call(lambda: self._trip(errors))
+        self.call(lambda: self.arm.trip(*errors))
 
     def press_user_stop(self) -> None:
         """Press the user stop: any motion ends and recovery is refused until released."""
         self.faults.user_stop = True
-        self.call(self._enter_user_stop)
+        self.call(lambda: self.arm.halt(RobotMode.USER_STOPPED))
 
     def release_user_stop(self) -> None:
         """Release the user stop."""
         self.faults.user_stop = False
         self.call(lambda: self.arm.halt(RobotMode.IDLE))
+
+    def show_mode(self, mode: RobotMode) -> None:
+        """Put the arm into a mode: brakes locked (other), hand guiding, or idle again."""
+        self.call(lambda: self.arm.halt(mode))
+
+    def freeze(self, seconds: float) -> None:
+        """Send no state for some of the arm's seconds."""
+        self.call(lambda: self._fall_silent(seconds))
+
+    def push(self, wrench: np.ndarray[tuple[int], np.dtype[np.float64]], seconds: float) -> None:
+        """Push the hand with a wrench (6,) for some of the arm's seconds."""
+        self.call(lambda: self.arm.push_until(wrench, seconds))
 
     def drop_client(self) -> None:
         """Close the client's TCP connection."""
@@ -83,26 +138,131 @@ class RobotServer:
         while not self._stopping.is_set():
             self._run_calls()
             self._accept()
-            client = self._client
-            if client is None:
-                self.arm.step(None)
-            else:
-                self._tick(client)
-            deadline = max(deadline + self._period_s, time.monotonic() - 0.02)
-            time.sleep(max(0.0, deadline - time.monotonic()))
+            if self._stands_still():
+                self._stand_still()
+                deadline = time.monotonic()
+                continue
+            try:
+                self._tick()
+            except (ConnectionError, MalformedError):
+                self._drop()
+            deadline = max(deadline + self._pace_s(), time.monotonic() - CATCH_UP_S)
+            if (pause := deadline - time.monotonic()) > 0:
+                time.sleep(pause)
         self._drop()
 
-    def _run_calls(self) -> None:
-        while True:
-            try:
-                self._calls.get_nowait()()
-            except Empty:
+    def _stands_still(self) -> bool:
+        client = self._client
+        moving = self.arm.generator is not None and client is not None and client.commanding
+        return moving and not self._is_silent() and self._is_at_limit()
+
+    def _is_at_limit(self) -> bool:
+        return self.arm.clock_ms >= self.page.limit_ms
+
+    def _stand_still(self) -> None:
+        """Wait for the environment; hear requests meanwhile, and keep the client's hope up."""
+        client = self._client
+        assert client is not None
+        try:
+            self._hear(client)
+            if time.monotonic() - self._repeated_s > _REPEAT_S:
+                self._repeated_s = time.monotonic()
+                client.send_state(self._last_state)
+        except (ConnectionError, MalformedError):
+            self._drop()
+        self.gripper.serve(self.arm.clock_ms)
+        time.sleep(_STANDING_S)
+
+    def _pace_s(self) -> float:
+        """Return the shortest wall time of this millisecond."""
+        if self._is_at_limit() and self.arm.generator is None:
+            # The library waits for a new state whenever it is asked about an arm at rest.
+            return TRICKLE_S
+        allowed = self.page.limit_ms < FREE
+        moving = self.arm.generator is not None and not self._is_silent()
+        answered = moving and self._client is not None and not self._client.silent
+        # Where nobody is waited for, only the wall clock keeps the arm from rushing ahead.
+        return self._period_s if allowed or answered else max(PERIOD_S, self._period_s)
+
+    def _tick(self) -> None:
+        client, arm = self._client, self.arm
+        # An environment that counts alone may have gone ahead while no arm was there.
+        arm.clock_ms = max(arm.clock_ms, self.page.clock_ms)
+        in_motion = arm.generator is not None
+        arm.step(self._target(client) if client is not None and in_motion else None)
+        if arm.clock_ms % POSE_PERIOD_MS == 0:
+            x, y, z = arm.pose[:3, 3].tolist()
+            yaw = math.atan2(arm.pose[1, 0], arm.pose[0, 0])
+            self.page.keep_pose(arm.clock_ms, (x, y, z, yaw, self.gripper.width_m))
+        if client is not None and client.udp_port is not None:
+            self._end_motion_if_due(client)
+            self._exchange(client)
+        self.page.clock_ms = arm.clock_ms
+        if arm.clock_ms % _SERVE_EVERY_MS == 0:
+            self.gripper.serve(arm.clock_ms)
+            if client is not None and client is self._client:
+                self._hear(client)
+
+    def _exchange(self, client: Client) -> None:
+        if self._is_silent():
+            return
+        self._last_state = self._message.of(self.arm)
+        self._repeated_s = time.monotonic()
+        client.send_state(self._last_state)
+        self._await_answer(client)
+        self.page.sent_ms = self.arm.clock_ms
+
+    def _await_answer(self, client: Client) -> None:
+        """Wait for the command to the last state, where one is due."""
+        patience = ANSWER_PATIENCE_S if self.page.limit_ms == FREE else LOCKSTEP_PATIENCE_S
+        if not client.commanding:
+            # It leaves the first states of a motion unanswered, nobody says how many.
+            patience = min(FIRST_PATIENCE_S * 2.0**client.missed, ANSWER_PATIENCE_S)
+        deadline = time.monotonic() + patience
+        while not self._stopping.is_set():
+            due = self.arm.generator is not None and not client.silent
+            wait = max(0.0, deadline - time.monotonic()) if due else 0.0
+            if client.await_order(self.arm.clock_ms, wait) or not due:
+                return
+            if wait == 0.0:
+                client.silent = client.commanding
+                return
+            # A request or a call came first: a stop must not wait for an answer that never comes.
+            self._run_calls()
+            self._hear(client)
+            if self._client is not client:
                 return
 
+    def _hear(self, client: Client) -> None:
+        for command, identity, body in client.requests():
+            self._answer(client, command, identity, body)
+
+    def _run_calls(self) -> None:
+        while not self._calls.empty():
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
+            self._calls.get_nowait()()
+        if not self.faults.fci and self._listener is not None:
+            self._close_listener()
+            self._drop()
+        elif self.faults.fci and self._listener is None:
+            self._listen()
+
+    def _listen(self) -> None:
+        self._listener = socket.create_server((self._host, wire.ROBOT_PORT), reuse_port=False)
+        self._listener.setblocking(False)
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        self._listener = None
+
     def _accept(self) -> None:
+        if self._listener is None or self.arm.clock_ms % _SERVE_EVERY_MS:
+            return
         try:
             connection, address = self._listener.accept()
-        except BlockingIOError:
+        except (BlockingIOError, ConnectionError):
             return
         if self._client is not None and self._client.has_left():
             # Someone who left and came back at once is no second client.
@@ -112,52 +272,34 @@ class RobotServer:
             connection.close()
             return
         self._client = Client(connection, address[0], self._host)
+        self._client.wake_on(self._bell)
 
-    def _tick(self, client: Client) -> None:
-        try:
-            for command, identity, body in client.requests():
-                self._answer(client, command, identity, body)
-        except ConnectionError:
-            self._drop()
-            return
-        if client.udp_port is None:
-            return
-        in_motion = self.arm.generator is not None
-        self.arm.step(self._target(client) if in_motion else None)
-        self._end_motion_if_due(client)
-        if time.monotonic() >= self.faults.frozen_until_s:
-            client.send_state(self.arm.message())
-            self._await_echo(client)
+    def _is_silent(self) -> bool:
+        return self.arm.clock_ms < self._silent_until_ms
 
-    def _await_echo(self, client: Client) -> None:
-        in_motion = self.arm.generator is not None
-        wait = (
-            ECHO_TIMEOUT_S if in_motion and client.commanding and not self.faults.packet_loss else 0
-        )
-        client.receive_command(self.arm.clock_ms, wait)
+    def _fall_silent(self, seconds: float) -> None:
+        self._silent_until_ms = self.arm.clock_ms + round(1000 * seconds)
 
     def _target(self, client: Client) -> Target | None:
-        command = client.take_command()
-        if command is not None and self.faults.lost(self.arm.clock_ms):
-            command = None
-        self.arm.success_rate += 0.01 * (float(command is not None) - self.arm.success_rate)
-        if command is None:
+        order = client.take_order()
+        if order is not None and self.faults.lost(self.arm.clock_ms):
+            order = None
+        self.arm.success_rate += 0.01 * (float(order is not None) - self.arm.success_rate)
+        if order is None:
             client.missed += 1
+            if not client.commanding:
+                return None
             limit = self.faults.comm_violation_after
-            if limit is not None and client.commanding and client.missed > limit:
+            if limit is not None and client.missed > limit:
                 self.arm.trip("communication_constraints_violation")
-            return None if client.commanding else self._hold()
+            return None
         client.missed = 0
         client.commanding = True
-        if command["motion_finished"] or command["torque_finished"]:
+        if order.finished:
             client.finishing = True
             return self._hold()
-        target = _target_from(command, self.arm.generator)
-        if self.faults.strict_velocity and target.generator is Generator.JOINT_POSITION:
-            speed = np.abs(target.joints - self.arm.q) / PERIOD_S
-            if np.any(speed > kinematics.JOINT_VELOCITY):
-                self.arm.trip("joint_velocity_violation")
-        return target
+        assert self.arm.generator is not None
+        return order.target(self.arm.generator)
 
     def _hold(self) -> Target:
         generator = self.arm.generator
@@ -175,19 +317,16 @@ class RobotServer:
             client.end_move(MoveStatus.REFLEX_ABORTED)
         elif self.arm.mode is RobotMode.USER_STOPPED:
             client.end_move(MoveStatus.EMERGENCY_ABORTED)
-
-    def _trip(self, errors: tuple[str, ...]) -> None:
-        self.arm.trip(*errors)
-
-    def _enter_user_stop(self) -> None:
-        self.arm.halt(RobotMode.USER_STOPPED)
+        elif self.arm.generator is None:
+            client.end_move(MoveStatus.ABORTED)
 
     def _drop(self) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
         if self.arm.generator is not None:
-            self.arm.halt(RobotMode.IDLE)
+            # The arm does not know why its client went away; it brakes and says so.
+            self.arm.trip("communication_constraints_violation")
 
     def _answer(self, client: Client, command: int, identity: int, body: bytes) -> None:
         match command:
@@ -204,36 +343,44 @@ class RobotServer:
                     client.end_move(MoveStatus.PREEMPTED)
             case Command.RECOVER:
                 client.reply(command, identity, bytes([self._recover()]))
-            case Command.SET_NE_TO_EE:
-                hand = kinematics.flange_to_hand()
-                self.arm.flange_to_ee = hand @ np.frombuffer(body, "<f8").reshape(4, 4, order="F")
-                client.reply(command, identity, b"\0")
+            case _ if command in SIZES:
+                client.reply(command, identity, bytes([self._set(Command(command), body)]))
+            case Command.SET_GUIDING_MODE:
+                client.reply(command, identity, bytes([SetterStatus.SUCCESS]))
             case _:
-                client.reply(command, identity, b"\0")
+                raise MalformedError(f"command {command}")
 
     def _connect(self, client: Client, identity: int, body: bytes) -> None:
-        version, port = wire.CONNECT_REQUEST.unpack(body)
+        version, port = wire.unpack(wire.CONNECT_REQUEST, body)
         ours = self.faults.version or wire.ROBOT_VERSION
         fits = version == ours
         client.reply(Command.CONNECT, identity, bytes([not fits]) + ours.to_bytes(2, "little"))
         if fits:
             client.udp_port = port
 
+    def _set(self, command: Command, body: bytes) -> SetterStatus:
+        if self.faults.refuse_settings:
+            return SetterStatus.SAFETY_FUNCTION
+        if command in ONLY_AT_REST and self.arm.generator is not None:
+            return SetterStatus.NOT_POSSIBLE
+        if len(body) % 8 or not self.arm.settings.take(command, np.frombuffer(body, "<f8").copy()):
+            return SetterStatus.INVALID
+        return SetterStatus.SUCCESS
+
     def _move(self, client: Client, identity: int, body: bytes) -> None:
-        controller, generator = wire.MOVE_REQUEST.unpack(body)[:2]
+        controller, generator = wire.unpack(wire.MOVE_REQUEST, body)[:2]
         ready = self.arm.mode is RobotMode.IDLE or client.move_id is not None
         if self.faults.reject_moves or not ready:
             self.faults.reject_moves = max(0, self.faults.reject_moves - 1)
             client.reply(Command.MOVE, identity, bytes([MoveStatus.REJECTED]))
             return
+        if controller > 2 or generator > max(Generator):
+            client.reply(Command.MOVE, identity, bytes([MoveStatus.INVALID]))
+            return
         if client.move_id is not None:
             client.end_move(MoveStatus.PREEMPTED)
         client.begin_move(identity)
-        self.arm.mode = RobotMode.MOVE
-        self.arm.generator = Generator(generator)
-        self.arm.controller = controller
-        self.arm.reflex_reason = set()
-        self.arm.success_rate = 1.0
+        self.arm.begin(Generator(generator), controller)
         client.reply(Command.MOVE, identity, bytes([MoveStatus.STARTED]))
 
     def _recover(self) -> RecoverStatus:
@@ -241,19 +388,8 @@ class RobotServer:
             return RecoverStatus.EMERGENCY
         if self.faults.manual_recovery:
             return RecoverStatus.MANUAL_RECOVERY_REQUIRED
+        if self.arm.mode is RobotMode.OTHER:
+            return RecoverStatus.NOT_POSSIBLE
         self.arm.errors.clear()
         self.arm.halt(RobotMode.IDLE)
         return RecoverStatus.SUCCESS
-
-
-def _target_from(command: np.void, generator: Generator | None) -> Target:
-    assert generator is not None
-    pose = np.array(command["O_T_EE_c"], np.float64).reshape(4, 4, order="F")
-    return Target(
-        generator,
-        np.array(command["q_c"], np.float64),
-        np.array(command["dq_c"], np.float64),
-        pose,
-        np.array(command["O_dP_EE_c"], np.float64),
-        np.array(command["tau_J_d"], np.float64),
-    )

@@ -5,9 +5,13 @@ measured description of the protocol; only what a client needs is named.
 """
 
 import struct
+from collections.abc import Iterator
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
+
+from dzrobot.errors import DzrobotError
 
 ROBOT_PORT = 1337
 GRIPPER_PORT = 1338
@@ -17,6 +21,54 @@ GRIPPER_VERSION = 3
 ROBOT_HEADER = struct.Struct("<III")
 """command, command id, size with the header."""
 GRIPPER_HEADER = struct.Struct("<HII")
+
+LARGEST_REQUEST = 4096
+"""No request of either protocol is larger (bytes); the largest has 428."""
+
+
+class MalformedError(DzrobotError):
+    """What came is no request of the protocol; the connection it came on is of no further use."""
+
+
+def unpack(layout: struct.Struct, body: bytes) -> tuple[Any, ...]:
+    """Return the fields of ``body``; raise MalformedError where it has another size."""
+    if len(body) != layout.size:
+        raise MalformedError(f"a body of {len(body)} bytes, needed are {layout.size}")
+    return layout.unpack(body)
+
+
+class RequestBuffer:
+    """Cuts a byte stream into requests.
+
+    Args:
+        header: Command, identity and size with the header.
+    """
+
+    def __init__(self, header: struct.Struct) -> None:
+        self._header = header
+        self._bytes = b""
+
+    def add(self, chunk: bytes) -> Iterator[tuple[int, int, bytes]]:
+        """Yield the requests that ``chunk`` completes.
+
+        Raises:
+            MalformedError: a size is impossible.
+        """
+        self._bytes += chunk
+        begin = self._header.size
+        while len(self._bytes) >= begin:
+            command, identity, size = self._header.unpack_from(self._bytes)
+            if not begin <= size <= LARGEST_REQUEST:
+                raise MalformedError(f"a request of {size} bytes")
+            if len(self._bytes) < size:
+                return
+            body, self._bytes = self._bytes[begin:size], self._bytes[size:]
+            yield command, identity, body
+
+    def clear(self) -> None:
+        """Forget an unfinished request."""
+        self._bytes = b""
+
 
 ERRORS = (
     "joint_position_limits_violation",
@@ -110,15 +162,26 @@ class MoveStatus(IntEnum):
     STARTED = 1
     PREEMPTED = 2
     REJECTED = 5
+    INVALID = 7
     REFLEX_ABORTED = 8
     EMERGENCY_ABORTED = 9
     ABORTED = 11
+
+
+class SetterStatus(IntEnum):
+    """Answers to a setter."""
+
+    SUCCESS = 0
+    NOT_POSSIBLE = 1
+    INVALID = 2
+    SAFETY_FUNCTION = 3
 
 
 class RecoverStatus(IntEnum):
     """Answers to an error-recovery request."""
 
     SUCCESS = 0
+    NOT_POSSIBLE = 1
     MANUAL_RECOVERY_REQUIRED = 3
     EMERGENCY = 5
 
@@ -177,21 +240,9 @@ ROBOT_STATE = np.dtype(
 )
 """State datagram, 1377 bytes, sent every millisecond; ``message_id`` is the robot's clock in ms."""
 
-ROBOT_COMMAND = np.dtype(
-    [
-        ("message_id", "<u8"),
-        ("q_c", "<f8", (7,)),
-        ("dq_c", "<f8", (7,)),
-        ("O_T_EE_c", "<f8", (16,)),
-        ("O_dP_EE_c", "<f8", (6,)),
-        ("elbow_c", "<f8", (2,)),
-        ("valid_elbow", "u1"),
-        ("motion_finished", "u1"),
-        ("tau_J_d", "<f8", (7,)),
-        ("torque_finished", "u1"),
-    ]
-)
-"""Command datagram, 371 bytes; ``message_id`` echoes the state it answers."""
+COMMAND = struct.Struct("<Q7d7d16d6d2d2B7dB")
+"""Command datagram, 371 bytes: the state it answers, joint positions and speeds, pose by columns,
+twist, elbow, whether that is valid, motion finished, torques, torque finished."""
 
 MOVE_REQUEST = struct.Struct("<II3d3dB7d")
 CONNECT_REQUEST = struct.Struct("<HH")
@@ -202,4 +253,4 @@ GRIPPER_STATE = struct.Struct("<IddBH")
 """message id, width (m), widest opening (m), grasped, temperature."""
 
 assert ROBOT_STATE.itemsize == 1377
-assert ROBOT_COMMAND.itemsize == 371
+assert COMMAND.size == 371

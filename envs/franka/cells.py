@@ -1,9 +1,16 @@
 """Where a workcell's devices are: on the robot's network, or emulated in child processes."""
 
 import itertools
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
+from dzrobot.envs.franka.arm import Arm
+from dzrobot.envs.franka.camera import Camera
+from dzrobot.envs.franka.clock import Clock, SystemClock
 from dzrobot.errors import RobotError
+
+if TYPE_CHECKING:
+    from dzrobot.envs.emulators.timebase import ArmClock
 
 _benches = itertools.count(1)
 
@@ -28,9 +35,17 @@ class Cell(Protocol):
         """Return settings of the camera library's context; empty for cameras on USB."""
         ...
 
+    def keep_time(self, arm: Arm, cameras: Sequence[Camera]) -> "Timed":
+        """Return the drivers as they are to be used, and the clock that they keep."""
+        ...
+
     def close(self) -> None:
         """Let the devices go; twice is harmless."""
         ...
+
+
+Timed = tuple[Arm, Sequence[Camera], Clock]
+"""Arm, cameras, and the clock that an environment on them measures its periods by."""
 
 
 class RealCell:
@@ -62,6 +77,10 @@ class RealCell:
         """Return no settings: the cameras are on USB."""
         return {}
 
+    def keep_time(self, arm: Arm, cameras: Sequence[Camera]) -> Timed:
+        """Return the drivers, and this machine's clock."""
+        return arm, cameras, SystemClock()
+
     def close(self) -> None:
         """Do nothing: hardware stays."""
 
@@ -69,13 +88,29 @@ class RealCell:
 class EmulatedCell:
     """Emulated arm, gripper and cameras, started as child processes when first opened.
 
+    An environment on it lives by the emulated arm's clock, which stands still while the environment
+    thinks: what happens does not depend on how busy the machine is.
+
     Args:
-        rate: Robot seconds per wall second.
+        rate: Robot seconds per wall second, at most; infinity is as fast as the client answers.
+        lockstep: False lets the arm run on by itself, as hardware does: the environment then lives
+            by this machine's clock.
     """
 
-    def __init__(self, rate: float = 1.0) -> None:
+    def __init__(self, rate: float = 1.0, *, lockstep: bool = True) -> None:
         self._rate = rate
+        self._lockstep = lockstep
         self._bench: Any = None
+        self._clock: ArmClock | None = None
+
+    @property
+    def clock(self) -> "ArmClock":
+        """The emulated arm's clock."""
+        if self._clock is None:
+            from dzrobot.envs.emulators.timebase import ArmClock, Timebase
+
+            self._clock = ArmClock(Timebase.create())
+        return self._clock
 
     @property
     def bench(self) -> Any:
@@ -94,7 +129,8 @@ class EmulatedCell:
             return
         from dzrobot.envs.emulators.bench import SERIALS, Bench, BenchAddress
 
-        self._bench = Bench(BenchAddress.for_process(next(_benches)), SERIALS, self._rate).start()
+        address = BenchAddress.for_process(next(_benches))
+        self._bench = Bench(address, SERIALS, self._rate, self.clock.page).start()
 
     @property
     def address(self) -> str:
@@ -106,6 +142,16 @@ class EmulatedCell:
         """Return the settings that find the emulated cameras."""
         settings: dict[str, Any] = self.bench.camera_settings()
         return settings
+
+    def keep_time(self, arm: Arm, cameras: Sequence[Camera]) -> Timed:
+        """Return the drivers on the arm's clock, and that clock."""
+        if not self._lockstep:
+            return arm, cameras, SystemClock()
+        from dzrobot.envs.emulators.timekeeping import TimedArm, TimedCamera
+
+        clock = self.clock
+        timed = [TimedCamera(camera, number, clock) for number, camera in enumerate(cameras)]
+        return TimedArm(arm, clock), timed, clock
 
     def close(self) -> None:
         """Stop the emulators."""

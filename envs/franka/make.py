@@ -54,14 +54,14 @@ def _assembled(workcell: str | None, config: FrankaConfig, render_mode: str | No
 
 def connectable(cell: Cell, config: FrankaConfig, render_mode: str | None = None) -> FrankaEnv:
     """Return an environment with the real drivers on ``cell``."""
-    arm: Arm = FrankyArm(cell, config)
-    if config.dry_run:
-        arm = DryRunArm(arm)
-    cameras: list[Camera] = [
+    drivers: list[Camera] = [
         RealSenseCamera(camera, cell.camera_settings) for camera in config.cameras
     ]
+    arm, cameras, clock = cell.keep_time(FrankyArm(cell, config), drivers)
+    if config.dry_run:
+        arm = DryRunArm(arm)
     operator = OperatorConsole() if config.reward.rule == "operator" else None
-    return FrankaEnv(arm, cameras, config, operator=operator, render_mode=render_mode)
+    return FrankaEnv(arm, cameras, config, clock=clock, operator=operator, render_mode=render_mode)
 
 
 def load_workcell(workcell: str | None, values: Mapping[str, Any] | None = None) -> FrankaConfig:

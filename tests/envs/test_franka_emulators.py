@@ -13,6 +13,7 @@ from dzrobot.envs.emulators import kinematics, wire
 from dzrobot.envs.emulators.arm import EmulatedArm
 from dzrobot.envs.emulators.bench import SERIALS, Bench, BenchAddress
 from dzrobot.envs.emulators.faults import Faults
+from dzrobot.envs.emulators.message import StateMessage
 from dzrobot.envs.emulators.robot_server import RobotServer
 from dzrobot.errors import RobotError
 
@@ -38,7 +39,7 @@ def test_state_message_shows_errors_in_their_bits():
     for index, name in enumerate(wire.ERRORS):
         arm.errors.clear()
         arm.trip(name)
-        state = np.frombuffer(arm.message(), wire.ROBOT_STATE)[0]
+        state = np.frombuffer(StateMessage().of(arm), wire.ROBOT_STATE)[0]
         assert np.flatnonzero(state["errors"]).tolist() == [index]
         assert np.flatnonzero(state["reflex_reason"]).tolist() == [index]
         assert state["robot_mode"] == wire.RobotMode.REFLEX
@@ -144,7 +145,9 @@ def test_impedance_tracker_settles_near_its_target(ready, robot_thread):
         target = ready.state.O_T_EE.matrix.copy()
         target[1, 3] += 0.02
         tracker.set_target(franky.Affine(target))
-        time.sleep(0.8)
+        until = ready.state.time.to_sec() + 1.0
+        while ready.state.time.to_sec() < until:
+            time.sleep(0.01)
         error = ready.state.O_T_EE.translation - target[:3, 3]
         tracker.stop()
         return error
@@ -236,7 +239,17 @@ def test_gripper_moves_grasps_fails_and_hangs(bench):
     bench.set(object_width_m=None, gripper_fails=1)
     with pytest.raises(franky.CommandException):
         gripper.open(0.2)
-    assert not gripper.grasp(0.0, 0.2, 20.0, 0.005, 0.005)
+    # As on the hand, only the width counts: nothing is held, and yet a wide tolerance says so.
+    assert not gripper.grasp(0.04, 0.2, 20.0, 0.005, 0.005)
+    assert gripper.grasp(0.0, 0.2, 20.0, 0.08, 0.08)
+    assert gripper.move(0.09, 0.2)
+    assert gripper.width == pytest.approx(0.08)
+    bench.set(homed=False)
+    assert gripper.max_width == 0.0
+    with pytest.raises(franky.CommandException):
+        gripper.grasp(0.0, 0.2, 20.0, 0.08, 0.08)
+    assert gripper.homing()
+    assert gripper.max_width == pytest.approx(0.08)
     bench.set(gripper_stuck=True)
     pending = gripper.move_async(0.08, 0.2)
     assert not pending.wait(0.3)
@@ -245,7 +258,8 @@ def test_gripper_moves_grasps_fails_and_hangs(bench):
 
 
 @pytest.mark.robot
-def test_both_cameras_are_listed_and_stream_a_moving_scene(bench):
+def test_both_cameras_are_listed_and_show_where_the_arm_is(ready, bench, robot_thread):
+    import franky
     import pyrealsense2 as rs
 
     context = rs.context(json.dumps(bench.camera_settings()))
@@ -261,15 +275,23 @@ def test_both_cameras_are_listed_and_stream_a_moving_scene(bench):
         config.enable_stream(rs.stream.color, 640, 480, rs.format.rgb8, 15)
         pipelines.append(rs.pipeline(context))
         pipelines[-1].start(config)
-    pictures = []
-    for _ in range(8):
-        frames = [pipeline.wait_for_frames(3000).get_color_frame() for pipeline in pipelines]
-        pictures.append([np.asanyarray(frame.get_data()).copy() for frame in frames])
+    before = [taken_after(pipeline, bench.page.clock_ms) for pipeline in pipelines]
+    moved = kinematics.READY + 0.3 * np.eye(7)[0]
+    robot_thread(lambda: ready.move(franky.JointMotion(moved, relative_dynamics_factor=0.5)))
+    after = [taken_after(pipeline, bench.page.clock_ms) for pipeline in pipelines]
     for pipeline in pipelines:
         pipeline.stop()
-    assert pictures[-1][0].shape == (480, 640, 3)
-    assert not np.array_equal(pictures[0][0], pictures[-1][0])
-    assert not np.array_equal(pictures[-1][0], pictures[-1][1])
+    assert before[0].shape == (480, 640, 3)
+    assert not np.array_equal(before[0], after[0])
+    assert not np.array_equal(after[0], after[1])
+
+
+def taken_after(pipeline, clock_ms):
+    """Return the first picture (480, 640, 3) exposed after a time of the arm's clock."""
+    while True:
+        frame = pipeline.wait_for_frames(5000).get_color_frame()
+        if frame.get_timestamp() > clock_ms:
+            return np.asanyarray(frame.get_data()).copy()
 
 
 def test_unknown_calls_and_faults_are_refused(bench):

@@ -225,7 +225,7 @@ class DrawnCamera(FakeCamera):
 def cell():
     pytest.importorskip("franky", reason="needs franky-control (x86_64 Linux)")
     pytest.importorskip("pyrealsense2", reason="needs pyrealsense2 (x86_64 Linux)")
-    cell = KeptCell()
+    cell = KeptCell(lockstep=False)
     yield cell
     cell.end()
 

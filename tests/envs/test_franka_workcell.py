@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from dataclasses import replace
 
 import gymnasium as gym
@@ -29,9 +28,6 @@ pytestmark = pytest.mark.robot
 STEPS, HZ = 200, 10.0
 KEYS = ("video.image", "video.wrist_image")
 
-PATIENT = {"state_age_s": 2.0, "frame_age_s": 5.0, "hold_after_s": 2.0}
-"""A busy test machine starves the emulators now and then; the fault table has the usual limits."""
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _libraries():
@@ -41,8 +37,8 @@ def _libraries():
 
 @pytest.fixture(scope="module")
 def env():
-    values = {"limits": PATIENT, "reward": {"rule": "none"}, "reset": {"speed_m_s": 0.4}}
-    env = connectable(EmulatedCell(), load_workcell("emulated", values))
+    values = {"reward": {"rule": "none"}, "reset": {"speed_m_s": 0.4}}
+    env = connectable(EmulatedCell(rate=math.inf), load_workcell("emulated", values))
     yield env
     env.close()
 
@@ -107,13 +103,19 @@ def test_two_hundred_steps_at_ten_hertz(driven, say):
         middle, high = np.percentile(ages, [50, 95])
         say(f"{key:<20} {middle:6.0f} ms {high:6.0f} ms {ages.max():6.0f} ms {fresh.mean():11.0%}")
         assert (ages >= 0).all()
-        assert fresh.mean() > 0.2
+        # A camera of 15 Hz beside steps of 10 Hz: every step sees a picture of its own.
+        assert fresh.all()
+        assert ages.max() < 1000 / 15 + 1
     assert done.abort == ""
-    assert done.frames == STEPS
-    assert done.measured_hz < HZ * 1.02
+    assert (done.frames, done.late_steps) == (STEPS, 0)
+    assert 0.9 * HZ < done.measured_hz < 1.005 * HZ
     rates = [info["success_rate"] for info in infos[20:]]
     say(f"control commands that arrived: {np.mean(rates):.3f}")
-    assert len({info["robot_time_s"] for info in infos}) > 0.9 * STEPS
+    assert min(rates) > 0.99
+    # A step in which the hand changes is longer by the wait for its fingers.
+    periods = np.diff([info["robot_time_s"] for info in infos])
+    assert (periods > 0.098).all()
+    assert np.median(periods) == pytest.approx(1 / HZ, abs=0.002)
 
 
 def test_the_recording_is_read_by_the_trainers_reader(driven, tmp_path):
@@ -141,7 +143,7 @@ def test_the_recording_is_replayed(driven, env, say):
     away = np.linalg.norm(states[:80, 4:7] - recording.states[:, 4:7], axis=1)
     say(f"\nreplayed {outcome.steps} steps: {away.mean():.3f} m away, {away.max():.3f} m at most")
     assert outcome.steps == 80
-    assert away.max() < 0.15
+    assert away.max() < 0.01
 
 
 def test_resets_return_to_the_start(env):
@@ -155,27 +157,24 @@ def test_resets_return_to_the_start(env):
 
 
 def test_a_change_of_the_gripper_delays_one_step_and_no_other(env):
-    env.reset()
-    widths, took = [], []
+    _, info = env.reset()
+    times, changed = [info["robot_time_s"]], []
     for command, arrived in ((-1.0, lambda w: w < 0.03), (1.0, lambda w: w > 0.04)):
-        for _ in range(60):
-            began = time.monotonic()
-            observation, *_ = env.step(np.array([0] * 6 + [command], np.float32))
-            took.append(time.monotonic() - began)
-            widths.append(float(observation["state.state"][0]))
-            if arrived(widths[-1]):
-                break
-        assert arrived(widths[-1])
-        for _ in range(5):
-            began = time.monotonic()
-            env.step(np.array([0] * 6 + [command], np.float32))
-            took.append(time.monotonic() - began)
-    assert np.median(took) < 0.15
+        changed.append(len(times) - 1)
+        for _ in range(12):
+            observation, *_, info = env.step(np.array([0] * 6 + [command], np.float32))
+            times.append(info["robot_time_s"])
+        assert arrived(float(observation["state.state"][0]))
+    took = np.diff(times)
+    np.testing.assert_allclose(np.delete(took, changed), 1 / HZ, atol=0.003)
+    settle_s = env.config.gripper.settle_s
+    assert (took[changed] > 0.2).all()
+    assert (took[changed] < settle_s + 0.13).all()
 
 
 def test_planned_motions_follow_too():
-    values = {"limits": PATIENT, "controller": {"kind": "motion"}, "reward": {"rule": "none"}}
-    env = connectable(EmulatedCell(), load_workcell("emulated", values))
+    values = {"controller": {"kind": "motion"}, "reward": {"rule": "none"}}
+    env = connectable(EmulatedCell(rate=math.inf), load_workcell("emulated", values))
     env.reset()
     for _ in range(30):
         observation, _, _, truncated, info = env.step(np.array([0.5] + [0] * 6, np.float32))
@@ -188,7 +187,7 @@ def test_planned_motions_follow_too():
 
 def test_check_env_passes_on_the_emulators():
     env = gym.make(
-        "Franka-PnP-v0", workcell="emulated", render_mode="rgb_array", limits=PATIENT,
+        "Franka-PnP-v0", workcell="emulated", render_mode="rgb_array",
         disable_env_checker=True,
     )  # fmt: skip
     # The skipped parts make two more workcells; they pass with fakes.
@@ -197,7 +196,7 @@ def test_check_env_passes_on_the_emulators():
 
 
 def test_a_missing_camera_is_named_beside_those_found():
-    cell = EmulatedCell()
+    cell = EmulatedCell(rate=math.inf)
     cell.open()
     config = CameraConfig(key="video.image", serial="0")
     with pytest.raises(RobotError, match=f"no camera 0; found: {', '.join(SERIALS)}"):

@@ -1,0 +1,180 @@
+"""One clock for the emulated arm, its cameras and the environment: a page of shared memory.
+
+The arm's process advances the clock, a millisecond at a time, and no further than the environment
+allows; the cameras expose by it; the environment's periods are measured by it. What every
+process writes is its own and one machine word wide, so no lock is needed.
+"""
+
+import contextlib
+import mmap
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+FREE = 2**63 - 1
+"""A limit that is none: the arm's clock follows the wall clock."""
+
+POSES = 64
+"""How many of the last poses are kept for the cameras."""
+
+POSE_PERIOD_MS = 5
+
+_WORDS = 8
+_CLOCK, _LIMIT, _SENT, _ARM_ALIVE, _CAMERA_ALIVE, _CAMERAS = range(6)
+_POSE_SIZE = 5
+_BYTES = 8 * (_WORDS + POSES * _POSE_SIZE)
+
+_POLL_S = 0.0003
+_STALLED_S = 3.0
+
+
+class Timebase:
+    """The shared page, as one process sees it.
+
+    Args:
+        descriptor: Of the memory that :meth:`create` made; children inherit it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._map = mmap.mmap(descriptor, _BYTES)
+        self._words = memoryview(self._map)[: 8 * _WORDS].cast("q")
+        self._poses = np.frombuffer(self._map, np.float64, offset=8 * _WORDS)
+        self._poses = self._poses.reshape(POSES, _POSE_SIZE)
+
+    @classmethod
+    def create(cls) -> Self:
+        """Return a new page at time 0, without a limit."""
+        descriptor = os.memfd_create("dzrobot-timebase")
+        os.ftruncate(descriptor, _BYTES)
+        page = cls(descriptor)
+        weakref.finalize(page, os.close, descriptor)
+        page.limit_ms = FREE
+        return page
+
+    @property
+    def clock_ms(self) -> int:
+        """The arm's clock."""
+        return self._words[_CLOCK]
+
+    @clock_ms.setter
+    def clock_ms(self, value: int) -> None:
+        self._words[_CLOCK] = value
+
+    @property
+    def limit_ms(self) -> int:
+        """How far the clock may go while the arm moves."""
+        return self._words[_LIMIT]
+
+    @limit_ms.setter
+    def limit_ms(self, value: int) -> None:
+        self._words[_LIMIT] = value
+
+    @property
+    def sent_ms(self) -> int:
+        """The last state that the arm's client has answered."""
+        return self._words[_SENT]
+
+    @sent_ms.setter
+    def sent_ms(self, value: int) -> None:
+        self._words[_SENT] = value
+
+    @property
+    def arm_is_alive(self) -> bool:
+        """Whether an arm advances the clock."""
+        return bool(self._words[_ARM_ALIVE])
+
+    @arm_is_alive.setter
+    def arm_is_alive(self, value: bool) -> None:
+        self._words[_ARM_ALIVE] = int(value)
+
+    @property
+    def camera_is_alive(self) -> bool:
+        """Whether cameras follow the clock."""
+        return bool(self._words[_CAMERA_ALIVE])
+
+    @camera_is_alive.setter
+    def camera_is_alive(self, value: bool) -> None:
+        self._words[_CAMERA_ALIVE] = int(value)
+
+    def published_ms(self, camera: int) -> int:
+        """Return when the newest picture of camera number ``camera`` was exposed."""
+        return self._words[_CAMERAS + camera]
+
+    def publish(self, camera: int, exposed_ms: int) -> None:
+        """Say that a picture has left camera number ``camera``."""
+        self._words[_CAMERAS + camera] = exposed_ms
+
+    def keep_pose(self, at_ms: int, values: tuple[float, ...]) -> None:
+        """Keep what the cameras see: position (m), yaw (rad) and the hand's width (m)."""
+        self._poses[at_ms // POSE_PERIOD_MS % POSES] = values
+
+    def pose_at(self, at_ms: int) -> NDArray[np.float64]:
+        """Return what the cameras see at a time, (5,)."""
+        kept: NDArray[np.float64] = self._poses[at_ms // POSE_PERIOD_MS % POSES].copy()
+        return kept
+
+
+class ArmClock:
+    """The environment's clock, which is the arm's.
+
+    While an environment thinks, a moving arm's time stands still; it goes on while the environment
+    sleeps, exactly until it wakes, and while it waits for a driver (:meth:`running`). The time of
+    an arm at rest follows the wall clock, and so does everything once no arm advances the page.
+
+    Args:
+        page: What the arm's process shares.
+    """
+
+    def __init__(self, page: Timebase) -> None:
+        self.page = page
+        self._guard = threading.Lock()
+        self._waits = 0
+
+    def now(self) -> float:
+        """Return the arm's time (s)."""
+        return self.page.clock_ms / 1000.0
+
+    def sleep_until(self, deadline_s: float) -> None:
+        """Let the arm's time go on until ``deadline_s``."""
+        goal = round(deadline_s * 1000)
+        with self._guard:
+            if self._waits == 0:
+                limit = self.page.limit_ms
+                self.page.limit_ms = goal if limit == FREE else max(limit, goal)
+        seen, since = self.page.clock_ms, time.monotonic()
+        while (now := self.page.clock_ms) < goal:
+            if now != seen:
+                seen, since = now, time.monotonic()
+            elif not self.page.arm_is_alive or time.monotonic() - since > _STALLED_S:
+                self._advance_alone(goal)
+                return
+            time.sleep(_POLL_S)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Let the arm's time go on by itself meanwhile: a driver is being waited for."""
+        with self._guard:
+            self._waits += 1
+            self.page.limit_ms = FREE
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._waits -= 1
+                if self._waits == 0:
+                    self.page.limit_ms = self.page.clock_ms
+
+    def _advance_alone(self, goal_ms: int) -> None:
+        """Count milliseconds of the wall clock: nobody else does."""
+        start, began = self.page.clock_ms, time.monotonic()
+        while (now := start + int(1000 * (time.monotonic() - began))) < goal_ms:
+            self.page.clock_ms = max(self.page.clock_ms, now)
+            time.sleep(_POLL_S)
+        self.page.clock_ms = max(self.page.clock_ms, goal_ms)
