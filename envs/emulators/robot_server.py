@@ -46,7 +46,9 @@ TRICKLE_S = 0.005
 """A millisecond of an arm at rest lasts this long while the environment thinks."""
 
 FIRST_PATIENCE_S = 0.005
+_DOUBLINGS = 6
 
+_SLICE_S = 0.05
 _REPEAT_S = 0.1
 _SERVE_EVERY_MS = 5
 CATCH_UP_S = 0.02
@@ -217,16 +219,18 @@ class RobotServer:
         patience = ANSWER_PATIENCE_S if self.page.limit_ms == FREE else LOCKSTEP_PATIENCE_S
         if not client.commanding:
             # It leaves the first states of a motion unanswered, nobody says how many.
-            patience = min(FIRST_PATIENCE_S * 2.0**client.missed, ANSWER_PATIENCE_S)
+            patience = FIRST_PATIENCE_S * 2.0 ** min(client.missed, _DOUBLINGS)
         deadline = time.monotonic() + patience
         while not self._stopping.is_set():
             due = self.arm.generator is not None and not client.silent
             wait = max(0.0, deadline - time.monotonic()) if due else 0.0
-            if client.await_order(self.arm.clock_ms, wait) or not due:
+            if client.await_order(self.arm.clock_ms, min(wait, _SLICE_S)) or not due:
                 return
             if wait == 0.0:
                 client.silent = client.commanding
                 return
+            # The hand's client waits for states of its own.
+            self.gripper.serve(self.arm.clock_ms)
             # A request or a call came first: a stop must not wait for an answer that never comes.
             self._run_calls()
             self._hear(client)
@@ -287,8 +291,6 @@ class RobotServer:
         self.arm.success_rate += 0.01 * (float(order is not None) - self.arm.success_rate)
         if order is None:
             client.missed += 1
-            if not client.commanding:
-                return None
             limit = self.faults.comm_violation_after
             if limit is not None and client.missed > limit:
                 self.arm.trip("communication_constraints_violation")
