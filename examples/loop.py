@@ -1,0 +1,55 @@
+"""The loop that everything else is built from: look, act, step, in one process.
+
+    python examples/loop.py
+    python examples/loop.py --env dzrobot/libero_spatial-v0 --checkpoint PATH --device cuda
+
+Start from here for a program of your own. `dzrobot eval` adds protocols, workers, films, resuming.
+"""
+
+import argparse
+
+import gymnasium as gym
+
+from dzrobot import DreamZeroPolicy
+from dzrobot.policies.dreamzero.bundled import default_checkpoint
+
+
+def main() -> None:
+    """Run one episode and say how it ended."""
+    arguments = parse()
+    policy = DreamZeroPolicy.from_pretrained(
+        arguments.checkpoint or default_checkpoint(), device=arguments.device
+    )
+    # The network was trained on images of one size; the cameras deliver that.
+    height = policy.embodiment.views[0].resolution[0]
+    env = gym.make(arguments.env, resolution=height)
+
+    observation, info = env.reset(seed=arguments.seed)
+    # A session is what the policy remembers of one episode.
+    policy.reset("mine", episode=arguments.seed)
+    print(
+        f"{info['task']}: {policy.embodiment.timing.action_horizon} actions are planned at a time"
+    )
+    steps, over = 0, False
+    while not over:
+        action = policy.act(observation, session="mine")
+        observation, _, terminated, truncated, info = env.step(action)
+        steps, over = steps + 1, terminated or truncated
+    print(f"{'success' if info['is_success'] else 'no success'} after {steps} steps")
+    env.close()
+
+
+def parse() -> argparse.Namespace:
+    """Return the arguments."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--env", default="dzrobot/lift-v0", help="Gymnasium id (default: Lift)")
+    parser.add_argument("--checkpoint", help="folder or Hugging Face id (default: the bundled one)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seed", type=int, default=0, help="of the start")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
