@@ -23,14 +23,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until interrupted."""
     serials = () if arguments.no_cameras else SERIALS
     address = BenchAddress(host=arguments.host, domain=arguments.domain)
+    stopped = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: stopped.set())
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     with Bench(address, serials, arguments.rate) as bench:
         print(f"robot and gripper at {address.host} (robot server 10, gripper server 3)")
         if serials:
             print(f"cameras {', '.join(serials)} on the loopback camera bus; context settings:")
             print(f"  {json.dumps(bench.camera_settings())}")
-        print("Ctrl-C stops them.")
-        stopped = threading.Event()
-        signal.signal(signal.SIGINT, lambda *_: stopped.set())
-        signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+        print("Ctrl-C stops them.", flush=True)
         stopped.wait()
     return 0

@@ -1,14 +1,19 @@
 """The emulated arm, gripper and cameras against the real client libraries, one process for all."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dzrobot.cli import main
 from dzrobot.envs.emulators import kinematics, wire
 from dzrobot.envs.emulators.arm import EmulatedArm
 from dzrobot.envs.emulators.bench import SERIALS, Bench, BenchAddress
@@ -75,6 +80,91 @@ def test_arm_takes_one_client_and_the_next_as_soon_as_it_left():
                 assert is_served(at_once)
     finally:
         robot.stop()
+
+
+ROBOT_NOISE = {
+    "size 0": wire.ROBOT_HEADER.pack(0, 1, 0),
+    "size 1": wire.ROBOT_HEADER.pack(0, 1, 1),
+    "size 2^32-1": wire.ROBOT_HEADER.pack(0, 1, 2**32 - 1),
+    "unknown command": wire.ROBOT_HEADER.pack(77, 1, 12),
+    "short connect": wire.ROBOT_HEADER.pack(0, 1, 13) + b"x",
+    "short move": wire.ROBOT_HEADER.pack(1, 1, 20) + b"x" * 8,
+    "HTTP": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "noise": np.random.default_rng(0).bytes(4096),
+}
+GRIPPER_NOISE = {
+    "size 0": wire.GRIPPER_HEADER.pack(0, 1, 0),
+    "size 2^32-1": wire.GRIPPER_HEADER.pack(0, 1, 2**32 - 1),
+    "unknown command": wire.GRIPPER_HEADER.pack(77, 1, 10),
+    "short connect": wire.GRIPPER_HEADER.pack(0, 1, 11) + b"x",
+    "HTTP": ROBOT_NOISE["HTTP"],
+    "noise": ROBOT_NOISE["noise"],
+}
+
+
+def test_noise_closes_its_own_connection_and_the_next_client_is_served():
+    address = BenchAddress.for_process(6)
+    with Bench(address, serials=()) as bench:
+        for port, header, messages in (
+            (wire.ROBOT_PORT, wire.ROBOT_HEADER, ROBOT_NOISE),
+            (wire.GRIPPER_PORT, wire.GRIPPER_HEADER, GRIPPER_NOISE),
+        ):
+            for message in messages.values():
+                assert not answer_to(address.host, port, message)
+                proper = header.pack(0, 7, header.size + 4) + wire.CONNECT_REQUEST.pack(10, 9)
+                assert header.unpack_from(answer_to(address.host, port, proper))[:2] == (0, 7)
+        before = processor_s(bench)
+        time.sleep(0.5)
+        # A connection that was given up is not asked again and again.
+        assert processor_s(bench) - before < 0.45
+
+
+def answer_to(host, port, message):
+    """Return what is answered before the connection closes or pauses."""
+    with socket.create_connection((host, port), timeout=20) as client:
+        client.sendall(message)
+        try:
+            return client.recv(100)
+        except ConnectionResetError:
+            return b""
+
+
+def processor_s(bench):
+    """Return the processor time of the arm's process (s)."""
+    words = Path(f"/proc/{bench._arm.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.1", "8.8.8.8", "::", "", "example.invalid"])
+def test_emulators_listen_within_this_machine_alone(host, capsys):
+    assert main(["emulate", "franka", "--host", host]) == 2
+    said = capsys.readouterr().err
+    assert "loopback" in said
+    assert repr(host) in said
+
+
+def test_emulate_ends_on_sigterm_without_children_or_a_traceback():
+    host = BenchAddress.for_process(7).host
+    program = subprocess.Popen(
+        [sys.executable, "-m", "dzrobot.cli", "emulate", "franka", "--no-cameras", "--host", host],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while "Ctrl-C" not in program.stdout.readline():
+        assert program.poll() is None
+    (child,) = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
+    # A terminal's Ctrl-C goes to the program's own session.
+    assert os.getsid(int(child)) == int(child)
+    program.terminate()
+    _, said = program.communicate(timeout=60)
+    assert (program.returncode, said) == (0, "")
+    assert not Path(f"/proc/{child}").exists()
+
+
+def test_an_arm_server_that_is_terminated_ends_without_a_traceback():
+    address = BenchAddress.for_process(8)
+    with Bench(address, serials=()) as bench:
+        bench._arm.terminate()
+        assert bench._arm.wait(timeout=60) == 0
 
 
 @pytest.fixture(scope="module")
