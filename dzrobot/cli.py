@@ -34,6 +34,7 @@ COMMANDS = {
     "doctor": ("doctor", "check a robot cell"),
     "record": ("record", "record demonstrations on the robot"),
     "replay": ("replay", "replay recorded actions"),
+    "init-workcell": ("init_workcell", "write a workcell file, taught on the arm"),
     "acknowledge": ("acknowledge", "let a stopped arm move again"),
 }
 """Command -> (module below ``dzrobot.commands``, what it does). Imported only when chosen."""

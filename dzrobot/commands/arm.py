@@ -1,11 +1,13 @@
 """Flags and surroundings of the commands that move an arm."""
 
 import argparse
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dzrobot.commands.signals import Terminated
 from dzrobot.rollout.attended import Attended, Attention, attended
 
 
@@ -15,6 +17,11 @@ def add_attention(group: Any) -> None:
         "--unattended", action="store_true",
         help="arm: ask nobody before it moves, and go on after a lost frame or a slow policy; "
         "every other stop ends the run all the same",
+    )  # fmt: skip
+    group.add_argument(
+        "--full-speed", action="store_true",
+        help="arm: let a policy drive a real arm at full speed; without it, at the workcell's "
+        "slow_pace",
     )  # fmt: skip
     group.add_argument(
         "--preview", type=int, metavar="PORT",
@@ -35,5 +42,10 @@ def looked_after(arguments: argparse.Namespace, title: str, log: Path | None) ->
     attention = Attention(
         title=title, unattended=arguments.unattended, preview=arguments.preview, log=file
     )
-    with attended(attention) as people:
-        yield people
+    try:
+        with attended(attention) as people:
+            yield people
+    except KeyboardInterrupt as ended:
+        if ended.args == (signal.SIGTERM.name,):
+            raise Terminated from ended
+        raise

@@ -15,8 +15,9 @@ from dzrobot.commands.arm import add_attention, looked_after
 from dzrobot.commands.signals import terminable
 from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
 from dzrobot.progress import progress_bar
+from dzrobot.rollout.arms import moves_an_arm, on_a_real_arm, slowed
 from dzrobot.rollout.card import card_digest
-from dzrobot.rollout.environment import make_environment, moves_an_arm
+from dzrobot.rollout.environment import make_environment
 from dzrobot.rollout.evaluate import (
     Evaluation,
     Prepared,
@@ -248,6 +249,9 @@ def _setup(arguments: argparse.Namespace) -> _Setup:
         greeting.append(
             f"Embedded default: {env} (robosuite's Lift in the shape of LIBERO; it is not LIBERO)."
         )
+    given = flags.keywords(arguments.env_arg, _RESERVED)
+    if not suites and moves_an_arm(str(env)):
+        given = _on_this_arm(arguments, str(env), given, greeting)
     player = _player(arguments, greeting)
     if not suites and arguments.env is None:
         greeting.append(f"LIBERO with a real checkpoint: {EXAMPLE}")
@@ -259,7 +263,7 @@ def _setup(arguments: argparse.Namespace) -> _Setup:
         episodes=episodes,
         max_steps=arguments.max_steps,
         seed=arguments.seed,
-        arguments=flags.keywords(arguments.env_arg, _RESERVED),
+        arguments=given,
     )
     evaluation = Evaluation(
         selection=selection,
@@ -269,6 +273,23 @@ def _setup(arguments: argparse.Namespace) -> _Setup:
     )
     label = "-".join(suites) or str(env).rpartition("/")[2]
     return _Setup(evaluation, label, tuple(greeting))
+
+
+def _on_this_arm(
+    arguments: argparse.Namespace, env: str, given: dict[str, Any], greeting: list[str]
+) -> dict[str, Any]:
+    """Return the environment's arguments as an arm takes them; refuse what it would regret."""
+    if arguments.checkpoint is None and arguments.policy is None:
+        raise ConfigError(
+            f"{env} moves an arm, which has no default policy: give --checkpoint or --policy"
+        )
+    if arguments.full_speed or "slow_first_steps" in given or not on_a_real_arm(env, given):
+        return given
+    greeting.append(
+        "Every step is carried out at the workcell's slow_pace, as a first trial is; --full-speed "
+        "lets the policy drive as fast as it asks."
+    )
+    return slowed(given)
 
 
 def _player(arguments: argparse.Namespace, greeting: list[str]) -> Player:

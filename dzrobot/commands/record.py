@@ -15,6 +15,7 @@ from dzrobot.commands.replay import add_workcell, load_recording, workcell_argum
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, StoppedError
 from dzrobot.recording import EpisodeWriter
+from dzrobot.rollout.arms import check_conventions, moves_an_arm, on_a_real_arm
 from dzrobot.rollout.attended import Attended
 from dzrobot.rollout.demonstration import (
     DISCARDED,
@@ -26,7 +27,7 @@ from dzrobot.rollout.demonstration import (
     ReplayActor,
     record_episode,
 )
-from dzrobot.rollout.environment import check_frame, environment_robot
+from dzrobot.rollout.environment import environment_robot
 from dzrobot.rollout.episode import Actor, EpisodeRules, PolicyActor
 from dzrobot.rollout.players import Player, PlayerOptions, open_player
 
@@ -71,10 +72,21 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.env, max_episode_steps=arguments.max_steps, **workcell_arguments(arguments)
     )
     if arguments.policy:
-        check_frame(env, robot)
+        _check_policy(arguments, env, robot)
     log = arguments.output.with_name(f"{arguments.output.name}.operator.jsonl")
     with looked_after(arguments, "dzrobot record", log) as people, closing(env):
         return _record(arguments, people.opened(env), actor, robot, people)
+
+
+def _check_policy(arguments: argparse.Namespace, env: gym.Env[Any, Any], robot: Embodiment) -> None:
+    if Player(name=arguments.policy).looks:
+        check_conventions(env, robot)
+    name, given = arguments.env, workcell_arguments(arguments)
+    if moves_an_arm(name) and on_a_real_arm(name, given) and not arguments.full_speed:
+        raise ConfigError(
+            "what a policy does is recorded at full speed: try it with `dzrobot eval` first, which "
+            "is slow, then say --full-speed"
+        )
 
 
 def _record(

@@ -15,6 +15,7 @@ from dzrobot import __version__
 from dzrobot.documents import read_json, read_json_lines, validated
 from dzrobot.errors import ProtocolError
 from dzrobot.files import write_json, write_json_lines
+from dzrobot.rollout.arms import LIBRARIES, moves_an_arm, workcell_card
 from dzrobot.rollout.environment import simulator, step_limit
 from dzrobot.rollout.protocol import Case, Count, Selection
 from dzrobot.rollout.records import RECORDS_FILE, storing
@@ -90,7 +91,7 @@ def build_card(
         "stop_at_success": protocol.stop_at_success,
         "policy": dict(policy),
         "assets": {suite: assets for suite in _suites(cases) if (assets := _assets(suite))},
-        "versions": _versions(),
+        "versions": _versions(cases),
         "episodes": len(cases),
         "cases_sha256": _digest(cases),
     }
@@ -211,7 +212,7 @@ def _suite(
     seeded = first[0].init_state_id is None
     return {
         "env": own[0].env,
-        "arguments": dict(arguments[own[0].env]),
+        **_settings(own[0].env, arguments[own[0].env]),
         "max_steps": own[0].max_steps or step_limit(own[0].env),
         "opengl": simulator(own[0].env),
         "tasks": sorted({case.task_id for case in own}),
@@ -219,6 +220,13 @@ def _suite(
         "init_state_ids": "chosen by the seed" if seeded else _span(c.init_state_id for c in first),
         "seeds": _span(c.seed for c in first) if seeded else "keyed by seed, suite, task, episode",
     }
+
+
+def _settings(env: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an environment was made with; of an arm, all that its workcell comes to."""
+    if moves_an_arm(env):
+        return {"arguments": {}, "workcell": workcell_card(env, arguments)}
+    return {"arguments": dict(arguments)}
 
 
 def _span(numbers: Iterator[int | None]) -> str:
@@ -241,9 +249,10 @@ def _assets(suite: str) -> dict[str, Any]:
     }
 
 
-def _versions() -> dict[str, str]:
+def _versions(cases: Sequence[Case]) -> dict[str, str]:
     found = {"python": ".".join(platform.python_version_tuple()[:2]), "dzrobot": __version__}
-    for name in _VERSIONS:
+    drivers = LIBRARIES if any(moves_an_arm(case.env) for case in cases) else ()
+    for name in (*_VERSIONS, *drivers):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

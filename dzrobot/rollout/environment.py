@@ -125,28 +125,6 @@ def make_environment(case: Case, arguments: Mapping[str, Any], *, render: bool) 
     )
 
 
-def check_frame(env: gym.Env[Any, Any], robot: Embodiment) -> None:
-    """Check that ``env`` reads Cartesian actions in the axes that ``robot`` writes them in.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    stated = getattr(env.unwrapped, "embodiment", None)
-    frame = None if stated is None else stated.action_frame
-    if frame is not None and robot.action_frame is not None and frame != robot.action_frame:
-        raise ConfigError(
-            f"the environment reads actions in the frame {frame!r}, the policy was made for "
-            f"{robot.action_frame!r}: set action.frame of the workcell to {robot.action_frame!r}, "
-            f"or describe the policy's robot with action_frame={frame!r}"
-        )
-
-
-def moves_an_arm(env: str) -> bool:
-    """Return whether ``env`` drives a robot arm, real or emulated."""
-    entry = gym.spec(env).entry_point
-    return isinstance(entry, str) and entry.startswith("dzrobot.envs.franka")
-
-
 def step_limit(env: str) -> int | None:
     """Return the steps per episode that ``env`` is registered with, None for no limit."""
     return gym.spec(env).max_episode_steps

@@ -2,7 +2,8 @@
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,13 @@ from dzrobot.documents import shorten
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.ablation import Ablation
+from dzrobot.rollout.arms import check_conventions, moves_an_arm
 from dzrobot.rollout.card import build_card, keep_card, read_card, read_cases, refuse_unlike
 from dzrobot.rollout.caught import Caught
 from dzrobot.rollout.environment import (
-    check_frame,
     environment_arguments,
     environment_robot,
     make_environment,
-    moves_an_arm,
 )
 from dzrobot.rollout.players import Player, PlayerOptions, Ready, choose_robot, open_player
 from dzrobot.rollout.protocol import Case, Selection, plan_cases, shard_of
@@ -99,7 +99,8 @@ def prepare(evaluation: Evaluation) -> Prepared:
     cases = plan_cases(selection)
     names = list(dict.fromkeys(case.env for case in cases))
     protocol = selection.protocol
-    robot = choose_robot(evaluation.player, environment_robot(names[0]))
+    exact = any(moves_an_arm(name) for name in names)
+    robot = choose_robot(evaluation.player, environment_robot(names[0]), exact=exact)
     options = evaluation.player.options
     settled = replace(
         options,
@@ -273,18 +274,26 @@ def _check_spaces(
             raise ConfigError(
                 f"{name} could not be made with {shorten(given, 200)}: {caught.failure.error}"
             )
-        missing = sorted(set(needed) - set(env.observation_space.spaces))
-        shape = env.action_space.shape
-        env.close()
-        if needed:
-            check_frame(env, robot)
-        if missing or shape != (robot.action_dim,):
+        with closing(env):
+            misfits = list(_misfits(env, robot, needed))
+            if needed and not misfits:
+                check_conventions(env, robot)
+        if misfits:
             raise ProtocolError(
-                f"{name} does not fit {robot.tag}: "
-                + (f"it delivers no {', '.join(missing)}; " if missing else "")
-                + f"it takes actions {shape}, the robot has ({robot.action_dim},). Name the right "
-                "robot with --embodiment."
+                f"{name} does not fit {robot.tag}: {'; '.join(misfits)}. Choose a checkpoint made "
+                "for this environment's robot, or name the right robot with --embodiment."
             )
+
+
+def _misfits(env: Any, robot: Embodiment, needed: Sequence[str]) -> Iterator[str]:
+    spaces, states = env.observation_space.spaces, {part.key: part.dim for part in robot.state}
+    for key in needed:
+        if key not in spaces:
+            yield f"it delivers no {key}"
+        elif key in states and spaces[key].shape != (states[key],):
+            yield f"its {key} has the shape {spaces[key].shape}, the robot's ({states[key]},)"
+    if env.action_space.shape != (robot.action_dim,):
+        yield f"it takes actions {env.action_space.shape}, the robot has ({robot.action_dim},)"
 
 
 def _merge_one(merged: RecordFile, shard: RecordFile, folder: Path, output: Path) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment, History
-from dzrobot.errors import ConfigError, UnknownNameError, suggest
+from dzrobot.errors import CheckpointError, ConfigError, UnknownNameError, preview, suggest
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Policy
 from dzrobot.rollout.caught import Caught
@@ -91,8 +91,16 @@ class Ready:
     card: Mapping[str, Any]
 
 
-def choose_robot(player: Player, of_environment: Embodiment | None) -> Embodiment:
+def choose_robot(
+    player: Player, of_environment: Embodiment | None, *, exact: bool = False
+) -> Embodiment:
     """Return the robot that ``player`` acts as.
+
+    Args:
+        player: Who acts.
+        of_environment: The environment's robot. None: it does not say.
+        exact: Whether a checkpoint of another robot is refused, as an arm does, rather than taken
+            at its own word.
 
     Raises:
         CheckpointError: the checkpoint knows several robots, or none, and the environment decides
@@ -102,7 +110,7 @@ def choose_robot(player: Player, of_environment: Embodiment | None) -> Embodimen
     if player.embodiment is not None:
         return load_embodiment(player.embodiment)
     if player.is_checkpoint:
-        return _robot_of_checkpoint(player, of_environment)
+        return _robot_of_checkpoint(player, of_environment, exact=exact)
     if of_environment is None:
         raise ConfigError("nothing says which robot this environment is: give --embodiment")
     return of_environment
@@ -213,13 +221,21 @@ class RandomPolicy:
         self._draws[session] = np.random.default_rng(key)
 
 
-def _robot_of_checkpoint(player: Player, of_environment: Embodiment | None) -> Embodiment:
+def _robot_of_checkpoint(
+    player: Player, of_environment: Embodiment | None, *, exact: bool
+) -> Embodiment:
     from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
     from dzrobot.policies.dreamzero.policy import embodiment_of
 
     checkpoint = open_checkpoint(player.name, revision=player.options.revision)
     if of_environment is not None and of_environment.tag in checkpoint.metadata:
         return of_environment
+    if exact and of_environment is not None:
+        raise CheckpointError(
+            f"{player.name} was trained for {preview(checkpoint.metadata)}, and the environment's "
+            f"robot is {of_environment.tag}: choose a checkpoint of that robot, or say with "
+            "--embodiment which robot it acts as"
+        )
     return embodiment_of(checkpoint)
 
 

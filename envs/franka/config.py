@@ -396,8 +396,12 @@ class FrankaConfig(FrozenConfig):
     dry_run: bool = False
     """Everything is read and every target computed, nothing is sent to arm or gripper."""
 
+    firmware: str = ""
+    """System image of the arm, as Desk shows it; results name it."""
+
     lock_folder: str | None = None
-    """Where the lock of this arm lies. None: the folder for temporary files."""
+    """Where the lock and the stop of this arm lie, such as a folder that all its users may write
+    to. None: folders of the user alone."""
 
     @property
     def period_s(self) -> float:

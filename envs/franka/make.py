@@ -38,7 +38,32 @@ def make_franka(
     Raises:
         ConfigError: a value is unknown or wrong; lists all of them.
     """
-    return _assembled(workcell, load_workcell(workcell, values), render_mode)
+    config = load_workcell(workcell, values)
+    if is_real(workcell, config):
+        _require_taught(config)
+    return _assembled(workcell, config, render_mode)
+
+
+def is_real(workcell: str | None, config: FrankaConfig) -> bool:
+    """Return whether an environment of this workcell reaches hardware."""
+    return workcell not in WORKCELLS and config.address is not None
+
+
+def _require_taught(config: FrankaConfig) -> None:
+    """Refuse a real arm of which only the address is known: its table is not our table."""
+    limits, reset, reward = config.limits, config.reset, config.reward
+    said = {
+        "limits.workspace_low": "workspace_low" in limits.model_fields_set,
+        "limits.workspace_high": "workspace_high" in limits.model_fields_set,
+        "reset.position": "position" in reset.model_fields_set,
+        "reward.rule": "rule" in reward.model_fields_set,
+    }
+    if missing := [name for name, known in said.items() if not known]:
+        raise ConfigError(
+            f"a real arm is not moved by default values: the workcell lacks {', '.join(missing)}. "
+            f"`dzrobot init-workcell cell.yaml --address {config.address}` writes a file with all "
+            "of them, taught by hand on the arm."
+        )
 
 
 def _assembled(workcell: str | None, config: FrankaConfig, render_mode: str | None) -> FrankaEnv:

@@ -64,8 +64,11 @@ class Sensors:
     def __init__(
         self, arm: Arm, cameras: Sequence[Camera], config: FrankaConfig, clock: Clock
     ) -> None:
+        robot = load_embodiment("franka_pnp")
         self.embodiment: Embodiment = replace(
-            load_embodiment("franka_pnp"), action_frame=config.action.frame
+            robot,
+            action_frame=config.action.frame,
+            timing=replace(robot.timing, control_hz=config.control_hz),
         )
         self._arm = arm
         self._cameras = tuple(cameras)

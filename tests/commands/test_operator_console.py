@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from operated import POLICY, Operated
 
-from dzrobot.cli import INTERRUPTED, STOPPED
+from dzrobot.cli import INTERRUPTED, STOPPED, TERMINATED
 from dzrobot.envs.franka.console import OperatorConsole
 from dzrobot.envs.franka.keyboard import Keyboard
 from dzrobot.envs.franka.outcomes import Outcome, Phase
@@ -159,7 +159,7 @@ def test_leaving_stops_and_closes_the_arm(how, evaluation, tmp_path):
         "connected": False, "controlled": False
     }  # fmt: skip
     if how != "terminal closed":
-        assert code == INTERRUPTED
+        assert code == (TERMINATED if how == "SIGTERM" else INTERRUPTED)
         assert b"Traceback" not in run.screen
     assert json.loads((tmp_path / "results/summary.json").read_text())["complete"] is False
 

@@ -82,7 +82,11 @@ def test_without_the_library_the_error_names_the_extra():
     script = (
         "import sys; sys.modules.update(franky=None);"
         "import gymnasium as gym, dzrobot; from dzrobot.errors import MissingDependencyError\n"
-        "try: gym.make('Franka-PnP-v0', address='127.0.0.1').reset()\n"
+        "box = {'workspace_low': (0.2, -0.3, 0.02), 'workspace_high': (0.7, 0.3, 0.6)}\n"
+        "start, rule = {'position': (0.4, 0, 0.4)}, {'rule': 'none'}\n"
+        "taught = dict(limits=box, reset=start, reward=rule)\n"
+        "env = gym.make('Franka-PnP-v0', address='127.0.0.1', **taught)\n"
+        "try: env.reset()\n"
         "except MissingDependencyError as error: assert 'dzrobot[franka]' in str(error)\n"
         "else: raise SystemExit('no error')"
     )
@@ -456,7 +460,9 @@ def test_pictures_are_cropped_to_the_square_and_copied():
 def test_a_workcell_is_a_file_and_values_replace_its_own(tmp_path):
     path = tmp_path / "cell.yaml"
     path.write_text(
-        "address: 172.16.0.2\ntask: stack the cups\nlimits: {speed_m_s: 0.2, force_n: 20}\n"
+        "address: 172.16.0.2\ntask: stack the cups\nreset: {position: [0.4, 0, 0.4]}\n"
+        "limits: {speed_m_s: 0.2, force_n: 20, workspace_low: [0.3, -0.3, 0.02], "
+        "workspace_high: [0.7, 0.3, 0.6]}\nreward: {rule: none}\n"
         "cameras:\n- {key: video.image, serial: '1'}\n- {key: video.wrist_image, serial: '2'}\n"
     )
     config = make_franka(workcell=str(path), limits={"force_n": 15.0}).config

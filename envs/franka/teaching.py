@@ -1,0 +1,150 @@
+"""A workcell file written beside the arm: poses taught by hand, cameras found, the rest explained.
+
+Nothing here moves the arm: it is guided by hand and read.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dzrobot.envs.franka.arm import Arm
+from dzrobot.envs.franka.config import VIEW_KEYS, FrankaConfig
+from dzrobot.envs.franka.poses import Array, euler_of
+from dzrobot.errors import RobotError
+
+Ask = Callable[[str], str]
+"""Shows a question and returns what was typed."""
+
+_NAMES = {"video.image": "exterior", "video.wrist_image": "wrist"}
+_LEAST_SIDE_M = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taught:
+    """What was shown on the arm; metres and radians in its base frame."""
+
+    position: tuple[float, ...]
+    euler: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+def teach(arm: Arm, ask: Ask) -> Taught:
+    """Return the reset pose and the workspace that a person shows by guiding the hand.
+
+    Raises:
+        RobotError: the arm does not answer, or the points shown span no box.
+    """
+    ask("Guide the hand to the pose every episode begins at, fingers down; press Enter: ")
+    start = arm.state().pose
+    corners = [start[:3, 3]]
+    while True:
+        said = ask(
+            "Guide the hand to a corner of the workspace, its lowest point on the table; press "
+            "Enter, or type d when at least two opposite corners are shown: "
+        )
+        if said.strip().lower() == "d":
+            break
+        corners.append(arm.state().pose[:3, 3])
+    low, high = np.min(corners, axis=0), np.max(corners, axis=0)
+    if ((high - low) < _LEAST_SIDE_M).any():
+        sides = ", ".join(f"{side:.3f}" for side in high - low)
+        raise RobotError(
+            f"the points shown span a box of {sides} m; each side has at least {_LEAST_SIDE_M} m: "
+            "show two opposite corners, one of them high"
+        )
+    euler = euler_of(start[:3, :3])
+    return Taught(
+        position=_rounded(start[:3, 3]), euler=_rounded(euler), low=_rounded(low, np.floor),
+        high=_rounded(high, np.ceil),
+    )  # fmt: skip
+
+
+def assign(serials: Sequence[str], ask: Ask) -> dict[str, str]:
+    """Return the serial number of every view, asked for where several cameras were found.
+
+    Raises:
+        RobotError: there are fewer cameras than views.
+    """
+    if len(serials) < len(VIEW_KEYS):
+        raise RobotError(
+            f"found {len(serials)} cameras ({', '.join(serials) or 'none'}), needed are "
+            f"{len(VIEW_KEYS)}: check cables and USB ports"
+        )
+    left, found = list(serials), {}
+    for key in VIEW_KEYS:
+        listed = ", ".join(f"{number}: {serial}" for number, serial in enumerate(left))
+        said = ask(f"Which is the {_NAMES[key]} camera? {listed}; type its number: ").strip()
+        while not (said.isdecimal() and int(said) < len(left)):
+            said = ask(f"Type a number from 0 to {len(left) - 1}: ").strip()
+        found[key] = left.pop(int(said))
+    return found
+
+
+def workcell_text(
+    address: str, cameras: Mapping[str, str], taught: Taught, *, task: str, firmware: str
+) -> str:
+    """Return the YAML of a workcell, with every value that people change and what it means."""
+    default = FrankaConfig()
+    limits, reset = default.limits, default.reset
+    views = "\n".join(
+        f"- key: {key}  # {_NAMES[key]}\n  serial: '{serial}'" for key, serial in cameras.items()
+    )
+    return f"""\
+# A workcell of dzrobot. Lengths in metres, angles in radians, in the base frame of the arm.
+# Every field: `FrankaConfig` in envs/franka/config.py. `dzrobot doctor franka --config` checks it.
+
+address: {_text(address)}
+
+# System image, as Desk shows it (Settings, System); results name it.
+firmware: {_text(firmware)}
+
+cameras:
+{views}
+
+# The instruction the policy is given.
+task: {_text(task)}
+
+# Steps per second; the policy must have been made for this rate.
+control_hz: {default.control_hz:g}
+
+reset:
+  # Where every episode begins, taught on the arm.
+  position: {_list(taught.position)}
+  euler: {_list(taught.euler)}
+  # Each start is moved by up to this along x and y, and turned by up to this.
+  noise_xy_m: {reset.noise_xy_m}
+  noise_yaw_rad: {reset.noise_yaw_rad}
+  # Speed of the way there.
+  speed_m_s: {reset.speed_m_s}
+
+limits:
+  # The box that holds every target, taught on the arm. Is the low z above the table?
+  workspace_low: {_list(taught.low)}
+  workspace_high: {_list(taught.high)}
+  # Fastest motion, and the force at which an episode ends.
+  speed_m_s: {limits.speed_m_s}
+  force_n: {limits.force_n}
+
+reward:
+  # operator: a person says so (c, b); pose: the hand is at `position`; callback; none.
+  rule: operator
+
+# First trials: share of each action that is carried out while slow (dzrobot eval, no --full-speed).
+slow_pace: {default.slow_pace}
+"""
+
+
+def _rounded(values: Array, how: Callable[[Array], Array] = np.round) -> tuple[float, ...]:
+    """Return numbers to the millimetre (milliradian)."""
+    return tuple(float(value) for value in how(np.asarray(values) * 1000.0) / 1000.0)
+
+
+def _list(values: Sequence[float]) -> str:
+    return f"[{', '.join(f'{value:g}' for value in values)}]"
+
+
+def _text(value: str) -> str:
+    """Return ``value`` as a YAML text."""
+    return "'" + value.replace("'", "''") + "'"

@@ -1,0 +1,201 @@
+"""What is compared, required and written down before an arm moves."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dzrobot.cli import main
+from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.fakes import HOME, FakeArm
+from dzrobot.envs.franka.make import load_workcell, make_franka
+from dzrobot.envs.franka.teaching import assign, teach, workcell_text
+from dzrobot.errors import ConfigError, RobotError
+from dzrobot.policies.dreamzero.bundled import default_checkpoint
+from dzrobot.rollout.card import card_digest
+from dzrobot.rollout.evaluate import Evaluation, prepare
+from dzrobot.rollout.players import Player
+from dzrobot.rollout.protocol import PROTOCOLS, Selection
+
+FAKE = ["eval", "--env", "dzrobot/Franka-PnP-fake-v0", "--episodes", "1", "--max-steps", "3"]
+CELL = """
+address: {address}
+task: {task}
+cameras:
+- {{key: video.image, serial: '{serial}'}}
+- {{key: video.wrist_image, serial: '2'}}
+reset: {{position: [0.4, 0.0, 0.4]}}
+limits: {{workspace_low: [0.3, -0.3, 0.02], workspace_high: [0.6, 0.3, 0.6]}}
+reward: {{rule: operator}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path, monkeypatch):
+    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+
+
+@pytest.fixture
+def cell(tmp_path):
+    """Return a function that writes a workcell file of its own."""
+
+    def write(name="cell.yaml", address="172.16.0.2", task="stack the cups", serial="1"):
+        path = tmp_path / name
+        path.write_text(CELL.format(address=address, task=task, serial=serial))
+        return str(path)
+
+    return write
+
+
+class Looks:
+    """A policy that reads observations and never gets to see one here."""
+
+    def __init__(self, robot):
+        raise AssertionError("nothing is loaded for an environment that does not fit")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no default policy: give --checkpoint or --policy"),
+        (["--checkpoint", "BUNDLED"], "trained for libero_mini, and the environment's robot is"),
+        (["--checkpoint", "BUNDLED", "--embodiment", "libero_mini"], "state.state has the shape"),
+        (["--policy", f"{__name__}:Looks", "--env-arg", "control_hz=20"], "20 actions per second"),
+        (["--policy", f"{__name__}:Looks", "--env-arg", "action={frame: base}"], "frame 'base'"),
+    ],
+    ids=["no policy", "robot", "state", "rate", "frame"],
+)  # fmt: skip
+def test_policy_and_arm_are_compared_before_anything_is_opened(words, said, tmp_path, capsys):
+    words = [str(default_checkpoint()) if word == "BUNDLED" else word for word in words]
+    assert main([*FAKE, *words, "--output", str(tmp_path / "results")]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert "Traceback" not in printed.err
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_real_arm_is_not_moved_by_default_values(cell):
+    with pytest.raises(ConfigError) as error:
+        make_franka(address="172.16.0.2", reset={"position": (0.4, 0, 0.4)})
+    said = str(error.value)
+    assert all(
+        name in said for name in ("workspace_low", "workspace_high", "reward.rule", "init-workcell")
+    )
+    assert "reset.position" not in said
+    assert make_franka(workcell=cell()).config.reset.position == (0.4, 0.0, 0.4)
+    make_franka(workcell="fake", address="172.16.0.2")
+
+
+def test_a_policy_drives_a_real_arm_slowly_until_someone_says_otherwise(cell, tmp_path, capsys):
+    words = [
+        "eval",
+        "--env",
+        "Franka-PnP-v0",
+        "--env-arg",
+        f"workcell={cell()}",
+        "--policy",
+        "hold",
+    ]
+    words += ["--episodes", "1", "--output", str(tmp_path / "results")]
+    # Nobody is at a terminal here, so nothing connects.
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert "slow_pace" in printed.out
+    assert "--unattended" in printed.err
+    assert main([*words, "--full-speed"]) == 2
+    assert "slow_pace" not in capsys.readouterr().out
+    record = ["record", "--workcell", cell(), "--policy", "hold", "--output", str(tmp_path / "set")]
+    assert main(record) == 2
+    assert "--full-speed" in capsys.readouterr().err
+
+
+def card_of(**arguments):
+    selection = Selection(
+        protocol=PROTOCOLS["custom"], suites=(), env="Franka-PnP-v0", tasks=None, episodes=2,
+        max_steps=None, seed=0, arguments=arguments,
+    )  # fmt: skip
+    return prepare(Evaluation(selection=selection, player=Player(name="hold"))).card
+
+
+def test_the_card_holds_the_workcell_but_not_where_it_is(cell):
+    card = card_of(workcell=cell())
+    elsewhere = card_of(workcell=cell("other.yaml", address="10.0.0.9", serial="77"))
+    assert card == elsewhere
+    assert "172.16.0.2" not in json.dumps(card)
+    assert "franky-control" in card["versions"] or "pyrealsense2" not in card["versions"]
+    (suite,) = card["suites"].values()
+    assert suite["workcell"]["limits"]["workspace_low"] == [0.3, -0.3, 0.02]
+    digests = {
+        card_digest(card),
+        card_digest(card_of(workcell=cell("task.yaml", task="sort the cups"))),
+        card_digest(card_of(workcell=cell(), control_hz=5.0)),
+        card_digest(card_of(workcell=cell(), firmware="5.8.0")),
+        card_digest(card_of(workcell=cell(), slow_first_steps=5)),
+    }
+    assert len(digests) == 5
+
+
+class Guided:
+    """Answers questions; before each, the hand is where a person has guided it."""
+
+    def __init__(self, arm, places, answers=()):
+        self._arm, self._places, self._answers = arm, list(places), list(answers)
+        self.asked = []
+
+    def __call__(self, question):
+        self.asked.append(question)
+        if self._places:
+            pose = HOME.copy()
+            pose[:3, 3] = self._places.pop(0)
+            self._arm.put(pose)
+            return ""
+        return self._answers.pop(0)
+
+
+def test_a_workcell_is_taught_on_the_arm(tmp_path):
+    arm = FakeArm()
+    arm.connect()
+    places = [(0.45, 0.0, 0.3), (0.31, -0.2004, 0.0153), (0.62, 0.25, 0.5)]
+    taught = teach(arm, Guided(arm, places, ["d"]))
+    assert arm.moves == []
+    assert taught.position == (0.45, 0.0, 0.3)
+    assert (taught.low, taught.high) == ((0.31, -0.201, 0.015), (0.62, 0.25, 0.5))
+    np.testing.assert_allclose(np.abs(taught.euler), (np.pi, 0, 0), atol=1e-3)
+    cameras = assign(["11", "22", "33"], Guided(arm, [], ["9", "2", "0"]))
+    assert cameras == {"video.image": "33", "video.wrist_image": "11"}
+    text = workcell_text(
+        "172.16.0.2", cameras, taught, task="put Anna's cup: upright", firmware="5.8.0"
+    )
+    (tmp_path / "cell.yaml").write_text(text)
+    config = make_franka(workcell=str(tmp_path / "cell.yaml")).config
+    assert (config.task, config.firmware) == ("put Anna's cup: upright", "5.8.0")
+    assert [camera.serial for camera in config.cameras] == ["33", "11"]
+    assert config.limits.workspace_low == (0.31, -0.201, 0.015)
+    assert config.reset.position == (0.45, 0.0, 0.3)
+    assert config.reward.rule == "operator"
+    # Values that are only explained are those of the program.
+    default = FrankaConfig()
+    assert (config.limits.speed_m_s, config.slow_pace) == (
+        default.limits.speed_m_s, default.slow_pace
+    )  # fmt: skip
+    assert load_workcell(str(tmp_path / "cell.yaml")) == config
+
+
+def test_too_little_shown_is_said():
+    arm = FakeArm()
+    arm.connect()
+    with pytest.raises(RobotError, match="two opposite corners"):
+        teach(arm, Guided(arm, [(0.4, 0, 0.3), (0.5, 0.2, 0.31)], ["d"]))
+    with pytest.raises(RobotError, match="found 1 cameras"):
+        assign(["11"], Guided(arm, [], []))
+
+
+def test_an_existing_file_is_not_written_over(tmp_path, capsys):
+    path = tmp_path / "cell.yaml"
+    path.write_text("mine")
+    assert main(["init-workcell", str(path), "--address", "172.16.0.2"]) == 2
+    assert "exists" in capsys.readouterr().err
+    assert path.read_text() == "mine"
+    assert main(["init-workcell", str(tmp_path / "cell"), "--address", "172.16.0.2"]) == 2
+    assert ".yaml" in capsys.readouterr().err
