@@ -3,7 +3,9 @@
 import argparse
 
 from dzrobot.commands import flags
+from dzrobot.errors import ConfigError
 from dzrobot.progress import progress_bar
+from dzrobot.rollout.arms import moves_an_arm
 from dzrobot.rollout.collection import CollectionPlan, Progress, collect
 
 SUMMARY = "record demonstrations of the scripted expert as a LeRobot dataset"
@@ -43,6 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Collect, or go on collecting."""
+    if moves_an_arm(arguments.env):
+        raise ConfigError(
+            f"{arguments.env} moves an arm, where a person decides: `dzrobot record` records it"
+        )
     plan = CollectionPlan(
         env=arguments.env,
         env_arguments=flags.keywords(arguments.env_arg, {"max_episode_steps": "--max-steps"}),

@@ -1,6 +1,7 @@
 """A Franka with two cameras as a Gymnasium environment."""
 
 import atexit
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -265,16 +266,19 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     def close(self) -> None:
         """Stop the arm and let everything go; twice, or before the first reset, is harmless."""
         atexit.unregister(self.close)
-        if self._watchdog is not None:
-            self._watchdog.end()
-        self._watchdog = None
-        self._control.release()
-        self._sensors.close()
-        if self._attendance.operator is not None:
-            self._attendance.operator.close()
-        if self._lock is not None:
-            self._lock.release()
         self._episode = None
+        watchdog, self._watchdog = self._watchdog, None
+        operator = self._attendance.operator
+        # From the last to the first: whatever one of them raises, the others are done too.
+        with contextlib.ExitStack() as ending:
+            if self._lock is not None:
+                ending.callback(self._lock.release)
+            if operator is not None:
+                ending.callback(operator.close)
+            ending.callback(self._sensors.close)
+            ending.callback(self._control.release)
+            if watchdog is not None:
+                ending.callback(watchdog.end)
 
     def _running(self) -> "_Episode":
         episode = self._episode

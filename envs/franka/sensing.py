@@ -1,6 +1,7 @@
 """From arm, gripper and cameras to one observation in the keys of ``franka_pnp``."""
 
 import contextlib
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -74,6 +75,8 @@ class Sensors:
         self._cameras = tuple(cameras)
         self._config = config
         self._clock = clock
+        # A camera counts its frames as they are taken; a preview looks from threads of its own.
+        self._looking = threading.Lock()
 
     def open(self) -> None:
         """Connect what is not connected.
@@ -104,14 +107,15 @@ class Sensors:
         """Return the newest picture (H, W, 3) uint8 of every camera that delivers one."""
         found: dict[str, np.ndarray] = {}
         for camera in self._cameras:
-            with contextlib.suppress(RobotError):
+            with contextlib.suppress(RobotError), self._looking:
                 found[camera.config.key] = camera.latest().image
         return found
 
     def read(self) -> Reading:
         """Return what every sensor says now, waiting for none."""
         state = self._arm.state()
-        frames: dict[str, Frame] = {camera.config.key: camera.latest() for camera in self._cameras}
+        with self._looking:
+            frames = {str(camera.config.key): camera.latest() for camera in self._cameras}
         return Reading(state, self._arm.gripper.state(), frames, self._clock.now())
 
     def read_fresh(self) -> Reading:

@@ -29,6 +29,7 @@ class Slow:
         pass
 
     def act(self, obs, *, session="default"):
+        open(os.environ["LEFT"], "a").close()
         time.sleep(0.02)
         return np.array([0.001, 0, 0, 0, 0, 0, 1], np.float32)
 
@@ -39,6 +40,8 @@ class Slow:
             json.dump(left, file)
 
 class Still(Slow):
+    """For an arm that keeps time by itself, and has nothing to leave behind."""
+
     def __init__(self, env):
         pass
 '''
@@ -94,6 +97,13 @@ class Operated:
                 break
             time.sleep(0.02)
         raise AssertionError(f"no {event} {phase}: {self.screen.decode(errors='replace')[-3000:]}")
+
+    def wait_for_file(self, path):
+        """Return once ``path`` is there."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not path.exists():
+            assert time.monotonic() < deadline, f"no {path}"
+            time.sleep(0.02)
 
     def press(self, keys):
         os.write(self._master, keys.encode())

@@ -8,11 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
-import dzrobot  # noqa: F401
 from dzrobot.cli import STOPPED, main
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.env import FrankaEnv
@@ -501,7 +499,17 @@ def test_record_and_replay_end_at_a_stop_too(tmp_path, capsys):
     assert main(["replay", str(tmp_path / "set"), *words]) == 0
 
 
-def test_check_gym_still_makes_the_environment():
-    env = gym.make("dzrobot/Franka-PnP-fake-v0")
-    env.reset(seed=0)
-    env.close()
+def test_an_arm_is_not_driven_by_the_collector_of_simulators(tmp_path, capsys):
+    words = ["--env", "dzrobot/Franka-PnP-fake-v0", "--output", str(tmp_path / "set")]
+    assert main(["collect", *words]) == 2
+    assert "dzrobot record" in capsys.readouterr().err
+
+
+def test_what_fails_in_closing_leaves_nothing_open():
+    operator = FakeOperator()
+    env, arm, _ = make(operator, address=ADDRESS)
+    env.reset()
+    arm.stop = arm.close = None
+    with pytest.raises(TypeError):
+        env.close()
+    ArmLock(ADDRESS, None).acquire()
