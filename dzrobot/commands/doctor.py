@@ -1,6 +1,7 @@
 """``dzrobot doctor franka``: is this workcell ready? Nothing moves."""
 
 import argparse
+from pathlib import Path
 
 from rich.console import Console
 
@@ -25,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", "--workcell", dest="workcell", metavar="CELL",
         help="YAML file that describes the workcell, or `emulated`",
     )  # fmt: skip
+    parser.add_argument(
+        "--images", type=Path, metavar="DIR", help="keep what each camera shows in this folder"
+    )
     parser.add_argument("--address", help="of the arm; replaces the workcell's")
 
 
@@ -39,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True)
     failed = 0
     try:
-        for line in checkup(cell, config):
+        for line in checkup(cell, config, arguments.images):
             failed += line.verdict == "fail"
             colour = _COLOURS[line.verdict]
             console.print(f"[{colour}]{line.verdict:<5}[/] {line.what:<20} ", end="")

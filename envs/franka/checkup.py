@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import cv2
 import numpy as np
 
+from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.franka.arm import Arm, ArmState, Mode
-from dzrobot.envs.franka.camera import list_cameras
+from dzrobot.envs.franka.camera import RealSenseCamera, fit, list_cameras
 from dzrobot.envs.franka.cells import Cell
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.franky_arm import FrankyArm
@@ -30,6 +32,24 @@ _SLOW_READ_S = 0.05
 _OLDEST = {"franky-control": (2, 0), "pyrealsense2": (2, 55)}
 
 
+_RATE = 0.8
+"""Share of its rate below which a camera is slow."""
+
+_REMEDIES = {
+    Mode.IDLE: "an error stands; the next reset clears it, after a person has looked",
+    Mode.MOVE: "another program moves it (green lamp): end that program",
+    Mode.GUIDING: "it is guided by hand (white lamp): let go of the buttons, and leave "
+    "Programming for Execution in Desk's side bar",
+    Mode.REFLEX: "it has stopped by itself (red lamp): look at what it touched; the next reset "
+    "clears it, after a person has looked",
+    Mode.USER_STOPPED: "the user stop is pressed (white or yellow lamp): release it",
+    Mode.RECOVERY: "it recovers from an error (red lamp): wait, or recover by hand in Desk",
+    Mode.OTHER: "its brakes are locked or it is not in Execution (yellow or white lamp): in Desk "
+    "unlock the joints, choose Execution, then Activate FCI in the menu at the top",
+}
+"""What a person does about a mode; an arm that may be moved is idle."""
+
+
 @dataclass(frozen=True)
 class Line:
     """One thing that was looked at."""
@@ -39,18 +59,26 @@ class Line:
     found: str
 
 
-def checkup(cell: Cell, config: FrankaConfig) -> Iterator[Line]:
-    """Yield one line per thing; devices are looked at only where an address is known."""
+def checkup(cell: Cell, config: FrankaConfig, images: Path | None = None) -> Iterator[Line]:
+    """Yield one line per thing; devices are looked at only where an address is known.
+
+    Args:
+        cell: Where they are.
+        config: The workcell.
+        images: Folder that takes what each camera shows, as the policy sees it. None: nowhere.
+    """
     yield from _libraries()
     yield _kernel()
     yield _priority()
+    yield _locked_memory()
+    yield from _governor()
     yield from _limits(config)
     try:
         cell.open()
     except RobotError as error:
         yield Line("fail", "address", str(error))
         return
-    yield from _cameras(cell, config)
+    yield from _cameras(cell, config, images)
     yield from _arm(FrankyArm(cell, config), cell, config)
 
 
@@ -99,6 +127,28 @@ def _priority() -> Line:
     )  # fmt: skip
 
 
+def _locked_memory() -> Line:
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if os.geteuid() == 0 or limit == resource.RLIM_INFINITY:
+        return Line("ok", "locked memory", "unlimited")
+    return Line(
+        "warn", "locked memory",
+        f"limited to {limit // 1024} KiB: add '<user> - memlock unlimited' to "
+        "/etc/security/limits.conf and log in again",
+    )  # fmt: skip
+
+
+def _governor() -> Iterator[Line]:
+    files = sorted(Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor"))
+    found = sorted({file.read_text().strip() for file in files})
+    if found and found != ["performance"]:
+        yield Line(
+            "warn", "processor",
+            f"its clock is governed by {', '.join(found)}: `cpupower frequency-set -g performance` "
+            "keeps it from slowing down between commands",
+        )  # fmt: skip
+
+
 def _limits(config: FrankaConfig) -> Iterator[Line]:
     limits = config.limits
     yield Line(
@@ -114,7 +164,7 @@ def _limits(config: FrankaConfig) -> Iterator[Line]:
     )
 
 
-def _cameras(cell: Cell, config: FrankaConfig) -> Iterator[Line]:
+def _cameras(cell: Cell, config: FrankaConfig, images: Path | None) -> Iterator[Line]:
     wanted = {camera.serial: camera.key for camera in config.cameras}
     try:
         found = list_cameras(cell.camera_settings(), wanted)
@@ -124,21 +174,76 @@ def _cameras(cell: Cell, config: FrankaConfig) -> Iterator[Line]:
     for device in found:
         use = wanted.get(device.serial, "in no view")
         verdict: Verdict = "ok" if device.serial in wanted else "warn"
-        yield Line(verdict, f"camera {device.serial}", use)
+        text = f"{device.name}, firmware {device.firmware or 'unknown'}, {use}"
+        if device.is_slow:
+            verdict, text = "fail", f"{text}: on USB {device.usb}; use a USB 3 port and cable"
+        yield Line(verdict, f"camera {device.serial}", text)
     if missing := sorted(set(wanted) - {device.serial for device in found}):
         yield Line("fail", "cameras", f"not found: {', '.join(missing)}; check cables and serials")
     if not wanted:
         yield Line("fail", "cameras", "the workcell names none: put these serials in `cameras`")
+    known = {device.serial for device in found}
+    for camera in config.cameras:
+        if camera.serial in known:
+            yield _stream(RealSenseCamera(camera, cell.camera_settings), images)
 
 
-def _arm(arm: Arm, cell: Cell, config: FrankaConfig) -> Iterator[Line]:
+def _stream(camera: RealSenseCamera, images: Path | None) -> Line:
+    """Let one camera stream for a while, and keep what it shows."""
+    config = camera.config
+    try:
+        camera.open()
+        first, began = camera.latest(), time.monotonic()
+        time.sleep(LISTEN_S)
+        last, took = camera.latest(), time.monotonic() - began
+    except (RobotError, MissingDependencyError) as error:
+        return Line("fail", config.key, str(error))
+    finally:
+        camera.close()
+    rate = (last.number - first.number) / took
+    size = load_embodiment("franka_pnp").view(config.key).resolution
+    text = f"{rate:.1f} of {config.fps} frames per second"
+    if images is not None:
+        images.mkdir(parents=True, exist_ok=True)
+        path = images / f"{config.key}.png"
+        cv2.imwrite(str(path), cv2.cvtColor(fit(last.image, config, size), cv2.COLOR_RGB2BGR))
+        text += f"; what the policy sees: {path}"
+    return Line("ok" if rate >= _RATE * config.fps else "warn", config.key, text)
+
+
+def _hand(arm: FrankyArm, config: FrankaConfig) -> Iterator[Line]:
+    """Look at what the arm believes it carries, and whether that is so."""
+    about = arm.about()
+    place = ", ".join(f"{value:.3f}" for value in about["flange_to_hand"][:3, 3])
+    yield Line(
+        "ok", "end effector",
+        f"({place}) m from the flange, {about['hand_kg']:.2f} kg, load {about['load_kg']:.2f} kg",
+    )  # fmt: skip
+    state, limits = arm.state(), config.limits
+    force, torque = (float(np.linalg.norm(part)) for part in (state.force_n, state.torque_nm))
+    text = f"{force:.1f} N and {torque:.2f} Nm at the hand"
+    if force <= limits.resting_force_n and torque <= limits.resting_torque_nm:
+        yield Line("ok", "wrench", text)
+    else:
+        yield Line(
+            "fail", "wrench",
+            f"{text}; at rest and free at most {limits.resting_force_n} N and "
+            f"{limits.resting_torque_nm} Nm: tell Desk, or `load:` of the workcell, what hangs on "
+            "the flange",
+        )  # fmt: skip
+
+
+def _arm(arm: FrankyArm, cell: Cell, config: FrankaConfig) -> Iterator[Line]:
     began = time.monotonic()
     try:
         arm.connect()
         yield Line("ok", "arm", f"{cell.address}, connected in {time.monotonic() - began:.2f} s")
         yield from _states(arm, config)
+        yield from _hand(arm, config)
         arm.gripper.connect()
-        yield Line("ok", "gripper", f"{arm.gripper.state().width_m:.3f} m wide")
+        hand = arm.gripper.state()
+        held = ", holding something" if hand.is_grasped else ""
+        yield Line("ok", "gripper", f"{hand.width_m:.3f} m wide{held}")
     except (RobotError, MissingDependencyError) as error:
         yield Line("fail", "arm", str(error))
     finally:
@@ -171,7 +276,7 @@ def _states(arm: Arm, config: FrankaConfig) -> Iterator[Line]:
 
 
 def _mode(state: ArmState) -> Line:
-    if state.errors or state.mode in (Mode.REFLEX, Mode.USER_STOPPED):
-        shown = ", ".join(state.errors) or "no error"
-        return Line("warn", "mode", f"{state.mode} ({shown}): release the user stop; reset clears")
-    return Line("ok", "mode", str(state.mode))
+    if state.mode is Mode.IDLE and not state.errors:
+        return Line("ok", "mode", "idle (blue lamp)")
+    shown = f" ({', '.join(state.errors)})" if state.errors else ""
+    return Line("fail", "mode", f"{state.mode}{shown}: {_REMEDIES[state.mode]}")

@@ -24,6 +24,7 @@ from dzrobot.envs.franka.safety import (
     Workspace,
     check_contact,
     check_first_target,
+    check_joints,
     classify,
     on_silence,
 )
@@ -32,18 +33,22 @@ from dzrobot.errors import RobotError
 _log = logging.getLogger(__name__)
 
 _SETTLED_M_S = 0.01
+_SETTLED_RAD_S = 0.02
+_SETTLE_S = 2.0
+_HOLD_M, _HOLD_RAD = 0.01, 0.05
+"""A target this near is held by keeping it: an arm that sags must not be followed down."""
 
 
-def desired_pose(measured: Array, action: Array, config: ActionConfig) -> Array:
+def desired_pose(anchor: Array, action: Array, config: ActionConfig) -> Array:
     """Return the pose (4, 4) that ``action`` (first six numbers, in [-1, 1]) asks for.
 
-    Translation and rotation are measured from the ``measured`` pose; the rotation's roll, pitch and
-    yaw are taken about the base axes through the hand.
+    Translation and rotation are measured from ``anchor``, the target before or the measured pose;
+    the rotation's roll, pitch and yaw are taken about the base axes through the hand.
     """
-    move, turn = in_base_axes(measured, action[:6], config)
-    pose = measured.copy()
-    pose[:3, 3] = measured[:3, 3] + config.translation_m * move
-    pose[:3, :3] = rotation_of(config.rotation_rad * turn) @ measured[:3, :3]
+    move, turn = in_base_axes(anchor, action[:6], config)
+    pose = anchor.copy()
+    pose[:3, 3] = anchor[:3, 3] + config.translation_m * move
+    pose[:3, :3] = rotation_of(config.rotation_rad * turn) @ anchor[:3, :3]
     return pose
 
 
@@ -90,6 +95,9 @@ class Control:
         self._latched = threading.Event()
         self._pace = 1.0
         self._steps = 0
+        self._homing = False
+        joints = config.reset.joints
+        self._joints: Array | None = None if joints is None else np.array(joints, np.float64)
         self.recoveries = 0
 
     @property
@@ -133,13 +141,18 @@ class Control:
         with self._lock:
             self.check_latch()
             if not self._arm.state().controlled:
+                self._last = None
                 self._arm.start()
-            measured = self._arm.state().pose
-            target = self.workspace.clip(measured)
-            check_first_target(target, measured, self._config.limits)
+            state = self._arm.state()
+            # Where the way here ended, if that is known: a loaded arm hangs a little below.
+            target = self.workspace.clip(self._kept(state.pose))
+            check_first_target(target, state.pose, self._config.limits)
             self._last = target
             self._arm.command(target)
             self._heard()
+        self._settle()
+        if self._joints is None:
+            self._joints = self._arm.state().joints
 
     def travel(self, goal: Array) -> None:
         """Bring the arm to ``goal`` (4, 4), slowly: first up, then over.
@@ -164,14 +177,10 @@ class Control:
         if distance_between(state.pose, goal) > reset.lift_m:
             top = max(self._config.limits.workspace_high[2], state.pose[2, 3])
             lifted[2, 3] = min(state.pose[2, 3] + reset.lift_m, top)
-        for waypoint in (lifted, goal):
-            while not self._arrived(waypoint):
-                if self._clock.now() > deadline:
-                    raise RobotError(
-                        f"the arm has not reached its start pose in {reset.timeout_s} s: is "
-                        "something in its way?"
-                    )
-                self._travel_step(waypoint)
+        self._go(lifted, deadline)
+        if self._joints is not None:
+            self._go_home(self._joints, deadline)
+        self._go(goal, deadline)
 
     def apply(self, action: Array, state: ArmState) -> Limited:
         """Command what the limits leave of ``action`` (7,) and return it.
@@ -184,12 +193,13 @@ class Control:
             pace = self._pace
             if self._steps < self._config.slow_first_steps:
                 pace = min(pace, self._config.slow_pace)
-            desired = desired_pose(state.pose, pace * action, self._config.action)
+            anchor = last if self._config.action.anchor == "target" else state.pose
+            desired = desired_pose(anchor, pace * action, self._config.action)
             limited = self.workspace.limit(desired, state.pose, last)
             self._heard()
             self._steps += 1
             try:
-                self._arm.command(limited.target)
+                self._arm.command(limited.target, self._config.period_s)
             except ControllerEndedError as error:
                 held = self._recover_here(self._arm.state(), str(error))
                 return Limited(held, (*limited.by, "recovered"))
@@ -218,7 +228,7 @@ class Control:
                 raise RefusalError(Abort.USER_STOP, "the user stop is pressed")
             if state.errors or not state.controlled:
                 self._recover_here(state, "the controller has ended")
-            check_contact(state.force_n, state.torque_nm, self._config.limits)
+            self._check_state(state)
 
     def hold(self) -> None:
         """Hold the pose the arm is at, when in control; never raises for a dead controller."""
@@ -226,7 +236,12 @@ class Control:
             if self._last is None:
                 return
             try:
-                self._hold_here()
+                if self._homing:
+                    # A planned motion of the joints takes no pose to hold.
+                    self._last = None
+                    self._arm.stop()
+                else:
+                    self._hold_here()
             except RobotError as error:
                 _log.warning("the arm cannot be held, so it has stopped by itself: %s", str(error))
                 self._last = None
@@ -257,8 +272,12 @@ class Control:
         self._check_silence()
         if self._last is None:
             raise RefusalError(Abort.CONTROLLER, "the arm is not under control")
-        check_contact(state.force_n, state.torque_nm, self._config.limits)
+        self._check_state(state)
         return self._last
+
+    def _check_state(self, state: ArmState) -> None:
+        check_contact(state.force_n, state.torque_nm, self._config.limits)
+        check_joints(state.joints, self._config.limits)
 
     def _check_silence(self) -> None:
         if self.check_silence() is Silence.STOP:
@@ -273,12 +292,21 @@ class Control:
 
     def _hold_here(self) -> Array:
         pose = self._arm.state().pose
-        target = self.workspace.clip(pose)
+        kept = self._kept(pose)
+        target = self.workspace.clip(kept)
         if distance_between(target, pose) > self._config.limits.margin_m:
             target = pose
         self._arm.command(target)
         self._last = target
         return target
+
+    def _kept(self, pose: Array) -> Array:
+        """Return the last target where the arm is about there already, else where it is."""
+        last = self._last
+        if last is None or self._config.action.anchor == "measured":
+            return pose
+        near = distance_between(last, pose) <= _HOLD_M and angle_between(last, pose) <= _HOLD_RAD
+        return last if near else pose
 
     def _recover_here(self, state: ArmState, message: str) -> Array:
         """Recover from the errors of ``state`` and hold; RefusalError where that is not to be."""
@@ -302,6 +330,8 @@ class Control:
         self._pace *= self._config.limits.recovery_pace
         _log.warning("recovering from %s, now at %.0f %% speed", shown, 100 * self._pace)
         try:
+            # A new controller begins where the arm is.
+            self._last = None
             self._arm.recover()
             self._arm.start()
         except RobotError as error:
@@ -314,6 +344,67 @@ class Control:
             raise RobotError(
                 f"the arm is {distance:.2f} m from its start pose, allowed are {reach} m: bring it "
                 "closer by hand"
+            )
+
+    def _go(self, waypoint: Array, deadline_s: float) -> None:
+        """Bring the hand to a pose."""
+        while not self._arrived(waypoint):
+            self._check_deadline(deadline_s)
+            self._travel_step(waypoint)
+
+    def _go_home(self, joints: Array, deadline_s: float) -> None:
+        """Bring the joints where they belong, by one planned motion; then take control again."""
+        reset, period = self._config.reset, self._config.period_s
+        if self._joints_are_at(joints):
+            return
+        try:
+            with self._lock:
+                self.check_latch()
+                self._homing = True
+                self._arm.home(joints, reset.joint_dynamics)
+                self._heard()
+            while not self._joints_are_at(joints):
+                self._check_deadline(deadline_s)
+                self._clock.sleep_until(self._clock.now() + period)
+                with self._lock:
+                    self.check_latch()
+                    self._check_silence()
+                    self._check_way(self._arm.state())
+                    self._heard()
+            with self._lock:
+                self.check_latch()
+                self._homing = False
+                self._arm.start()
+                self._last = self._arm.state().pose
+                self._heard()
+        except BaseException:
+            self.hold()
+            raise
+        finally:
+            self._homing = False
+
+    def _joints_are_at(self, joints: Array) -> bool:
+        state = self._arm.state()
+        away = float(np.abs(state.joints - joints).max())
+        still = float(np.linalg.norm(state.twist[3:])) < _SETTLED_RAD_S
+        return away <= self._config.reset.joint_tolerance_rad and still
+
+    def _settle(self) -> None:
+        """Wait until a hand that was just taken under control hangs still."""
+        deadline = self._clock.now() + _SETTLE_S
+        while self._clock.now() < deadline:
+            with self._lock:
+                self.check_latch()
+                self._heard()
+            self._clock.sleep_until(self._clock.now() + self._config.period_s)
+            if float(np.linalg.norm(self._arm.state().twist[:3])) < _SETTLED_M_S / 2:
+                return
+
+    def _check_deadline(self, deadline_s: float) -> None:
+        if self._clock.now() > deadline_s:
+            raise RobotError(
+                f"the arm has not reached its start pose in {self._config.reset.timeout_s} s: is "
+                "something in its way?"
             )
 
     def _arrived(self, goal: Array) -> bool:
@@ -341,11 +432,14 @@ class Control:
                     target, goal, metres=reset.speed_m_s * period, radians=reset.turn_rad_s * period
                 )
             self._last = target
-            self._arm.command(target)
+            self._arm.command(target, period)
             self._heard()
         self._clock.sleep_until(self._clock.now() + period)
-        state = self._arm.state()
-        check_contact(state.force_n, state.torque_nm, limits)
+        self._check_way(self._arm.state())
+
+    def _check_way(self, state: ArmState) -> None:
+        """Look at what the arm says on its way to the start."""
+        check_contact(state.force_n, state.torque_nm, self._config.limits)
         if state.errors or not state.controlled:
             raise RobotError(
                 f"the arm stopped on its way to the start pose ({state.mode}; "

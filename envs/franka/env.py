@@ -55,12 +55,13 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         ``annotation.task``: the instruction.
 
     Action, ``(7,)`` in [-1, 1]: translation (1 = 0.03 m), rotation as roll, pitch, yaw (1 = 0.1
-    rad), both from the *measured* pose in the axes ``config.action.frame``; then the gripper: at or
-    above +0.5 a closed hand opens, at or below -0.5 an open one closes. A hand that changes does so
-    first: the arm waits until the fingers have moved, ``config.gripper.settle_s`` at most. Every
-    target passes the limits of ``config.limits`` before it reaches the arm; ``info["limited"]``
-    names those that cut it. A step lasts one period of ``config.control_hz``, counted from the end
-    of the one before or of that wait; time the policy takes is part of it.
+    rad), both from the target before, or from the measured pose (``config.action.anchor``), in the
+    axes ``config.action.frame``; then the gripper: at or above +0.5 a closed hand opens, at or
+    below -0.5 an open one closes. A hand that changes does so first: the arm waits until the
+    fingers have moved, ``config.gripper.settle_s`` at most. Every target passes the limits of
+    ``config.limits`` before it reaches the arm; ``info["limited"]`` names those that cut it. A step
+    lasts one period of ``config.control_hz``, counted from the end of the one before or of that
+    wait; time the policy takes is part of it.
 
     Nothing connects or moves before the first reset. An episode terminates when the task is done,
     and is truncated with ``info["abort"]`` when it cannot go on safely. The arm then holds its
@@ -436,6 +437,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             "paused_s": episode.paused_s,
             "overrun_s": episode.pace.overrun_s,
             "recoveries": self._control.recoveries,
+            "is_grasped": reading.gripper.is_grasped,
             "robot_time_s": reading.state.robot_time_s,
             "success_rate": reading.state.success_rate,
             "state_age_s": reading.state_age_s,

@@ -110,7 +110,7 @@ class FrankyArm:
 
     def home(self, joints: Array, dynamics: float) -> None:
         """Begin to move the joints home."""
-        self._ask("home", joints, dynamics, timeout_s=_CALL_S)
+        self._ask("home", joints, dynamics, timeout_s=_STOP_S + _CALL_S)
 
     def command(self, target: Array, over_s: float = 0.0) -> None:
         """Send one target, and see that it was taken."""

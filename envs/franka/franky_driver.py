@@ -155,7 +155,8 @@ class FrankyDriver:
     def home(self, joints: Array, dynamics: float) -> None:
         """Begin to move the joints (7,) where they belong; the state tells when they are there."""
         franky = library()
-        self._end_motion()
+        # A planned motion cannot take over from a controller of torques.
+        self.stop()
         motion = franky.JointMotion(franky.JointState(joints), relative_dynamics_factor=dynamics)
         self._opened.move(motion, asynchronous=True)
         self._moving, self._ended = True, ""
@@ -336,8 +337,12 @@ MISSING = (
 
 
 def library_errors() -> tuple[type[Exception], ...]:
-    """Return what the library may raise; after a network error it raises a plain RuntimeError."""
-    return library().Exception, RuntimeError
+    """Return what the library may raise.
+
+    Its exceptions have no base in common; after a network error it raises a plain RuntimeError.
+    """
+    kinds = [kind for name, kind in vars(library()).items() if name.endswith("Exception")]
+    return (*kinds, RuntimeError)
 
 
 def translated(error: Exception) -> DzrobotError:
@@ -355,10 +360,10 @@ def translated(error: Exception) -> DzrobotError:
             return DisconnectedError(f"the arm does not answer: {shown}")
         case franky.CommandException():
             return RobotError(f"the arm refused a command: {shown} Look at its lamp and at Desk")
-        case franky.Exception():
-            return ControllerEndedError(f"the arm's controller: {shown}")
         case RuntimeError():
             return DisconnectedError(f"the connection to the arm is broken: {shown}")
+        case _ if isinstance(error, library_errors()):
+            return ControllerEndedError(f"the arm's controller: {shown}")
     return RobotError(f"{type(error).__name__}: {shown}")
 
 

@@ -32,6 +32,7 @@ class Abort(StrEnum):
     FIRST_TARGET = "first_target"
     FORCE = "force"
     COLLISION = "collision"
+    JOINT_LIMIT = "joint_limit"
     REFLEX = "reflex"
     USER_STOP = "user_stop"
     OPERATOR_STOP = "operator_stop"
@@ -49,6 +50,7 @@ SAFETY_STOPS = frozenset(
         Abort.FIRST_TARGET,
         Abort.FORCE,
         Abort.COLLISION,
+        Abort.JOINT_LIMIT,
         Abort.REFLEX,
         Abort.USER_STOP,
         Abort.OPERATOR_STOP,
@@ -171,6 +173,18 @@ def check_contact(force_n: Array, torque_nm: Array, limits: LimitsConfig) -> Non
         )
 
 
+def check_joints(joints: Array, limits: LimitsConfig) -> None:
+    """Raise :class:`RefusalError` when a joint (7,) has come too close to its limit."""
+    room = np.minimum(joints - limits.joints_low, np.array(limits.joints_high) - joints)
+    nearest = int(np.argmin(room))
+    if not room[nearest] > limits.joint_margin_rad:
+        raise RefusalError(
+            Abort.JOINT_LIMIT,
+            f"joint {nearest + 1} is {room[nearest]:.3f} rad from its limit; allowed are "
+            f"{limits.joint_margin_rad} rad",
+        )
+
+
 def check_first_target(target: Array, measured: Array, limits: LimitsConfig) -> None:
     """Raise :class:`RefusalError` when a first target is far from the measured pose."""
     metres = float(np.linalg.norm(target[:3, 3] - measured[:3, 3]))
@@ -200,23 +214,28 @@ def on_silence(seconds: float, limits: LimitsConfig) -> Silence:
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a target may be from the measured pose and from the target before."""
+    """How far a target may be from the measured pose (step) and from the target before (call)."""
 
     step_m: float
     step_rad: float
     call_m: float
     call_rad: float
+    lag_m: float
+    lag_rad: float
+    """How far the arm may be from its last target before it counts as not following."""
 
     @classmethod
     def of(cls, config: FrankaConfig) -> "Reach":
         """Return the slew limits of one period; of distance and speed the smaller counts."""
         limits, period = config.limits, config.period_s
-        return cls(
-            min(limits.step_m, limits.speed_m_s * period),
-            min(limits.step_rad, limits.turn_rad_s * period),
-            limits.call_m,
-            limits.call_rad,
-        )
+        step, call = (limits.step_m, limits.step_rad), (limits.call_m, limits.call_rad)
+        paced = (limits.speed_m_s * period, limits.turn_rad_s * period)
+        # Speed is how fast the target leaves what an action is measured from.
+        if config.action.anchor == "target":
+            call = (min(call[0], paced[0]), min(call[1], paced[1]))
+        else:
+            step = (min(step[0], paced[0]), min(step[1], paced[1]))
+        return cls(*step, *call, limits.call_m, limits.call_rad)
 
 
 @dataclass(frozen=True)
@@ -284,8 +303,10 @@ class Workspace:
         if not np.array_equal(stepped, slewed):
             reasons.append("step")
         if not _within(before, stepped, self._reach.call_m, self._reach.call_rad):
-            # Rotations are curved: where both limits cannot be met at once, nothing new is asked.
-            return Limited(self.pose(before), (*reasons, "hold"))
+            # Where both limits cannot be met at once, the target comes closer to the arm as fast as
+            # it may.
+            closer = _between(before, stepped, self._reach.call_m, self._reach.call_rad)
+            return Limited(self.pose(closer), (*reasons, "hold"))
         return Limited(self.pose(stepped), tuple(reasons))
 
     def _check_measured(self, measured: Array, last: Array) -> None:
@@ -298,11 +319,11 @@ class Workspace:
             )
         lag_m = float(np.linalg.norm(measured[:3, 3] - last[:3, 3]))
         lag_rad = angle_between(last, measured)
-        if not (lag_m <= self._reach.call_m and lag_rad <= self._reach.call_rad):
+        if not (lag_m <= self._reach.lag_m and lag_rad <= self._reach.lag_rad):
             raise RefusalError(
                 Abort.NOT_FOLLOWING,
                 f"the arm is {lag_m:.3f} m and {lag_rad:.2f} rad from its last target; allowed are "
-                f"{self._reach.call_m} m and {self._reach.call_rad} rad",
+                f"{self._reach.lag_m} m and {self._reach.lag_rad} rad",
             )
 
     def _clipped(self, pose: Array) -> Array:

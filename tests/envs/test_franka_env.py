@@ -310,8 +310,8 @@ class TimedArm(FakeArm):
 
     moved_s = ()
 
-    def command(self, target):
-        super().command(target)
+    def command(self, target, over_s=0.0):
+        super().command(target, over_s)
         self.moved_s = (*self.moved_s, self.clock.now())
 
 

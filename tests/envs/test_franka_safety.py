@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dzrobot.envs.franka.config import FrankaConfig, LimitsConfig
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.fakes import HOME, FakeArm, FakeCamera
+from dzrobot.envs.franka.fakes import HOME, READY, FakeArm, FakeCamera
 from dzrobot.envs.franka.gripper import wants_change
 from dzrobot.envs.franka.poses import (
     angle_between,
@@ -32,6 +32,7 @@ from dzrobot.envs.franka.safety import (
     check_contact,
     check_first_target,
     check_fresh,
+    check_joints,
     check_shape,
     classify,
     on_silence,
@@ -58,16 +59,19 @@ EVENT = st.one_of(
     st.tuples(st.just("freeze camera"), st.none()),
     st.tuples(st.just("stick"), st.none()),
     st.tuples(st.just("push"), st.floats(0, 100)),
+    st.tuples(st.just("bend"), st.tuples(st.integers(0, 6), st.floats(-5, 5))),
     st.tuples(st.just("reflex"), st.sampled_from(sorted(RECOVERABLE | COLLISIONS))),
     st.tuples(st.just("wait"), st.floats(0, 100)),
     st.tuples(st.just("disconnect"), st.none()),
 )
 CONFIG = st.builds(
-    lambda frame, hz, slow: FrankaConfig(
-        control_hz=hz, action={"frame": frame, "translation_m": 0.2, "rotation_rad": 1.0},
+    lambda frame, anchor, hz, slow: FrankaConfig(
+        control_hz=hz,
+        action={"frame": frame, "anchor": anchor, "translation_m": 0.2, "rotation_rad": 1.0},
         slow_first_steps=slow, reward={"rule": "none"},
     ),
-    st.sampled_from(["ee", "base", "ee_adjoint"]), st.sampled_from([5.0, 10.0, 30.0]),
+    st.sampled_from(["ee", "base", "ee_adjoint"]), st.sampled_from(["target", "measured"]),
+    st.sampled_from([5.0, 10.0, 30.0]),
     st.integers(0, 3),
 )  # fmt: skip
 
@@ -95,6 +99,8 @@ def disturb(event, value, arm, cameras):
             arm.stuck = not arm.stuck
         case "push":
             arm.force_n = np.array([value, 0.0, 0.0])
+        case "bend":
+            arm.joints[value[0]] = value[1]
         case "reflex":
             arm.trip(value)
         case "wait":
@@ -107,6 +113,7 @@ def restore(arm):
     arm.put(HOME)
     arm.stuck = False
     arm.force_n = np.zeros(3)
+    arm.joints = np.array(READY)
 
 
 @MANY
@@ -114,6 +121,7 @@ def restore(arm):
 def test_no_sequence_of_events_moves_a_target_out_of_bounds(config, events):
     env, arm, cameras = make(config)
     workspace, reach = Workspace(config), Reach.of(config)
+    spring = config.controller
     env.reset()
     for event, value in events:
         if event != "act":
@@ -122,7 +130,8 @@ def test_no_sequence_of_events_moves_a_target_out_of_bounds(config, events):
             continue
         sent, before = len(arm.moves), arm.moves[-1]
         # Limits hold against what the arm reports; how old that may be is a limit of its own.
-        at = (arm.state().pose if arm._connected else arm._pose).copy()
+        said = arm.state() if arm._connected else None
+        at = (arm._pose if said is None else said.pose).copy()
         try:
             _, _, _, truncated, info = env.step(np.array(value))
         except gym.error.ResetNeeded:
@@ -134,6 +143,11 @@ def test_no_sequence_of_events_moves_a_target_out_of_bounds(config, events):
             # Holding where the arm is asks for no motion, wherever that is.
             continue
         assert np.isfinite(value).all()
+        assert said is not None
+        assert np.linalg.norm(said.force_n) <= config.limits.force_n
+        room = np.minimum(said.joints - config.limits.joints_low,
+                          np.array(config.limits.joints_high) - said.joints)  # fmt: skip
+        assert room.min() > config.limits.joint_margin_rad
         for target in arm.moves[sent:]:
             assert is_pose(target)
             assert workspace.contains(target, slack=1e-6)
@@ -141,6 +155,13 @@ def test_no_sequence_of_events_moves_a_target_out_of_bounds(config, events):
             metres = np.linalg.norm(target[:3, 3] - inside[:3, 3])
             lag = np.linalg.norm(before[:3, 3] - inside[:3, 3])
             assert metres <= max(reach.step_m, lag) + 1e-6
+            # What the spring may press with: it answers no more than its clip on each axis.
+            stretch = np.minimum(np.abs(target[:3, 3] - inside[:3, 3]), spring.error_clip_m)
+            pressed = spring.translational_stiffness * np.linalg.norm(stretch)
+            assert pressed <= spring.translational_stiffness * max(reach.step_m, lag) + 1e-3
+            if config.action.anchor == "target":
+                per_call = config.limits.speed_m_s * config.period_s
+                assert np.linalg.norm(target[:3, 3] - before[:3, 3]) <= per_call + 1e-6
             assert np.linalg.norm(target[:3, 3] - before[:3, 3]) <= reach.call_m + 1e-6
             assert angle_between(before, target) <= reach.call_rad + 1e-6
     env.close()
@@ -223,6 +244,19 @@ def test_contact_above_the_soft_limit_is_refused(force, torque):
 def test_contact_that_cannot_be_read_is_refused():
     with pytest.raises(RefusalError):
         check_contact(np.full(3, np.nan), np.zeros(3), LIMITS)
+
+
+@SOME
+@given(st.integers(0, 6), st.floats(-6, 6))
+def test_a_joint_near_its_limit_is_refused(joint, angle):
+    joints = np.array(READY)
+    joints[joint] = angle
+    margin = LIMITS.joint_margin_rad
+    if LIMITS.joints_low[joint] + margin < angle < LIMITS.joints_high[joint] - margin:
+        check_joints(joints, LIMITS)
+    else:
+        with pytest.raises(RefusalError, match=f"joint {joint + 1} is"):
+            check_joints(joints, LIMITS)
 
 
 def test_a_first_target_far_from_the_arm_is_refused():
