@@ -24,10 +24,10 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.policies.dreamzero.mini import fresh_weights, write_mini_checkpoint
 from dzrobot.policies.dreamzero.tiny import tiny_metadata
 from dzrobot.recording import EpisodeWriter
-from dzrobot.training.parts import build_parts
+from dzrobot.training.build import build
+from dzrobot.training.distributed import DistributedEnvironment, init_distributed
 from dzrobot.training.recipe import load_recipe
 from dzrobot.training.trainer import Trainer
-from dzrobot.training.world import World, join_world
 
 EPISODES, FRAMES = 4, 60
 
@@ -39,7 +39,7 @@ def main() -> None:
         root = Path(folder)
         os.environ["DZROBOT_CACHE"] = str(root / "cache")
         fill(root)
-        world = join_world("cpu")
+        world = init_distributed("cpu")
         began = time.perf_counter()
         stored = run_of(root, world, options, cached=True)
         encoding_s = time.perf_counter() - began
@@ -49,7 +49,7 @@ def main() -> None:
             torch.equal(one, other)
             for one, other in zip(weights(live), weights(stored), strict=True)
         )
-        samples = len(stored.parts.recordings.train)
+        samples = len(stored.components.datasets.train)
         dist.destroy_process_group()
     before, after = (median(column) for column in zip(*times, strict=True))
     print(f"weights after {options.steps} steps: {'the same bits' if same else 'DIFFERENT'}")
@@ -79,7 +79,9 @@ def fill(root: Path) -> None:
     write_mini_checkpoint(root / "start", robot, tiny_metadata(robot), weights, {})
 
 
-def run_of(root: Path, world: World, options: argparse.Namespace, *, cached: bool) -> Trainer:
+def run_of(
+    root: Path, world: DistributedEnvironment, options: argparse.Namespace, *, cached: bool
+) -> Trainer:
     overrides = {
         "model.model_path": root / "start", "data.train_data_paths": root / "data",
         "data.cache_features": str(cached).lower(), "data.num_workers": 0,
@@ -88,7 +90,7 @@ def run_of(root: Path, world: World, options: argparse.Namespace, *, cached: boo
         "runner.max_steps": 1000, "runner.output_dir": root / f"run-{cached}",
     }  # fmt: skip
     words = [f"{name}={value}" for name, value in overrides.items()]
-    return Trainer(build_parts(load_recipe("mini_lift_cpu", words, 1), world))
+    return Trainer(build(load_recipe("mini_lift_cpu", words, 1), world))
 
 
 def pairs(live: Trainer, stored: Trainer, steps: int) -> Iterator[tuple[float, float]]:
@@ -105,7 +107,7 @@ def pairs(live: Trainer, stored: Trainer, steps: int) -> Iterator[tuple[float, f
 
 
 def weights(run: Trainer) -> list[torch.Tensor]:
-    return list(run.parts.optimizer.named.values())
+    return list(run.components.optimizer.named.values())
 
 
 if __name__ == "__main__":

@@ -42,16 +42,17 @@ from dzrobot.policies.dreamzero.network.world_action import (
 )
 from dzrobot.policies.dreamzero.tiny import tiny_config
 from dzrobot.training.architecture import run_network
-from dzrobot.training.assembly import encoder_flops, recomputed_share
-from dzrobot.training.flops import (
+from dzrobot.training.config import ModelConfig
+from dzrobot.training.distributed import DistributedEnvironment, init_distributed
+from dzrobot.training.keyed import sample_noise
+from dzrobot.training.planning.flops import (
     SampleCost,
+    encoder_flops,
     executed_flops,
     model_flops,
+    recomputed_share,
     sample_shape,
 )
-from dzrobot.training.keyed import sample_noise
-from dzrobot.training.settings import ModelConfig
-from dzrobot.training.world import World, join_world
 
 PUBLISHED = {"5b": 4.44, "14b": 0.150}
 """Samples per second and GPU, 8 x H100, DROID with three views."""
@@ -65,7 +66,7 @@ def main() -> None:
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     options = parse()
     # Worker-free process group of one: the same text as a real run, on a mesh of one rank.
-    world = join_world(options.device)
+    world = init_distributed(options.device)
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {device_name(world.device)}, {os.cpu_count()} CPU cores")
     failures = correctness(world)
@@ -100,7 +101,7 @@ def device_name(device: torch.device) -> str:
     return "CPU"
 
 
-def make_bench(variant: str, world: World, options: argparse.Namespace) -> Bench:
+def make_bench(variant: str, world: DistributedEnvironment, options: argparse.Namespace) -> Bench:
     robot = load_embodiment("oxe_droid")
     match variant:
         case "tiny":
@@ -223,7 +224,7 @@ def sample_cost(bench: Bench, case: Case) -> SampleCost:
     )
 
 
-def correctness(world: World) -> list[str]:
+def correctness(world: DistributedEnvironment) -> list[str]:
     """Return what is wrong: bf16 and compiled passes must agree with float32."""
     robot = load_embodiment("oxe_droid")
     base = tiny_config("5b", robot)

@@ -25,15 +25,15 @@ from dzrobot.policies.dreamzero.network.world_action import (
     TrainBatch,
     WorldActionModel,
 )
-from dzrobot.training.flops import (
-    peak_tflops,
-)
+from dzrobot.training.build import empty_network
+from dzrobot.training.config import OptimConfig, ParallelConfig
+from dzrobot.training.distributed import DistributedEnvironment
 from dzrobot.training.keyed import sample_noise
 from dzrobot.training.optim import Optimizer
 from dzrobot.training.parallel import DTYPES, clean_name, parallelize
-from dzrobot.training.settings import OptimConfig, ParallelConfig
-from dzrobot.training.weights import empty_network
-from dzrobot.training.world import World
+from dzrobot.training.planning.flops import (
+    peak_tflops,
+)
 
 PROMPT_ROWS = 100
 
@@ -67,7 +67,7 @@ class Bench:
     variant: str
     robot: Embodiment
     config: NetworkConfig
-    world: World
+    world: DistributedEnvironment
     steps: int
     dtype: str
 

@@ -18,7 +18,7 @@ import dzrobot
 from dzrobot.cli import COMMANDS, available
 from dzrobot.config import field_notes
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.training.settings import SFTConfig
+from dzrobot.training.config import SFTConfig
 
 CONFIGURATIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("Training recipe", "A YAML file for `dzrobot train`, or `section.field=value`.", SFTConfig),

@@ -15,7 +15,7 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing, frame_grid
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.config import PATCH, NetworkConfig, preset
-from dzrobot.training.settings import DataConfig, ModelConfig, SFTConfig, SourceConfig
+from dzrobot.training.config import DataConfig, ModelConfig, SFTConfig, SourceConfig
 
 CONFIG_FILE = "config.json"
 METADATA_FILE = Path("experiment_cfg/metadata.json")

@@ -17,20 +17,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict, Field
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
+import dzrobot
 from dzrobot import files
 from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.checksums import check_checksums, write_checksums
 from dzrobot.policies.dreamzero.checkpoints.dcp import DESCRIPTION, CheckedReader, read_description
 from dzrobot.policies.dreamzero.checkpoints.directory import TRAINING_META, TRAINING_STATE
-from dzrobot.training.settings import CheckpointConfig
-from dzrobot.training.world import World
+from dzrobot.training.build import TrainingComponents
+from dzrobot.training.config import CheckpointConfig
+from dzrobot.training.distributed import DistributedEnvironment
+from dzrobot.training.optim import Ema, Optimizer
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +43,10 @@ _ASIDE = ".writing"
 _NAME = re.compile(_PREFIX + r"(\d{1,15})", re.ASCII)
 _SEALED = 2
 """Format of meta.json since which checksums are written."""
+
+_MUST_MATCH = ("base", "is_lora", "ema")
+_SHOULD_MATCH = ("seed", "global_batch_size", "statistics", "windows", "max_steps")
+"""Fields of meta.json that a resumed run must share, and those whose change is told."""
 
 LATEST = "latest"
 """Name of the file that holds the newest checkpoint's folder name, for people and scripts."""
@@ -178,7 +186,9 @@ def find_checkpoint(path: Path) -> Saved:
     raise CheckpointError(f"no complete checkpoint {_PREFIX}* in {path} or {path / 'checkpoints'}")
 
 
-def choose_checkpoint(resume: Literal["auto"] | Path, folder: Path, world: World) -> Saved | None:
+def choose_checkpoint(
+    resume: Literal["auto"] | Path, folder: Path, world: DistributedEnvironment
+) -> Saved | None:
     """Return the checkpoint to resume from. Collective: the main process looks, all get the same.
 
     Args:
@@ -225,7 +235,9 @@ def _first_line(error: CheckpointException) -> str:
 class CheckpointWriter:
     """Writes checkpoints of one run into one folder."""
 
-    def __init__(self, folder: Path, config: CheckpointConfig, world: World) -> None:
+    def __init__(
+        self, folder: Path, config: CheckpointConfig, world: DistributedEnvironment
+    ) -> None:
         """Clear away what an ended process left.
 
         Raises:
@@ -347,3 +359,76 @@ def _explained(aside: Path) -> Iterator[None]:
             f"cannot write {aside}: {_first_line(error)}; the checkpoints before it are intact. "
             "Make room, or choose another runner.output_dir, and resume."
         ) from error
+
+
+def training_state(optimizer: Optimizer, ema: Ema | None) -> dict[str, Any]:
+    """Return every tensor of a run as it lies: weights, moments, average, count of updates.
+
+    Frozen weights are not among them: they are those the run started from, which the checkpoint
+    names.
+    """
+    state: dict[str, Any] = {
+        "model": {name: parameter.detach() for name, parameter in optimizer.named.items()},
+        "optim": optimizer.moments(),
+        "updates": optimizer.updates,
+    }
+    if ema is not None:
+        state["ema"] = ema.average
+    return state
+
+
+def restore(saved: Saved, components: TrainingComponents) -> None:
+    """Fill every tensor of a run from a checkpoint of any number of processes."""
+    load_state(saved, training_state(components.optimizer, components.ema))
+    components.optimizer.set_updates()
+    components.metrics.skips = saved.meta.skips
+
+
+def identity(components: TrainingComponents) -> dict[str, Any]:
+    """Return what tells this run from others."""
+    config, data = components.config, components.datasets.train
+    return {
+        "base": components.initial.fingerprint,
+        "is_lora": config.model.is_lora,
+        "ema": config.optim.ema_decay is not None,
+        "seed": config.runner.seed,
+        "global_batch_size": config.runner.global_batch_size,
+        "max_steps": config.runner.max_steps,
+        "statistics": [source.pipeline.statistics.fingerprint for source in data.sources],
+        "windows": len(data),
+        "world_size": components.world.size,
+        "versions": {"dzrobot": dzrobot.__version__, "torch": torch.__version__},
+        "config": config.model_dump(mode="json"),
+    }
+
+
+def check_resumable(saved: Saved, components: TrainingComponents) -> None:
+    """Check that a checkpoint belongs to this run.
+
+    Raises:
+        CheckpointError: Its base weights or its kind of training are others.
+    """
+    mine = identity(components)
+    wrong = [
+        f"{name}: checkpoint {getattr(saved.meta, name)}, run {mine[name]}"
+        for name in _MUST_MATCH
+        if getattr(saved.meta, name) != mine[name]
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{saved.path} is not of this run: {'; '.join(wrong)}. Resume with the weights and "
+            "settings it was written with, or start from step 0 without runner.resume_dir."
+        )
+    runner = components.config.runner
+    # A restarted job finds its own last checkpoint: it only has to export.
+    if saved.step >= runner.max_steps and runner.resume_dir != "auto":
+        raise CheckpointError(
+            f"{saved.path} has done {saved.step} steps, runner.max_steps={runner.max_steps}: there "
+            "is nothing left to train; raise max_steps"
+        )
+    for name in _SHOULD_MATCH:
+        if getattr(saved.meta, name) != mine[name]:
+            _log.warning(
+                "%s changed from %s to %s: the run continues, but not as it would have",
+                name, getattr(saved.meta, name), mine[name],
+            )  # fmt: skip

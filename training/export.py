@@ -29,9 +29,8 @@ from dzrobot.policies.dreamzero.checkpoints.names import (
 from dzrobot.policies.dreamzero.checkpoints.passport import Passport, passport_for
 from dzrobot.policies.dreamzero.checkpoints.sources import UnionSource, WeightSource
 from dzrobot.policies.dreamzero.checkpoints.writer import ShardOptions, StateDictSource
-from dzrobot.training.assembly import export_folder, tokenizer_path
+from dzrobot.training.build import TrainingComponents, tokenizer_path
 from dzrobot.training.parallel import DTYPES
-from dzrobot.training.parts import Parts
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +38,12 @@ ADAPTERS_SUFFIX = "_adapters"
 """Ending of the folder that holds only what LoRA training changed."""
 
 
-def export(parts: Parts, step: int) -> Path:
+def export_folder(output_dir: Path, step: int) -> Path:
+    """Return where the checkpoint of ``step`` is exported to."""
+    return output_dir / "export" / f"step_{step:08d}"
+
+
+def export(components: TrainingComponents, step: int) -> Path:
     """Write the whole network of ``step``, adapters merged; of a LoRA run also the adapters alone.
 
     Averaged weights are written where the run keeps an average. Collective; the main process
@@ -48,24 +52,24 @@ def export(parts: Parts, step: int) -> Path:
     Returns:
         The folder.
     """
-    target = export_folder(parts.config.runner.output_dir, step)
-    trained = gather_trained(parts)
-    if parts.world.is_main:
-        _write(parts, trained, target)
+    target = export_folder(components.config.runner.output_dir, step)
+    trained = gather_trained(components)
+    if components.world.is_main:
+        _write(components, trained, target)
         _log.info("exported %s", target)
-    dist.barrier(group=parts.world.host_group)
+    dist.barrier(group=components.world.host_group)
     return target
 
 
-def gather_trained(parts: Parts) -> dict[str, Tensor]:
+def gather_trained(components: TrainingComponents) -> dict[str, Tensor]:
     """Return canonical name -> whole float32 tensor on the host; empty but on the main process."""
-    tensors = parts.optimizer.named if parts.ema is None else parts.ema.average
+    tensors = components.optimizer.named if components.ema is None else components.ema.average
     gathered: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         value = tensor.detach()
         # One at a time: a whole network does not fit beside its shard.
         whole = value.full_tensor() if isinstance(value, DTensor) else value
-        if parts.world.is_main:
+        if components.world.is_main:
             gathered[canonical(DIT + name)] = whole.cpu()
     return gathered
 
@@ -77,17 +81,17 @@ class TrainedAlone:
     The same at every step, so that it is put together once.
     """
 
-    parts: Parts
+    components: TrainingComponents
 
     @cached_property
     def sidecars(self) -> Sidecars:
         """Return the files; their passport names the base by its weights."""
-        trained = {canonical(DIT + name) for name in self.parts.optimizer.named}
-        base = base_fingerprint(self.parts.start.source, trained)
+        trained = {canonical(DIT + name) for name in self.components.optimizer.named}
+        base = base_fingerprint(self.components.initial.source, trained)
         return Sidecars(
-            config_json=self.parts.network.to_dict(), metadata=_metadata(self.parts),
-            passport=_passport(self.parts, base), copy_from=self.parts.start.folder,
-            tokenizer=_tokenizer(self.parts), complete=False,
+            config_json=self.components.network.to_dict(), metadata=_metadata(self.components),
+            passport=_passport(self.components, base), copy_from=self.components.initial.folder,
+            tokenizer=_tokenizer(self.components), complete=False,
         )  # fmt: skip
 
     def write(self, folder: Path) -> None:
@@ -95,56 +99,57 @@ class TrainedAlone:
         write_sidecars(folder, self.sidecars)
 
 
-def _write(parts: Parts, trained: dict[str, Tensor], target: Path) -> None:
-    config = parts.config
+def _write(components: TrainingComponents, trained: dict[str, Tensor], target: Path) -> None:
+    config = components.config
     # Left by a run that was ended while it exported, or by an earlier export of this step.
     for folder in (target, target.with_name(target.name + ADAPTERS_SUFFIX)):
         shutil.rmtree(folder, ignore_errors=True)
     own = StateDictSource(values=trained, origin="training")
-    source: WeightSource = UnionSource(sources=(parts.start.source, own))
-    network = parts.network
+    source: WeightSource = UnionSource(sources=(components.initial.source, own))
+    network = components.network
     if config.model.is_lora:
-        _write_adapters(parts, own, target.with_name(target.name + ADAPTERS_SUFFIX))
+        _write_adapters(components, own, target.with_name(target.name + ADAPTERS_SUFFIX))
         source = MergedSource(source, adapter_scale(network.head))
         network = replace(network, head=replace(network.head, train_architecture="full"))
     sidecars = Sidecars(
-        config_json=network.to_dict(), metadata=_metadata(parts), passport=_passport(parts, None),
-        copy_from=parts.start.folder, tokenizer=_tokenizer(parts),
+        config_json=network.to_dict(), metadata=_metadata(components),
+        passport=_passport(components, None), copy_from=components.initial.folder,
+        tokenizer=_tokenizer(components),
     )  # fmt: skip
     options = ShardOptions(dtype=DTYPES[config.checkpoint.export_dtype])
     write_directory(target, source, sidecars, options)
 
 
-def _write_adapters(parts: Parts, own: StateDictSource, target: Path) -> None:
+def _write_adapters(components: TrainingComponents, own: StateDictSource, target: Path) -> None:
     """Write only what was trained, under the published names, and which base it belongs to."""
     adapted = adapted_names(own.values)
     options = ShardOptions(dtype=torch.float32, rename=lambda name: peft_name(name, adapted))
-    write_directory(target, own, TrainedAlone(parts).sidecars, options)
+    write_directory(target, own, TrainedAlone(components).sidecars, options)
 
 
-def _metadata(parts: Parts) -> dict[str, Any]:
+def _metadata(components: TrainingComponents) -> dict[str, Any]:
     merged: dict[str, Any] = {}
-    for source in parts.recordings.train.sources:
+    for source in components.datasets.train.sources:
         tag, given = source.spec.embodiment.tag, source.spec.metadata
         content = read_metadata(Path(given)) if isinstance(given, str | Path) else given
         merged[tag] = content[tag]
     return merged
 
 
-def _passport(parts: Parts, base: str | None) -> Passport:
+def _passport(components: TrainingComponents, base: str | None) -> Passport:
     """Return the passport of the run's robots; a mixture's names all of them."""
-    recipe = parts.config.model_dump(mode="json")
+    recipe = components.config.model_dump(mode="json")
     passports = [
         passport_for(
             source.spec.embodiment,
             source.pipeline.statistics,
-            parts.network,
+            components.network,
             base=base,
             recipe=recipe,
         )
-        for source in parts.recordings.train.sources
+        for source in components.datasets.train.sources
     ]
-    horizon = parts.network.head.action_horizon
+    horizon = components.network.head.action_horizon
     robots = {
         tag: replace(trained, action_horizon=passport.action_horizon)
         for passport in passports
@@ -153,7 +158,7 @@ def _passport(parts: Parts, base: str | None) -> Passport:
     return replace(passports[0], embodiments=robots, action_horizon=horizon)
 
 
-def _tokenizer(parts: Parts) -> Path | None:
+def _tokenizer(components: TrainingComponents) -> Path | None:
     """Return the folder of a local tokenizer, which goes beside the weights."""
-    given = Path(tokenizer_path(parts.config, parts.start)).expanduser()
+    given = Path(tokenizer_path(components.config, components.initial)).expanduser()
     return given if given.is_dir() else None

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from dzrobot.errors import DzrobotError
+from dzrobot.training.config import SFTConfig
 from dzrobot.training.recipe import load_recipe
-from dzrobot.training.settings import SFTConfig
 
 _log = logging.getLogger(__name__)
 
@@ -38,12 +38,12 @@ def train(config: SFTConfig) -> int:
     """Run a checked configuration in this process; a termination request ends it with 0 too."""
     # Fragmentation costs large batches some gigabytes; must be set before the allocator starts.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    from dzrobot.training.parts import build_parts
+    from dzrobot.training.build import build
+    from dzrobot.training.distributed import init_distributed
     from dzrobot.training.trainer import Trainer
-    from dzrobot.training.world import join_world
 
-    world = join_world()
-    Trainer(build_parts(config, world)).run()
+    world = init_distributed()
+    Trainer(build(config, world)).run()
     return 0
 
 

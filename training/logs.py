@@ -1,4 +1,7 @@
-"""Where log lines go: a JSONL file always, TensorBoard, Weights & Biases, the terminal."""
+"""Where log records go: a JSONL file always, TensorBoard, Weights & Biases, the terminal.
+
+And what a run says about itself before its first step.
+"""
 
 import json
 import logging
@@ -17,11 +20,14 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from torch import nn
 
 from dzrobot.errors import MissingDependencyError
 from dzrobot.progress import TimeLeft
-from dzrobot.training.metrics import Line
-from dzrobot.training.settings import LoggingConfig
+from dzrobot.training.build import TrainingComponents
+from dzrobot.training.config import LoggingConfig
+from dzrobot.training.metrics import LogRecord
+from dzrobot.training.parallel import shard_table
 
 _log = logging.getLogger(__name__)
 
@@ -146,20 +152,20 @@ class RunLog:
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=step, total=total)
 
-    def write(self, line: Line) -> None:
-        """Write a log line everywhere."""
-        numbers = line.as_dict()
+    def write(self, record: LogRecord) -> None:
+        """Write a log record everywhere."""
+        numbers = record.as_dict()
         step = int(numbers.pop("step") or 0)
         for sink in self._sinks:
             sink.write(step, numbers)
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, numbers=_short(line))
+            self._progress.update(self._task, numbers=_short(record))
         elif self._sinks:
             left = self._left.estimate(step, self._total)
-            _log.info("step %d of %d, %s left: %s", step, self._total, left, _short(line))
+            _log.info("step %d of %d, %s left: %s", step, self._total, left, _short(record))
 
     def note(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Write numbers that are not part of every line, such as an evaluation."""
+        """Write numbers that are not part of every record, such as an evaluation."""
         for sink in self._sinks:
             sink.write(step, numbers)
         means = [f"{name} {value:.4f}" for name, value in numbers.items() if name.endswith("/mean")]
@@ -183,14 +189,49 @@ class RunLog:
             sink.close()
 
 
-def _short(line: Line) -> str:
-    mfu = "" if line.mfu is None else f" mfu {line.mfu:.1%}"
+def _short(record: LogRecord) -> str:
+    mfu = "" if record.mfu is None else f" mfu {record.mfu:.1%}"
     return (
-        f"loss {line.loss:.4f} (video {line.dynamics_loss:.4f} action {line.action_loss:.4f}) "
-        f"norm {line.grad_norm:.2f} lr {line.lr:.1e} {line.samples_per_s:.2f} samples/s{mfu} "
-        f"wait {line.data_wait_pct:.0f}% skips {line.skips}"
+        f"loss {record.loss:.4f} (video {record.dynamics_loss:.4f} "
+        f"action {record.action_loss:.4f}) "
+        f"norm {record.grad_norm:.2f} lr {record.lr:.1e} {record.samples_per_s:.2f} samples/s{mfu} "
+        f"wait {record.data_wait_pct:.0f}% skips {record.skips}"
     )
 
 
 def _finite(value: float | int | None) -> float | int | None:
     return value if value is None or math.isfinite(value) else None
+
+
+def describe(components: TrainingComponents, step: int) -> str:
+    """Return the data, the parallel plan, the shard table and the size of the run, as text."""
+    config, world = components.config, components.world
+    parallel, runner = config.parallel, config.runner
+    trained = sum(parameter.numel() for parameter in components.optimizer.named.values())
+    lines = [
+        components.datasets.train.report(),
+        f"processes {world.size} on {world.device.type}, strategy {parallel.strategy}, weights "
+        f"{parallel.param_dtype}, reduce {parallel.reduce_dtype}, activation checkpointing "
+        f"{parallel.activation_checkpointing}, compile {parallel.compile}, offload "
+        f"{parallel.cpu_offload}",
+        f"global batch {runner.global_batch_size} = {runner.micro_batch_size} x {world.size} "
+        f"processes x {config.accumulation(world.size)} accumulated; steps {step} to "
+        f"{runner.max_steps}",
+        f"trained parameters {trained:,}",
+        *_shard_lines(components.model.model),
+    ]
+    return "\n".join(lines)
+
+
+def _shard_lines(network: nn.Module) -> list[str]:
+    rows = shard_table(network)
+    shown: list[str] = []
+    previous: tuple[int, int] | None = None
+    for name, whole, local in rows:
+        # Equal blocks are named once.
+        if (whole, local) == previous:
+            continue
+        count = sum(row[1:] == (whole, local) for row in rows)
+        shown.append(f"  {name:<12} x {count:<3} {whole:>16,} parameters, {local:>16,} here")
+        previous = (whole, local)
+    return ["sharding units:", *shown]

@@ -1,6 +1,6 @@
-"""What a log line says: global losses, throughput, utilisation, waiting, memory, skips.
+"""What a log record says: global losses, throughput, utilisation, waiting, memory, skips.
 
-Losses, gradient norms and skip flags stay on the device until a line is due; then one stacked
+Losses, gradient norms and skip flags stay on the device until a record is due; then one stacked
 tensor is summed over ranks and read once.
 """
 
@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dzrobot.training.flops import SampleCost
 from dzrobot.training.optim import StepOutcome
+from dzrobot.training.planning.flops import SampleCost
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
-    """One log line; the field names are the columns of ``metrics.jsonl`` and never change."""
+class LogRecord:
+    """One log record; the field names are the columns of ``metrics.jsonl`` and never change."""
 
     step: int
     """Steps done."""
@@ -81,7 +81,7 @@ class Skip:
 
 @dataclass
 class _Interval:
-    """What accumulates between two lines."""
+    """What accumulates between two records."""
 
     rows: list[Tensor] = field(default_factory=list)
     sample_ids: list[tuple[int, ...]] = field(default_factory=list)
@@ -109,8 +109,8 @@ class Rates:
         return operations * samples_per_s / (self.peak_tflops * 1e12 * self.devices)
 
 
-class Meter:
-    """Collects step outcomes without reading them; see :meth:`line`."""
+class Metrics:
+    """Collects step outcomes without reading them; see :meth:`record`."""
 
     def __init__(
         self,
@@ -158,8 +158,8 @@ class Meter:
         """Count samples of this rank that were replaced."""
         self._unreadable += count
 
-    def line(self, step: int) -> Line:
-        """Close the interval and return its line; collective; only here the device is read."""
+    def record(self, step: int) -> LogRecord:
+        """Close the interval and return its record; collective; only here the device is read."""
         rows = torch.stack(self._open.rows)
         sums = torch.cat([rows[:, :2].flatten(), rows.new_tensor([float(self._unreadable)])])
         dist.all_reduce(sums)
@@ -171,7 +171,7 @@ class Meter:
         elapsed = max(self._clock() - self._since, 1e-9)
         return self._close(step, numbers, elapsed)
 
-    def _close(self, step: int, numbers: list[float], elapsed: float) -> Line:
+    def _close(self, step: int, numbers: list[float], elapsed: float) -> LogRecord:
         count = len(self._open.rows)
         outcomes = [numbers[3 * i : 3 * i + 3] for i in range(count)]
         losses = [numbers[3 * count + 2 * i : 3 * count + 2 * i + 2] for i in range(count)]
@@ -185,7 +185,7 @@ class Meter:
         rate = self._open.samples / elapsed
         cost = self._rates.cost
         self._open, self._since = _Interval(), self._clock()
-        return Line(
+        return LogRecord(
             step=step,
             loss=dynamics + action,
             dynamics_loss=dynamics,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from dzrobot.errors import ConfigError
-from dzrobot.training.settings import OptimConfig
+from dzrobot.training.config import OptimConfig
 
 _UNDECAYED_NAMES = frozenset({"bias", "b", "modulation"})
 

@@ -26,8 +26,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from dzrobot.errors import ConfigError
-from dzrobot.training.settings import ParallelConfig
-from dzrobot.training.world import World
+from dzrobot.training.config import ParallelConfig
+from dzrobot.training.distributed import DistributedEnvironment
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -40,7 +40,7 @@ def clean_name(name: str) -> str:
 
 
 def parallelize(
-    network: nn.Module, blocks: nn.ModuleList, config: ParallelConfig, world: World
+    network: nn.Module, blocks: nn.ModuleList, config: ParallelConfig, world: DistributedEnvironment
 ) -> DeviceMesh:
     """Lay ``network`` out over ``world``; ``blocks`` are its equal transformer blocks.
 
@@ -56,7 +56,7 @@ def parallelize(
     return mesh
 
 
-def build_mesh(config: ParallelConfig, world: World) -> DeviceMesh:
+def build_mesh(config: ParallelConfig, world: DistributedEnvironment) -> DeviceMesh:
     """Return the (replicate, shard) mesh of ``config.strategy``.
 
     Raises:

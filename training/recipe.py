@@ -5,8 +5,8 @@ from pathlib import Path
 
 from dzrobot.config import read_config
 from dzrobot.errors import ConfigError, UnknownNameError, suggest
-from dzrobot.training.checks import find_faults
-from dzrobot.training.settings import SFTConfig
+from dzrobot.training.config import SFTConfig
+from dzrobot.training.validate.recipe import find_faults
 from dzrobot.yaml_values import dotted
 
 RECIPES = Path(__file__).parent / "recipes"

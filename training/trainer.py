@@ -1,14 +1,15 @@
 """One fine-tuning run, to be read from top to bottom.
 
-Every step: read the micro-batches of this rank, encode pictures on the device, run the frozen
-encoders, draw the noise that belongs to the samples' places, differentiate, sum gradients over
+Every step: read the micro-batches of this rank, encode images on the device, run the frozen
+encoders, draw the noise that belongs to the samples' places, differentiate, reduce gradients over
 ranks, clip, update or skip, log, save. Nothing of it depends on the number of processes, and
-nothing reads the device but a log line.
+nothing reads the device but a log record.
 """
 
 import logging
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from types import FrameType
@@ -19,36 +20,34 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dzrobot.errors import DzrobotError
-from dzrobot.modality.augment import PUBLISHED
 from dzrobot.policies.dreamzero.network.noise import Noise
 from dzrobot.policies.dreamzero.network.world_action import (
-    Encoded,
     LossCounts,
     LossOptions,
     Prepared,
-    TrainBatch,
     WorldActionModel,
 )
+from dzrobot.training.build import TrainingComponents
 from dzrobot.training.checkpoint import (
     CheckpointWriter,
     Saved,
+    check_resumable,
     choose_checkpoint,
+    identity,
+    restore,
+    training_state,
 )
 from dzrobot.training.data import (
     LoaderOptions,
     LoaderPlan,
     TrainingBatch,
     build_loader,
-    encode_views,
 )
+from dzrobot.training.evaluate import evaluate_open_loop
 from dzrobot.training.export import TrainedAlone, export
 from dzrobot.training.keyed import sample_noise
-from dzrobot.training.logs import RunLog
-from dzrobot.training.openloop import evaluate_open_loop
+from dzrobot.training.logs import RunLog, describe
 from dzrobot.training.optim import StepOutcome
-from dzrobot.training.parts import Parts
-from dzrobot.training.startup import describe
-from dzrobot.training.state import check_resumable, identity, restore, training_state
 
 _log = logging.getLogger(__name__)
 
@@ -61,67 +60,75 @@ class TooManySkipsError(DzrobotError):
 class Trainer:
     """The loop; :meth:`run` does everything."""
 
-    parts: Parts
+    components: TrainingComponents
     step: int = 0
     """Optimiser steps done."""
 
     _stop_asked: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        config, world = self.parts.config, self.parts.world
+        config, world = self.components.config, self.components.world
         self._checkpoints = CheckpointWriter(
             config.runner.output_dir / "checkpoints", config.checkpoint, world
         )
-        self._beside = TrainedAlone(self.parts)
+        self._beside = TrainedAlone(self.components)
         self._loss_options = LossOptions(action_loss_norm=config.model.action_loss_norm)
         self._count = config.accumulation(world.size)
 
     def run(self) -> bool:
         """Train; return whether the last step was reached or a termination request came first."""
-        config, world = self.parts.config, self.parts.world
-        previous = signal.signal(signal.SIGTERM, self._on_terminate)
-        self.resume()
+        config, world = self.components.config, self.components.world
         recipe = config.model_dump(mode="json")
-        with RunLog.open(
-            config.logging, config.runner.output_dir, recipe, is_main=world.is_main
-        ) as log:
-            if world.is_main:
-                _log.info("%s", describe(self.parts, self.step))
-            finished = self._train(log)
-        signal.signal(signal.SIGTERM, previous)
+        with self._stopping_on_request():
+            self.resume()
+            with RunLog.open(
+                config.logging, config.runner.output_dir, recipe, is_main=world.is_main
+            ) as log:
+                if world.is_main:
+                    _log.info("%s", describe(self.components, self.step))
+                finished = self._train(log)
         if finished and config.checkpoint.export:
-            export(self.parts, self.step)
+            export(self.components, self.step)
         return finished
+
+    @contextmanager
+    def _stopping_on_request(self) -> Iterator[None]:
+        """Let a termination request end the run after a save; what it did before comes back."""
+        previous = signal.signal(signal.SIGTERM, self._on_terminate)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, previous)
 
     def resume(self) -> None:
         """Continue from the checkpoint that the recipe names, if any."""
         saved = self._find_saved()
         if saved is None:
             return
-        check_resumable(saved, self.parts)
-        restore(saved, self.parts)
+        check_resumable(saved, self.components)
+        restore(saved, self.components)
         self.step = saved.step
         _log.info("resumed %s at step %d", saved.path, self.step)
 
     def _find_saved(self) -> Saved | None:
-        runner = self.parts.config.runner
+        runner = self.components.config.runner
         if runner.resume_dir is None:
             return None
         own = runner.output_dir / "checkpoints"
-        return choose_checkpoint(runner.resume_dir, own, self.parts.world)
+        return choose_checkpoint(runner.resume_dir, own, self.components.world)
 
     def _train(self, log: RunLog) -> bool:
-        config = self.parts.config
+        config = self.components.config
         last = config.runner.max_steps
         batches = self._batches(last)
         while self.step < last:
             outcome = self.train_step(batches)
             self.step += 1
-            if self.parts.ema is not None:
-                self.parts.ema.update(outcome.skipped)
+            if self.components.ema is not None:
+                self.components.ema.update(outcome.skipped)
             log.advance(self.step, last)
             if self.step % config.logging.log_interval == 0 or self.step == last:
-                self._write_line(log)
+                self._write_record(log)
             self._checkpoints.poll()
             stopping = self._all_stop()
             if stopping or self.step == last or self.step % config.checkpoint.save_interval == 0:
@@ -129,12 +136,12 @@ class Trainer:
             if stopping:
                 return self.step == last
             if config.runner.eval_interval and self.step % config.runner.eval_interval == 0:
-                log.note(self.step, evaluate_open_loop(self.parts, self.step))
+                log.note(self.step, evaluate_open_loop(self.components))
         self._checkpoints.finish()
         return True
 
     def _batches(self, last: int) -> Iterator[TrainingBatch]:
-        config, world = self.parts.config, self.parts.world
+        config, world = self.components.config, self.components.world
         plan = LoaderPlan(
             global_batch=config.runner.global_batch_size,
             micro_batch=config.runner.micro_batch_size, rank=world.rank, world_size=world.size,
@@ -144,93 +151,71 @@ class Trainer:
             num_workers=config.data.num_workers, prefetch_factor=config.data.prefetch_factor,
             pin_memory=world.device.type == "cuda",
         )  # fmt: skip
-        return iter(build_loader(self.parts.recordings.train, plan, options))
+        return iter(build_loader(self.components.datasets.train, plan, options))
 
     def train_step(self, batches: Iterator[TrainingBatch]) -> StepOutcome:
         """Do one optimiser step: all its micro-batches, then clip and update, or skip."""
-        config, meter = self.parts.config, self.parts.meter
-        with meter.waiting():
+        config, metrics = self.components.config, self.components.metrics
+        with metrics.waiting():
             parts = list(islice(batches, self._count))
         counts = self._counts(parts)
-        losses = torch.zeros(2, device=self.parts.world.device)
+        losses = torch.zeros(2, device=self.components.world.device)
         for batch in parts:
             losses += self.forward_backward(self.prepare(batch), batch, counts)
-            meter.unreadable(batch["skipped"])
-        outcome = self.parts.optimizer.step()
+            metrics.unreadable(batch["skipped"])
+        outcome = self.components.optimizer.step()
         ids = [number for batch in parts for number in batch["sample_id"].tolist()]
-        meter.add(losses, outcome, config.runner.global_batch_size, ids)
+        metrics.add(losses, outcome, config.runner.global_batch_size, ids)
         return outcome
 
     def _counts(self, parts: list[TrainingBatch]) -> LossCounts:
         """Return what losses are divided by: the whole step's samples, not this micro-batch's."""
-        samples = float(self.parts.config.runner.global_batch_size)
+        samples = float(self.components.config.runner.global_batch_size)
         if self._loss_options.action_loss_norm == "padded":
             return LossCounts(samples=samples, actions=samples)
         real = sum(int(batch["has_real_action"].sum()) for batch in parts)
-        total = torch.tensor(float(real), device=self.parts.world.device)
+        total = torch.tensor(float(real), device=self.components.world.device)
         dist.all_reduce(total)
         return LossCounts(samples=samples, actions=total.clamp(min=1))
 
     def prepare(self, batch: TrainingBatch) -> Prepared:
         """Return a micro-batch after augmentation and the frozen encoders."""
-        device = self.parts.world.device
-        prompt = self.parts.prompts.embed(batch["prompt"], device)
-        if self.parts.config.model.prompt_rows == "cut":
-            prompt = prompt.cut()
-        return self.parts.model.prepare(
-            TrainBatch(
-                images=self._images(batch),
-                state_BSM=batch["state"].to(device, non_blocking=True),
-                action_BAM=batch["action"].to(device, non_blocking=True),
-                action_mask_BAM=batch["action_mask"].to(device, non_blocking=True),
-                has_real_action_B=batch["has_real_action"].to(device, non_blocking=True),
-                prompt=prompt,
-            )
-        )
-
-    def _images(self, batch: TrainingBatch) -> Tensor | Encoded:
-        parts = self.parts
-        if parts.features is not None:
-            like = next(parts.model.image_encoder.parameters())
-            return parts.features.rows(batch["sample_id"], like)
-        augment = PUBLISHED if parts.config.data.augment else None
-        return encode_views(
-            batch, parts.recordings.train, augment=augment, device=parts.world.device
-        )
+        return self.components.inputs.prepare(batch)
 
     def forward_backward(
         self, prepared: Prepared, batch: TrainingBatch, counts: LossCounts
     ) -> Tensor:
         """Add a micro-batch's gradients; return its share of the (dynamics, action) loss."""
-        seed, slots = self.parts.config.runner.seed, batch["slot"].tolist()
-        noise = sample_noise(self.parts.network, prepared, seed, batch["step"], slots)
-        return backward(self.parts.model, prepared, noise, counts, self._loss_options)
+        seed, slots = self.components.config.runner.seed, batch["slot"].tolist()
+        noise = sample_noise(self.components.network, prepared, seed, batch["step"], slots)
+        return backward(self.components.model, prepared, noise, counts, self._loss_options)
 
     def save(self, *, wait: bool) -> None:
         """Write a checkpoint; with ``wait``, return only when it is complete."""
-        meta: dict[str, Any] = {"skips": self.parts.meter.skips, **identity(self.parts)}
+        components = self.components
+        meta: dict[str, Any] = {"skips": components.metrics.skips, **identity(components)}
         self._checkpoints.save(
-            self.step, training_state(self.parts), meta, wait=wait,
+            self.step, training_state(components.optimizer, components.ema), meta, wait=wait,
             write_beside=self._beside.write,
         )  # fmt: skip
 
-    def _write_line(self, log: RunLog) -> None:
-        meter = self.parts.meter
-        log.write(meter.line(self.step))
-        if meter.skips_in_row >= self.parts.config.optim.max_skips:
+    def _write_record(self, log: RunLog) -> None:
+        metrics = self.components.metrics
+        log.write(metrics.record(self.step))
+        if metrics.skips_in_row >= self.components.config.optim.max_skips:
             self._give_up()
 
     def _give_up(self) -> None:
-        mine = [number for skip in self.parts.meter.recent_skips for number in skip.sample_ids]
-        gathered: list[Any] = [None] * self.parts.world.size
-        dist.all_gather_object(gathered, mine, group=self.parts.world.host_group)
+        metrics, world = self.components.metrics, self.components.world
+        mine = [number for skip in metrics.recent_skips for number in skip.sample_ids]
+        gathered: list[Any] = [None] * world.size
+        dist.all_gather_object(gathered, mine, group=world.host_group)
         ids = sorted({number for part in gathered for number in part})
-        named = [self.parts.recordings.train.describe(number) for number in ids[:8]]
+        named = [self.components.datasets.train.describe(number) for number in ids[:8]]
         raise TooManySkipsError(
-            f"{self.parts.meter.skips_in_row} steps in a row had a gradient that is not finite "
-            "(optim.max_skips="
-            f"{self.parts.config.optim.max_skips}); their {len(ids)} samples: "
-            f"{', '.join(map(str, ids))}\n  "
+            f"{metrics.skips_in_row} steps in a row had a gradient that is not finite "
+            f"(optim.max_skips={self.components.config.optim.max_skips}); their {len(ids)} "
+            f"samples: {', '.join(map(str, ids))}\n  "
             + "\n  ".join(named)
             + "\nLook at these recordings and their statistics, or lower optim.lr; the last "
             "checkpoint is intact."
@@ -242,7 +227,7 @@ class Trainer:
     def _all_stop(self) -> bool:
         """Return whether any process was asked to stop: all must save together."""
         asked = torch.tensor(int(self._stop_asked))
-        dist.all_reduce(asked, op=dist.ReduceOp.MAX, group=self.parts.world.host_group)
+        dist.all_reduce(asked, op=dist.ReduceOp.MAX, group=self.components.world.host_group)
         return bool(asked.item())
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from dzrobot.commands import flags
 from dzrobot.config import load_config, read_config
 from dzrobot.errors import ConfigError
-from dzrobot.training.checks import find_faults
-from dzrobot.training.checks_weights import known_network
+from dzrobot.training.config import SFTConfig
 from dzrobot.training.recipe import find_recipe
-from dzrobot.training.settings import SFTConfig
+from dzrobot.training.validate.recipe import find_faults
+from dzrobot.training.validate.weights import known_network
 
 SUMMARY = "check a training run and tell what it will need"
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
             "no architecture to plan with: give model.preset, or a model.model_path on this machine"
         )
     # Torch only now: faults of the recipe are told at once.
-    from dzrobot.training.plan import check_fits, describe_plan, plan_run
+    from dzrobot.training.planning.plan import check_fits, describe_plan, plan_run
 
     plan = plan_run(config, base, args.gpus, args.peak_tflops)
     print(describe_plan(plan))

@@ -7,8 +7,8 @@ from harness import assert_refused, mutations, refuses, run, spoiled
 from hypothesis import given, settings
 
 from dzrobot.config import load_config, read_config
+from dzrobot.training.config import SFTConfig
 from dzrobot.training.recipe import RECIPES, load_recipe
-from dzrobot.training.settings import SFTConfig
 
 RECIPE = RECIPES / "tiny_cpu.yaml"
 DOCUMENT = read_config(RECIPE).values

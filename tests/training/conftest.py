@@ -43,10 +43,10 @@ def solo():
     """Return a world of one process, this one."""
     import torch.distributed as dist
 
-    from dzrobot.training.world import join_world
+    from dzrobot.training.distributed import init_distributed
 
     if not dist.is_initialized():
-        solo.world = join_world("cpu")
+        solo.world = init_distributed("cpu")
     return solo.world
 
 

@@ -14,7 +14,7 @@ from dzrobot.training.checkpoint import (
     find_checkpoint,
     load_state,
 )
-from dzrobot.training.settings import CheckpointConfig
+from dzrobot.training.config import CheckpointConfig
 
 
 def state(value):

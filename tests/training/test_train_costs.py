@@ -13,17 +13,17 @@ from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.config import DiTConfig, preset
 from dzrobot.policies.dreamzero.network.dit import CausalDiT, Controls, Prompting, TrainInputs
 from dzrobot.policies.dreamzero.tiny import tiny_config
-from dzrobot.training.assembly import encoder_flops
-from dzrobot.training.flops import (
+from dzrobot.training.config import ModelConfig, ParallelConfig
+from dzrobot.training.planning.flops import (
     SampleCost,
+    encoder_flops,
     executed_flops,
     model_flops,
     peak_tflops,
     sample_shape,
 )
-from dzrobot.training.memory import Setup, activation_bytes, count_parameters, plan_memory
-from dzrobot.training.plan import RunPlan, check_fits
-from dzrobot.training.settings import ModelConfig, ParallelConfig
+from dzrobot.training.planning.memory import Setup, activation_bytes, count_parameters, plan_memory
+from dzrobot.training.planning.plan import RunPlan, check_fits
 
 SMALL = DiTConfig(
     model_type="ti2v", dim=64, ffn_dim=256, in_dim=4, out_dim=4, num_heads=4, num_layers=3,

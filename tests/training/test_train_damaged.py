@@ -25,7 +25,7 @@ from dzrobot.training.checkpoint import (
     find_checkpoint,
     load_state,
 )
-from dzrobot.training.settings import CheckpointConfig
+from dzrobot.training.config import CheckpointConfig
 
 
 def state(value):
@@ -266,5 +266,5 @@ def test_an_own_training_checkpoint_opens(train_root, solo, tmp_path):
         assert main(["inspect", str(path), "--verify"]) == 0
         loaded = load_network(open_checkpoint(path), LoadOptions()).state_dict()
         name = "blocks.0.ffn.0.weight"
-        weight = train_worker.whole(run.parts.optimizer.named[name])
+        weight = train_worker.whole(run.components.optimizer.named[name])
         assert torch.equal(loaded[f"model.{name}"], weight)

@@ -195,7 +195,7 @@ def test_a_termination_request_saves_and_ends_with_zero(
     run = train_worker.trainer(solo, train_root, **changes, runner__max_steps=2000)
     run.resume()
     assert run.step == saved[-1].step
-    assert run.parts.optimizer.updates.item() == run.step
+    assert run.components.optimizer.updates.item() == run.step
 
 
 def wait_for(path, process, seconds=120):

@@ -7,10 +7,10 @@ import train_worlds
 from train_worker import digest
 
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
-from dzrobot.training.checks import find_faults
-from dzrobot.training.features import build_features
-from dzrobot.training.parts import build_parts
+from dzrobot.training.build import build
+from dzrobot.training.precompute.features import precompute_features
 from dzrobot.training.trainer import Trainer
+from dzrobot.training.validate.recipe import find_faults
 
 STEPS = 3
 
@@ -18,9 +18,7 @@ STEPS = 3
 def trained(solo, root, folder, *, cached):
     """Return a run of a few steps and its trainer."""
     changes = {"runner__output_dir": folder, "data__augment": False}
-    run = Trainer(
-        build_parts(train_worlds.config(root, data__cache_features=cached, **changes), solo)
-    )
+    run = Trainer(build(train_worlds.config(root, data__cache_features=cached, **changes), solo))
     batches = run._batches(STEPS)
     for _ in range(STEPS):
         run.train_step(batches)
@@ -52,13 +50,14 @@ def test_stored_features_train_to_the_same_bits(train_root, tmp_path, solo, vari
     stored = trained(solo, root, tmp_path / "stored", cached=True)
     assert digest(stored) == digest(live)
     assert (
-        stored.parts.recordings.train[stored.parts.recordings.train.slots(0, [0], 4)[0]].views == {}
+        stored.components.datasets.train[stored.components.datasets.train.slots(0, [0], 4)[0]].views
+        == {}
     )
 
 
 def test_every_sample_is_encoded_once(train_root, tmp_path, solo, encodings):
     run = trained(solo, train_root, tmp_path / "run", cached=True)
-    count = len(run.parts.recordings.train)
+    count = len(run.components.datasets.train)
     # One more: the example that says how large a row is.
     assert sum(encodings) == count + 1
     encodings.clear()
@@ -84,12 +83,12 @@ def test_an_interrupted_start_goes_on_where_it_was(train_root, tmp_path, solo, e
 
 def test_other_encoders_get_other_features(train_root, tmp_path, solo, encodings):
     run = trained(solo, train_root, tmp_path / "run", cached=True)
-    parameter = run.parts.model.vae.coder.quant_conv.weight
+    parameter = run.components.model.vae.coder.quant_conv.weight
     parameter.data.add_(0.1 * torch.ones_like(parameter))
     encodings.clear()
-    data = run.parts.recordings.train
+    data = run.components.datasets.train
     with_pictures = type(data)(data.sources, data.sources[0].readers[0].options, data.seed)
-    build_features(run.parts.config, run.parts.model, with_pictures, solo)
+    precompute_features(run.components.config, run.components.model, with_pictures, solo)
     assert sum(encodings) == len(data) + 1
 
 

@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 
-from dzrobot.training.flops import SampleCost
+from dzrobot.training.config import LoggingConfig
 from dzrobot.training.logs import METRICS_FILE, RunLog
-from dzrobot.training.metrics import Line, Meter, Rates
+from dzrobot.training.metrics import LogRecord, Metrics, Rates
 from dzrobot.training.optim import StepOutcome
-from dzrobot.training.settings import LoggingConfig
+from dzrobot.training.planning.flops import SampleCost
 
 COST = SampleCost(model_forward=4e12, executed_forward=3e12, encoders=1e12, recomputed_share=0.5)
 CPU = torch.device("cpu")
@@ -32,42 +32,42 @@ def outcome(skipped=0.0, norm=2.0):
     )
 
 
-def meter(clock):
-    return Meter(Rates(cost=COST, devices=1, peak_tflops=100.0), CPU, clock)
+def metrics(clock):
+    return Metrics(Rates(cost=COST, devices=1, peak_tflops=100.0), CPU, clock)
 
 
 def test_numbers_follow_from_the_clock(solo):
     clock = Clock()
-    found = meter(clock)
+    found = metrics(clock)
     for i in range(4):
         with found.waiting():
             clock.now += 0.25
         clock.now += 1.0
         found.add(torch.tensor([1.0 + i, 0.5]), outcome(), 8, [i])
-    line = found.line(4)
+    record = found.record(4)
     rate = 32 / 5.0
-    assert line.samples_per_s == pytest.approx(rate, abs=1e-9)
-    assert line.samples_per_s_per_gpu == pytest.approx(rate, abs=1e-9)
-    assert line.mfu == pytest.approx(rate * 12e12 / 100e12, abs=1e-9)
-    assert line.utilisation == pytest.approx(rate * (3.5 * 3e12 + 1e12) / 100e12, abs=1e-9)
-    assert line.data_wait_pct == pytest.approx(20.0, abs=1e-5)
-    assert (line.dynamics_loss, line.action_loss, line.loss) == (2.5, 0.5, 3.0)
-    assert (line.grad_norm, line.lr, line.skips) == (2.0, 0.5, 0)
+    assert record.samples_per_s == pytest.approx(rate, abs=1e-9)
+    assert record.samples_per_s_per_gpu == pytest.approx(rate, abs=1e-9)
+    assert record.mfu == pytest.approx(rate * 12e12 / 100e12, abs=1e-9)
+    assert record.utilisation == pytest.approx(rate * (3.5 * 3e12 + 1e12) / 100e12, abs=1e-9)
+    assert record.data_wait_pct == pytest.approx(20.0, abs=1e-5)
+    assert (record.dynamics_loss, record.action_loss, record.loss) == (2.5, 0.5, 3.0)
+    assert (record.grad_norm, record.lr, record.skips) == (2.0, 0.5, 0)
 
 
 def test_skipped_steps_are_counted_and_left_out_of_the_mean(solo):
-    found = meter(Clock())
+    found = metrics(Clock())
     found.add(torch.tensor([1.0, 1.0]), outcome(), 2, [5, 6])
     found.add(torch.tensor([math.nan, 1.0]), outcome(skipped=1.0, norm=math.nan), 2, [7, 8])
-    line = found.line(2)
-    assert (line.loss, line.skips, found.skips_in_row) == (2.0, 1, 1)
+    record = found.record(2)
+    assert (record.loss, record.skips, found.skips_in_row) == (2.0, 1, 1)
     assert [skip.sample_ids for skip in found.recent_skips] == [(7, 8)]
     found.add(torch.tensor([1.0, 1.0]), outcome(), 2, [9, 10])
-    found.line(3)
+    found.record(3)
     assert found.skips_in_row == 0
 
 
-def test_the_device_is_read_once_per_line(solo, monkeypatch):
+def test_the_device_is_read_once_per_log_record(solo, monkeypatch):
     reads = []
     for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__"):
         original = getattr(torch.Tensor, name)
@@ -75,21 +75,21 @@ def test_the_device_is_read_once_per_line(solo, monkeypatch):
             torch.Tensor, name,
             lambda self, *a, _o=original, _n=name, **k: (reads.append(_n), _o(self, *a, **k))[1],
         )  # fmt: skip
-    found = meter(Clock())
+    found = metrics(Clock())
     for i in range(5):
         found.add(torch.tensor([1.0, 1.0]), outcome(), 2, [i])
     assert reads == []
-    found.line(5)
+    found.record(5)
     assert reads == ["tolist"]
 
 
-def test_lines_have_a_fixed_schema(tmp_path, solo):
-    columns = list(Line.__dataclass_fields__)
-    found = meter(Clock())
+def test_log_records_have_a_fixed_schema(tmp_path, solo):
+    columns = list(LogRecord.__dataclass_fields__)
+    found = metrics(Clock())
     with RunLog.open(LoggingConfig(tensorboard=True), tmp_path, {}, is_main=True) as log:
         for step in (1, 2):
             found.add(torch.tensor([1.0, math.nan]), outcome(), 2, [step])
-            log.write(found.line(step))
+            log.write(found.record(step))
     lines = [json.loads(line) for line in (tmp_path / METRICS_FILE).read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
     assert all(list(line) == columns for line in lines)

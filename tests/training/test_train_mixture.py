@@ -14,14 +14,12 @@ from dzrobot.embodiments.timing import Timing
 from dzrobot.errors import StatisticsError
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.recording import EpisodeWriter
-from dzrobot.training.assembly import open_recordings
+from dzrobot.training.build import build, open_datasets, open_initial_weights
+from dzrobot.training.config import SFTConfig
 from dzrobot.training.data import DatasetReader, ReaderOptions
 from dzrobot.training.data.statistics import measure
 from dzrobot.training.export import export
-from dzrobot.training.parts import build_parts
-from dzrobot.training.settings import SFTConfig
 from dzrobot.training.trainer import Trainer
-from dzrobot.training.weights import open_start
 
 ARM = dataclasses.replace(
     load_embodiment("franka_pnp"),
@@ -72,7 +70,7 @@ def mixture_run(world, folder, solo, **changes):
         )
     ]  # fmt: skip
     values["model"].pop("metadata_json_path")
-    return Trainer(build_parts(load_config(SFTConfig, values), solo))
+    return Trainer(build(load_config(SFTConfig, values), solo))
 
 
 def train(run):
@@ -96,12 +94,12 @@ def train(run):
 
 def test_both_robots_train_and_both_can_act(world, solo, tmp_path):
     run = mixture_run(world, tmp_path / "run", solo)
-    assert run.parts.network.head.action_horizon == ARM.timing.action_horizon
+    assert run.components.network.head.action_horizon == ARM.timing.action_horizon
     sources, losses = train(run)
     # Shares of 3 to 1 over 48 samples; the order is fixed by the seed.
     assert 0.6 < sources.count(0) / len(sources) < 0.9
     assert sum(losses[-2:]) < sum(losses[:2])
-    folder = export(run.parts, run.step)
+    folder = export(run.components, run.step)
     passport = json.loads((folder / "dzrobot_passport.json").read_text())
     assert set(passport["embodiments"]) == {train_worlds.ROBOT.tag, ARM.tag}
     arm = DreamZeroPolicy.from_pretrained(folder, embodiment=ARM)
@@ -135,7 +133,7 @@ def test_kept_back_episodes_leave_the_mixture_as_it_is(world, tmp_path, mixed):
             world, data__train_data_paths=[entry] if mixed else paths,
             data__holdout_episodes=kept, model__metadata_json_path=metadata,
         )  # fmt: skip
-        recordings = open_recordings(config, open_start(config.model, 0))
+        recordings = open_datasets(config, open_initial_weights(config.model, 0))
         stream = recordings.train.stream
         assert list(stream.sizes) == windows
         drawn = np.bincount(stream.at(range(11_000)).part)
@@ -155,7 +153,7 @@ def test_stored_features_know_which_robot_a_sample_is_of(world, solo, tmp_path):
 
 def test_statistics_of_the_other_robot_are_refused(world, solo, tmp_path):
     run = mixture_run(world, tmp_path / "run", solo)
-    folder = export(run.parts, 0)
+    folder = export(run.components, 0)
     stranger = dataclasses.replace(ARM, tag="stranger")
     with pytest.raises(StatisticsError, match="holds: franka_pnp, libero_sim"):
         DreamZeroPolicy.from_pretrained(folder, embodiment=stranger)

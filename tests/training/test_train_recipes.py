@@ -15,10 +15,10 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.timing import frame_grid
 from dzrobot.errors import ConfigError, UnknownNameError
 from dzrobot.training.architecture import run_embodiment
-from dzrobot.training.checks import find_faults
+from dzrobot.training.config import SFTConfig
 from dzrobot.training.optim import schedule_factor
 from dzrobot.training.recipe import RECIPES, RETIRED, find_recipe, load_recipe
-from dzrobot.training.settings import SFTConfig
+from dzrobot.training.validate.recipe import find_faults
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))

@@ -14,9 +14,9 @@ from dzrobot.policies.dreamzero.network.world_action import (
     TrainBatch,
     training_schedule,
 )
+from dzrobot.training.config import ParallelConfig
 from dzrobot.training.keyed import keyed_generator, sample_noise
 from dzrobot.training.parallel import clean_name, parallelize
-from dzrobot.training.settings import ParallelConfig
 from dzrobot.training.trainer import backward
 
 GOLDENS = ("head_train_i2v", "head_train_ti2v_resize", "head_train_ti2v_oddcrop_decoupled")
@@ -90,12 +90,12 @@ def test_stored_prompts_equal_live_ones(train_root, solo, tmp_path):
     live = train_worker.trainer(
         solo, train_root, runner__output_dir=tmp_path / "b", model__cache_prompts=False
     )
-    assert stored.parts.model.text_encoder is None
+    assert stored.components.model.text_encoder is None
     prompts = micro_batches(stored, 1)[0]["prompt"] + [
         train_worlds.ROBOT.prompt.format(task=task) for task in train_worlds.TASKS
     ]
     cpu = torch.device("cpu")
-    first, second = (run.parts.prompts.embed(prompts, cpu) for run in (stored, live))
+    first, second = (run.components.inputs.prompts.embed(prompts, cpu) for run in (stored, live))
     assert first.lengths == second.lengths
     torch.testing.assert_close(first.rows_BNE, second.rows_BNE, rtol=0, atol=1e-6)
 
@@ -106,7 +106,7 @@ def test_cut_prompts_end_where_the_shortest_of_the_micro_batch_does(train_root, 
         solo, train_root, runner__micro_batch_size=4, model__prompt_rows="cut"
     )
     batch = micro_batches(run, 1)[0]
-    own = run.parts.prompts.embed(batch["prompt"], torch.device("cpu"))
+    own = run.components.inputs.prompts.embed(batch["prompt"], torch.device("cpu"))
     assert len(set(own.lengths)) == 2
     wanted = own.rows_BNE.clone()
     for length in own.lengths:
@@ -119,7 +119,7 @@ def test_cut_prompts_end_where_the_shortest_of_the_micro_batch_does(train_root, 
 def test_noise_depends_on_seed_step_and_slot_alone(train_root, solo):
     run = train_worker.trainer(solo, train_root, runner__micro_batch_size=2)
     batch = micro_batches(run, 1)[0]
-    prepared, network = run.prepare(batch), run.parts.network
+    prepared, network = run.prepare(batch), run.components.network
     both = sample_noise(network, prepared, 3, 7, [4, 9])
     single = dataclasses.replace(
         prepared,

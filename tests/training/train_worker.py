@@ -17,16 +17,16 @@ import torch
 import torch.distributed as dist
 import train_worlds
 
+from dzrobot.training.build import build
+from dzrobot.training.checkpoint import training_state
+from dzrobot.training.distributed import init_distributed
 from dzrobot.training.export import export, gather_trained
 from dzrobot.training.launch import leave
-from dzrobot.training.parts import build_parts
-from dzrobot.training.state import training_state
 from dzrobot.training.trainer import Trainer
-from dzrobot.training.world import join_world
 
 
 def trainer(world, root, **changes):
-    return Trainer(build_parts(train_worlds.config(root, **changes), world))
+    return Trainer(build(train_worlds.config(root, **changes), world))
 
 
 def gradients(run, steps=1):
@@ -39,7 +39,7 @@ def gradients(run, steps=1):
         losses += run.forward_backward(run.prepare(batch), batch, counts)
     dist.all_reduce(losses)
     found = {}
-    for name, parameter in run.parts.optimizer.named.items():
+    for name, parameter in run.components.optimizer.named.items():
         gradient = parameter.grad
         found[name] = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
     return losses, {name: gradient.clone() for name, gradient in found.items()}
@@ -53,7 +53,7 @@ def save_gradients(world, output, name, run):
 
 def digest(run):
     """Return one hash of trained weights, moments and count of updates."""
-    state = training_state(run.parts)
+    state = training_state(run.components.optimizer, run.components.ema)
     parts = [state["updates"]]
     for name in sorted(state["model"]):
         parts += [state["model"][name], *state["optim"][name].values()]
@@ -89,7 +89,7 @@ def clipping(world, root, output):
         original(p := list(p), m, n),
         seen.append(torch.nn.utils.get_total_norm([x.grad for x in p]).full_tensor().item()),
     )
-    outcome = run.parts.optimizer.step()
+    outcome = run.components.optimizer.step()
     torch.nn.utils.clip_grads_with_norm_ = original
     norms = [None] * world.size
     dist.all_gather_object(norms, outcome.grad_norm.item())
@@ -99,7 +99,7 @@ def clipping(world, root, output):
 def precision(world, root, output):
     """Dtypes seen in a block, of masters, gradients and moments."""
     run = trainer(world, root, parallel__param_dtype="bf16")
-    block = run.parts.model.model.blocks[0]
+    block = run.components.model.model.blocks[0]
     seen = {}
 
     def look(module, args):
@@ -108,11 +108,11 @@ def precision(world, root, output):
 
     times = []
     block.ffn[0].register_forward_pre_hook(look)
-    action_encoder = run.parts.model.model.action_encoder
+    action_encoder = run.components.model.model.action_encoder
     action_encoder.register_forward_pre_hook(lambda _, args: times.append(str(args[1].dtype)))
     gradients(run)
-    parameter = run.parts.optimizer.named["blocks.0.ffn.0.weight"]
-    moments = run.parts.optimizer.moments()["blocks.0.ffn.0.weight"]
+    parameter = run.components.optimizer.named["blocks.0.ffn.0.weight"]
+    moments = run.components.optimizer.moments()["blocks.0.ffn.0.weight"]
     group = block._get_fsdp_state()._fsdp_param_group
     return {
         **seen, "timestep": times[0], "master": str(parameter.dtype),
@@ -132,8 +132,8 @@ def poisoned(world, root, output):
         run.train_step(batches)
         run.step += 1
         digests.append(digest(run))
-    line = run.parts.meter.line(4)
-    updates = run.parts.optimizer.updates.item()
+    line = run.components.metrics.record(4)
+    updates = run.components.optimizer.updates.item()
     return {"digests": digests, "skips": line.skips, "updates": updates, "loss": line.loss}
 
 
@@ -183,7 +183,7 @@ def first_half(world, root, output):
     before = digest(run)
     run.save(wait=False)
     # The copy must not see what follows.
-    for parameter in run.parts.optimizer.named.values():
+    for parameter in run.components.optimizer.named.values():
         parameter.data.mul_(2)
     run._checkpoints.finish()
     return {"digest": before}
@@ -217,8 +217,8 @@ def adapters(world, root, output):
     changes = {"model__is_lora": True, "runner__output_dir": folder, "runner__max_steps": 4}
     run = trainer(world, root, **changes)
     run.run()
-    path = export(run.parts, 4)
-    names = sorted(training_state(run.parts)["model"])
+    path = export(run.components, 4)
+    names = sorted(training_state(run.components.optimizer, run.components.ema)["model"])
     return {"names": names, "export": str(path)}
 
 
@@ -227,14 +227,14 @@ def averaged(world, root, output):
     changes = {"optim__ema_decay": 0.75, "runner__output_dir": output / f"ema-{world.size}"}
     run = trainer(world, root, **changes)
     name = "blocks.0.ffn.0.weight"
-    expected = whole(run.parts.optimizer.named[name])
+    expected = whole(run.components.optimizer.named[name])
     batches = run._batches(8)
     for _ in range(3):
         outcome = run.train_step(batches)
         run.step += 1
-        run.parts.ema.update(outcome.skipped)
-        expected = 0.75 * expected + 0.25 * whole(run.parts.optimizer.named[name])
-    found = gather_trained(run.parts)
+        run.components.ema.update(outcome.skipped)
+        expected = 0.75 * expected + 0.25 * whole(run.components.optimizer.named[name])
+    found = gather_trained(run.components)
     error = 0.0
     if world.is_main:
         error = (found[f"action_head.model.{name}"] - expected).abs().max().item()
@@ -273,8 +273,8 @@ def evaluated(world, root, output):
         "runner__max_steps": 2, "runner__output_dir": output / f"eval-{world.size}",
     }  # fmt: skip
     run = trainer(world, root, **changes)
-    held = run.parts.recordings.held_out.sources[0].readers[0]
-    trained = run.parts.recordings.train.sources[0].readers[0]
+    held = run.components.datasets.held_out.sources[0].readers[0]
+    trained = run.components.datasets.train.sources[0].readers[0]
     run.run()
     return {"held_out": held.windows.usable, "trained": trained.windows.usable}
 
@@ -289,7 +289,7 @@ SCENARIOS = {
 
 
 def main(root, output, names):
-    world = join_world("cpu")
+    world = init_distributed("cpu")
     for name in names:
         start = time.monotonic()
         result = SCENARIOS[name](world, root, output)

@@ -107,6 +107,6 @@ def recipe(root, **changes):
 def config(root, **changes):
     """Return the recipe as a configuration."""
     from dzrobot.config import load_config
-    from dzrobot.training.settings import SFTConfig
+    from dzrobot.training.config import SFTConfig
 
     return load_config(SFTConfig, recipe(root, **changes))

@@ -55,6 +55,14 @@ class PromptEmbedding:
         return PromptEmbedding(rows_BNE, (shortest,) * len(self.lengths))
 
 
+def attended_rows(longest: int, row_step: int = _ROW_STEP) -> int:
+    """Return the rows that are attended of prompts of at most ``longest`` rows, padding included.
+
+    A prompt of fewer rows in all is attended as it is.
+    """
+    return -(-(longest + _PAD_ROWS) // row_step) * row_step
+
+
 def compact(prompt: PromptEmbedding, row_step: int = _ROW_STEP) -> tuple[Tensor, Tensor | None]:
     """Return fewer rows and what to add to their scores (B, N), None where all rows are kept.
 
@@ -63,8 +71,7 @@ def compact(prompt: PromptEmbedding, row_step: int = _ROW_STEP) -> tuple[Tensor,
         row_step: Keep a multiple of so many rows, so that few shapes occur.
     """
     total = prompt.rows_BNE.shape[1]
-    wanted = max(prompt.lengths) + _PAD_ROWS
-    width = -(-wanted // row_step) * row_step
+    width = attended_rows(max(prompt.lengths), row_step)
     if width >= total:
         return prompt.rows_BNE, None
     bias = torch.tensor([_bias(length, total, width) for length in prompt.lengths])

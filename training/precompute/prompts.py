@@ -12,17 +12,24 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from dzrobot.errors import DatasetError
 from dzrobot.modality.text import prompt_of
+from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
+from dzrobot.policies.dreamzero.checkpoints.names import TEXT
+from dzrobot.policies.dreamzero.checkpoints.sources import WeightSource
+from dzrobot.policies.dreamzero.network.config import NetworkConfig, TextConfig
+from dzrobot.policies.dreamzero.network.keymap import entries
 from dzrobot.policies.dreamzero.network.prompting import PromptEmbedding
 from dzrobot.policies.dreamzero.network.text import TextEncoder
 from dzrobot.policies.dreamzero.network.tokenizer import PromptTokenizer
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.training.data import TrainingData
+from dzrobot.training.distributed import DistributedEnvironment
 
 _FILES = "*.safetensors"
 
@@ -134,3 +141,68 @@ def _names(handle: Any) -> list[str]:
 
 def _key(prompt: str) -> str:
     return hashlib.sha256(prompt.encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptEncoding:
+    """What an embedding depends on, the prompt aside."""
+
+    network: NetworkConfig
+    weights: WeightSource
+    tokenizer: str
+    """Folder or hub id."""
+
+    dtype: torch.dtype
+
+    @property
+    def key(self) -> str:
+        """Return a name that changes with the embeddings."""
+        names = [name for name in self.weights.tensors if name.startswith(TEXT)]
+        encoder = fingerprint(self.weights, names)
+        key = f"{encoder}/{self.network.dit.text_len}/{self.dtype}/{self.tokenizer}"
+        return hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def precompute_prompts(
+    prompts: Sequence[str], encoding: PromptEncoding, parent: Path, world: DistributedEnvironment
+) -> StoredPrompts:
+    """Encode, shared over the processes, what is not on disk. Collective.
+
+    Args:
+        prompts: Every prompt that a sample can carry, in the same order everywhere.
+        encoding: How.
+        parent: Folder of all embeddings of the run; all processes must see it.
+        world: The processes.
+    """
+    network = encoding.network
+    tokenize = PromptTokenizer(encoding.tokenizer, text_len=network.dit.text_len)
+    stored = StoredPrompts(parent / encoding.key, network.dit.text_len)
+    stored.open()
+    mine = stored.missing(prompts)[world.rank :: world.size]
+    # Everyone looks before anyone writes, else the shares would overlap.
+    dist.barrier(group=world.host_group)
+    if mine:
+        encoder = load_text_encoder(network.text, encoding.weights, world.device, encoding.dtype)
+        stored.add(mine, encoder, tokenize)
+        del encoder
+        if world.device.type == "cuda":
+            torch.cuda.empty_cache()
+    dist.barrier(group=world.host_group)
+    stored.open()
+    return stored
+
+
+def load_text_encoder(
+    config: TextConfig, source: WeightSource, device: torch.device, dtype: torch.dtype
+) -> TextEncoder:
+    """Return the frozen prompt encoder alone."""
+    with torch.device("meta"):
+        encoder = TextEncoder(config)
+    encoder.to(dtype).to_empty(device=device)
+    table = {TEXT + entry.official: entry for entry in entries(encoder)}
+    state = encoder.state_dict()
+    with torch.no_grad():
+        for name, tensor in source.stream(table):
+            for target, piece in table[name].split(tensor):
+                state[target].copy_(piece)
+    return encoder.eval().requires_grad_(requires_grad=False)

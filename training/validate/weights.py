@@ -7,8 +7,8 @@ from pathlib import Path
 from dzrobot.errors import DzrobotError, preview
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.training.architecture import CONFIG_FILE, SourcePlan, base_network, run_network
-from dzrobot.training.fault import Fault, missing_path
-from dzrobot.training.settings import ModelConfig, SFTConfig
+from dzrobot.training.config import ModelConfig, SFTConfig
+from dzrobot.training.validate.faults import Fault, missing_path
 
 
 def weight_faults(model: ModelConfig) -> Iterator[Fault]:

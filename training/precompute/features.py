@@ -21,9 +21,9 @@ from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.writer import StateDictSource
 from dzrobot.policies.dreamzero.network.world_action import Encoded, WorldActionModel
 from dzrobot.progress import progress_bar
+from dzrobot.training.config import SFTConfig
 from dzrobot.training.data import LoaderOptions, Slot, TrainingData, encode_views, read_batches
-from dzrobot.training.settings import SFTConfig
-from dzrobot.training.world import World
+from dzrobot.training.distributed import DistributedEnvironment
 
 _log = logging.getLogger(__name__)
 
@@ -86,15 +86,13 @@ class StoredFeatures:
         return self._folder / f"{name}.npy"
 
 
-def build_features(
-    config: SFTConfig, model: WorldActionModel, data: TrainingData, world: World
-) -> StoredFeatures | None:
-    """Encode, shared over the processes, what is not on disk; None where pictures stay live.
+def precompute_features(
+    config: SFTConfig, model: WorldActionModel, data: TrainingData, world: DistributedEnvironment
+) -> StoredFeatures:
+    """Encode, shared over the processes, what is not on disk.
 
     Collective. The folder must be one that all processes see.
     """
-    if not config.data.cache_features:
-        return None
     folder = config.runner.output_dir / "features" / _key(model, data)
     stored = StoredFeatures(folder, len(data))
     wanted = stored.missing()
@@ -124,7 +122,7 @@ def _encode(
     data: TrainingData,
     parts: list[list[int]],
     config: SFTConfig,
-    world: World,
+    world: DistributedEnvironment,
 ) -> Iterator[tuple[list[int], Encoded]]:
     slots = [[Slot(0, 0, number) for number in numbers] for numbers in parts]
     options = LoaderOptions(num_workers=config.data.num_workers)

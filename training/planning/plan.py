@@ -6,9 +6,16 @@ from dataclasses import dataclass, replace
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.training.architecture import run_network, source_plans
-from dzrobot.training.assembly import sample_cost
-from dzrobot.training.memory import GIB, Counts, MemoryPlan, Setup, count_parameters, plan_memory
-from dzrobot.training.settings import ModelConfig, ParallelConfig, SFTConfig
+from dzrobot.training.config import ModelConfig, ParallelConfig, SFTConfig
+from dzrobot.training.planning.flops import sample_cost
+from dzrobot.training.planning.memory import (
+    GIB,
+    Counts,
+    MemoryPlan,
+    Setup,
+    count_parameters,
+    plan_memory,
+)
 
 ASSUMED_UTILISATION = 0.4
 """Share of the peak that executed operations are assumed to reach."""

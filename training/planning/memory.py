@@ -12,9 +12,9 @@ from functools import lru_cache
 from torch import nn
 
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
-from dzrobot.training.flops import SampleShape, sample_shape
-from dzrobot.training.settings import ModelConfig, ParallelConfig
-from dzrobot.training.weights import empty_network
+from dzrobot.training.build import empty_network
+from dzrobot.training.config import ModelConfig, ParallelConfig
+from dzrobot.training.planning.flops import SampleShape, sample_shape
 
 GIB = 2**30
 

@@ -7,9 +7,18 @@ is never attended and is left out, the last layer computes only the noisy half, 
 embedded once per frame instead of once per token.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
-from dzrobot.policies.dreamzero.network.config import DiTConfig
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from dzrobot.policies.dreamzero.checkpoints.load import build_network
+from dzrobot.policies.dreamzero.network.config import DiTConfig, NetworkConfig
+from dzrobot.policies.dreamzero.network.prompting import attended_rows
+from dzrobot.policies.dreamzero.network.vae import Vae
+from dzrobot.training.config import ParallelConfig, SFTConfig
 
 _IMAGE_TOKENS = 257
 _PATCH_PIXELS = 4
@@ -202,3 +211,74 @@ family."""
 def peak_tflops(device_name: str) -> float | None:
     """Return the dense bf16 peak of a device in TFLOP/s, None where it is not known."""
     return next((peak for part, peak in PEAK_TFLOPS.items() if part in device_name), None)
+
+
+def device_peak(device: torch.device) -> float | None:
+    """Return the dense bf16 peak of ``device`` in TFLOP/s, None where it is not known."""
+    return peak_tflops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+def sample_cost(
+    config: SFTConfig, network: NetworkConfig, image_size: tuple[int, int], longest_prompt: int
+) -> SampleCost:
+    """Return the operations of one sample as this run computes it.
+
+    Args:
+        config: Says what is recomputed and whether prompts are encoded in every step.
+        network: The network of the run.
+        image_size: (height, width) in pixels of the tiled picture.
+        longest_prompt: Prompt rows that are not padding.
+    """
+    shape = sample_shape(network.dit, network.head.num_frames, network.vae.temporal_stride)
+    rows = min(attended_rows(longest_prompt), network.dit.text_len)
+    executed = executed_flops(network.dit, shape, rows)
+    return SampleCost(
+        model_forward=model_flops(network.dit, shape),
+        executed_forward=executed,
+        encoders=encoder_flops(
+            network, image_size, 0 if config.model.cache_prompts else longest_prompt
+        ),
+        recomputed_share=recomputed_share(config.parallel, network.dit.num_layers),
+    )
+
+
+def recomputed_share(parallel: ParallelConfig, layers: int) -> float:
+    """Return the share of the forward pass's matrix products that the backward pass runs again."""
+    if parallel.activation_checkpointing != "full":
+        return 0.0
+    return (layers - min(parallel.kept_blocks, layers)) / layers
+
+
+def encoder_flops(network: NetworkConfig, image_size: tuple[int, int], prompt_tokens: int) -> float:
+    """Return the operations of the frozen encoders for one sample.
+
+    Pictures are counted on a run without memory; ``prompt_tokens`` is 0 where embeddings are
+    stored.
+    """
+    model = build_network(network, text_encoder=False)
+    height, width = network.target_size or image_size
+    clips = 2 if network.dit.concat_first_frame_latent else 1
+    text = network.text
+    layer = 4 * text.dim * text.dim_attn + 3 * text.dim * text.dim_ffn
+    scores = 2 * prompt_tokens * text.dim_attn
+    with torch.device("meta"):
+        frame = torch.empty(1, 3, height, width)
+    return float(
+        clips * _clip_flops(model.vae, frame, network.head.num_frames)
+        + _count(partial(model.image_encoder, frame))
+        + 2 * text.num_layers * prompt_tokens * (layer + scores)
+    )
+
+
+def _clip_flops(vae: Vae, frame: torch.Tensor, frames: int) -> int:
+    """Return the cost of encoding a clip: from the third chunk on, all cost the same."""
+    stride = vae.config.temporal_stride
+    clips = [frame[:, :, None].expand(-1, -1, n, -1, -1) for n in (1 + stride, 1 + 2 * stride)]
+    short, long = (_count(partial(vae.encode, clip)) for clip in clips)
+    return short + (frames // stride - 1) * (long - short)
+
+
+def _count(run: Callable[[], object]) -> int:
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        run()
+    return int(counter.get_total_flops())

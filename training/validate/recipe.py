@@ -9,10 +9,10 @@ from pathlib import Path
 
 from dzrobot.errors import DzrobotError
 from dzrobot.training.architecture import source_plans
-from dzrobot.training.checks_data import mixture_faults, relative_faults, source_faults
-from dzrobot.training.checks_weights import adapter_faults, network_faults, weight_faults
-from dzrobot.training.fault import Fault
-from dzrobot.training.settings import SFTConfig
+from dzrobot.training.config import SFTConfig
+from dzrobot.training.validate.data import mixture_faults, relative_faults, source_faults
+from dzrobot.training.validate.faults import Fault
+from dzrobot.training.validate.weights import adapter_faults, network_faults, weight_faults
 
 
 def find_faults(config: SFTConfig, world_size: int) -> list[Fault]:

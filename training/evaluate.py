@@ -15,43 +15,43 @@ from torch import Tensor
 
 from dzrobot.policies.dreamzero.network.dit import Controls, TrainInputs
 from dzrobot.policies.dreamzero.network.schedule import inference_schedule
-from dzrobot.policies.dreamzero.network.world_action import Prepared, TrainBatch
+from dzrobot.policies.dreamzero.network.world_action import Prepared
+from dzrobot.training.build import TrainingComponents
 from dzrobot.training.data import (
     LoaderPlan,
     TrainingBatch,
     TrainingData,
     build_loader,
-    encode_views,
 )
 from dzrobot.training.keyed import sample_noise
-from dzrobot.training.parts import Parts
 
 
 @torch.no_grad()
-def evaluate_open_loop(parts: Parts, step: int) -> dict[str, float]:
+def evaluate_open_loop(components: TrainingComponents) -> dict[str, float]:
     """Return the mean absolute action error over held-out windows; collective.
 
     Names are ``open_loop/<part>/<dimension>`` (mean over the horizon) and
     ``open_loop/<part>/step_<i>`` (mean over dimensions), both in physical units.
     """
-    data = parts.recordings.held_out
+    data = components.datasets.held_out
     assert data is not None, "checked before anything was opened"
+    inputs = components.inputs.held_out(data)
     sums: dict[str, NDArray[np.float64]] = {}
     counts: dict[str, int] = {}
-    for batch in _batches(parts, data):
-        prepared = _prepare(parts, data, batch)
-        predicted = predict_actions(parts, prepared, batch)
-        for key, error in _errors(parts, data, batch, predicted):
+    for batch in _batches(components, data):
+        prepared = inputs.prepare(batch)
+        predicted = predict_actions(components, prepared, batch)
+        for key, error in _errors(components, data, batch, predicted):
             sums[key] = sums.get(key, np.zeros(error.shape)) + error
             counts[key] = counts.get(key, 0) + 1
-    gathered: list[Any] = [None] * parts.world.size
-    dist.all_gather_object(gathered, (sums, counts), group=parts.world.host_group)
-    parts.model.model.reshard()  # type: ignore[operator]
+    gathered: list[Any] = [None] * components.world.size
+    dist.all_gather_object(gathered, (sums, counts), group=components.world.host_group)
+    components.model.model.reshard()  # type: ignore[operator]
     return dict(_named(gathered))
 
 
-def _batches(parts: Parts, data: TrainingData) -> Iterator[TrainingBatch]:
-    runner, world = parts.config.runner, parts.world
+def _batches(components: TrainingComponents, data: TrainingData) -> Iterator[TrainingBatch]:
+    runner, world = components.config.runner, components.world
     whole = runner.micro_batch_size * world.size
     steps = -(-runner.eval_windows // whole)
     plan = LoaderPlan(
@@ -61,24 +61,12 @@ def _batches(parts: Parts, data: TrainingData) -> Iterator[TrainingBatch]:
     return iter(build_loader(data, plan))
 
 
-def _prepare(parts: Parts, data: TrainingData, batch: TrainingBatch) -> Prepared:
-    device = parts.world.device
-    return parts.model.prepare(
-        TrainBatch(
-            images=encode_views(batch, data, augment=None, device=device),
-            state_BSM=batch["state"].to(device),
-            action_BAM=batch["action"].to(device),
-            action_mask_BAM=batch["action_mask"].to(device),
-            has_real_action_B=batch["has_real_action"].to(device),
-            prompt=parts.prompts.embed(batch["prompt"], device),
-        )
-    )
-
-
-def predict_actions(parts: Parts, prepared: Prepared, batch: TrainingBatch) -> Tensor:
+def predict_actions(
+    components: TrainingComponents, prepared: Prepared, batch: TrainingBatch
+) -> Tensor:
     """Return denoised actions (B, A, 32) in [-1, 1] for every block of a micro-batch."""
     noise = sample_noise(
-        parts.network, prepared, parts.config.runner.seed, -1, batch["slot"].tolist()
+        components.network, prepared, components.config.runner.seed, -1, batch["slot"].tolist()
     )
     schedule = inference_schedule()
     video, action = schedule.start(noise.video_BCFYX), schedule.start(noise.action_BAM)
@@ -96,7 +84,7 @@ def predict_actions(parts: Parts, prepared: Prepared, batch: TrainingBatch) -> T
             prompting=prepared.prompting,
             first_frame_BCFYX=prepared.first_frame_BCFYX,
         )
-        velocity_video, velocity_action = parts.model.model(inputs)
+        velocity_video, velocity_action = components.model.model(inputs)
         rows, columns = velocity_video.shape[-2:]
         full = torch.zeros_like(video.sample)
         full[..., :rows, :columns] = velocity_video
@@ -106,10 +94,10 @@ def predict_actions(parts: Parts, prepared: Prepared, batch: TrainingBatch) -> T
 
 
 def _errors(
-    parts: Parts, data: TrainingData, batch: TrainingBatch, predicted: Tensor
+    components: TrainingComponents, data: TrainingData, batch: TrainingBatch, predicted: Tensor
 ) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """Yield (action key, absolute error (horizon, dim)) of every block of every sample."""
-    horizon = parts.network.head.action_horizon
+    horizon = components.network.head.action_horizon
     for i, number in enumerate(batch["sample_id"].tolist()):
         index, reader, window = data.locate(number)
         source = data.sources[index]

@@ -11,7 +11,7 @@ from dzrobot.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class World:
+class DistributedEnvironment:
     """This process among all processes of the run."""
 
     rank: int
@@ -42,7 +42,7 @@ class World:
         return self.rank == 0
 
 
-def join_world(device_type: str | None = None) -> World:
+def init_distributed(device_type: str | None = None) -> DistributedEnvironment:
     """Join the run that torchrun started, or make one of a single process.
 
     Args:
@@ -68,7 +68,7 @@ def join_world(device_type: str | None = None) -> World:
         dist.init_process_group(backend)
     else:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    return World(
+    return DistributedEnvironment(
         rank=dist.get_rank(),
         size=dist.get_world_size(),
         local_rank=local_rank,

@@ -8,8 +8,8 @@ from typing import Any
 from dzrobot.errors import DzrobotError, preview, suggest
 from dzrobot.modality.stats import Statistics
 from dzrobot.training.architecture import METADATA_FILE, SourcePlan
-from dzrobot.training.fault import Fault, missing_path
-from dzrobot.training.settings import ModelConfig, SFTConfig, SourceConfig
+from dzrobot.training.config import ModelConfig, SFTConfig, SourceConfig
+from dzrobot.training.validate.faults import Fault, missing_path
 
 
 def source_faults(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Fault]:

@@ -1,0 +1,413 @@
+"""From a checked recipe to everything a training run is made of, read from top to bottom.
+
+:func:`build` says the order: initial weights, network, datasets, prompts, the network laid out over
+the processes, stored image features, optimizer, metrics. What follows are its steps.
+
+A network is never whole in one place: it is built on the meta device, sharded, and every process
+copies its own part out of the files.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dzrobot.modality.augment import PUBLISHED, AugmentConfig
+from dzrobot.policies.dreamzero.checkpoints.coldstart import Components, cold_start
+from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint, open_checkpoint
+from dzrobot.policies.dreamzero.checkpoints.drawn import DrawnSource
+from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
+from dzrobot.policies.dreamzero.checkpoints.hub import locate
+from dzrobot.policies.dreamzero.checkpoints.load import (
+    build_network,
+    check_weights,
+    complete_source,
+    expected_shapes,
+    fill_network,
+    slots,
+)
+from dzrobot.policies.dreamzero.checkpoints.lora import (
+    MergedSource,
+    adapter_scale,
+    inject_adapters,
+    trained_with_adapters,
+)
+from dzrobot.policies.dreamzero.checkpoints.names import DIT, canonical, is_adapter
+from dzrobot.policies.dreamzero.checkpoints.sources import UnionSource, WeightSource
+from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.network.tokenizer import DEFAULT_TOKENIZER, PromptTokenizer
+from dzrobot.policies.dreamzero.network.world_action import (
+    Encoded,
+    Prepared,
+    TrainBatch,
+    WorldActionModel,
+)
+from dzrobot.policies.dreamzero.tiny import RandomSource
+from dzrobot.training.architecture import (
+    METADATA_FILE,
+    SourcePlan,
+    base_network,
+    run_network,
+    source_plans,
+)
+from dzrobot.training.config import ModelConfig, SFTConfig
+from dzrobot.training.data import (
+    ReaderOptions,
+    Selection,
+    SourceSpec,
+    TrainingBatch,
+    TrainingData,
+    encode_views,
+)
+from dzrobot.training.data.lerobot import Catalog
+from dzrobot.training.distributed import DistributedEnvironment
+from dzrobot.training.metrics import Metrics, Rates
+from dzrobot.training.optim import Ema, Optimizer
+from dzrobot.training.parallel import DTYPES, clean_name, parallelize, shard_frozen
+from dzrobot.training.planning.flops import device_peak, sample_cost
+from dzrobot.training.precompute.features import StoredFeatures, precompute_features
+from dzrobot.training.precompute.prompts import (
+    LivePrompts,
+    PromptEncoding,
+    Prompts,
+    precompute_prompts,
+    training_prompts,
+)
+
+TOKENIZER_FOLDER = "tokenizer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingComponents:
+    """What a run is made of."""
+
+    config: SFTConfig
+    world: DistributedEnvironment
+    initial: "InitialWeights"
+    network: NetworkConfig
+    datasets: "Datasets"
+    model: WorldActionModel
+    inputs: "NetworkInputs"
+    """From a batch of the loader to what the network's loss takes."""
+
+    optimizer: Optimizer
+    ema: Ema | None
+    metrics: Metrics
+
+
+def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponents:
+    """Open weights and datasets, and lay the network out over the processes. Collective.
+
+    Raises:
+        CheckpointError: The initial weights are missing, damaged or not those of the network.
+        DatasetError: See :func:`open_datasets`.
+        StatisticsError: See :func:`open_datasets`.
+    """
+    torch.use_deterministic_algorithms(config.runner.deterministic)
+    initial = open_initial_weights(config.model, config.runner.seed)
+    network = network_config(config, initial)
+    datasets = open_datasets(config, initial)
+
+    tokenizer = tokenizer_path(config, initial)
+    texts = datasets.prompts()
+    stored, longest = None, network.dit.text_len
+    if config.model.cache_prompts:
+        encoding = PromptEncoding(
+            network=network, weights=initial.source, tokenizer=tokenizer,
+            dtype=DTYPES[config.parallel.param_dtype],
+        )  # fmt: skip
+        stored = precompute_prompts(texts, encoding, config.runner.output_dir / "prompts", world)
+        longest = stored.longest(texts)
+
+    model = shard(config, network, initial, world)
+    features = None
+    if config.data.cache_features:
+        features = precompute_features(config, model, datasets.train, world)
+        datasets = replace(datasets, train=datasets.train.without_pictures())
+    prompts: Prompts = stored or LivePrompts(
+        model, PromptTokenizer(tokenizer, text_len=network.dit.text_len)
+    )
+
+    trained = {clean_name(n): p for n, p in model.model.named_parameters() if p.requires_grad}
+    image_size = datasets.train.sources[0].spec.embodiment.image_size
+    rates = Rates(
+        cost=sample_cost(config, network, image_size, longest), devices=world.size,
+        peak_tflops=config.logging.peak_tflops or device_peak(world.device),
+    )  # fmt: skip
+    return TrainingComponents(
+        config=config, world=world, initial=initial, network=network, datasets=datasets,
+        model=model,
+        inputs=NetworkInputs(
+            model=model, prompts=prompts, data=datasets.train, device=world.device,
+            augment=PUBLISHED if config.data.augment else None, features=features,
+            cut_prompts=config.model.prompt_rows == "cut",
+        ),
+        optimizer=Optimizer(trained.items(), config.optim, config.runner.max_steps),
+        ema=Ema(trained, config.optim.ema_decay) if config.optim.ema_decay else None,
+        metrics=Metrics(rates, world.device),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitialWeights:
+    """The weights a run starts from; headers have been read, nothing else."""
+
+    base: NetworkConfig
+    """What the files describe, before the run's own horizon and sizes."""
+
+    source: WeightSource
+    """Every tensor, under canonical names; adapters of the checkpoint are merged."""
+
+    folder: Path | None
+    """Checkpoint folder, for statistics, tokenizer and the files beside the weights."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return the hash that tells these weights from others."""
+        return fingerprint(self.source, self.source.tensors)
+
+    @property
+    def metadata(self) -> Path | None:
+        """Return the statistics beside the weights, if any."""
+        return None if self.folder is None else self.folder / METADATA_FILE
+
+
+def open_initial_weights(model: ModelConfig, seed: int) -> InitialWeights:
+    """Return the weights that ``model`` names.
+
+    Raises:
+        CheckpointError: Missing, incomplete or foreign files.
+    """
+    if model.model_path is not None:
+        return _from_checkpoint(open_checkpoint(model.model_path, revision=model.revision))
+    base = base_network(model, _config_json(model.config_path))
+    shapes = expected_shapes(base)
+    if model.random_init:
+        drawn = RandomSource(shapes, seed, torch.float32)
+        return InitialWeights(base=base, source=drawn, folder=None)
+    return InitialWeights(
+        base=base,
+        source=cold_start(_components(model), base, shapes, seed=seed).source,
+        folder=None,
+    )
+
+
+def _from_checkpoint(checkpoint: Checkpoint) -> InitialWeights:
+    network = build_network(checkpoint.config)
+    source = complete_source(checkpoint, None, network)
+    if checkpoint.has_adapters:
+        source = MergedSource(source, adapter_scale(checkpoint.config.head))
+    return InitialWeights(base=checkpoint.config, source=source, folder=checkpoint.folder)
+
+
+def _config_json(path: Path | None) -> Mapping[str, Any] | None:
+    return None if path is None else json.loads(path.read_text())
+
+
+def _components(model: ModelConfig) -> Components:
+    dit, text, image, vae = (
+        locate(str(path))
+        for path in (
+            model.diffusion_model_pretrained_path, model.text_encoder_pretrained_path,
+            model.image_encoder_pretrained_path, model.vae_pretrained_path,
+        )
+    )  # fmt: skip
+    return Components(dit=dit, text=text, image=image, vae=vae)
+
+
+def network_config(config: SFTConfig, initial: InitialWeights) -> NetworkConfig:
+    """Return the network of the run; of sources with unlike horizons it has the longest."""
+    longest = max(source_plans(config), key=lambda plan: plan.embodiment.timing.action_horizon)
+    return run_network(initial.base, config.model, longest.embodiment)
+
+
+def tokenizer_path(config: SFTConfig, initial: InitialWeights) -> str:
+    """Return the tokenizer given, else the one beside the checkpoint, else the published one."""
+    if config.model.tokenizer_path is not None:
+        return config.model.tokenizer_path
+    beside = None if initial.folder is None else initial.folder / TOKENIZER_FOLDER
+    return str(beside) if beside is not None and beside.is_dir() else DEFAULT_TOKENIZER
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """What is trained on and what is kept for evaluation."""
+
+    train: TrainingData
+    held_out: TrainingData | None
+
+    def prompts(self) -> list[str]:
+        """Return every prompt of training and held-out episodes, sorted."""
+        both = [self.train, self.held_out]
+        return sorted(
+            {text for data in both if data is not None for text in training_prompts(data)}
+        )
+
+
+def open_datasets(config: SFTConfig, initial: InitialWeights) -> Datasets:
+    """Open every source of ``config``.
+
+    Raises:
+        DatasetError: See :meth:`TrainingData.open`.
+        StatisticsError: See :meth:`TrainingData.open`.
+    """
+    plans = source_plans(config)
+    count = config.data.holdout_episodes
+    options = ReaderOptions(decoder=config.data.video_backend, damaged=config.data.on_corrupt)
+    train = TrainingData.open(
+        [_spec(plan, initial, count) for plan in plans], seed=config.runner.seed, options=options
+    )
+    if not count:
+        return Datasets(train, None)
+    kept = [_spec(plan, initial, count, held_out=True) for plan in plans]
+    return Datasets(train, TrainingData.open(kept, seed=config.runner.seed, options=options))
+
+
+def _spec(
+    plan: SourcePlan, initial: InitialWeights, count: int, *, held_out: bool = False
+) -> SourceSpec:
+    """Return a source without the last ``count`` episodes of each folder, or with them alone."""
+    metadata = plan.metadata or initial.metadata
+    assert metadata is not None, "checked before anything was opened"
+    embodiment = plan.embodiment
+    if held_out:
+        # Errors are measured against what was recorded, not against repeated rows.
+        timing = replace(embodiment.timing, pad_tail=False)
+        embodiment = replace(embodiment, timing=timing)
+    last = [_last_episodes(path, count) for path in plan.paths]
+    return SourceSpec(
+        paths=plan.paths, embodiment=embodiment, metadata=metadata, weight=plan.weight,
+        distribute_weights=plan.distribute_weights,
+        selections=[
+            Selection(only=episodes) if held_out else Selection(without=episodes)
+            for episodes in last
+        ],
+    )  # fmt: skip
+
+
+def _last_episodes(path: str, count: int) -> frozenset[int]:
+    return frozenset(Catalog.open(path).episodes.index[-count:].tolist() if count else ())
+
+
+def shard(
+    config: SFTConfig,
+    network: NetworkConfig,
+    initial: InitialWeights,
+    world: DistributedEnvironment,
+) -> WorldActionModel:
+    """Return the network on its devices: trained weights in float32, frozen in the compute dtype.
+
+    Raises:
+        CheckpointError: The weights are not those of the network.
+    """
+    model = empty_network(
+        network, is_lora=config.model.is_lora, text_encoder=not config.model.cache_prompts
+    )
+    compute = DTYPES[config.parallel.param_dtype]
+    for parameter in model.parameters():
+        # Only what is updated needs more digits than it is used with.
+        parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else compute)
+    for name, buffer in model.named_buffers():
+        owner, _, leaf = name.rpartition(".")
+        model.get_submodule(owner).register_buffer(leaf, buffer.to(compute))
+    mesh = parallelize(model.model, model.model.blocks, config.parallel, world)
+    if (
+        model.text_encoder is not None
+        and world.size > 1
+        and config.parallel.strategy in ("fsdp", "hsdp")
+    ):
+        shard_frozen(model.text_encoder, list(model.text_encoder.stack.block), mesh)
+    offloaded = torch.device("cpu") if config.parallel.cpu_offload else world.device
+    for name, child in model.named_children():
+        child.to_empty(device=offloaded if name == "model" else world.device)
+    fill(model, initial, config.runner.seed)
+    return model
+
+
+def empty_network(config: NetworkConfig, *, is_lora: bool, text_encoder: bool) -> WorldActionModel:
+    """Return the network on the meta device; only what is trained requires gradients."""
+    network = build_network(config, text_encoder=text_encoder)
+    if is_lora:
+        inject_adapters(network.model, config.head)
+    network.requires_grad_(requires_grad=False)
+    for name, parameter in network.model.named_parameters():
+        parameter.requires_grad_(not is_lora or trained_with_adapters(canonical(DIT + name)))
+    return network.eval()
+
+
+def fill(network: WorldActionModel, initial: InitialWeights, seed: int) -> None:
+    """Give every tensor of a network that has its memory its starting value.
+
+    Raises:
+        CheckpointError: The weights are not those of the network.
+    """
+    adapters = {name: slot.shape for name, slot in slots(network).items() if is_adapter(name)}
+    source = initial.source
+    if adapters:
+        source = UnionSource(sources=(source, NewAdapters(adapters, seed)))
+    check_weights(network, source)
+    fill_network(network, source)
+
+
+class NewAdapters(DrawnSource):
+    """Adapters that change nothing yet: A uniform as the adapter library draws it, B zero."""
+
+    origin = "newly initialised adapters"
+    key = "adapter/"
+
+    def draw(self, name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Return the tensor ``name``."""
+        tensor = torch.zeros(shape)
+        if ".lora_A." in name:
+            bound = shape[1] ** -0.5
+            tensor.uniform_(-bound, bound, generator=generator)
+        return tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkInputs:
+    """What stands between a batch of the loader and the network: augmentation, frozen encoders."""
+
+    model: WorldActionModel
+    prompts: Prompts
+    data: TrainingData
+    """What the batches are read from."""
+
+    device: torch.device
+    augment: AugmentConfig | None = None
+    """Ranges of crop and color; None for the centre crop of evaluation."""
+
+    features: StoredFeatures | None = None
+    """Latents of every sample; None where images are encoded."""
+
+    cut_prompts: bool = False
+    """Whether every prompt is zero from the length of the shortest on."""
+
+    def held_out(self, data: TrainingData) -> "NetworkInputs":
+        """Return the same for the held-out ``data``: as recorded, nothing stored, prompts whole."""
+        return replace(self, data=data, augment=None, features=None, cut_prompts=False)
+
+    def prepare(self, batch: TrainingBatch) -> Prepared:
+        """Return a micro-batch after augmentation and the frozen encoders."""
+        prompt = self.prompts.embed(batch["prompt"], self.device)
+        return self.model.prepare(
+            TrainBatch(
+                images=self._images(batch),
+                state_BSM=batch["state"].to(self.device, non_blocking=True),
+                action_BAM=batch["action"].to(self.device, non_blocking=True),
+                action_mask_BAM=batch["action_mask"].to(self.device, non_blocking=True),
+                has_real_action_B=batch["has_real_action"].to(self.device, non_blocking=True),
+                prompt=prompt.cut() if self.cut_prompts else prompt,
+            )
+        )
+
+    def _images(self, batch: TrainingBatch) -> Tensor | Encoded:
+        if self.features is not None:
+            like = next(self.model.image_encoder.parameters())
+            return self.features.rows(batch["sample_id"], like)
+        return encode_views(batch, self.data, augment=self.augment, device=self.device)

@@ -1,0 +1,1 @@
+"""What a run will need: floating-point operations, memory, and whether it fits."""

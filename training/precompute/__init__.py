@@ -1,0 +1,1 @@
+"""What the frozen encoders give, computed once and kept on disk: prompts and image latents."""

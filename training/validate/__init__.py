@@ -1,0 +1,1 @@
+"""What can be wrong with a recipe, told before anything heavy is imported."""
