@@ -15,6 +15,7 @@ from dzrobot import __version__
 from dzrobot.commands.signals import Terminated
 from dzrobot.documents import shorten
 from dzrobot.errors import DzrobotError, StoppedError, suggest
+from dzrobot.importing import current_folder_importable
 
 COMMANDS = {
     "eval": ("eval", "evaluate a policy in an environment"),
@@ -87,7 +88,9 @@ def available() -> dict[str, str]:
 def guarded(program: str, argv: Sequence[str], module: str) -> int:
     """Run the command in ``module``; an error that is the user's becomes one message and code 2."""
     try:
-        return _run(program, argv, importlib.import_module(module))
+        # What a user writes as module:name, and what that imports, may lie in the current folder.
+        with current_folder_importable():
+            return _run(program, argv, importlib.import_module(module))
     except DzrobotError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return STOPPED if isinstance(error, StoppedError) else FAULT

@@ -1,9 +1,14 @@
-"""Names that are imported when they are asked for."""
+"""Names that are imported when they are used first, or because a user wrote ``module:name``."""
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+from dzrobot.errors import UnknownNameError, preview, suggest
 
 
 def lazy_exports(
@@ -30,3 +35,81 @@ def lazy_exports(
         return sorted({*vars(sys.modules[package]), *homes})
 
     return get, names
+
+
+def is_reference(text: str) -> bool:
+    """Return whether ``text`` has the form ``module:name``; nothing is imported."""
+    module, colon, name = text.partition(":")
+    return bool(colon) and is_module_name(module) and name.isidentifier()
+
+
+def is_module_name(text: str) -> bool:
+    """Return whether ``text`` has the form of a module's name; nothing is imported."""
+    return all(word.isidentifier() for word in text.split("."))
+
+
+def load_reference(text: str, kind: str, expected: Any = object) -> Any:
+    """Return what ``module:name`` names; the import path is searched, then the current folder.
+
+    Args:
+        text: As a user wrote it.
+        kind: What it is to name, for messages: ``"policy"``.
+        expected: Its class; ``collections.abc.Callable`` for what is called.
+
+    Raises:
+        UnknownNameError: not of that form, no such module, or nothing of that name and class in it.
+    """
+    if not is_reference(text):
+        raise UnknownNameError(f"{kind} {text[:200]!r} is not written 'module:name'")
+    module_name, _, name = text.partition(":")
+    names = vars(load_module(module_name, f"{kind} {text!r}"))
+    fitting = {
+        key: value
+        for key, value in names.items()
+        if isinstance(value, expected) and not key.startswith("_")
+    }
+    if name in names and isinstance(names[name], expected):
+        return names[name]
+    given = f"is a {type(names[name]).__name__}" if name in names else "does not exist"
+    raise UnknownNameError(
+        f"{kind}: {module_name}:{name} {given}.{suggest(name, fitting)} In {module_name} there "
+        f"are: {preview(fitting)}."
+    )
+
+
+def load_module(name: str, what: str) -> ModuleType:
+    """Return the module ``name``; the import path is searched, then the current folder.
+
+    Args:
+        name: Dotted name.
+        what: What asks for it, for messages: ``"embodiment 'my_robot:UR5'"``.
+
+    Raises:
+        UnknownNameError: no such module.
+    """
+    with current_folder_importable():
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            # What a module that is there lacks itself is for the user to read.
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+            raise UnknownNameError(
+                f"{what}: there is no module {name!r} on the import path or in {Path.cwd()}; "
+                "install it, set PYTHONPATH, or change to its folder."
+            ) from error
+
+
+@contextmanager
+def current_folder_importable() -> Iterator[None]:
+    """Look in the current folder too, and last: a console script does not look there at all."""
+    folder = str(Path.cwd())
+    if folder in sys.path or "" in sys.path:
+        yield
+        return
+    sys.path.append(folder)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)

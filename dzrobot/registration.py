@@ -1,18 +1,67 @@
-"""Gymnasium ids, as strings: nothing heavy is imported until an environment is made."""
+"""Gymnasium ids and suites, as strings: nothing heavy is imported until an environment is made."""
+
+from dataclasses import dataclass
 
 import gymnasium as gym
 
 _LIBERO = "dzrobot.envs.libero.env:LiberoEnv"
 _FRANKA = "dzrobot.envs.franka.make:make_franka"
 
-LIBERO_STEPS = {"spatial": 220, "object": 280, "goal": 300, "10": 520, "90": 400}
-"""Steps per episode of the standard protocol, by suite."""
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """Tasks of one kind, each with its own initial states."""
+
+    name: str
+    env: str
+    """Gymnasium id; its environment takes ``task_id``."""
+
+    tasks: int
+    init_states: int
+    """Of each task, numbered from 0."""
+
+    max_steps: int
+    """Steps per episode that the environment is registered with."""
+
+    assets: str | None = None
+    """``module:function`` that takes the suite's name and returns which of its files are the
+    official ones; None: it has no files."""
+
+
+def _libero(name: str, tasks: int, max_steps: int) -> Suite:
+    return Suite(
+        name=f"libero_{name}",
+        env=f"dzrobot/libero_{name}-v0",
+        tasks=tasks,
+        init_states=50,
+        max_steps=max_steps,
+        assets="dzrobot.envs.libero.assets:report",
+    )
+
+
+LIBERO_SUITES = (
+    _libero("spatial", 10, 220),
+    _libero("object", 10, 280),
+    _libero("goal", 10, 300),
+    _libero("10", 10, 520),
+    _libero("90", 90, 400),
+)
+"""With the step limits of the standard protocol."""
+
+SUITES: dict[str, Suite] = {}
+"""What ``dzrobot eval --suite`` knows, by name."""
+
+
+def register_suite(suite: Suite) -> None:
+    """Let evaluations name ``suite``; registering twice is harmless."""
+    SUITES[suite.name] = suite
 
 
 def register_envs() -> None:
     """Register every environment of this package; registering twice is harmless."""
-    for suite, steps in LIBERO_STEPS.items():
-        _register(f"dzrobot/libero_{suite}-v0", _LIBERO, steps, {"suite": f"libero_{suite}"})
+    for suite in LIBERO_SUITES:
+        register_suite(suite)
+        _register(suite.env, _LIBERO, suite.max_steps, {"suite": suite.name})
     _register("dzrobot/lift-v0", "dzrobot.envs.libero.lift:LiftEnv", 150, {})
     _register("dzrobot/point-v0", "dzrobot.envs.fakes:PointEnv", 60, {})
     for name in ("Franka-PnP-v0", "dzrobot/Franka-PnP-v0"):

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.spaces import action_space, observation_space, plain_action
+from dzrobot.envs.spaces import action_space, at_resolution, observation_space, plain_action
 from dzrobot.envs.starts import Starts
 from dzrobot.errors import ModalityError, SimulatorError
 
@@ -53,11 +53,15 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
             raise ModalityError(
                 f"task_id={task_id} does not exist; there are 0 to {len(COLOURS) - 1}."
             )
-        embodiment = load_embodiment("libero_sim")
         self.observation_space = observation_space(
-            embodiment, {"state.state": (-1.0, 1.0)}, resolution=(resolution, resolution)
+            load_embodiment("libero_sim"),
+            {"state.state": (-1.0, 1.0)},
+            resolution=(resolution, resolution),
         )
-        self.action_space = action_space(embodiment)
+        self.embodiment = at_resolution(load_embodiment("libero_sim"), resolution)
+        self.control_hz = self.embodiment.timing.control_hz
+        self.init_states = STARTS
+        self.action_space = action_space(self.embodiment)
         self.render_mode = render_mode
         self.task_id = task_id
         self.task = f"move the point to the {list(COLOURS)[task_id]} mark"

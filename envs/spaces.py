@@ -3,6 +3,7 @@
 import multiprocessing
 import string
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
@@ -60,6 +61,16 @@ def observation_space(
         parts[part.key] = _box(part, find(limits, "state limits", part.key))
     parts[embodiment.language] = Instruction()
     return spaces.Dict(parts)
+
+
+def at_resolution(embodiment: Embodiment, resolution: int) -> Embodiment:
+    """Return ``embodiment`` with cameras that deliver pictures of ``resolution`` pixels each way.
+
+    What an environment whose picture size can be chosen states as its own.
+    """
+    size = (resolution, resolution)
+    views = tuple(replace(view, resolution=size) for view in embodiment.views)
+    return replace(embodiment, views=views)
 
 
 def action_space(embodiment: Embodiment) -> spaces.Box:

@@ -3,9 +3,7 @@
 import argparse
 
 from dzrobot.commands import flags
-from dzrobot.errors import ConfigError
 from dzrobot.progress import progress_bar
-from dzrobot.rollout.arms import moves_an_arm
 from dzrobot.rollout.collection import CollectionPlan, Progress, collect
 
 SUMMARY = "record demonstrations of the scripted expert as a LeRobot dataset"
@@ -17,7 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--env", type=flags.text, required=True, help="Gymnasium id, such as dzrobot/lift-v0"
     )
     parser.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--embodiment", type=flags.text, default="libero_sim")
+    parser.add_argument(
+        "--embodiment", type=flags.text, help="robot (default: what the environment says)"
+    )
     parser.add_argument(
         "--policy", type=flags.text, default="expert", help="expert, or module:factory"
     )
@@ -45,10 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Collect, or go on collecting."""
-    if moves_an_arm(arguments.env):
-        raise ConfigError(
-            f"{arguments.env} moves an arm, where a person decides: `dzrobot record` records it"
-        )
     plan = CollectionPlan(
         env=arguments.env,
         env_arguments=flags.keywords(arguments.env_arg, {"max_episode_steps": "--max-steps"}),

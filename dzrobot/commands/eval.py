@@ -13,11 +13,13 @@ from rich.console import Console
 from dzrobot.commands import flags
 from dzrobot.commands.arm import add_attention, looked_after
 from dzrobot.commands.signals import terminable
+from dzrobot.embodiments.spec import History
 from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
+from dzrobot.policies.dreamzero.options import Noise, PolicyOptions
 from dzrobot.progress import progress_bar
-from dzrobot.rollout.arms import moves_an_arm, on_a_real_arm, slowed
+from dzrobot.rollout.arms import slowed
 from dzrobot.rollout.card import card_digest
-from dzrobot.rollout.environment import make_environment
+from dzrobot.rollout.environment import look_at, make_environment
 from dzrobot.rollout.evaluate import (
     Evaluation,
     Prepared,
@@ -26,8 +28,8 @@ from dzrobot.rollout.evaluate import (
     evaluate,
     prepare,
 )
-from dzrobot.rollout.players import BUILT_IN, Player, PlayerOptions
-from dzrobot.rollout.protocol import PROTOCOLS, Noise, Selection
+from dzrobot.rollout.players import BUILT_IN, Player
+from dzrobot.rollout.protocol import PROTOCOLS, Selection
 from dzrobot.rollout.report import Summary, table
 
 SUMMARY = "evaluate a policy in an environment"
@@ -48,7 +50,7 @@ _RESERVED = {
 }
 """Keywords of ``gym.make`` that have a flag of their own."""
 
-_HISTORY = {"on": "recent", "off": "off", "recent": "recent", "grid": "grid"}
+_HISTORY: dict[str, History] = {"on": "recent", "off": "off", "recent": "recent", "grid": "grid"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = arguments.output or Path("results") / (
         f"{setup.label}-{setup.evaluation.player.label}-{card_digest(prepared.card)}"
     )
-    arm = any(moves_an_arm(case.env) for case in prepared.cases)
+    arm = prepared.moves_an_arm
     workers = (0 if arm else _WORKERS) if arguments.workers is None else arguments.workers
     options = RunOptions(
         workers=workers,
@@ -250,8 +252,8 @@ def _setup(arguments: argparse.Namespace) -> _Setup:
             f"Embedded default: {env} (robosuite's Lift in the shape of LIBERO; it is not LIBERO)."
         )
     given = flags.keywords(arguments.env_arg, _RESERVED)
-    if not suites and moves_an_arm(str(env)):
-        given = _on_this_arm(arguments, str(env), given, greeting)
+    if not suites:
+        given = _checked_for_arms(arguments, str(env), given, greeting)
     player = _player(arguments, greeting)
     if not suites and arguments.env is None:
         greeting.append(f"LIBERO with a real checkpoint: {EXAMPLE}")
@@ -275,15 +277,18 @@ def _setup(arguments: argparse.Namespace) -> _Setup:
     return _Setup(evaluation, label, tuple(greeting))
 
 
-def _on_this_arm(
+def _checked_for_arms(
     arguments: argparse.Namespace, env: str, given: dict[str, Any], greeting: list[str]
 ) -> dict[str, Any]:
-    """Return the environment's arguments as an arm takes them; refuse what it would regret."""
+    """Return the environment's arguments; an arm's as it takes them, and none it would regret."""
+    facts = look_at(env, None, given)
+    if not facts.moves_an_arm:
+        return given
     if arguments.checkpoint is None and arguments.policy is None:
         raise ConfigError(
             f"{env} moves an arm, which has no default policy: give --checkpoint or --policy"
         )
-    if arguments.full_speed or "slow_first_steps" in given or not on_a_real_arm(env, given):
+    if arguments.full_speed or "slow_first_steps" in given or not facts.is_real:
         return given
     greeting.append(
         "Every step is carried out at the workcell's slow_pace, as a first trial is; --full-speed "
@@ -307,17 +312,17 @@ def _player(arguments: argparse.Namespace, greeting: list[str]) -> Player:
         name=name,
         privileged=arguments.privileged,
         embodiment=arguments.embodiment,
-        options=PlayerOptions(
+        options=PolicyOptions(
             dit_steps=arguments.dit_steps,
             execute=arguments.execute,
-            history=_HISTORY[arguments.history] if arguments.history else None,  # type: ignore[arg-type]
+            history=_HISTORY[arguments.history] if arguments.history else None,
             cfg_scale=arguments.cfg_scale,
             noise=arguments.noise,
             seed=arguments.policy_seed,
-            device=arguments.device,
-            dtype=arguments.dtype,
-            revision=arguments.revision,
         ),
+        device=arguments.device,
+        dtype=arguments.dtype,
+        revision=arguments.revision,
     )
 
 

@@ -1,7 +1,6 @@
 """``dzrobot record``: episodes on the robot as a LeRobot dataset."""
 
 import argparse
-import importlib
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -9,17 +8,17 @@ from typing import Any
 
 import gymnasium as gym
 
-import dzrobot  # noqa: F401 (registers the ids)
 from dzrobot.commands.arm import add_attention, looked_after
 from dzrobot.commands.replay import add_workcell, load_recording, workcell_arguments
-from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, StoppedError
+from dzrobot.importing import is_reference, load_reference
 from dzrobot.recording import EpisodeWriter
-from dzrobot.rollout.arms import check_conventions, moves_an_arm, on_a_real_arm
+from dzrobot.rollout.arms import check_conventions
 from dzrobot.rollout.attended import Attended
 from dzrobot.rollout.demonstration import (
     DISCARDED,
     KEYBOARD_HELP,
+    KEYBOARD_NUMBERS,
     CallableActor,
     KeyboardActor,
     Recorded,
@@ -27,9 +26,14 @@ from dzrobot.rollout.demonstration import (
     ReplayActor,
     record_episode,
 )
-from dzrobot.rollout.environment import environment_robot
+from dzrobot.rollout.environment import (
+    EnvironmentFacts,
+    look_at,
+    made_environment,
+    needed_robot,
+)
 from dzrobot.rollout.episode import Actor, EpisodeRules, PolicyActor
-from dzrobot.rollout.players import Player, PlayerOptions, open_player
+from dzrobot.rollout.players import Player, find_player, open_player
 
 SUMMARY = "record demonstrations on the robot"
 
@@ -64,25 +68,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Record; return 1 when an episode was cut short."""
-    robot = environment_robot(arguments.env)
-    if robot is None:
-        raise ConfigError(f"{arguments.env} is no environment of this package")
-    actor = _actor(arguments, robot)
-    env = gym.make(
-        arguments.env, max_episode_steps=arguments.max_steps, **workcell_arguments(arguments)
-    )
+    given = workcell_arguments(arguments)
+    facts = look_at(arguments.env, None, given)
+    needed_robot(arguments.env, facts)
+    actor = _actor(arguments, facts)
+    env = made_environment(arguments.env, {"max_episode_steps": arguments.max_steps, **given})
     if arguments.policy:
-        _check_policy(arguments, env, robot)
+        _check_policy(arguments, env, facts)
     log = arguments.output.with_name(f"{arguments.output.name}.operator.jsonl")
     with looked_after(arguments, "dzrobot record", log) as people, closing(env):
-        return _record(arguments, people.opened(env), actor, robot, people)
+        return _record(arguments, people.opened(env), actor, facts, people)
 
 
-def _check_policy(arguments: argparse.Namespace, env: gym.Env[Any, Any], robot: Embodiment) -> None:
-    if Player(name=arguments.policy).looks:
-        check_conventions(env, robot)
-    name, given = arguments.env, workcell_arguments(arguments)
-    if moves_an_arm(name) and on_a_real_arm(name, given) and not arguments.full_speed:
+def _check_policy(
+    arguments: argparse.Namespace, env: gym.Env[Any, Any], facts: EnvironmentFacts
+) -> None:
+    if Player(name=arguments.policy).looks and facts.robot is not None:
+        check_conventions(env, facts.robot)
+    if facts.is_real and not arguments.full_speed:
         raise ConfigError(
             "what a policy does is recorded at full speed: try it with `dzrobot eval` first, which "
             "is slow, then say --full-speed"
@@ -93,10 +96,11 @@ def _record(
     arguments: argparse.Namespace,
     env: gym.Env[Any, Any],
     actor: Actor,
-    robot: Embodiment,
+    facts: EnvironmentFacts,
     people: Attended,
 ) -> int:
-    hz = _control_hz(env, robot)
+    robot = needed_robot(arguments.env, facts)
+    hz = facts.control_hz or robot.timing.control_hz
     keep_all, cut_short = not arguments.only_success, 0
     with EpisodeWriter(
         arguments.output, robot, fps=hz, version=arguments.version, video=arguments.video
@@ -118,14 +122,6 @@ def _record(
     return 1 if cut_short else 0
 
 
-def _control_hz(env: gym.Env[Any, Any], robot: Embodiment) -> float:
-    """Return the rate the environment keeps: the robot's, unless the workcell says otherwise."""
-    from dzrobot.envs.franka.env import FrankaEnv
-
-    inner = env.unwrapped
-    return inner.config.control_hz if isinstance(inner, FrankaEnv) else robot.timing.control_hz
-
-
 def _line(number: int, done: Recorded, hz: float) -> str:
     said = "kept" if done.kept else "not kept"
     text = f"episode {number}: {done.frames} frames, {done.outcome.ended}, {said}"
@@ -137,29 +133,26 @@ def _line(number: int, done: Recorded, hz: float) -> str:
     return text
 
 
-def _actor(arguments: argparse.Namespace, robot: Embodiment) -> Actor:
+def _actor(arguments: argparse.Namespace, facts: EnvironmentFacts) -> Actor:
+    own = needed_robot(arguments.env, facts)
     if arguments.keyboard:
+        if own.action_dim != KEYBOARD_NUMBERS:
+            raise ConfigError(
+                f"--keyboard drives arms of {KEYBOARD_NUMBERS} numbers (6 of the hand, 1 of the "
+                f"gripper), {own.tag} has {own.action_dim}; give --call MODULE:FUNCTION"
+            )
         return KeyboardActor()
     if arguments.replay:
         folder, _, episode = arguments.replay.rpartition("#")
         if not folder or not episode.isdigit():
             raise ConfigError(f"--replay {arguments.replay!r}: write DATASET#EPISODE")
-        return ReplayActor(load_recording(Path(folder), int(episode), robot).actions)
+        return ReplayActor(load_recording(Path(folder), int(episode), own).actions)
     if arguments.call:
-        return CallableActor(_function(arguments.call))
-    player = Player(name=arguments.policy, options=PlayerOptions(device=arguments.device))
-    policy = open_player(player, robot).policy
+        if not is_reference(arguments.call):
+            raise ConfigError(f"--call {arguments.call!r}: write MODULE:FUNCTION")
+        return CallableActor(load_reference(arguments.call, "--call", Callable))
+    player = Player(name=arguments.policy, device=arguments.device)
+    policy = open_player(find_player(player, facts.robot, exact=facts.moves_an_arm)).policy
     if policy is None:
         raise ConfigError(f"{arguments.policy!r} needs privileges that a robot does not give")
     return PolicyActor(policy=policy)
-
-
-def _function(name: str) -> Callable[[Any], Any]:
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise ConfigError(f"--call {name!r}: write MODULE:FUNCTION")
-    try:
-        function: Callable[[Any], Any] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"--call {name!r}: {error}") from error
-    return function

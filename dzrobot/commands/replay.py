@@ -12,15 +12,15 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-import dzrobot  # noqa: F401 (registers the ids)
 from dzrobot.commands.arm import add_attention, looked_after
 from dzrobot.commands.flags import keywords
 from dzrobot.embodiments.spec import Embodiment, Part
-from dzrobot.errors import ConfigError, DatasetError, StoppedError
+from dzrobot.errors import DatasetError, StoppedError
 from dzrobot.rollout.demonstration import NO_START, ReplayActor
-from dzrobot.rollout.environment import environment_robot
+from dzrobot.rollout.environment import look_at, made_environment, needed_robot
 from dzrobot.rollout.episode import EpisodeRules, Outcome, run_episode
 from dzrobot.training.data.lerobot import Catalog
+from dzrobot.training.data.resolution import Source, resolve_vectors
 
 SUMMARY = "replay recorded actions"
 
@@ -73,12 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay, print the comparison, and return 1 when the episode was cut short."""
-    robot = environment_robot(arguments.env)
-    if robot is None:
-        raise ConfigError(f"{arguments.env} is no environment of this package")
+    given = workcell_arguments(arguments)
+    facts = look_at(arguments.env, None, given)
+    robot = needed_robot(arguments.env, facts)
     recording = load_recording(arguments.dataset, arguments.episode, robot)
     steps = len(recording.actions)
-    env = gym.make(arguments.env, max_episode_steps=steps + 1, **workcell_arguments(arguments))
+    env = made_environment(arguments.env, {"max_episode_steps": steps + 1, **given})
     with looked_after(arguments, "dzrobot replay", None) as people, closing(env):
         people.progress(f"replaying episode {arguments.episode} of {arguments.dataset}")
         outcome, states = replay(people.opened(env), recording, robot)
@@ -90,8 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
     for part, first, last in _slices(robot.state):
         worst = spread[:, first:last].max(initial=0.0)
         print(f"{part.key}: largest difference {worst:.4f}")
-    if robot.tag == "franka_pnp":
-        away = np.linalg.norm(states[:count, 4:7] - recording.states[:count, 4:7], axis=1)
+    if facts.hand_position is not None:
+        moved = states[:count, facts.hand_position] - recording.states[:count, facts.hand_position]
+        away = np.linalg.norm(moved, axis=1)
         print(f"hand: {away.mean():.4f} m away on average, {away.max(initial=0.0):.4f} m at most")
     return 0 if outcome.steps == steps or outcome.success else 1
 
@@ -128,34 +129,26 @@ def load_recording(path: Path, episode: int, robot: Embodiment) -> Recording:
             f"{path} has no episode {episode}; it has {numbers[:1]} to {numbers[-1:]}"
         )
     ordinal = numbers.index(episode)
-    columns = [_column(part, catalog) for part in (*robot.action, *robot.state)]
+    sources = resolve_vectors(catalog, robot)
+    columns = [source.column for source in sources.values()]
     extra = [name for name in (START,) if name in catalog.features]
     names = list(dict.fromkeys([*columns, *extra, "episode_index", "frame_index"]))
     table = pq.read_table(catalog.root / catalog.data_file(ordinal), columns=names)
     rows = table.filter(np.asarray(table.column("episode_index")) == episode).sort_by("frame_index")
-    action, state = (_joined(rows, parts, catalog) for parts in (robot.action, robot.state))
+    action, state = (
+        _joined(rows, [sources[key] for key in keys])
+        for keys in (robot.action_keys, robot.state_keys)
+    )
     start = int(rows.column(START)[0].as_py()) if extra else NO_START
     return Recording(action, state, None if start == NO_START else start)
 
 
-def _joined(rows: Any, parts: Sequence[Part], catalog: Catalog) -> NDArray[np.float32]:
+def _joined(rows: Any, sources: Sequence[Source]) -> NDArray[np.float32]:
     found = []
-    for part in parts:
-        values = np.stack(rows.column(_column(part, catalog)).to_numpy()).astype(np.float32)
-        values = values.reshape(len(values), -1)
-        start = part.start or 0
-        found.append(values[:, start : start + part.dim])
+    for source in sources:
+        values = np.stack(rows.column(source.column).to_numpy()).astype(np.float32)
+        found.append(values.reshape(len(values), -1)[:, source.start : source.stop])
     return np.concatenate(found, axis=1)
-
-
-def _column(part: Part, catalog: Catalog) -> str:
-    for name in (part.feature, *part.aliases):
-        if name in catalog.features:
-            return name
-    raise DatasetError(
-        f"{catalog.root} has no column {part.feature!r} for {part.key}; it has "
-        f"{', '.join(sorted(catalog.features))}"
-    )
 
 
 def _slices(parts: Sequence[Part]) -> list[tuple[Part, int, int]]:

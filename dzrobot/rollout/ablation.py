@@ -53,7 +53,8 @@ class SpoiledPictures(gym.ObservationWrapper[dict[str, Any], np.ndarray, dict[st
     def _other(self, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
         step = 1 + self._key % 24
         if options and "init_state_id" in options:
-            start = (options["init_state_id"] + step) % 50
+            count = self.unwrapped.init_states  # type: ignore[attr-defined]
+            start = (options["init_state_id"] + step) % count
             return self.env.reset(seed=seed, options={**options, "init_state_id": start})[0]
         return self.env.reset(seed=(seed or 0) + step)[0]
 

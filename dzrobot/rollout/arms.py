@@ -1,56 +1,49 @@
 """What a run needs to know of a robot arm before anything is opened."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
 
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.make import is_real, load_workcell
 from dzrobot.errors import ConfigError
-from dzrobot.rollout.environment import accepted
 
 ALL_STEPS = 1_000_000
 """More steps than an episode has."""
 
-LIBRARIES = ("franky-control", "pyrealsense2")
-"""Drivers whose version belongs to a result on an arm."""
 
+@runtime_checkable
+class AttendedArm(Protocol):
+    """An environment that drives an arm, real or emulated, which people stand beside."""
 
-def moves_an_arm(env: str) -> bool:
-    """Return whether ``env`` drives a robot arm, real or emulated.
+    is_real: bool
+    """Whether metal moves."""
 
-    Raises:
-        UnknownNameError: no such environment.
-    """
-    accepted(env)
-    entry = gym.spec(env).entry_point
-    return isinstance(entry, str) and entry.startswith("dzrobot.envs.franka")
+    judged_by_operator: bool
+    """Whether a person says if an episode succeeded."""
 
+    def attend(self, operator: Any, *, unattended: bool = False) -> None:
+        """Say who looks after the arm, before the first reset."""
+        ...
 
-def on_a_real_arm(env: str, arguments: Mapping[str, Any]) -> bool:
-    """Return whether ``env``, made with ``arguments``, reaches hardware.
+    def rest(self) -> None:
+        """Stop the arm at once, from any thread."""
+        ...
 
-    Raises:
-        ConfigError: the workcell is wrong.
-    """
-    name, config = _workcell(env, arguments)
-    return is_real(name, config)
+    def pictures(self) -> Mapping[str, NDArray[np.uint8]]:
+        """Return the newest picture (H, W, 3) of every camera."""
+        ...
+
+    def told(self, info: dict[str, Any], outcome: Any) -> dict[str, Any]:
+        """Return ``info`` with a person's verdict."""
+        ...
 
 
 def slowed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``arguments`` for a first trial: every step at the workcell's ``slow_pace``."""
     return {**arguments, "slow_first_steps": ALL_STEPS}
-
-
-def workcell_card(env: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a result depends on of a workcell: all of it but where the devices are."""
-    _, config = _workcell(env, arguments)
-    values = config.model_dump(mode="json", exclude={"address", "lock_folder"})
-    for camera in values["cameras"]:
-        del camera["serial"]
-    return values
 
 
 def check_conventions(env: gym.Env[Any, Any], robot: Embodiment) -> None:
@@ -76,9 +69,3 @@ def check_conventions(env: gym.Env[Any, Any], robot: Embodiment) -> None:
             f"{wanted:g}: set control_hz of the workcell to {wanted:g}, or describe the policy's "
             "robot with that rate"
         )
-
-
-def _workcell(env: str, arguments: Mapping[str, Any]) -> tuple[str | None, FrankaConfig]:
-    given = {**gym.spec(env).kwargs, **arguments}
-    name = given.pop("workcell", None)
-    return name, load_workcell(name, given)

@@ -15,10 +15,10 @@ from typing import Any
 import gymnasium as gym
 
 from dzrobot.envs.franka.console import OperatorConsole
-from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.outcomes import Operator, Outcome
 from dzrobot.envs.franka.preview import Preview
 from dzrobot.errors import ConfigError, RobotError
+from dzrobot.rollout.arms import AttendedArm
 
 LEAVE_S = 5.0
 """How long a run may take to hold, stop and close the arm before it can be ended by force."""
@@ -50,7 +50,7 @@ class Attended:
     """None without a terminal."""
 
     _preview: Preview | None = None
-    _arms: list[FrankaEnv] = field(default_factory=list)
+    _arms: list[AttendedArm] = field(default_factory=list)
 
     def check(self, env: Any) -> None:
         """Check that somebody can be asked before ``env`` moves.
@@ -60,7 +60,7 @@ class Attended:
                 all right.
         """
         arm = env.unwrapped
-        real = isinstance(arm, FrankaEnv) and arm.config.address is not None
+        real = isinstance(arm, AttendedArm) and arm.is_real
         if real and self.console is None and not self.attention.unattended:
             raise ConfigError(
                 "nobody can be asked before the arm moves: standard input and output are no "
@@ -75,7 +75,7 @@ class Attended:
         """
         self.check(env)
         arm = env.unwrapped
-        if not isinstance(arm, FrankaEnv):
+        if not isinstance(arm, AttendedArm):
             return env
         arm.attend(self.console, unattended=self.attention.unattended)
         self._arms = [arm]
@@ -103,7 +103,7 @@ class Attended:
         if self.console is not None:
             self.console.close()
 
-    def _show_pictures(self, arm: FrankaEnv) -> None:
+    def _show_pictures(self, arm: AttendedArm) -> None:
         if self.attention.preview is None:
             return
         if self._preview is None:
@@ -209,7 +209,7 @@ class Judged(gym.Wrapper[Any, Any, Any, Any]):
         observation, reward, terminated, truncated, info = self.env.step(action)
         arm = self.env.unwrapped
         open_ended = truncated and not info["abort"] and not info["reset_reason"]
-        if isinstance(arm, FrankaEnv) and arm.config.reward.rule == "operator" and open_ended:
+        if isinstance(arm, AttendedArm) and arm.judged_by_operator and open_ended:
             began = time.monotonic()
             arm.rest()
             said = self._operator.judge() if self._asks else Outcome.FAILURE

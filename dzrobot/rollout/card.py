@@ -3,7 +3,7 @@
 import hashlib
 import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -15,8 +15,9 @@ from dzrobot import __version__
 from dzrobot.documents import read_json, read_json_lines, validated
 from dzrobot.errors import ProtocolError
 from dzrobot.files import write_json, write_json_lines
-from dzrobot.rollout.arms import LIBRARIES, moves_an_arm, workcell_card
-from dzrobot.rollout.environment import simulator, step_limit
+from dzrobot.importing import load_reference
+from dzrobot.registration import SUITES
+from dzrobot.rollout.environment import EnvironmentFacts, step_limit
 from dzrobot.rollout.protocol import Case, Count, Selection
 from dzrobot.rollout.records import RECORDS_FILE, storing
 
@@ -67,14 +68,23 @@ def build_card(
     cases: Sequence[Case],
     policy: Mapping[str, Any],
     arguments: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, EnvironmentFacts],
 ) -> dict[str, Any]:
-    """Return the card of a run as plain values; the number of workers is not part of it."""
+    """Return the card of a run as plain values; the number of workers is not part of it.
+
+    Args:
+        selection: What was asked for.
+        cases: Every episode that follows from it.
+        policy: What its actions depend on.
+        arguments: Keyword arguments of the environments beyond the task, by name.
+        facts: What the environments say of themselves, by name.
+    """
     protocol = selection.protocol
     card = {
         "format": FORMAT,
         "protocol": protocol.name,
         "changes": list(selection.changes),
-        "suites": {suite: _suite(suite, cases, arguments) for suite in _suites(cases)},
+        "suites": {suite: _suite(suite, cases, arguments, facts) for suite in _suites(cases)},
         "repeats": [
             {
                 "suite": case.suite,
@@ -91,7 +101,7 @@ def build_card(
         "stop_at_success": protocol.stop_at_success,
         "policy": dict(policy),
         "assets": {suite: assets for suite in _suites(cases) if (assets := _assets(suite))},
-        "versions": _versions(cases),
+        "versions": _versions(facts.values()),
         "episodes": len(cases),
         "cases_sha256": _digest(cases),
     }
@@ -205,16 +215,19 @@ def _suites(cases: Sequence[Case]) -> list[str]:
 
 
 def _suite(
-    suite: str, cases: Sequence[Case], arguments: Mapping[str, Mapping[str, Any]]
+    suite: str,
+    cases: Sequence[Case],
+    arguments: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, EnvironmentFacts],
 ) -> dict[str, Any]:
     own = [case for case in cases if case.suite == suite]
     first = [case for case in own if case.task_id == own[0].task_id and case.repeat_of is None]
     seeded = first[0].init_state_id is None
     return {
         "env": own[0].env,
-        **_settings(own[0].env, arguments[own[0].env]),
+        **_settings(arguments[own[0].env], facts[own[0].env]),
         "max_steps": own[0].max_steps or step_limit(own[0].env),
-        "opengl": simulator(own[0].env),
+        "opengl": facts[own[0].env].opengl,
         "tasks": sorted({case.task_id for case in own}),
         "episodes_per_task": len(first),
         "init_state_ids": "chosen by the seed" if seeded else _span(c.init_state_id for c in first),
@@ -222,10 +235,10 @@ def _suite(
     }
 
 
-def _settings(env: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(arguments: Mapping[str, Any], facts: EnvironmentFacts) -> dict[str, Any]:
     """Return what an environment was made with; of an arm, all that its workcell comes to."""
-    if moves_an_arm(env):
-        return {"arguments": {}, "workcell": workcell_card(env, arguments)}
+    if facts.workcell is not None:
+        return {"arguments": {}, "workcell": dict(facts.workcell)}
     return {"arguments": dict(arguments)}
 
 
@@ -235,24 +248,18 @@ def _span(numbers: Iterator[int | None]) -> str:
 
 
 def _assets(suite: str) -> dict[str, Any]:
-    """Return whether the assets of a LIBERO suite are the official ones; scores depend on it."""
-    from dzrobot.envs.libero.assets import assets_folder, needed, verify
-    from dzrobot.envs.libero.suites import SUITES
-
-    if suite not in SUITES:
+    """Return whether the files of a suite are the official ones; scores depend on it."""
+    known = SUITES.get(suite)
+    if known is None or known.assets is None:
         return {}
-    verdict = verify(assets_folder(), needed([suite]))
-    return {
-        "official": len(verdict.official),
-        "missing": sorted(verdict.missing),
-        "altered": sorted(verdict.altered),
-    }
+    found: dict[str, Any] = load_reference(known.assets, f"assets of {suite}", Callable)(suite)
+    return found
 
 
-def _versions(cases: Sequence[Case]) -> dict[str, str]:
+def _versions(facts: Iterable[EnvironmentFacts]) -> dict[str, str]:
     found = {"python": ".".join(platform.python_version_tuple()[:2]), "dzrobot": __version__}
-    drivers = LIBRARIES if any(moves_an_arm(case.env) for case in cases) else ()
-    for name in (*_VERSIONS, *drivers):
+    own = dict.fromkeys(name for one in facts for name in one.libraries)
+    for name in (*_VERSIONS, *own):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -13,15 +13,31 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.errors import DatasetError, ProtocolError
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import ConfigError, DatasetError, ProtocolError
+from dzrobot.files import append_line, whole_lines, write_text
 from dzrobot.recording import EpisodeWriter
+from dzrobot.rollout.demonstration import NO_START
+from dzrobot.rollout.environment import (
+    accepted,
+    check_fits,
+    look_at,
+    made_environment,
+    needed_robot,
+)
+from dzrobot.rollout.episode import EpisodeRules, run_episode
+from dzrobot.rollout.players import EXPERT, PrivilegedActor
 from dzrobot.rollout.processes import end_with_parent
 
 PLAN_FILE = Path("meta") / "collection.json"
 ATTEMPTS_FILE = Path("meta") / "collection_attempts.jsonl"
+
+NOISY_NUMBERS = 6
+"""Of an action: those that move the hand; the gripper's are left alone."""
 
 _NOISE_KEY = 0x6E6F6973
 
@@ -36,8 +52,8 @@ class CollectionPlan:
     env_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments for ``gym.make``."""
 
-    embodiment: str = "libero_sim"
-    """Embodiment whose keys the environment delivers; names the dataset's columns."""
+    embodiment: str | None = None
+    """Robot whose columns the dataset has: a tag, or ``module:NAME``. None: the environment's."""
 
     policy: str = "expert"
     """``expert``, or ``module:factory``; the factory takes the environment."""
@@ -62,12 +78,9 @@ class CollectionPlan:
     """Stored initial states that attempts begin from in turn, so that others are left to
     evaluations. Empty: the seed chooses among all."""
 
-    def reset_arguments(self, seed: int) -> dict[str, Any]:
-        """Return what the environment is reset with for the attempt of ``seed``."""
-        if not self.starts:
-            return {"seed": seed}
-        start = self.starts[(seed - self.first_seed) % len(self.starts)]
-        return {"seed": seed, "options": {"init_state_id": start}}
+    def init_state_id(self, seed: int) -> int | None:
+        """Return the stored initial state of the attempt of ``seed``; None: the seed decides."""
+        return self.starts[(seed - self.first_seed) % len(self.starts)] if self.starts else None
 
 
 @dataclass(frozen=True)
@@ -109,12 +122,12 @@ def collect(
         ProtocolError: ``root`` holds a collection of another plan.
         DatasetError: too few attempts succeed.
     """
-    robot = load_embodiment(plan.embodiment)
+    robot = _robot(plan)
     version, video = format
     with EpisodeWriter(
         root, robot, fps=robot.timing.control_hz, version=version, video=video
     ) as writer:
-        _keep_plan(plan, root)
+        _keep_plan(plan, root, robot)
         done = _done(root)
         logged = sum(done)
         for number, attempt in _attempts(plan, len(done), workers):
@@ -135,27 +148,69 @@ def collect(
         return Progress(len(done), writer.episodes)
 
 
+class Demonstration(gym.Wrapper[Any, Any, Any, Any]):
+    """Keeps what was seen and what was chosen, and ends when the goal has held for long enough.
+
+    Args:
+        env: What is done there may differ from what was chosen: see :class:`NoisyActions`.
+        plan: How long the goal is to hold, and how long an attempt may take.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], plan: CollectionPlan) -> None:
+        super().__init__(env)
+        self._plan = plan
+        self._seen: Any = None
+        self._held = 0
+        self.frames: list[tuple[dict[str, Any], np.ndarray]] = []
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the goal has held for long enough."""
+        return self._held > self._plan.hold_steps
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an attempt."""
+        self._seen, info = self.env.reset(seed=seed, options=options)
+        self._held, self.frames = 0, []
+        return self._seen, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Carry out ``action`` and keep it with what it was chosen from."""
+        self.frames.append((self._seen, action))
+        self._seen, reward, terminated, truncated, info = self.env.step(action)
+        self._held = self._held + 1 if info["is_success"] else 0
+        steps, plan = len(self.frames), self._plan
+        late = steps >= plan.max_steps and self._held == 0
+        late = late or steps >= plan.max_steps + plan.hold_steps
+        return self._seen, reward, terminated or self.succeeded, truncated or late, info
+
+
+class NoisyActions(gym.ActionWrapper[Any, Any, Any]):
+    """Adds noise to the first six numbers of every action, keyed by the attempt's seed."""
+
+    def __init__(self, env: gym.Env[Any, Any], noise: float, seed: int) -> None:
+        super().__init__(env)
+        self._noise = noise
+        self._draws = np.random.default_rng((_NOISE_KEY, seed))
+
+    def action(self, action: np.ndarray) -> np.ndarray:
+        """Return what is done in the place of ``action``."""
+        drawn = self._draws.normal(0.0, self._noise, NOISY_NUMBERS).astype(np.float32)
+        executed = action.copy()
+        executed[:NOISY_NUMBERS] += drawn[: len(executed)]
+        return np.clip(executed, -1.0, 1.0)
+
+
 def run_attempt(plan: CollectionPlan, seed: int) -> Attempt:
     """Run one attempt from ``seed`` in this process's environment."""
-    env = _environment(plan)
-    observation, info = env.reset(**plan.reset_arguments(seed))
-    start = int(info["init_state_id"])
-    policy = _policy(plan, env)
-    noise = np.random.default_rng((_NOISE_KEY, seed))
-    frames: list[tuple[dict[str, Any], np.ndarray]] = []
-    held = 0
-    for _ in range(plan.max_steps + plan.hold_steps):
-        action = policy.act(observation)
-        frames.append((observation, action))
-        executed = action.copy()
-        executed[:6] += noise.normal(0.0, plan.noise, 6).astype(np.float32)
-        observation, _, _, _, info = env.step(np.clip(executed, -1.0, 1.0))
-        held = held + 1 if info["is_success"] else 0
-        if held > plan.hold_steps:
-            return Attempt(seed, start, True, frames)
-        if held == 0 and len(frames) >= plan.max_steps:
-            break
-    return Attempt(seed, start, False, [])
+    env = Demonstration(NoisyActions(_environment(plan), plan.noise, seed), plan)
+    name = EXPERT if plan.policy == "expert" else plan.policy
+    rules = EpisodeRules(seed=seed, init_state_id=plan.init_state_id(seed), stop_at_success=False)
+    outcome = run_episode(env, PrivilegedActor(name, seed), rules)
+    start = NO_START if outcome.init_state_id is None else outcome.init_state_id
+    return Attempt(seed, start, env.succeeded, env.frames if env.succeeded else [])
 
 
 def _attempts(plan: CollectionPlan, first: int, workers: int) -> Iterator[tuple[int, Attempt]]:
@@ -187,37 +242,63 @@ _environments: dict[str, Any] = {}
 
 def _environment(plan: CollectionPlan) -> Any:
     """Return this process's environment; it is made once and reset for every attempt."""
-    import gymnasium as gym
-
-    import dzrobot  # noqa: F401 (registers the ids)
-
     key = json.dumps([plan.env, dict(plan.env_arguments)], sort_keys=True)
     if key not in _environments:
-        _environments[key] = gym.make(
-            plan.env,
-            max_episode_steps=plan.max_steps + plan.hold_steps + 1,
-            **{"stop_on_success": False, **plan.env_arguments},
+        limit = plan.max_steps + plan.hold_steps + 1
+        _environments[key] = made_environment(
+            plan.env, {"max_episode_steps": limit, **_arguments(plan)}
         )
     return _environments[key]
 
 
-def _policy(plan: CollectionPlan, env: Any) -> Any:
-    from importlib import import_module
+def _arguments(plan: CollectionPlan) -> dict[str, Any]:
+    """Return the environment's arguments; where it can, it goes on after a success.
 
-    name = "dzrobot.envs.expert:Expert" if plan.policy == "expert" else plan.policy
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise ProtocolError(f"policy {name!r} is neither 'expert' nor 'module:factory'")
-    return getattr(import_module(module), attribute)(env)
+    Raises:
+        ConfigError: steps after success are asked for, and it cannot.
+    """
+    known, open_ended = accepted(plan.env)
+    if "stop_on_success" in known or open_ended:
+        return {"stop_on_success": False, **plan.env_arguments}
+    if plan.hold_steps:
+        raise ConfigError(
+            f"--hold-steps {plan.hold_steps} records steps after success, but {plan.env} ends with "
+            "it: it takes no argument stop_on_success; leave --hold-steps out"
+        )
+    return dict(plan.env_arguments)
 
 
-def _keep_plan(plan: CollectionPlan, root: Path) -> None:
+def _robot(plan: CollectionPlan) -> Embodiment:
+    """Return the robot that is recorded; everything about the environment is checked before.
+
+    Raises:
+        DzrobotError: the environment cannot be made, or does not fit the robot.
+    """
+    facts = look_at(plan.env, None, plan.env_arguments)
+    if facts.moves_an_arm:
+        raise ConfigError(
+            f"{plan.env} moves an arm, where a person decides: `dzrobot record` records it"
+        )
+    own = plan.embodiment
+    robot = needed_robot(plan.env, facts) if own is None else load_embodiment(own)
+
+    def check(env: gym.Env[Any, Any]) -> None:
+        check_fits(plan.env, env, robot, needed=robot.observation_keys)
+
+    look_at(plan.env, None, _arguments(plan), check)
+    return robot
+
+
+def _keep_plan(plan: CollectionPlan, root: Path, robot: Embodiment) -> None:
     # More episodes of the same plan may be added later; everything else must stay as it was.
-    wanted = asdict(plan) | {"episodes": None, "starts": list(plan.starts)}
+    wanted = asdict(plan) | {
+        "episodes": None,
+        "starts": list(plan.starts),
+        "embodiment": plan.embodiment or robot.tag,
+    }
     path = root / PLAN_FILE
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(wanted, indent=1), encoding="utf-8")
+        write_text(path, json.dumps(wanted, indent=1))
         return
     there = json.loads(path.read_text(encoding="utf-8"))
     different = [
@@ -232,13 +313,8 @@ def _keep_plan(plan: CollectionPlan, root: Path) -> None:
 
 
 def _done(root: Path) -> list[bool]:
-    path = root / ATTEMPTS_FILE
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    # What follows the last line break is a line torn by a crash.
-    path.write_text("".join(f"{line}\n" for line in lines[:-1]), encoding="utf-8")
-    return [bool(json.loads(line)["success"]) for line in lines[:-1]]
+    lines = whole_lines(root / ATTEMPTS_FILE)
+    return [bool(json.loads(line)["success"]) for line in lines]
 
 
 def _log_attempt(root: Path, attempt: Attempt) -> None:
@@ -248,10 +324,7 @@ def _log_attempt(root: Path, attempt: Attempt) -> None:
         "success": attempt.success,
         "steps": len(attempt.frames),
     }
-    with (root / ATTEMPTS_FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    append_line(root / ATTEMPTS_FILE, json.dumps(line))
 
 
 def _save(writer: EpisodeWriter, attempt: Attempt) -> None:

@@ -39,6 +39,9 @@ DISCARDED = Verdict.DISCARDED.value
 
 GRIPPER_KEY, END_KEY = "g", "x"
 
+KEYBOARD_NUMBERS = 7
+"""Of an action: translation, rotation, gripper."""
+
 KEYBOARD_HELP = (
     "w/s a/d r/f move, u/j i/k o/l turn, g opens or closes the gripper, x ends the episode; "
     f"{KEYS_HELP}"
@@ -105,10 +108,11 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
         observation, reward, terminated, truncated, info = self.env.step(action)
         truncated = truncated or self._wants_end()
         seen, about = self._seen
+        start = info.get("init_state_id")
         extras = {
             "next.reward": np.float32(reward),
             "next.done": np.bool_(terminated or truncated),
-            "init_state_id": np.int64(info.get("init_state_id", NO_START)),
+            "init_state_id": np.int64(NO_START if start is None else start),
             **self._sensors(about),
         }
         self._writer.add_frame(seen, np.asarray(action, np.float32), extras)
@@ -238,7 +242,7 @@ class KeyboardActor:
 
     def act(self, observation: Observation) -> tuple[Action, float]:
         """Return what the keys pressed since the last step add up to."""
-        action = np.zeros(7, np.float32)
+        action = np.zeros(KEYBOARD_NUMBERS, np.float32)
         for key in self._keyboard.take("".join(KEYS)):
             number, sign = KEYS[key]
             action[number] = sign * self._pace

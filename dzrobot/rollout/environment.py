@@ -2,42 +2,178 @@
 
 import inspect
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
 
 import gymnasium as gym
-from gymnasium.envs.registration import load_env_creator
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from pydantic import Strict
 
 import dzrobot  # noqa: F401 (registers the ids)
 from dzrobot.documents import shorten, validated
-from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.envs.libero.rendering import choose_backend
-from dzrobot.errors import ConfigError, UnknownNameError, suggest
+from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError, suggest
+from dzrobot.importing import current_folder_importable, load_module
+from dzrobot.rollout.arms import AttendedArm, check_conventions
+from dzrobot.rollout.caught import Caught
 from dzrobot.rollout.protocol import Case, Protocol
 
-ROBOTS = {
-    "libero": "libero_sim",
-    "lift": "libero_sim",
-    "point": "libero_sim",
-    "Franka": "franka_pnp",
-}
-"""Beginning of an environment's name -> embodiment whose keys it delivers."""
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentFacts:
+    """What an environment says of itself, in attributes of ``env.unwrapped``; all may be absent."""
+
+    embodiment: Embodiment | None
+    """Whose keys, sizes and actions it has."""
+
+    control_hz: float | None
+    """Steps per second; None: the embodiment's."""
+
+    init_states: int | None
+    """Initial states of its task, numbered from 0; None: it has no numbers."""
+
+    hand_position: slice | None
+    """Where in the concatenated state the position of the hand is, in meters."""
+
+    opengl: str | None
+    """Backend that it draws with, where the pictures may depend on it."""
+
+    moves_an_arm: bool
+    """Whether it drives an arm, real or emulated."""
+
+    is_real: bool
+    """Whether metal moves."""
+
+    workcell: Mapping[str, Any] | None
+    """What a result depends on of the place that the arm stands in; None: no arm."""
+
+    libraries: tuple[str, ...]
+    """Distributions whose versions a result depends on, beyond those of every evaluation."""
+
+    @property
+    def robot(self) -> Embodiment | None:
+        """Robot that policies for it are made for: the built-in description, if its tag has one.
+
+        A workcell may depart from that, in the axes of its actions for example; see
+        :func:`~dzrobot.rollout.arms.check_conventions`.
+        """
+        own = self.embodiment
+        return None if own is None else EMBODIMENTS.get(own.tag, own)
 
 
-def environment_robot(env: str) -> Embodiment | None:
-    """Return the embodiment of an environment of this package, None for any other.
+def facts_of(env: gym.Env[Any, Any]) -> EnvironmentFacts:
+    """Return what ``env`` says of itself; it need not have been reset.
 
     Raises:
-        UnknownNameError: no such environment.
+        ConfigError: its embodiment is something else.
     """
-    accepted(env)
-    name = env.rpartition("/")[2]
-    tags = [tag for prefix, tag in ROBOTS.items() if name.startswith(prefix)]
-    ours = env in gym.registry and tags
-    return load_embodiment(tags[0]) if ours else None
+    inner = env.unwrapped
+    own = getattr(inner, "embodiment", None)
+    if own is not None and not isinstance(own, Embodiment):
+        raise ConfigError(
+            f"{type(inner).__name__}.embodiment is a {type(own).__name__}; give an Embodiment, "
+            "such as load_embodiment('libero_sim')"
+        )
+    rate = getattr(inner, "control_hz", None)
+    return EnvironmentFacts(
+        embodiment=own,
+        control_hz=own.timing.control_hz if rate is None and own is not None else rate,
+        init_states=getattr(inner, "init_states", None),
+        hand_position=getattr(inner, "hand_position", None),
+        opengl=getattr(inner, "opengl", None),
+        moves_an_arm=isinstance(inner, AttendedArm),
+        is_real=isinstance(inner, AttendedArm) and inner.is_real,
+        workcell=getattr(inner, "workcell", None),
+        libraries=tuple(getattr(inner, "libraries", ())),
+    )
+
+
+def look_at(
+    env: str,
+    case: Case | None,
+    arguments: Mapping[str, Any],
+    check: Callable[[gym.Env[Any, Any]], None] = lambda _: None,
+) -> EnvironmentFacts:
+    """Return what ``env`` says of itself; it is made and closed, not reset.
+
+    Args:
+        env: Its name.
+        case: Whose own arguments it is made with, if any.
+        arguments: Further arguments; wrong ones are found here.
+        check: Called with the environment.
+
+    Raises:
+        UnknownNameError: no such environment, or it takes no such argument.
+        ConfigError: it cannot be made.
+    """
+    check_arguments(env, arguments)
+    own = {} if case is None else case.arguments
+    with Caught() as caught:
+        made = made_environment(env, {**own, **arguments})
+    if caught.failure is not None:
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        raise ConfigError(
+            f"{env} could not be made with {shorten(given, 200)}: {caught.failure.error}"
+        )
+    try:
+        check(made)
+        return facts_of(made)
+    finally:
+        made.close()
+
+
+def needed_robot(env: str, facts: EnvironmentFacts) -> Embodiment:
+    """Return the robot of ``env`` as it is there: what recordings of it hold.
+
+    Raises:
+        ConfigError: it does not say which.
+    """
+    if facts.embodiment is None:
+        raise ConfigError(
+            f"{env} does not say which robot it is: set `self.embodiment` in its class, to an "
+            "Embodiment whose keys its observations have"
+        )
+    return facts.embodiment
+
+
+def check_fits(
+    name: str, env: gym.Env[Any, Any], robot: Embodiment, *, needed: Sequence[str]
+) -> None:
+    """Check that ``env`` takes what ``robot`` does and shows what is ``needed``.
+
+    Args:
+        name: Of the environment, for the message.
+        env: The environment.
+        robot: Says how many numbers an action has, and in which axes.
+        needed: Observation keys that are read.
+
+    Raises:
+        ProtocolError: keys or actions differ.
+        ConfigError: the axes or the rate of the actions do.
+    """
+    misfits = list(_misfits(env, robot, needed))
+    if misfits:
+        raise ProtocolError(
+            f"{name} does not fit {robot.tag}: {'; '.join(misfits)}. Choose a checkpoint made "
+            "for this environment's robot, or name the right robot with --embodiment."
+        )
+    if needed:
+        check_conventions(env, robot)
+
+
+def _misfits(env: gym.Env[Any, Any], robot: Embodiment, needed: Sequence[str]) -> Iterator[str]:
+    space, states = env.observation_space, {part.key: part.dim for part in robot.state}
+    spaces = space.spaces if isinstance(space, gym.spaces.Dict) else {}
+    for key in needed:
+        if key not in spaces:
+            yield f"it delivers no {key}"
+        elif key in states and spaces[key].shape != (states[key],):
+            yield f"its {key} has the shape {spaces[key].shape}, the robot's ({states[key]},)"
+    if env.action_space.shape != (robot.action_dim,):
+        yield f"it takes actions {env.action_space.shape}, the robot has ({robot.action_dim},)"
 
 
 def environment_arguments(
@@ -52,15 +188,8 @@ def environment_arguments(
         UnknownNameError: no such environment, or it takes no such argument.
         ConfigError: the protocol asks for what the environment cannot do.
     """
-    known, open_ended = accepted(env)
-    for name, value in given.items():
-        if name not in known and not open_ended:
-            raise UnknownNameError(
-                f"{env} takes no argument {name!r}.{suggest(name, known)} Known: "
-                f"{', '.join(known) or 'none'}."
-            )
-        if known.get(name) is not None:
-            validated(value, known[name], f"{env}: {name}", ConfigError)
+    check_arguments(env, given)
+    known, _ = accepted(env)
     arguments: dict[str, Any] = {}
     sizes = {view.resolution for view in robot.views}
     if "resolution" in known and len(sizes) == 1:
@@ -76,6 +205,24 @@ def environment_arguments(
     return {**arguments, **given}
 
 
+def check_arguments(env: str, given: Mapping[str, Any]) -> None:
+    """Check that ``env`` takes the keyword arguments ``given``.
+
+    Raises:
+        UnknownNameError: no such environment, or it takes no such argument.
+        ConfigError: one has the wrong type.
+    """
+    known, open_ended = accepted(env)
+    for name, value in given.items():
+        if name not in known and not open_ended:
+            raise UnknownNameError(
+                f"{env} takes no argument {name!r}.{suggest(name, known)} Known: "
+                f"{', '.join(known) or 'none'}."
+            )
+        if known.get(name) is not None:
+            validated(value, known[name], f"{env}: {name}", ConfigError)
+
+
 @cache
 def accepted(env: str) -> tuple[Mapping[str, Any], bool]:
     """Return the keyword arguments of ``env`` with their types, and whether it takes others too.
@@ -85,15 +232,7 @@ def accepted(env: str) -> tuple[Mapping[str, Any], bool]:
     Raises:
         UnknownNameError: no such environment.
     """
-    try:
-        creator = load_env_creator(gym.spec(env).entry_point)  # type: ignore[arg-type]
-    except (gym.error.Error, ModuleNotFoundError, ValueError) as error:
-        ours = [name for name in gym.registry if name.startswith("dzrobot/")]
-        raise UnknownNameError(
-            f"unknown environment {shorten(env)}.{suggest(env, gym.registry)} Of this package: "
-            f"{', '.join(ours)}; another package's is named 'module:id'."
-        ) from error
-    parameters = inspect.signature(creator).parameters.values()
+    parameters = inspect.signature(_creator(env)).parameters.values()
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     named = {
         parameter.name: _strict(parameter.annotation)
@@ -101,6 +240,40 @@ def accepted(env: str) -> tuple[Mapping[str, Any], bool]:
         if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     }
     return named, open_ended
+
+
+def environment_spec(env: str) -> EnvSpec:
+    """Return how ``env`` is registered; the module of ``module:id`` is imported and registers it.
+
+    Raises:
+        UnknownNameError: no such environment or module.
+    """
+    module, colon, name = env.rpartition(":")
+    if colon:
+        load_module(module, f"environment {shorten(env)}")
+    try:
+        return gym.spec(name)
+    except gym.error.Error as error:
+        raise _unknown(env) from error
+
+
+def _creator(env: str) -> Callable[..., Any]:
+    entry = environment_spec(env).entry_point
+    if callable(entry):
+        return entry
+    try:
+        with current_folder_importable():
+            return load_env_creator(entry)  # type: ignore[arg-type]
+    except (ModuleNotFoundError, AttributeError, ValueError) as error:
+        raise _unknown(env) from error
+
+
+def _unknown(env: str) -> UnknownNameError:
+    ours = [name for name in gym.registry if name.startswith("dzrobot/")]
+    return UnknownNameError(
+        f"unknown environment {shorten(env)}.{suggest(env, gym.registry)} Of this package: "
+        f"{', '.join(ours)}; another package's is named 'module:id'."
+    )
 
 
 def _strict(annotation: Any) -> Any:
@@ -118,24 +291,23 @@ def _strict(annotation: Any) -> Any:
 def make_environment(case: Case, arguments: Mapping[str, Any], *, render: bool) -> Any:
     """Return the environment of ``case``; ``render``: it can be asked for pictures for people."""
     limits: dict[str, Any] = {} if case.max_steps is None else {"max_episode_steps": case.max_steps}
-    mode: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
+    known, open_ended = accepted(case.env)
+    draws = render and ("render_mode" in known or open_ended)
+    mode: dict[str, Any] = {"render_mode": "rgb_array"} if draws else {}
+    return made_environment(case.env, {**limits, **mode, **case.arguments, **arguments})
+
+
+def made_environment(env: str, arguments: Mapping[str, Any]) -> Any:
+    """Return the environment ``env``; ``arguments`` are those of ``gym.make``."""
+    name = environment_spec(env).id
     # The passive checker does not survive a step that raises, and costs a look at every space.
-    return gym.make(
-        case.env, disable_env_checker=True, **limits, **mode, **case.arguments, **arguments
-    )
+    with current_folder_importable():
+        return gym.make(name, disable_env_checker=True, **arguments)
 
 
 def step_limit(env: str) -> int | None:
     """Return the steps per episode that ``env`` is registered with, None for no limit."""
-    return gym.spec(env).max_episode_steps
-
-
-def simulator(env: str) -> str | None:
-    """Return the OpenGL backend of an environment that draws with one of our simulators."""
-    entry = gym.spec(env).entry_point
-    if not (isinstance(entry, str) and entry.startswith("dzrobot.envs.libero")):
-        return None
-    return choose_backend()
+    return environment_spec(env).max_episode_steps
 
 
 def _require(name: str, known: Mapping[str, Any], env: str, protocol: Protocol) -> None:

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.errors import ModalityError
+from dzrobot.errors import ModalityError, preview
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy
 
@@ -120,7 +120,8 @@ def run_episode(
         watch: Called with the first observation and after every step.
 
     Raises:
-        ModalityError: the policy's action is not a finite vector of the right length.
+        ModalityError: the policy's action is not a finite vector of the right length, or the
+            environment does not say whether the goal holds.
     """
     rules = rules or EpisodeRules()
     actor = PolicyActor(policy=policy) if isinstance(policy, Policy) else policy
@@ -142,11 +143,11 @@ def run_episode(
         clock.env_ms.append(1000 * (time.perf_counter() - stepped))
         watch(observation)
         steps += 1
-        success = success or bool(info["is_success"])
+        success = success or bool(_stated(info, "is_success"))
         over = terminated or truncated or (success and rules.stop_at_success)
         over = over or steps == rules.max_steps
     return Outcome(
-        task=str(info["task"]),
+        task=str(_stated(info, "task")),
         init_state_id=info.get("init_state_id", rules.init_state_id),
         steps=steps,
         success=success,
@@ -158,6 +159,15 @@ def run_episode(
         env_ms={**percentiles(clock.env_ms), "reset": round(clock.reset_ms, 3)},
         wall_s=round(time.perf_counter() - began, 3),
     )
+
+
+def _stated(info: Mapping[str, Any], key: str) -> Any:
+    if key not in info:
+        raise ModalityError(
+            f"the environment's info has no {key!r}, only {preview(info, 12)}; every step must say "
+            "is_success and task"
+        )
+    return info[key]
 
 
 def percentiles(times: list[float]) -> dict[str, float]:

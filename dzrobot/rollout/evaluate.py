@@ -2,25 +2,23 @@
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dzrobot.documents import shorten
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import ConfigError, ProtocolError
+from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.rollout.ablation import Ablation
-from dzrobot.rollout.arms import check_conventions, moves_an_arm
 from dzrobot.rollout.card import build_card, keep_card, read_card, read_cases, refuse_unlike
-from dzrobot.rollout.caught import Caught
 from dzrobot.rollout.environment import (
+    EnvironmentFacts,
+    check_fits,
     environment_arguments,
-    environment_robot,
-    make_environment,
+    look_at,
 )
-from dzrobot.rollout.players import Player, PlayerOptions, Ready, choose_robot, open_player
+from dzrobot.rollout.players import Player, Ready, find_player, open_player
 from dzrobot.rollout.protocol import Case, Selection, plan_cases, shard_of
 from dzrobot.rollout.records import Record, RecordFile, locked
 from dzrobot.rollout.report import Summary, summarise, write_summary
@@ -85,8 +83,16 @@ class Prepared:
     arguments: Mapping[str, Mapping[str, Any]]
     """Keyword arguments beyond the task, by environment."""
 
+    facts: Mapping[str, EnvironmentFacts]
+    """What the environments say of themselves, by name."""
+
     ready: Ready
     card: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def moves_an_arm(self) -> bool:
+        """Whether an environment drives an arm, real or emulated."""
+        return any(facts.moves_an_arm for facts in self.facts.values())
 
 
 def prepare(evaluation: Evaluation) -> Prepared:
@@ -99,14 +105,14 @@ def prepare(evaluation: Evaluation) -> Prepared:
     cases = plan_cases(selection)
     names = list(dict.fromkeys(case.env for case in cases))
     protocol = selection.protocol
-    exact = any(moves_an_arm(name) for name in names)
-    robot = choose_robot(evaluation.player, environment_robot(names[0]), exact=exact)
-    options = evaluation.player.options
+    first = look_at(names[0], cases[0], selection.arguments)
+    found = find_player(evaluation.player, first.robot, exact=first.moves_an_arm)
+    robot, options = found.robot, evaluation.player.options
     settled = replace(
         options,
         history=options.history or protocol.history or robot.history,
         noise=options.noise or protocol.noise,
-        noise_slots=protocol.slots,
+        noise_slots=options.noise_slots or protocol.slots,
     )
     player = replace(evaluation.player, options=settled)
     selection = _changes_named(selection, options, robot)
@@ -114,13 +120,20 @@ def prepare(evaluation: Evaluation) -> Prepared:
         name: environment_arguments(name, protocol, robot, selection.arguments) for name in names
     }
     needed = robot.observation_keys if player.looks else ()
-    _check_spaces(cases, arguments, robot, needed=needed)
-    ready = open_player(player, robot)
+    facts = _check_spaces(cases, arguments, robot, needed=needed)
+    ready = open_player(replace(found, player=player))
     behaviour = {**ready.card, "embodiment": robot.tag, "ablation": evaluation.ablation}
     if evaluation.batched:
         behaviour["batched"] = True
-    card = build_card(selection, cases, behaviour, arguments)
-    return Prepared(evaluation=evaluation, cases=cases, arguments=arguments, ready=ready, card=card)
+    card = build_card(selection, cases, behaviour, arguments, facts)
+    return Prepared(
+        evaluation=evaluation,
+        cases=cases,
+        arguments=arguments,
+        facts=facts,
+        ready=ready,
+        card=card,
+    )
 
 
 def evaluate(
@@ -142,7 +155,7 @@ def evaluate(
         ProtocolError: ``output`` holds results of another protocol, or another run writes there.
         StoppedError: an arm was stopped; what was finished before is kept.
     """
-    options = _for_arms(options or RunOptions(), prepared.cases)
+    options = _for_arms(options or RunOptions(), prepared)
     part = shard_of(prepared.cases, *options.shard)
     with locked(output):
         keep_card(output, prepared.card, prepared.cases)
@@ -210,12 +223,12 @@ def _run(
                 break
 
 
-def _for_arms(options: RunOptions, cases: Sequence[Case]) -> RunOptions:
+def _for_arms(options: RunOptions, prepared: Prepared) -> RunOptions:
     """Return the options as an arm takes them: it is driven from this process alone.
 
     A stop, the keyboard and the lock on the arm are then in one place.
     """
-    if not any(moves_an_arm(case.env) for case in cases):
+    if not prepared.moves_an_arm:
         return options
     if options.workers > 1:
         raise ConfigError(
@@ -240,7 +253,7 @@ def _progress(record: Record | None, part: Sequence[Case], records: RecordFile) 
     )
 
 
-def _changes_named(selection: Selection, options: PlayerOptions, robot: Embodiment) -> Selection:
+def _changes_named(selection: Selection, options: PolicyOptions, robot: Embodiment) -> Selection:
     """Return the selection, which also says where the policy departs from the protocol."""
     protocol, said = selection.protocol, []
     history = protocol.history or robot.history
@@ -257,7 +270,7 @@ def _check_spaces(
     robot: Embodiment,
     *,
     needed: Sequence[str],
-) -> None:
+) -> dict[str, EnvironmentFacts]:
     """Make one environment of each kind: wrong arguments are found before anything is loaded.
 
     Args:
@@ -266,34 +279,15 @@ def _check_spaces(
         robot: Says how many numbers an action has.
         needed: Observation keys that the policy reads.
     """
-    for name, group in itertools.groupby(cases, key=lambda case: case.env):
-        with Caught() as caught:
-            env = make_environment(next(group), arguments[name], render=False)
-        if caught.failure is not None:
-            given = ", ".join(f"{key}={value!r}" for key, value in arguments[name].items())
-            raise ConfigError(
-                f"{name} could not be made with {shorten(given, 200)}: {caught.failure.error}"
-            )
-        with closing(env):
-            misfits = list(_misfits(env, robot, needed))
-            if needed and not misfits:
-                check_conventions(env, robot)
-        if misfits:
-            raise ProtocolError(
-                f"{name} does not fit {robot.tag}: {'; '.join(misfits)}. Choose a checkpoint made "
-                "for this environment's robot, or name the right robot with --embodiment."
-            )
-
-
-def _misfits(env: Any, robot: Embodiment, needed: Sequence[str]) -> Iterator[str]:
-    spaces, states = env.observation_space.spaces, {part.key: part.dim for part in robot.state}
-    for key in needed:
-        if key not in spaces:
-            yield f"it delivers no {key}"
-        elif key in states and spaces[key].shape != (states[key],):
-            yield f"its {key} has the shape {spaces[key].shape}, the robot's ({states[key]},)"
-    if env.action_space.shape != (robot.action_dim,):
-        yield f"it takes actions {env.action_space.shape}, the robot has ({robot.action_dim},)"
+    return {
+        name: look_at(
+            name,
+            next(group),
+            arguments[name],
+            lambda env, name=name: check_fits(name, env, robot, needed=needed),  # type: ignore[misc]
+        )
+        for name, group in itertools.groupby(cases, key=lambda case: case.env)
+    }
 
 
 def _merge_one(merged: RecordFile, shard: RecordFile, folder: Path, output: Path) -> None:

@@ -1,41 +1,30 @@
 """The policy of an evaluation: from the name a user writes to something that acts."""
 
 import hashlib
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.embodiments.spec import Embodiment, History
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import CheckpointError, ConfigError, UnknownNameError, preview, suggest
+from dzrobot.importing import is_reference, load_reference
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import DEFAULT_SESSION, Policy
+from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy
+from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.rollout.caught import Caught
-from dzrobot.rollout.protocol import Noise
+from dzrobot.rollout.episode import PolicyActor
+
+if TYPE_CHECKING:
+    from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
 
 BUILT_IN = ("random", "hold", "expert")
 EXPERT = "dzrobot.envs.expert:Expert"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlayerOptions:
-    """How a checkpoint's policy acts; None: as the protocol says, else the policy's own default."""
-
-    dit_steps: int | Literal["dynamic"] | None = None
-    execute: int | None = None
-    history: History | None = None
-    cfg_scale: float | None = None
-    noise: Noise | None = None
-    noise_slots: int | None = None
-    seed: int | None = None
-    device: str = "cpu"
-    dtype: str | None = None
-    revision: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +41,15 @@ class Player:
     embodiment: str | None = None
     """Robot; None: what the environment or the checkpoint says."""
 
-    options: PlayerOptions = field(default_factory=PlayerOptions)
+    options: PolicyOptions = field(default_factory=PolicyOptions)
+    """How a checkpoint's policy acts; the seed is also that of ``random``."""
+
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """None: float32 on a processor, else bfloat16."""
+
+    revision: str | None = None
+    """Branch, tag or commit of a checkpoint on the Hugging Face hub."""
 
     @property
     def in_worker(self) -> str | None:
@@ -91,10 +88,17 @@ class Ready:
     card: Mapping[str, Any]
 
 
-def choose_robot(
-    player: Player, of_environment: Embodiment | None, *, exact: bool = False
-) -> Embodiment:
-    """Return the robot that ``player`` acts as.
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A policy that was found, and the robot that it acts as; its weights are not yet read."""
+
+    player: Player
+    robot: Embodiment
+    checkpoint: "Checkpoint | None" = None
+
+
+def find_player(player: Player, of_environment: Embodiment | None, *, exact: bool = False) -> Found:
+    """Return the robot that ``player`` acts as, and its checkpoint, opened.
 
     Args:
         player: Who acts.
@@ -103,31 +107,44 @@ def choose_robot(
             at its own word.
 
     Raises:
-        CheckpointError: the checkpoint knows several robots, or none, and the environment decides
-            nothing.
+        CheckpointError: the checkpoint cannot be used, or knows several robots, or none, and the
+            environment decides nothing.
         ConfigError: nothing says which robot it is.
     """
-    if player.embodiment is not None:
-        return load_embodiment(player.embodiment)
+    checkpoint, robot = None, of_environment
     if player.is_checkpoint:
-        return _robot_of_checkpoint(player, of_environment, exact=exact)
-    if of_environment is None:
+        from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+        from dzrobot.policies.dreamzero.policy import embodiment_of
+
+        checkpoint = open_checkpoint(player.name, revision=player.revision)
+        if robot is None or robot.tag not in checkpoint.metadata:
+            if exact and robot is not None and player.embodiment is None:
+                raise CheckpointError(
+                    f"{player.name} was trained for {preview(checkpoint.metadata)}, and the "
+                    f"environment's robot is {robot.tag}: choose a checkpoint of that robot, or "
+                    "say with --embodiment which robot it acts as"
+                )
+            robot = embodiment_of(checkpoint, player.embodiment)
+    if player.embodiment is not None:
+        robot = load_embodiment(player.embodiment)
+    if robot is None:
         raise ConfigError("nothing says which robot this environment is: give --embodiment")
-    return of_environment
+    return Found(player=player, robot=robot, checkpoint=checkpoint)
 
 
-def open_player(player: Player, robot: Embodiment) -> Ready:
+def open_player(found: Found) -> Ready:
     """Load the policy.
 
     Raises:
         CheckpointError: the checkpoint cannot be used.
         UnknownNameError: no such policy.
     """
+    player, robot = found.player, found.robot
     if player.in_worker is not None:
         load_factory(player.in_worker)
         return Ready(policy=None, robot=robot, card={"policy": player.name, "privileged": True})
-    if player.is_checkpoint:
-        return _open_checkpoint(player, robot)
+    if found.checkpoint is not None:
+        return _open_checkpoint(player, robot, found.checkpoint)
     seed = player.options.seed or 0
     if player.name == "random":
         card = {"policy": "random", "seed": seed}
@@ -143,28 +160,12 @@ def load_factory(name: str) -> Callable[[Any], Policy]:
     Raises:
         UnknownNameError: no such module or attribute.
     """
-    module, colon, attribute = name.partition(":")
-    if not colon or not all(part.isidentifier() for part in module.split(".")):
+    if not is_reference(name):
         raise UnknownNameError(
             f"unknown policy {name!r}.{suggest(name, BUILT_IN)} Known: {', '.join(BUILT_IN)}, "
             "module:factory, or a checkpoint"
         )
-    try:
-        names = vars(importlib.import_module(module))
-    except ModuleNotFoundError as error:
-        # What the user's module lacks itself is for the user to read.
-        if error.name != module.partition(".")[0] and error.name != module:
-            raise
-        raise UnknownNameError(f"policy {name!r}: there is no module {module!r}") from error
-    if attribute not in names:
-        raise UnknownNameError(
-            f"policy {name!r}: {module} has no {attribute!r}.{suggest(attribute, names)}"
-        )
-    factory: Callable[[Any], Policy] = names[attribute]
-    if not callable(factory):
-        raise UnknownNameError(
-            f"policy {name!r} is a {type(factory).__name__}; a factory is called and gives a policy"
-        )
+    factory: Callable[[Any], Policy] = load_reference(name, "policy", Callable)
     return factory
 
 
@@ -181,6 +182,28 @@ def _made(name: str, robot: Embodiment) -> Policy:
             f"policy {name!r} gave a {type(policy).__name__}; a policy has act and reset"
         )
     return policy
+
+
+@dataclass
+class PrivilegedActor:
+    """A policy that looks into its environment; it is made beside it, anew for every episode."""
+
+    factory: str
+    """``module:factory``; takes the environment."""
+
+    noise_key: int
+    inner: PolicyActor | None = None
+
+    def begin(self, env: gym.Env[Any, Any]) -> None:
+        """Make the policy and start its episode."""
+        policy = load_factory(self.factory)(env)
+        self.inner = PolicyActor(policy=policy, noise_key=self.noise_key)
+        self.inner.begin(env)
+
+    def act(self, observation: Observation) -> tuple[Action, float]:
+        """Return the policy's action and its time."""
+        assert self.inner is not None, "begun"
+        return self.inner.act(observation)
 
 
 class HoldPolicy:
@@ -221,24 +244,6 @@ class RandomPolicy:
         self._draws[session] = np.random.default_rng(key)
 
 
-def _robot_of_checkpoint(
-    player: Player, of_environment: Embodiment | None, *, exact: bool
-) -> Embodiment:
-    from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
-    from dzrobot.policies.dreamzero.policy import embodiment_of
-
-    checkpoint = open_checkpoint(player.name, revision=player.options.revision)
-    if of_environment is not None and of_environment.tag in checkpoint.metadata:
-        return of_environment
-    if exact and of_environment is not None:
-        raise CheckpointError(
-            f"{player.name} was trained for {preview(checkpoint.metadata)}, and the environment's "
-            f"robot is {of_environment.tag}: choose a checkpoint of that robot, or say with "
-            "--embodiment which robot it acts as"
-        )
-    return embodiment_of(checkpoint)
-
-
 def _check_device(name: str) -> None:
     """Raise ConfigError where there is no such device."""
     import torch
@@ -250,44 +255,30 @@ def _check_device(name: str) -> None:
         raise ConfigError(f"device {name!r}: {seen} visible to torch; give cpu, or another device")
 
 
-def _open_checkpoint(player: Player, robot: Embodiment) -> Ready:
+def _open_checkpoint(player: Player, robot: Embodiment, checkpoint: "Checkpoint") -> Ready:
     import torch
 
-    from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
     from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
     from dzrobot.policies.dreamzero.network.skipping import step_plan
-    from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
+    from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 
-    options = player.options
-    acting = {
-        "dit_steps": options.dit_steps,
-        "execute": options.execute,
-        "history": options.history,
-        "cfg_scale": options.cfg_scale,
-        "seed": options.seed,
-        "noise": options.noise,
-        "noise_slots": options.noise_slots,
-    }
-    given = {name: value for name, value in acting.items() if value is not None}
     dtypes = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16}
-    if options.dtype not in dtypes:
-        raise ConfigError(f"dtype {options.dtype!r}: choose float32 or bfloat16")
-    _check_device(options.device)
-    acts = PolicyOptions(**given)  # type: ignore[arg-type]
+    if player.dtype not in dtypes:
+        raise ConfigError(f"dtype {player.dtype!r}: choose float32 or bfloat16")
+    _check_device(player.device)
     # Wrong now, rather than in every episode.
-    step_plan(acts.dit_steps, acts.generate.solver_steps)
+    acts = player.options.generate(robot)
+    step_plan(acts.dit_steps, acts.solver_steps)
     policy = DreamZeroPolicy.from_pretrained(
-        player.name,
+        checkpoint,
         embodiment=robot,
-        device=options.device,
-        dtype=dtypes[options.dtype],
-        revision=options.revision,
-        options=acts,
+        device=player.device,
+        dtype=dtypes[player.dtype],
+        options=player.options,
     )
-    weights = open_checkpoint(player.name, revision=options.revision).weights
     card = {
         **policy.card,
         "checkpoint": Path(player.name).name,
-        "weights": fingerprint(weights, weights.tensors),
+        "weights": fingerprint(checkpoint.weights, checkpoint.weights.tensors),
     }
     return Ready(policy=policy, robot=robot, card=card)

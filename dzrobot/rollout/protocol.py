@@ -3,22 +3,20 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field
 
 from dzrobot.embodiments.spec import History
-from dzrobot.envs.libero.suites import INIT_STATES, SUITES
 from dzrobot.errors import ConfigError, ProtocolError, find
-from dzrobot.registration import LIBERO_STEPS
+from dzrobot.policies.dreamzero.options import Noise
+from dzrobot.registration import LIBERO_SUITES, SUITES, Suite
 
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 """A whole number as a file holds it: no text, no boolean, no fraction."""
 
 MOST_EPISODES = 1_000_000
 """Of one run; every one of them is a value in memory before the first is run."""
-
-Noise = Literal["keyed", "fixed", "slot"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +61,9 @@ PROTOCOLS: Mapping[str, Protocol] = {
     for protocol in (
         Protocol(
             name="standard-10x50",
-            max_steps={f"libero_{suite}": steps for suite, steps in LIBERO_STEPS.items()},
+            max_steps={suite.name: suite.max_steps for suite in LIBERO_SUITES},
             settle_steps=10,
-            episodes=INIT_STATES,
+            episodes=50,
         ),
         # What RLinf's code runs since 2026-06-18. How many environments ran side by side there
         # depends on the machine, so the noise is that of the first.
@@ -73,7 +71,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
             name="rlinf-500",
             max_steps=480,
             settle_steps=15,
-            episodes=INIT_STATES,
+            episodes=50,
             history="off",
             noise="fixed",
         ),
@@ -83,7 +81,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
             name="rlinf-may",
             max_steps=480,
             settle_steps=15,
-            episodes=INIT_STATES,
+            episodes=50,
             slots=64,
             rounds=8,
             history="off",
@@ -141,7 +139,7 @@ class Case:
     @property
     def name(self) -> str:
         """Return a name that is unique in a run and fit for a file."""
-        suite = self.suite.replace("/", "_")
+        suite = self.suite.replace("/", "_").replace(":", "_")
         return f"{suite}-task{self.task_id:02d}-episode{self.episode:03d}"
 
 
@@ -231,22 +229,26 @@ def shard_of(cases: Sequence[Case], index: int, count: int) -> tuple[Case, ...]:
 
 
 def _of_suite(selection: Selection, name: str) -> Iterator[Case]:
-    libero = selection.env is None
-    count = find(SUITES, "suite", name) if libero else None
-    tasks = selection.tasks if selection.tasks is not None else range(count or 1)
+    suite = _suite(selection, name)
+    tasks = selection.tasks if selection.tasks is not None else range(suite.tasks if suite else 1)
     episodes = selection.episodes
     if episodes is None:
         episodes = selection.protocol.episodes
-    if libero and episodes > INIT_STATES:
+    if suite is not None and episodes > suite.init_states:
         raise ProtocolError(
-            f"{episodes} episodes per task, but a task of LIBERO has {INIT_STATES} initial states; "
-            f"ask for at most {INIT_STATES}"
+            f"{episodes} episodes per task, but a task of {name} has {suite.init_states} initial "
+            f"states; ask for at most {suite.init_states}"
         )
     for task in tasks:
-        if count is not None and task not in range(count):
-            raise ConfigError(f"{name} has no task {task}; it has 0 to {count - 1}")
+        if suite is not None and task not in range(suite.tasks):
+            raise ConfigError(f"{name} has no task {task}; it has 0 to {suite.tasks - 1}")
         for episode in range(episodes):
             yield _case(selection, name, task, episode)
+
+
+def _suite(selection: Selection, name: str) -> Suite | None:
+    """Return the suite that ``name`` is, None where it is an environment."""
+    return find(SUITES, "suite", name) if selection.env is None else None
 
 
 def _in_rounds(selection: Selection, name: str) -> Iterator[Case]:
@@ -274,19 +276,19 @@ def _in_rounds(selection: Selection, name: str) -> Iterator[Case]:
 
 
 def _case(selection: Selection, name: str, task: int, episode: int) -> Case:
-    libero = selection.env is None
-    tasked = libero or selection.tasks is not None
+    suite = _suite(selection, name)
+    tasked = suite is not None or selection.tasks is not None
     return Case(
-        env=f"dzrobot/{name}-v0" if libero else name,
+        env=name if suite is None else suite.env,
         arguments={"task_id": task} if tasked else {},
         suite=name,
         task_id=task,
         episode=episode,
         # Where the seed chooses the start, counting up visits each start once.
         seed=keyed("env", selection.seed, name, task, episode)
-        if libero
+        if suite
         else selection.seed + episode,
-        init_state_id=episode if libero else None,
+        init_state_id=episode if suite else None,
         max_steps=_steps(selection, name),
         noise_key=keyed("noise", selection.seed, name, task, episode),
     )

@@ -33,7 +33,7 @@ from dzrobot.rollout.episode import (
     reset_policy,
     run_episode,
 )
-from dzrobot.rollout.players import load_factory
+from dzrobot.rollout.players import PrivilegedActor
 from dzrobot.rollout.processes import end_with_parent
 from dzrobot.rollout.protocol import Case
 from dzrobot.rollout.records import Record, storing
@@ -93,7 +93,7 @@ class Performer:
         """Run ``case``; without an actor, its privileged policy acts. Return outcome and film."""
         stage = self._stage
         env = spoil(self._environment(case), stage.ablation, case)
-        actor = actor or _Privileged(str(stage.privileged), case)
+        actor = actor or PrivilegedActor(str(stage.privileged), case.noise_key)
         rules = EpisodeRules(
             seed=case.seed,
             init_state_id=case.init_state_id,
@@ -128,24 +128,6 @@ class Performer:
 def environment_key(case: Case) -> tuple[object, ...]:
     """Return what two cases must have in common to run in one environment."""
     return case.env, tuple(sorted(case.arguments.items())), case.max_steps
-
-
-@dataclass
-class _Privileged:
-    """A policy made beside the environment, anew for every episode."""
-
-    factory: str
-    case: Case
-    inner: PolicyActor | None = None
-
-    def begin(self, env: gym.Env[Any, Any]) -> None:
-        policy = load_factory(self.factory)(env)
-        self.inner = PolicyActor(policy=policy, noise_key=self.case.noise_key)
-        self.inner.begin(env)
-
-    def act(self, observation: Observation) -> tuple[Action, float]:
-        assert self.inner is not None, "begun"
-        return self.inner.act(observation)
 
 
 @dataclass(frozen=True)

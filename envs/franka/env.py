@@ -81,6 +81,12 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
 
+    libraries = ("franky-control", "pyrealsense2")
+    """Drivers whose version belongs to a result."""
+
+    hand_position = slice(4, 7)
+    """Where in the state the position of the hand is."""
+
     def __init__(  # noqa: PLR0913 (drivers, then what a test replaces)
         self,
         arm: Arm,
@@ -107,6 +113,10 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._episode: _Episode | None = None
         embodiment = self._sensors.embodiment
         self.embodiment = embodiment
+        self.control_hz = config.control_hz
+        self.init_states = STARTS
+        self.is_real = config.address is not None
+        self.judged_by_operator = config.reward.rule == "operator"
         self.observation_space = observation_space(embodiment, {"state.state": STATE_LIMITS})
         self.action_space = action_space(embodiment)
         self.remake: Callable[[], FrankaEnv] | None = None
@@ -125,6 +135,14 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     def task(self) -> str:
         """The instruction."""
         return self.config.task
+
+    @property
+    def workcell(self) -> dict[str, Any]:
+        """What a result depends on of the workcell: all of it but where the devices are."""
+        values = self.config.model_dump(mode="json", exclude={"address", "lock_folder"})
+        for camera in values["cameras"]:
+            del camera["serial"]
+        return values
 
     def attend(self, operator: Operator | None, *, unattended: bool = False) -> None:
         """Say who looks after the arm, before the first reset.

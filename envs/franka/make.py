@@ -72,6 +72,7 @@ def _assembled(workcell: str | None, config: FrankaConfig, render_mode: str | No
     else:
         cell: Cell = EmulatedCell() if workcell == "emulated" else RealCell(config.address)
         env = connectable(cell, config, render_mode)
+    env.is_real = is_real(workcell, config)
     # The values, not the file they came from: it may change, or be elsewhere for another process.
     env.remake = partial(_assembled, workcell, config, render_mode)
     return env

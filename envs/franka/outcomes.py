@@ -1,6 +1,5 @@
 """When an episode on the robot has succeeded or failed: by pose, by a person, by a function."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, Protocol
@@ -9,7 +8,7 @@ import numpy as np
 
 from dzrobot.envs.franka.arm import ArmState
 from dzrobot.envs.franka.config import RewardConfig
-from dzrobot.errors import ConfigError
+from dzrobot.importing import load_reference
 
 Observation = Mapping[str, Any]
 
@@ -107,7 +106,7 @@ def rule_for(config: RewardConfig) -> PredicateRule:
     """Return the rule that ``config`` asks for; an operator's word counts besides, always.
 
     Raises:
-        ConfigError: the callback cannot be found.
+        UnknownNameError: the callback cannot be found.
     """
     match config.rule:
         case "pose":
@@ -119,19 +118,8 @@ def rule_for(config: RewardConfig) -> PredicateRule:
             return PredicateRule(near, config.hold_steps)
         case "callback":
             assert config.callback is not None, "checked by the configuration"
-            return PredicateRule(_imported(config.callback), config.hold_steps)
+            return PredicateRule(
+                load_reference(config.callback, "reward.callback", Callable), config.hold_steps
+            )
         case "operator" | "none":
             return PredicateRule(lambda *_: False, 1)
-
-
-def _imported(name: str) -> Callable[[Observation, ArmState], bool]:
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
-        raise ConfigError(f"reward.callback={name!r} must be 'module:function'")
-    try:
-        function: Callable[[Observation, ArmState], bool] = getattr(
-            importlib.import_module(module), attribute
-        )
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"reward.callback={name!r} cannot be imported: {error}") from error
-    return function

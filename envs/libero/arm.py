@@ -7,8 +7,9 @@ import gymnasium as gym
 import numpy as np
 
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.libero.rendering import choose_backend
 from dzrobot.envs.libero.sim import CONTROL_HZ, Picture, Raw, Simulation
-from dzrobot.envs.spaces import action_space, observation_space, plain_action
+from dzrobot.envs.spaces import action_space, at_resolution, observation_space, plain_action
 from dzrobot.envs.starts import Starts
 from dzrobot.errors import ConfigError
 
@@ -50,6 +51,9 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": CONTROL_HZ}  # noqa: RUF012
 
+    hand_position = slice(0, 3)
+    """Where in the state the position of the hand is."""
+
     def __init__(  # noqa: PLR0913 (Gymnasium passes plain keyword arguments)
         self,
         *,
@@ -75,14 +79,16 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
         self._starts = Starts(starts)
         self._start = -1
         self._frame: np.ndarray | None = None
-        embodiment = load_embodiment("libero_sim")
         self.observation_space = observation_space(
-            embodiment,
+            load_embodiment("libero_sim"),
             {"state.state": STATE_LIMITS},
             resolution=(resolution, resolution),
             cameras=cameras,
         )
-        self.action_space = action_space(embodiment)
+        self.embodiment = at_resolution(load_embodiment("libero_sim"), resolution)
+        self.action_space = action_space(self.embodiment)
+        self.control_hz = CONTROL_HZ
+        self.init_states = starts
 
     @property
     @abstractmethod
@@ -96,6 +102,11 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
     @abstractmethod
     def _begin(self, sim: Simulation, start: int) -> Raw:
         """Put the scene at its numbered start, before anything settles."""
+
+    @property
+    def opengl(self) -> str:
+        """Backend that draws the pictures."""
+        return choose_backend()
 
     @property
     def simulation(self) -> Simulation:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from dzrobot.errors import SimulatorError, find, preview
 from dzrobot.folders import cache_folder
@@ -137,6 +138,16 @@ def verify(folder: Path, assets: Iterable[Asset]) -> Verdict:
         altered=tuple(altered),
         stand_ins=json.loads(declared.read_text()) if declared.is_file() else {},
     )
+
+
+def report(suite: str) -> dict[str, Any]:
+    """Return how many files of ``suite`` are the official ones, and which are not."""
+    verdict = verify(assets_folder(), needed([suite]))
+    return {
+        "official": len(verdict.official),
+        "missing": sorted(verdict.missing),
+        "altered": sorted(verdict.altered),
+    }
 
 
 def matches(place: Path, asset: Asset) -> bool:

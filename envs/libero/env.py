@@ -8,7 +8,8 @@ from gymnasium.utils import EzPickle
 from dzrobot.envs.libero.arm import ArmEnv
 from dzrobot.envs.libero.install import check_versions, import_libero, libero_folder
 from dzrobot.envs.libero.sim import Raw, Simulation
-from dzrobot.envs.libero.suites import INIT_STATES, Task, check_task, load_init_states, load_task
+from dzrobot.envs.libero.suites import Task, check_task, load_init_states, load_task
+from dzrobot.registration import SUITES
 
 
 class LiberoEnv(ArmEnv, EzPickle):
@@ -57,8 +58,8 @@ class LiberoEnv(ArmEnv, EzPickle):
             "stop_on_success": stop_on_success,
         }
         EzPickle.__init__(self, suite=suite, task_id=task_id, **options)
-        super().__init__(starts=INIT_STATES, **options)
         check_task(suite, task_id)
+        super().__init__(starts=SUITES[suite].init_states, **options)
         libero_folder()
         check_versions()
         self._task = load_task(suite, task_id)

@@ -12,18 +12,10 @@ import numpy as np
 
 from dzrobot.envs.libero.install import libero_folder
 from dzrobot.errors import ModalityError, SimulatorError, find
+from dzrobot.registration import LIBERO_SUITES
 
-SUITES: Mapping[str, int] = {
-    "libero_spatial": 10,
-    "libero_object": 10,
-    "libero_goal": 10,
-    "libero_10": 10,
-    "libero_90": 90,
-}
+SUITES: Mapping[str, int] = {suite.name: suite.tasks for suite in LIBERO_SUITES}
 """Tasks per suite."""
-
-INIT_STATES = 50
-"""Stored initial states per task."""
 
 
 @dataclass(frozen=True, kw_only=True)

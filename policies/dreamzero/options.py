@@ -2,18 +2,30 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from dzrobot.embodiments.spec import Embodiment, History
 from dzrobot.errors import ConfigError
-from dzrobot.policies.dreamzero.checkpoints.load import Adapters
-from dzrobot.policies.dreamzero.network.prompting import PromptRows
-from dzrobot.policies.dreamzero.network.session import GenerateOptions
+
+if TYPE_CHECKING:
+    # The command line fills these options before torch is loaded.
+    from dzrobot.policies.dreamzero.checkpoints.load import Adapters
+    from dzrobot.policies.dreamzero.network.prompting import PromptRows
+    from dzrobot.policies.dreamzero.network.session import GenerateOptions
+
+Noise = Literal["fixed", "keyed", "slot"]
+
+DIT_STEPS, SEED, NOISE, NOISE_SLOTS = 8, 1140, "fixed", 64
+"""Of the published servers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions:
-    """How a policy acts; the defaults are those of the published servers."""
+    """How a policy acts. None: as the protocol says, else the embodiment, else published servers.
+
+    One value on the whole way: the command line writes it, a protocol fills what is None, and the
+    policy fills the rest with :meth:`for_robot`.
+    """
 
     execute: int | None = None
     """Actions of each plan that are executed before the next one; None for the embodiment's number,
@@ -23,27 +35,28 @@ class PolicyOptions:
     """Frames the network is shown of what happened, see :func:`.episode.frame_offsets`; None for
     the embodiment's."""
 
-    dit_steps: int | Literal["dynamic"] = 8
-    """Solver steps, of 16, that run the transformer."""
+    dit_steps: int | Literal["dynamic"] | None = None
+    """Solver steps, of 16, that run the transformer; published: 8."""
 
     cfg_scale: float | None = None
     """Guidance of the predicted video; 1 leaves out the negative prompt and half the work. None for
     the embodiment's."""
 
-    seed: int = 1140
-    """Of the noise every plan starts from."""
+    seed: int | None = None
+    """Of the noise every plan starts from; published: 1140."""
 
-    noise: Literal["fixed", "keyed", "slot"] = "fixed"
-    """``fixed``: the same noise for every plan, as published, drawn on the network's device and in
+    noise: Noise | None = None
+    """``fixed``, as published: the same noise for every plan, drawn on the network's device and in
     its dtype. ``keyed``: a function of seed, episode and plan, the same on every device. ``slot``:
     as published for many environments at once: drawn like ``fixed``, but for ``noise_slots`` of
     them together, and each keeps its row. A session keeps its slot from episode to episode, and a
     new one takes the first that is free; of an episode with a number, it is the remainder."""
 
-    noise_slots: int = 64
-    """Rows of ``slot`` noise; on some devices the numbers depend on how many are drawn."""
+    noise_slots: int | None = None
+    """Rows of ``slot`` noise, 64 unless a protocol says otherwise; on some devices the numbers
+    depend on how many are drawn."""
 
-    prompt_rows: PromptRows = "own"
+    prompt_rows: "PromptRows" = "own"
     """``cut``: prompts of sessions that plan in one call are zero from the length of the shortest
     on, as in the published code; for experiments."""
 
@@ -56,15 +69,16 @@ class PolicyOptions:
 
     def __post_init__(self) -> None:
         for name in ("max_sessions", "noise_slots"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be at least 1")
         if self.execute is not None and self.execute < 1:
             raise ConfigError(
                 f"execute={self.execute} must be at least 1, or None for the embodiment's number"
             )
 
     def for_robot(self, robot: Embodiment) -> "PolicyOptions":
-        """Return these options with what they leave to the embodiment filled in.
+        """Return these options with all that is None filled in.
 
         Raises:
             ConfigError: More actions are to be executed than are planned.
@@ -80,18 +94,27 @@ class PolicyOptions:
             execute=self.execute or robot.execute or horizon,
             cfg_scale=robot.cfg_scale if self.cfg_scale is None else self.cfg_scale,
             history=self.history or robot.history,
+            dit_steps=self.dit_steps or DIT_STEPS,
+            seed=SEED if self.seed is None else self.seed,
+            noise=self.noise or NOISE,
+            noise_slots=self.noise_slots or NOISE_SLOTS,
         )
 
-    @property
-    def generate(self) -> GenerateOptions:
-        """Return what the network is told of them."""
-        options = GenerateOptions(
-            dit_steps=self.dit_steps,
-            seed=self.seed,
-            history=self.history != "off",
-            prompt_rows=self.prompt_rows,
+    def generate(self, robot: Embodiment) -> "GenerateOptions":
+        """Return what the network of ``robot`` is told of them."""
+        from dzrobot.policies.dreamzero.network.session import GenerateOptions
+
+        filled = self.for_robot(robot)
+        assert filled.dit_steps is not None, "filled"
+        assert filled.seed is not None, "filled"
+        assert filled.cfg_scale is not None, "filled"
+        return GenerateOptions(
+            dit_steps=filled.dit_steps,
+            seed=filled.seed,
+            history=filled.history != "off",
+            prompt_rows=filled.prompt_rows,
+            cfg_scale=filled.cfg_scale,
         )
-        return options if self.cfg_scale is None else replace(options, cfg_scale=self.cfg_scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,5 +127,5 @@ class WeightOptions:
     base: str | Path | tuple[str | Path, ...] | None = None
     """Base checkpoint, or Wan component folders, of a checkpoint of trained tensors alone."""
 
-    adapters: Adapters = "merge"
+    adapters: "Adapters" = "merge"
     """Whether LoRA matrices are merged into the weights."""

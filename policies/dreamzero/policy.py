@@ -79,7 +79,7 @@ class DreamZeroPolicy:
         self.source = parts.source
         self._network, self._pipeline = parts.network, parts.pipeline
         check_compatible(self.embodiment, self._network.config, shorter=True)
-        self._generate = self.options.generate
+        self._generate = self.options.generate(self.embodiment)
         self._requests = Requests(parts.tokenizer, self._network, self.embodiment, self.options)
         self._embeddings = PromptCache()
         self._episodes: dict[str, Episode] = {}
@@ -88,7 +88,7 @@ class DreamZeroPolicy:
     @classmethod
     def from_pretrained(  # noqa: PLR0913 - the one call users write
         cls,
-        path_or_repo: str | Path,
+        path_or_repo: str | Path | Checkpoint,
         *,
         embodiment: Embodiment | str | None = None,
         device: str | torch.device = "cpu",
@@ -101,7 +101,8 @@ class DreamZeroPolicy:
         """Return the policy of a checkpoint.
 
         Args:
-            path_or_repo: Folder or file of any published layout, or a Hugging Face id.
+            path_or_repo: Folder or file of any published layout, a Hugging Face id, or what
+                ``open_checkpoint`` returned: then it is not opened again.
             embodiment: The robot, or its tag; the checkpoint must have been trained for it. None:
                 the one that the checkpoint names, if it names exactly one.
             device: Where the network runs.
@@ -117,8 +118,10 @@ class DreamZeroPolicy:
             StatisticsError: metadata.json does not fit the embodiment.
         """
         weights = weights or WeightOptions()
-        checkpoint = open_checkpoint(
-            path_or_repo, revision=revision, config_from=weights.config_from
+        checkpoint = (
+            path_or_repo
+            if isinstance(path_or_repo, Checkpoint)
+            else open_checkpoint(path_or_repo, revision=revision, config_from=weights.config_from)
         )
         robot = embodiment_of(checkpoint, embodiment)
         trained_horizon = checkpoint.passport.horizon(robot.tag)
@@ -145,7 +148,7 @@ class DreamZeroPolicy:
             network=network,
             pipeline=Pipeline(robot, statistics),
             tokenizer=prompts,
-            source=str(path_or_repo),
+            source=str(checkpoint.path if path_or_repo is checkpoint else path_or_repo),
         )
         return cls(parts, options)
 
@@ -197,6 +200,7 @@ class DreamZeroPolicy:
         if last is not None:
             return last.number
         slots = self.options.noise_slots
+        assert slots is not None, "filled for the robot"
         taken = {episode.number % slots for episode in self._episodes.values()}
         free = next((slot for slot in range(slots) if slot not in taken), None)
         if free is None:

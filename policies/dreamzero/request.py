@@ -36,8 +36,11 @@ class Requests:
         self._config = network.config
         self._weight = network.model.patch_embedding.weight
         self._size = self._config.target_size or embodiment.image_size
-        self._options = options
-        self._guided = options.generate.prompts == 2
+        filled = options.for_robot(embodiment)
+        assert filled.seed is not None, "filled"
+        assert filled.noise_slots is not None, "filled"
+        self._kind, self._seed, self._slots = filled.noise, filled.seed, filled.noise_slots
+        self._guided = options.generate(embodiment).prompts == 2
         self._prompts: dict[str, Prompt] = {}
 
     def make(self, encoded: Encoded, episode: Episode) -> Request:
@@ -65,16 +68,15 @@ class Requests:
 
     def _noise(self, episode: Episode) -> InferenceNoise | None:
         """Return what the coming plan starts from; None for the published noise."""
-        if self._options.noise == "fixed":
+        if self._kind == "fixed":
             return None
         latent = self._config.latent_size(*self._size)
-        if self._options.noise == "slot":
-            slots = self._options.noise_slots
-            row_of = episode.number % slots, slots
-            return seeded_noise(self._config, latent, self._options.seed, self._weight, row_of)
+        if self._kind == "slot":
+            row_of = episode.number % self._slots, self._slots
+            return seeded_noise(self._config, latent, self._seed, self._weight, row_of)
         # Drawn on the processor in float32, whatever the network runs on.
         like = torch.zeros(())
-        noise = seeded_noise(self._config, latent, _key(self._options.seed, episode), like)
+        noise = seeded_noise(self._config, latent, _key(self._seed, episode), like)
         video, action = (
             x.to(self._weight.device, self._weight.dtype)
             for x in (noise.video_CFYX, noise.action_AM)

@@ -80,10 +80,8 @@ def test_another_plan_is_refused_and_nothing_is_lost(lifts):
 
 def test_starts_are_taken_in_turn():
     plan = CollectionPlan(env="any", starts=(20, 21, 22), first_seed=100)
-    given = [plan.reset_arguments(seed)["options"]["init_state_id"] for seed in range(100, 105)]
-    assert given == [20, 21, 22, 20, 21]
-    assert plan.reset_arguments(103)["seed"] == 103
-    assert CollectionPlan(env="any").reset_arguments(7) == {"seed": 7}
+    assert [plan.init_state_id(seed) for seed in range(100, 105)] == [20, 21, 22, 20, 21]
+    assert CollectionPlan(env="any").init_state_id(7) is None
 
 
 @pytest.mark.libero

@@ -9,8 +9,9 @@ import pytest
 
 from dzrobot import cli
 from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
+from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.rollout.evaluate import Evaluation, RunOptions, evaluate, merge, prepare
-from dzrobot.rollout.players import Player, PlayerOptions
+from dzrobot.rollout.players import Player
 from dzrobot.rollout.protocol import PROTOCOLS, Selection
 from dzrobot.rollout.records import RecordFile
 
@@ -190,7 +191,7 @@ def test_the_card_says_what_a_score_depends_on(alone):
 def test_a_history_that_is_not_the_protocols_or_the_robots_is_said(of_protocol, asked, said):
     protocol = replace(PROTOCOLS["custom"], name="named", history=of_protocol)
     selection = Selection(protocol=protocol, env="dzrobot/point-v0")
-    options = PlayerOptions(history=asked)
+    options = PolicyOptions(history=asked)
     player = Player(name="random", embodiment="libero_sim", options=options)
     card = prepare(Evaluation(selection=selection, player=player)).card
     assert card["changes"] == said

@@ -12,7 +12,7 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
-from dzrobot.rollout.players import Player, PlayerOptions, open_player
+from dzrobot.rollout.players import Player, find_player, open_player
 from dzrobot.rollout.records import RecordFile
 
 EXAMPLE = ("examples/eval_libero.py",)
@@ -41,10 +41,10 @@ def test_the_expert_lifts_without_cameras(command, tmp_path):
 
 
 def test_a_device_that_is_not_there_is_said(checkpoint):
-    options = PlayerOptions(device=f"cuda:{torch.cuda.device_count()}")
-    player = Player(name=str(checkpoint), options=options)
+    player = Player(name=str(checkpoint), device=f"cuda:{torch.cuda.device_count()}")
+    found = find_player(player, load_embodiment("libero_sim"))
     with pytest.raises(ConfigError, match="visible to torch; give cpu"):
-        open_player(player, load_embodiment("libero_sim"))
+        open_player(found)
 
 
 @pytest.mark.libero

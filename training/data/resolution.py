@@ -64,27 +64,49 @@ def resolve(catalog: Catalog, embodiment: Embodiment) -> Resolution:
     """
     faults: list[str] = []
     views: dict[str, Source] = {}
-    vectors: dict[str, Source] = {}
     texts: tuple[Source, ...] = ()
     for view in embodiment.views:
         with _Collect(faults):
             views[view.key] = _view(catalog, view)
+    vectors = _vectors(catalog, embodiment, faults)
+    with _Collect(faults):
+        texts = _texts(catalog, embodiment)
+    _refuse(catalog, embodiment, faults)
+    return Resolution(views, vectors, texts)
+
+
+def resolve_vectors(catalog: Catalog, embodiment: Embodiment) -> Mapping[str, Source]:
+    """Return the source of every state and action part, whatever the pictures are.
+
+    Raises:
+        DatasetError: as :func:`resolve`.
+    """
+    faults: list[str] = []
+    vectors = _vectors(catalog, embodiment, faults)
+    _refuse(catalog, embodiment, faults)
+    return vectors
+
+
+def _vectors(catalog: Catalog, embodiment: Embodiment, faults: list[str]) -> dict[str, Source]:
+    vectors: dict[str, Source] = {}
     for part in (*embodiment.state, *embodiment.action):
         with _Collect(faults):
             vectors[part.key] = _vector(catalog, part)
-    with _Collect(faults):
-        texts = _texts(catalog, embodiment)
-    if faults:
-        columns = (f"{name} {table}" for name, table in catalog.features.items())
-        raise DatasetError(
-            f"{catalog.root} does not fit the embodiment {embodiment.tag!r}:\n  "
-            + "\n  ".join(faults)
-            + "\nColumns: "
-            + ", ".join(columns)
-            + "\nName the right ones in meta/modality.json, or in feature, start and dim of your "
-            "own embodiment."
-        )
-    return Resolution(views, vectors, texts)
+    return vectors
+
+
+def _refuse(catalog: Catalog, embodiment: Embodiment, faults: list[str]) -> None:
+    if not faults:
+        return
+    columns = (f"{name} {table}" for name, table in catalog.features.items())
+    raise DatasetError(
+        f"{catalog.root} does not fit the embodiment {embodiment.tag!r}:\n  "
+        + "\n  ".join(faults)
+        + "\nColumns: "
+        + ", ".join(columns)
+        + "\nName the right ones in meta/modality.json, or in feature, start and dim of your own "
+        "embodiment."
+    )
 
 
 class _Collect:
