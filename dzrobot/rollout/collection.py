@@ -198,9 +198,9 @@ class NoisyActions(gym.ActionWrapper[Any, Any, Any]):
     def action(self, action: np.ndarray) -> np.ndarray:
         """Return what is done in the place of ``action``."""
         drawn = self._draws.normal(0.0, self._noise, NOISY_NUMBERS).astype(np.float32)
-        executed = action.copy()
+        executed: np.ndarray = action.copy()
         executed[:NOISY_NUMBERS] += drawn[: len(executed)]
-        return np.clip(executed, -1.0, 1.0)
+        return executed.clip(-1.0, 1.0)
 
 
 def run_attempt(plan: CollectionPlan, seed: int) -> Attempt:

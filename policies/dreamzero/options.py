@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 Noise = Literal["fixed", "keyed", "slot"]
 
-DIT_STEPS, SEED, NOISE, NOISE_SLOTS = 8, 1140, "fixed", 64
+DIT_STEPS, SEED, NOISE_SLOTS = 8, 1140, 64
 """Of the published servers."""
+
+NOISE: Noise = "fixed"
+"""Likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
+from dzrobot.rollout.evaluate import Evaluation, prepare
 from dzrobot.rollout.players import Player, find_player, open_player
+from dzrobot.rollout.protocol import PROTOCOLS, Selection
 from dzrobot.rollout.records import RecordFile
 
 EXAMPLE = ("examples/eval_libero.py",)
@@ -45,6 +49,22 @@ def test_a_device_that_is_not_there_is_said(checkpoint):
     found = find_player(player, load_embodiment("libero_sim"))
     with pytest.raises(ConfigError, match="visible to torch; give cpu"):
         open_player(found)
+
+
+def test_a_checkpoint_is_opened_once(checkpoint):
+    read = []
+    listening = [True]
+
+    def listen(event, arguments):
+        # A hook of the interpreter stays; it is told when to stop listening.
+        if listening and event == "open" and str(arguments[0]).endswith("config.json"):
+            read.append(Path(str(arguments[0])).parent)
+
+    sys.addaudithook(listen)
+    selection = Selection(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=1)
+    prepare(Evaluation(selection=selection, player=Player(name=str(checkpoint))))
+    listening.clear()
+    assert read.count(checkpoint) == 1
 
 
 @pytest.mark.libero
