@@ -37,7 +37,7 @@ goldens: setup  ## compare with reference numbers
 
 # What is recorded and evaluated is stopped at every one of its file operations, not at a few.
 kill-points: setup  ## stop recordings and evaluations at every file operation
-	KILL_POINTS=all $(BIN)/python -m pytest -m kill_points --timeout 3600
+	KILL_POINTS=all $(BIN)/python -m pytest -m kill_points -rP --timeout 3600
 
 # Downloads several GB: LeRobot pins its own PyTorch. Another folder: make lerobot LEROBOT=DIR.
 LEROBOT ?= $(HOME)/.cache/dzrobot/lerobot

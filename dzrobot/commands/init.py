@@ -1,7 +1,6 @@
 """``dzrobot init``: a small untrained checkpoint whose autoencoder knows the recordings."""
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 
 from dzrobot.commands import flags
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.policies.dreamzero.checkpoints.directory import read_metadata
 from dzrobot.policies.dreamzero.checkpoints.load import official_state
 from dzrobot.policies.dreamzero.checkpoints.sources import UnionSource
 from dzrobot.policies.dreamzero.checkpoints.writer import StateDictSource, refuse_existing
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     weights = UnionSource(
         sources=(fresh_weights(embodiment, arguments.seed), StateDictSource(values=vae))
     )
-    metadata = json.loads(arguments.metadata.read_text(encoding="utf-8"))
+    metadata = read_metadata(arguments.metadata)
     write_mini_checkpoint(arguments.output, embodiment, metadata, weights, recipe)
     saves.clear()
     print(

@@ -3,6 +3,7 @@
 import json
 import resource
 import shutil
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dzrobot.recording import EpisodeWriter, consolidate
-from dzrobot.training.data import DatasetReader, ReaderOptions
+from dzrobot.training.data import DatasetReader, ReaderOptions, SourceSpec, TrainingData
 from dzrobot.training.data.provenance import check_provenance
 from dzrobot.training.data.statistics import measure, merge
 
@@ -61,13 +62,13 @@ def parts(path: Path):
     return json.loads(first), b"\n" + rest
 
 
-def spoil_each(path, read, only=None):
-    """Return how many files in place of ``path`` were tried, refused and taken."""
+def spoil_each(path, read, only=None, every=1):
+    """Return how many files in place of ``path`` were tried and refused; of many, some."""
     good = path.read_bytes()
     document, tail = parts(path)
     counts = {"tried": 0, "refused": 0}
     try:
-        for _, content in mutations(document, tail=tail, only=only):
+        for _, content in islice(mutations(document, tail=tail, only=only), 0, None, every):
             path.write_bytes(content)
             counts["tried"] += 1
             counts["refused"] += grown(lambda: refuses(read)) is not None
@@ -89,7 +90,9 @@ def test_every_field_spoiled(world, name):
         first = ("state", "state")
         places = [("state",), ("video",), first, *((*first, part) for part in ("start", "end"))]
         places.append((*first, "original_key"))
-    counts = spoil_each(world / "set" / name, lambda: open_all(world), places)
+    counts = spoil_each(
+        world / "set" / name, lambda: open_all(world), places, 3 if name == INFO else 1
+    )
     assert counts["tried"] > 60
     assert counts["refused"] > counts["tried"] / 3
 
@@ -101,6 +104,20 @@ def test_every_field_of_the_provenance_spoiled(world):
     path = world / "metadata.json"
     counts = spoil_each(path, lambda: check_provenance(path, ROBOT, ["another"]), places)
     assert counts["refused"] > counts["tried"] / 3
+
+
+def test_every_field_of_the_statistics_spoiled(world):
+    """As training reads them, nested deeper than Python's parser can follow among others."""
+    table = (ROBOT.tag, "statistics", "state", ROBOT.state[0].name)
+    places = [table[:2], table[:3], table, (*table, "q01"), (*table, "q99", 0)]
+    places += [(ROBOT.tag, "relative_action_keys"), (ROBOT.tag, "action_horizon")]
+    path = world / "metadata.json"
+    options = ReaderOptions(cache=world / "cache", pictures=False)
+    source = SourceSpec(paths=(world / "set",), embodiment=ROBOT, metadata=path)
+    opened = lambda: TrainingData.open([source], seed=0, options=options)  # noqa: E731
+    counts = spoil_each(path, opened, places, every=2)
+    assert counts["tried"] > 100
+    assert counts["refused"] > counts["tried"] / 2
 
 
 def test_statistics_are_not_merged_with_spoiled_ones(world):
@@ -142,9 +159,9 @@ def test_anything_in_any_field(world, name, data):
 
 @pytest.mark.parametrize("name", [INFO, "meta/recording.json", EPISODES, STATS, TASKS])
 def test_a_recording_with_spoiled_lists_is_not_continued(world, tmp_path, name):
-    for number, (kind, content) in enumerate(mutations(parts(world / "set" / name)[0])):
-        if number % 9:
-            continue
+    document, _ = parts(world / "set" / name)
+    places = [(key,) for key in document]
+    for kind, content in islice(mutations(document, only=places), 0, None, 9):
         path = tmp_path / "set"
         shutil.copytree(world / "set", path)
         (path / name).write_bytes(content)

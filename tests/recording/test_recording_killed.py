@@ -41,11 +41,12 @@ def test_killed_at_a_file_operation(tmp_path, version, video):
     path = tmp_path / "set"
     steps = operations(job(path, version, video), path)
     assert contents(path) == whole[-1]
-    failed = []
+    failed, tried = [], 0
     for mode in ("kill", "torn"):
         for at in spread(len(steps), POINTS):
             if mode == "torn" and not steps[at].startswith("fsync"):
                 continue
+            tried += 1
             shutil.rmtree(path)
             ended = stop(job(path, version, video), path, at, mode)
             assert ended.code < 0, ended.output
@@ -57,6 +58,7 @@ def test_killed_at_a_file_operation(tmp_path, version, video):
             wrong += [n for n in whole[-1] | now if whole[-1].get(n) != now.get(n)]
             if wrong:
                 failed.append((at, mode, steps[at], wrong))
+    sys.stdout.write(f"{tried} points tried, {tried - len(failed)} held\n")
     assert not failed, failed
 
 
@@ -74,7 +76,8 @@ def test_a_full_disk_is_one_message(tmp_path, version, video):
         return 0
 
     steps = operations(command, path)
-    for at in spread(len(steps), POINTS):
+    points = spread(len(steps), POINTS)
+    for at in points:
         shutil.rmtree(path, ignore_errors=True)
         ended = stop(command, path, at, "full")
         assert ended.code in (0, 2), ended.output
@@ -84,3 +87,4 @@ def test_a_full_disk_is_one_message(tmp_path, version, video):
         path.mkdir(exist_ok=True)
         finish(path, version, video)
         assert contents(path) == contents(whole), (at, steps[at])
+    sys.stdout.write(f"{len(points)} points tried, all held\n")

@@ -5,6 +5,7 @@
 
 import json
 import shutil
+import sys
 
 import kill_points
 import pytest
@@ -45,7 +46,8 @@ def test_stopped_anywhere_it_goes_on(tmp_path, mode):
     assert any("records.jsonl" in step for step in steps)
     whole = found(folder)
     assert len(whole[0]) == EPISODES
-    for at in kill_points.spread(len(steps), 9):
+    points = kill_points.spread(len(steps), 9)
+    for at in points:
         shutil.rmtree(folder)
         ended = kill_points.stop(job, folder, at, mode)
         if mode == "full":
@@ -59,3 +61,4 @@ def test_stopped_anywhere_it_goes_on(tmp_path, mode):
         assert again.code == 0, (steps[at], again.output)
         assert found(folder) == whole, steps[at]
         assert [path.name for path in folder.rglob("*.partial")] == []
+    sys.stdout.write(f"{len(points)} points tried, all held\n")

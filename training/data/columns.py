@@ -192,53 +192,31 @@ class _Builder:
 
     def _read(self, name: str) -> pa.Table | str:
         """Return the needed columns of a data file, or why there are none."""
-        wanted = ["episode_index", *self._widths, *self._texts]
-        path = self._catalog.root / name
-        if not self._catalog.sizes.get(name):
-            return f"{name} is missing"
         try:
-            rows = pq.read_metadata(path).num_rows
-            if rows > MOST_ROWS:
-                return f"{name} says that it holds {rows:,} rows; allowed are {MOST_ROWS:,}"
-            return pq.read_table(path, columns=wanted, partitioning=None)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            return f"{name} cannot be read: {error}"
+            return read_data_file(self._catalog, name, [*self._widths, *self._texts])
+        except DatasetError as error:
+            return str(error)
 
     def _take_file(self, name: str, ordinals: list[int], table: pa.Table | str) -> None:
         if isinstance(table, str):
             self._faults |= dict.fromkeys(ordinals, table)
             return
-        absent = {"episode_index", *self._widths, *self._texts} - set(table.column_names)
-        if absent:
-            reason = f"{name} lacks the columns {preview(absent)}"
-            self._faults |= dict.fromkeys(ordinals, reason)
-            return
-        numbers = table["episode_index"].to_numpy()
         for ordinal in ordinals:
-            rows = np.flatnonzero(numbers == self._catalog.episodes.index[ordinal])
             try:
-                self._take_episode(ordinal, rows, table)
+                self._take_episode(ordinal, table)
             except DatasetError as error:
                 self._faults[ordinal] = f"{name}: {error}"
 
-    def _take_episode(self, ordinal: int, rows: NDArray[np.int64], table: pa.Table) -> None:
+    def _take_episode(self, ordinal: int, table: pa.Table) -> None:
         episodes = self._catalog.episodes
-        index, length = int(episodes.index[ordinal]), int(episodes.length[ordinal])
-        if len(rows) != length or (length and rows[-1] - rows[0] != length - 1):
-            raise DatasetError(
-                f"episode {index} has {len(rows)} rows, the list of episodes says {length}"
-            )
+        first, part = episode_rows(self._catalog, ordinal, table)
         at = slice(episodes.offset[ordinal], episodes.offset[ordinal + 1])
-        part = table.slice(int(rows[0]) if length else 0, length)
-        self._arrays["first_row"][ordinal] = rows[0] if length else 0
+        self._arrays["first_row"][ordinal] = first
         for name, width in self._widths.items():
-            values = _matrix(part[name], name, width)
-            if not np.isfinite(values).all():
-                row, column = np.argwhere(~np.isfinite(values))[0]
-                raise DatasetError(
-                    f"episode {index}: {name}[{column}] of frame {row} is not finite"
-                )
-            self._arrays[name][at] = values
+            try:
+                self._arrays[name][at] = matrix(part[name], name, width)
+            except DatasetError as error:
+                raise DatasetError(f"episode {int(episodes.index[ordinal])}: {error}") from error
         for name, kind in self._texts.items():
             self._arrays[name][at] = self._encode(name, kind, part[name])
 
@@ -264,8 +242,53 @@ class _Builder:
         return rows
 
 
-def _matrix(column: pa.ChunkedArray, name: str, width: int) -> NDArray[np.float32]:
-    """Return a column of vectors as (rows, width) float32."""
+def read_data_file(catalog: Catalog, name: str, columns: Sequence[str]) -> pa.Table:
+    """Return ``columns`` of the data file ``name``, and the number of each row's episode.
+
+    Raises:
+        DatasetError: It is missing, damaged, announces too many rows, or lacks a column.
+    """
+    wanted = {"episode_index", *columns}
+    path = catalog.root / name
+    if not catalog.sizes.get(name):
+        raise DatasetError(f"{name} is missing")
+    try:
+        rows = pq.read_metadata(path).num_rows
+        if rows > MOST_ROWS:
+            raise DatasetError(
+                f"{name} says that it holds {rows:,} rows; allowed are {MOST_ROWS:,}"
+            )
+        table = pq.read_table(path, columns=sorted(wanted), partitioning=None)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DatasetError(f"{name} cannot be read: {error}") from error
+    if absent := wanted - set(table.column_names):
+        raise DatasetError(f"{name} lacks the columns {preview(absent)}")
+    return table
+
+
+def episode_rows(catalog: Catalog, ordinal: int, table: pa.Table) -> tuple[int, pa.Table]:
+    """Return the first row of an episode in its data file, and its rows.
+
+    Raises:
+        DatasetError: There are not as many as the list of episodes says, or not in one piece.
+    """
+    index = int(catalog.episodes.index[ordinal])
+    length = int(catalog.episodes.length[ordinal])
+    rows = np.flatnonzero(table["episode_index"].to_numpy() == index)
+    if len(rows) != length or (length and rows[-1] - rows[0] != length - 1):
+        raise DatasetError(
+            f"episode {index} has {len(rows)} rows, the list of episodes says {length}"
+        )
+    first = int(rows[0]) if length else 0
+    return first, table.slice(first, length)
+
+
+def matrix(column: pa.ChunkedArray, name: str, width: int) -> NDArray[np.float32]:
+    """Return a column of vectors as (rows, width) float32.
+
+    Raises:
+        DatasetError: A row is of another size, empty, no numbers, or not finite.
+    """
     try:
         values = [_flat(chunk) for chunk in column.chunks]
     except DatasetError as error:
@@ -273,7 +296,11 @@ def _matrix(column: pa.ChunkedArray, name: str, width: int) -> NDArray[np.float3
     flat = np.concatenate(values) if values else np.zeros(0, np.float32)
     if len(flat) != len(column) * width or column.null_count:
         raise DatasetError(f"{name} does not hold {width} numbers in every row")
-    return flat.astype(np.float32, copy=False).reshape(-1, width)
+    table: NDArray[np.float32] = flat.astype(np.float32, copy=False).reshape(-1, width)
+    if not np.isfinite(table).all():
+        row, number = np.argwhere(~np.isfinite(table))[0]
+        raise DatasetError(f"{name}[{number}] of frame {row} is not finite")
+    return table
 
 
 def _flat(chunk: pa.Array) -> NDArray[Any]:
