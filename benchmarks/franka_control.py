@@ -66,7 +66,6 @@ def speeds(env: FrankaEnv, *, metres_per_second: float, seconds: float) -> Array
     env.reset()
     share = metres_per_second / (env.config.action.translation_m * env.config.control_hz)
     action = np.array([0, share, 0, 0, 0, 0, 0], np.float32)
-    found = []
     sampled = _Sampled(env)
     steps = round(seconds * env.config.control_hz)
     for number in range(steps):
@@ -96,7 +95,8 @@ class _Sampled:
         return np.array(list(self._found.values()))
 
     def _sleep_and_look(self, deadline_s: float) -> None:
-        while self._clock.now() < deadline_s:
+        # The emulated arm's clock counts whole milliseconds, and may end just before.
+        while deadline_s - self._clock.now() > 0.001:
             self._sleep(min(deadline_s, self._clock.now() + 0.01))
             state = self._env.arm.state()
             self._found[state.robot_time_s] = float(state.twist[1])
