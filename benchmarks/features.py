@@ -21,12 +21,12 @@ import torch.distributed as dist
 from train_setup import recorded_frame
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.policies.dreamzero.mini import fresh_weights, write_mini_checkpoint
 from dzrobot.policies.dreamzero.tiny import tiny_metadata
 from dzrobot.recording import EpisodeWriter
 from dzrobot.training.build import build
 from dzrobot.training.distributed import DistributedEnvironment, init_distributed
 from dzrobot.training.recipe import load_recipe
+from dzrobot.training.tiny.network import fresh_weights, write_mini_checkpoint
 from dzrobot.training.trainer import Trainer
 
 EPISODES, FRAMES = 4, 60

@@ -25,7 +25,7 @@ def main() -> None:
     output.mkdir(parents=True, exist_ok=True)
 
     metadata = output / "metadata.json"
-    reader = DatasetReader(options.dataset, robot, ReaderOptions(pictures=False))
+    reader = DatasetReader(options.dataset, robot, ReaderOptions(images=False))
     print(reader.report())
     metadata.write_text(json.dumps({robot.tag: measure([reader], robot)}))
 

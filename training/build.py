@@ -57,14 +57,14 @@ from dzrobot.training.architecture import (
 )
 from dzrobot.training.config import ModelConfig, SFTConfig
 from dzrobot.training.data import (
+    EpisodeSelection,
     ReaderOptions,
-    Selection,
     SourceSpec,
     TrainingBatch,
     TrainingData,
     encode_views,
 )
-from dzrobot.training.data.lerobot import Catalog
+from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.distributed import DistributedEnvironment
 from dzrobot.training.metrics import Metrics, Rates
 from dzrobot.training.optim import Ema, Optimizer
@@ -128,7 +128,7 @@ def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponent
     features = None
     if config.data.cache_features:
         features = precompute_features(config, model, datasets.train, world)
-        datasets = replace(datasets, train=datasets.train.without_pictures())
+        datasets = replace(datasets, train=datasets.train.without_images())
     prompts: Prompts = stored or LivePrompts(
         model, PromptTokenizer(tokenizer, text_len=network.dit.text_len)
     )
@@ -284,14 +284,14 @@ def _spec(
         paths=plan.paths, embodiment=embodiment, metadata=metadata, weight=plan.weight,
         distribute_weights=plan.distribute_weights,
         selections=[
-            Selection(only=episodes) if held_out else Selection(without=episodes)
+            EpisodeSelection(only=episodes) if held_out else EpisodeSelection(without=episodes)
             for episodes in last
         ],
     )  # fmt: skip
 
 
 def _last_episodes(path: str, count: int) -> frozenset[int]:
-    return frozenset(Catalog.open(path).episodes.index[-count:].tolist() if count else ())
+    return frozenset(DatasetCatalog.open(path).episodes.index[-count:].tolist() if count else ())
 
 
 def shard(

@@ -1,4 +1,4 @@
-"""Training checkpoints: sharded, written aside in the background, renamed when complete.
+"""Training checkpoints: sharded, written in the background, renamed when complete.
 
 A checkpoint is a folder ``step_00001000`` with one ``state`` folder (torch distributed checkpoint),
 a ``meta.json``, the files that lie beside any weights (config, statistics, passport, tokenizer) and
@@ -39,7 +39,7 @@ from dzrobot.training.optim import Ema, Optimizer
 _log = logging.getLogger(__name__)
 
 _PREFIX = "step_"
-_ASIDE = ".writing"
+_TEMPORARY = ".writing"
 _NAME = re.compile(_PREFIX + r"(\d{1,15})", re.ASCII)
 _SEALED = 2
 """Format of meta.json since which checksums are written."""
@@ -86,7 +86,7 @@ class Saved:
 @dataclass(frozen=True)
 class _Pending:
     step: int
-    aside: Path
+    temporary: Path
     future: "Future[Any]"
 
 
@@ -126,7 +126,7 @@ def verify(saved: Saved) -> None:
 
 
 def complete_checkpoints(folder: Path) -> list[Saved]:
-    """Return the complete checkpoints in ``folder``, oldest first; torn ones are left out."""
+    """Return the complete checkpoints in ``folder``, oldest first; partial ones are left out."""
     found = []
     for path in _folders(folder):
         try:
@@ -165,7 +165,7 @@ def newest_whole(folder: Path) -> Saved | None:
     if faults:
         raise CheckpointError(
             f"no checkpoint in {folder} is whole: {faults[0]}. Copy one back, or move the folder "
-            "away to start anew."
+            "away to start from step 0."
         )
     return None
 
@@ -251,8 +251,8 @@ class CheckpointWriter:
         if world.is_main:
             with files.explained(f"write checkpoints to {folder}", CheckpointError):
                 folder.mkdir(parents=True, exist_ok=True)
-                for torn in folder.glob(f"{_PREFIX}*{_ASIDE}"):
-                    files.remove(torn)
+                for partial in folder.glob(f"{_PREFIX}*{_TEMPORARY}"):
+                    files.remove(partial)
         dist.barrier(group=world.host_group)
 
     def save(
@@ -277,28 +277,28 @@ class CheckpointWriter:
             CheckpointError: It, or the one before, cannot be written.
         """
         self.finish()
-        aside = self._folder / f"{_PREFIX}{step:08d}{_ASIDE}"
+        temporary = self._folder / f"{_PREFIX}{step:08d}{_TEMPORARY}"
         if self._world.is_main:
-            with files.explained(f"write {aside}", CheckpointError):
-                files.remove(aside)
-                aside.mkdir(parents=True)
+            with files.explained(f"write {temporary}", CheckpointError):
+                files.remove(temporary)
+                temporary.mkdir(parents=True)
                 content = {"format": _SEALED, "step": step, **meta}
-                files.write_json(aside / TRAINING_META, content)
-                write_beside(aside)
+                files.write_json(temporary / TRAINING_META, content)
+                write_beside(temporary)
         dist.barrier(group=self._world.host_group)
-        target = str(aside / TRAINING_STATE)
+        target = str(temporary / TRAINING_STATE)
         future: Future[Any] = Future()
         if self._config.async_save and not wait:
             future = async_save(state, checkpoint_id=target, process_group=self._world.save_group)  # type: ignore[assignment]
         else:
-            with _explained(aside):
+            with _explained(temporary):
                 save(state, checkpoint_id=target, process_group=self._world.save_group)
             future.set_result(None)
         if self._world.is_main:
             # The main process ends only after all have written: it gathers their results into the
             # metadata. Reading it all again for checksums must not hold up the next step.
-            future = self._sealing.submit(_seal, aside, future)
-        self._pending = _Pending(step, aside, future)
+            future = self._sealing.submit(_seal, temporary, future)
+        self._pending = _Pending(step, temporary, future)
         if wait or not self._config.async_save:
             self.finish()
 
@@ -316,7 +316,7 @@ class CheckpointWriter:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        with _explained(pending.aside):
+        with _explained(pending.temporary):
             pending.future.result()
             if self._world.is_main:
                 self._commit(pending)
@@ -326,38 +326,38 @@ class CheckpointWriter:
         if final.exists():
             # A step that was already saved (resumed and reached again) is replaced. A folder that
             # is being removed must not bear a final name.
-            retired = final.with_name(f"{final.name}.old{_ASIDE}")
+            retired = final.with_name(f"{final.name}.old{_TEMPORARY}")
             files.remove(retired)
             final.rename(retired)
-            files.move(pending.aside, final)
+            files.move(pending.temporary, final)
             files.remove(retired)
         else:
-            files.move(pending.aside, final)
+            files.move(pending.temporary, final)
         files.write_text(self._folder / LATEST, final.name)
         for old in complete_checkpoints(self._folder)[: -self._config.keep_last_k]:
-            retired = old.path.with_name(f"{old.path.name}.old{_ASIDE}")
+            retired = old.path.with_name(f"{old.path.name}.old{_TEMPORARY}")
             old.path.rename(retired)
             files.remove(retired)
 
 
-def _seal(aside: Path, written: "Future[Any]") -> None:
+def _seal(temporary: Path, written: "Future[Any]") -> None:
     """Wait for what is being written, add its checksums, and flush all of it to the disk."""
     written.result()
-    write_checksums(aside)
-    for path in sorted(aside.rglob("*")):
+    write_checksums(temporary)
+    for path in sorted(temporary.rglob("*")):
         files.flush(path)
 
 
 @contextmanager
-def _explained(aside: Path) -> Iterator[None]:
+def _explained(temporary: Path) -> Iterator[None]:
     """Turn a failure to write into one message."""
     try:
-        with files.explained(f"write {aside}", CheckpointError):
+        with files.explained(f"write {temporary}", CheckpointError):
             yield
     except CheckpointException as error:
         raise CheckpointError(
-            f"cannot write {aside}: {_first_line(error)}; the checkpoints before it are intact. "
-            "Make room, or choose another runner.output_dir, and resume."
+            f"cannot write {temporary}: {_first_line(error)}; the checkpoints before it are "
+            "intact. Make room, or choose another runner.output_dir, and resume."
         ) from error
 
 

@@ -21,6 +21,18 @@ def _one_or_many(value: object) -> object:
     return [value] if isinstance(value, str | Path | dict) else value
 
 
+def uneven_batch(global_batch: int, micro_batch: int, processes: int) -> str | None:
+    """Return why processes cannot share a global batch out evenly; None where they can."""
+    at_once = micro_batch * processes
+    if global_batch % at_once == 0:
+        return None
+    nearest = max(at_once, round(global_batch / at_once) * at_once)
+    return (
+        f"{global_batch} is no multiple of micro_batch_size x processes = {micro_batch} x "
+        f"{processes}; the nearest that is: {nearest}"
+    )
+
+
 class ModelConfig(FrozenConfig):
     """Which weights, which robot, and whether all of them are trained."""
 
@@ -158,10 +170,10 @@ class DataConfig(FrozenConfig):
     """What happens at an unreadable file: stop and name it, or count and replace the sample."""
 
     augment: bool = True
-    """Random crop and colour jitter, keyed by (seed, sample)."""
+    """Random crop and color jitter, keyed by (seed, sample)."""
 
     cache_features: bool = False
-    """Encode the pictures of every sample once, to ``output_dir/features``, and train on the stored
+    """Encode the images of every sample once, to ``output_dir/features``, and train on the stored
     latents: the same numbers for less work. Needs ``augment: false``."""
 
 
@@ -231,7 +243,7 @@ class ParallelConfig(FrozenConfig):
     """Ranks that share one copy under ``hsdp``; null: the ranks of one machine."""
 
     param_dtype: Literal["bf16", "fp32"] = "bf16"
-    """Dtype of weights and matrix products in forward and backward; masters are float32."""
+    """Dtype of weights and matrix products in forward and backward; master weights are float32."""
 
     reduce_dtype: Literal["fp32", "bf16"] = "fp32"
     """Dtype in which gradients are summed over ranks."""
@@ -250,7 +262,7 @@ class ParallelConfig(FrozenConfig):
     """Free gathered weights between forward and backward."""
 
     cpu_offload: bool = False
-    """Keep masters, gradients and optimiser state in host memory."""
+    """Keep master weights, gradients and optimiser state in host memory."""
 
     prefetch_blocks: NonNegative = 1
     """Blocks whose weights are gathered ahead."""
@@ -263,7 +275,7 @@ class CheckpointConfig(FrozenConfig):
     """Steps between checkpoints."""
 
     keep_last_k: Annotated[int, Field(ge=2)] = 3
-    """Checkpoints kept; at least 2, so that a torn newest one loses no more than one interval."""
+    """Checkpoints kept; at least 2, so that a damaged newest one costs one interval at most."""
 
     async_save: bool = True
     """Write in the background."""
@@ -307,7 +319,7 @@ class RunnerConfig(FrozenConfig):
     """Samples of one optimiser step over all processes."""
 
     seed: NonNegative = 0
-    """Key of sample order, augmentation, noise and fresh weights."""
+    """Key of sample order, augmentation, noise and new weights."""
 
     resume_dir: Literal["auto"] | Path | None = None
     """Checkpoint or run folder to resume; ``auto``: the newest complete one in ``output_dir``, if

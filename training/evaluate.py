@@ -41,7 +41,7 @@ def evaluate_open_loop(components: TrainingComponents) -> dict[str, float]:
     for batch in _batches(components, data):
         prepared = inputs.prepare(batch)
         predicted = predict_actions(components, prepared, batch)
-        for key, error in _errors(components, data, batch, predicted):
+        for key, error in action_errors(data, batch, predicted):
             sums[key] = sums.get(key, np.zeros(error.shape)) + error
             counts[key] = counts.get(key, 0) + 1
     gathered: list[Any] = [None] * components.world.size
@@ -93,17 +93,26 @@ def predict_actions(
     return action.sample.clamp(-1, 1)
 
 
-def _errors(
-    components: TrainingComponents, data: TrainingData, batch: TrainingBatch, predicted: Tensor
+def action_errors(
+    data: TrainingData, batch: TrainingBatch, predicted: Tensor
 ) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Yield (action key, absolute error (horizon, dim)) of every block of every sample."""
-    horizon = components.network.head.action_horizon
+    """Yield (``tag/action key``, absolute error) of every block of every sample.
+
+    Args:
+        data: What the batch was read from.
+        batch: From the loader.
+        predicted: Actions (B, A, 32) in [-1, 1], as ``batch["action"]``.
+
+    Yields:
+        The error is (horizon, dim) in the robot's own units, against what was recorded.
+    """
     for i, number in enumerate(batch["sample_id"].tolist()):
         index, reader, window = data.locate(number)
         source = data.sources[index]
         robot, raw = source.spec.embodiment, reader.vectors(window)
         own = robot.timing.action_horizon
-        blocks = predicted[i].reshape(robot.timing.blocks, horizon, -1)[:, :own].cpu()
+        # In a mixture, blocks are filled up to the longest horizon.
+        blocks = predicted[i].reshape(robot.timing.blocks, -1, predicted.shape[-1])[:, :own].cpu()
         for block in range(robot.timing.blocks):
             state = {key: raw[key][block] for key in robot.state_keys}
             decoded = source.pipeline.decode(blocks[block], state)

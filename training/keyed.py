@@ -11,7 +11,7 @@ from dzrobot.policies.dreamzero.network.world_action import Prepared
 
 
 def keyed_generator(purpose: str, *key: int | str) -> torch.Generator:
-    """Return a fresh CPU generator; equal arguments give equal draws."""
+    """Return a new CPU generator; equal arguments give equal draws."""
     digest = hashlib.sha256("/".join([purpose, *map(str, key)]).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 

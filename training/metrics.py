@@ -49,7 +49,7 @@ class LogRecord:
     """Published transformer cost over the device peak; null where the peak is not known."""
 
     utilisation: float | None
-    """Executed operations, recompute and encoders included, over the device peak."""
+    """Executed operations, recomputation and encoders included, over the device peak."""
 
     data_wait_pct: float
     """Share of the time spent waiting for batches, per cent, of the slowest rank."""

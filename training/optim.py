@@ -130,7 +130,7 @@ def global_norm(gradients: Iterable[Tensor]) -> Tensor:
 
     A NaN on one rank is a NaN on all, which is what makes the decision to skip a step collective.
     """
-    # Squares of bfloat16 would lose the norm; masters are float32, adapters on request too.
+    # Squares of bfloat16 would lose the norm; master weights are float32, adapters on request too.
     norm = torch.nn.utils.get_total_norm([gradient.float() for gradient in gradients])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 

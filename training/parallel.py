@@ -7,7 +7,8 @@ their own, outside the trained network.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -35,7 +36,7 @@ _WRAPPED = "_checkpoint_wrapped_module."
 
 
 def clean_name(name: str) -> str:
-    """Return a parameter name without the marks of recompute wrappers."""
+    """Return a parameter name without the marks of checkpoint wrappers."""
     return name.replace(_WRAPPED, "")
 
 
@@ -117,8 +118,6 @@ def shard(
     network: nn.Module, blocks: Sequence[nn.Module], config: ParallelConfig, mesh: DeviceMesh
 ) -> None:
     """Make each block a sharding unit, then the rest of ``network`` the root unit."""
-    # The loss reads predictions and never writes into them, which is what torch warns about.
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     options: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": precision(config),
@@ -136,6 +135,17 @@ def shard(
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     _prefetch([block for block in blocks if isinstance(block, FSDPModule)], config.prefetch_blocks)
+
+
+@contextmanager
+def reading_outputs() -> Iterator[None]:
+    """Leave out torch's warning about writing into what a sharded network returns.
+
+    Only for a forward pass whose results are read and never written into.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+        yield
 
 
 def precision(config: ParallelConfig) -> MixedPrecisionPolicy:

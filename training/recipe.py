@@ -23,7 +23,7 @@ RETIRED: Mapping[str, str] = {
     "model.max_action_dim": "the network's config.json says it; drop it",
     "model.max_state_dim": "the network's config.json says it; drop it",
     "model.max_seq_len": "the network's config.json says it; drop it",
-    "model.precision": "masters are float32; parallel.param_dtype sets what is computed with",
+    "model.precision": "master weights are float32; parallel.param_dtype sets the rest",
     "model.relative_action_per_horizon": "per-step statistics are not supported; drop it",
     "model.droid_view_height": "the embodiment's View.size says it; drop it",
     "model.droid_view_width": "the embodiment's View.size says it; drop it",

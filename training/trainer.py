@@ -48,6 +48,7 @@ from dzrobot.training.export import TrainedAlone, export
 from dzrobot.training.keyed import sample_noise
 from dzrobot.training.logs import RunLog, describe
 from dzrobot.training.optim import StepOutcome
+from dzrobot.training.parallel import reading_outputs
 
 _log = logging.getLogger(__name__)
 
@@ -247,6 +248,7 @@ def backward(
         counts: What sums are divided by: those of the whole step, so that parts add up.
         options: How the loss is averaged.
     """
-    losses = model.loss(prepared, noise, counts, options)
+    with reading_outputs():
+        losses = model.loss(prepared, noise, counts, options)
     losses.loss.backward()  # type: ignore[no-untyped-call]
     return torch.stack([losses.dynamics_loss, losses.action_loss])

@@ -19,8 +19,8 @@ from dzrobot.errors import DatasetError, StoppedError
 from dzrobot.rollout.demonstration import NO_START, ReplayActor
 from dzrobot.rollout.environment import look_at, made_environment, needed_robot
 from dzrobot.rollout.episode import EpisodeRules, Outcome, run_episode
-from dzrobot.training.data.lerobot import Catalog
-from dzrobot.training.data.resolution import Source, resolve_vectors
+from dzrobot.training.data.lerobot import DatasetCatalog
+from dzrobot.training.data.resolution import ColumnSource, resolve_vectors
 
 SUMMARY = "replay recorded actions"
 
@@ -122,7 +122,7 @@ def load_recording(path: Path, episode: int, robot: Embodiment) -> Recording:
     Raises:
         DatasetError: the dataset cannot be read, or has no such episode or column.
     """
-    catalog = Catalog.open(path)
+    catalog = DatasetCatalog.open(path)
     numbers = catalog.episodes.index.tolist()
     if episode not in numbers:
         raise DatasetError(
@@ -143,7 +143,7 @@ def load_recording(path: Path, episode: int, robot: Embodiment) -> Recording:
     return Recording(action, state, None if start == NO_START else start)
 
 
-def _joined(rows: Any, sources: Sequence[Source]) -> NDArray[np.float32]:
+def _joined(rows: Any, sources: Sequence[ColumnSource]) -> NDArray[np.float32]:
     found = []
     for source in sources:
         values = np.stack(rows.column(source.column).to_numpy()).astype(np.float32)

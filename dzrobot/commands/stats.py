@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     embodiment = load_embodiment(arguments.embodiment)
     output: Path = arguments.output
     known = _known(output, merging=arguments.merge)
-    options = ReaderOptions(damaged=arguments.damaged, pictures=False)
+    options = ReaderOptions(damaged=arguments.damaged, images=False)
     readers = []
     for path in arguments.dataset:
         with progress_bar(f"reading {path}") as advance:

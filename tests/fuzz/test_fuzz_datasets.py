@@ -38,7 +38,7 @@ def world(tmp_path_factory):
 
 
 def open_all(world, name="set"):
-    options = ReaderOptions(cache=world / "cache", pictures=False)
+    options = ReaderOptions(cache=world / "cache", images=False)
     shutil.rmtree(world / "cache", ignore_errors=True)
     reader = DatasetReader(world / name, ROBOT, options)
     reader.vectors(0)
@@ -112,7 +112,7 @@ def test_every_field_of_the_statistics_spoiled(world):
     places = [table[:2], table[:3], table, (*table, "q01"), (*table, "q99", 0)]
     places += [(ROBOT.tag, "relative_action_keys"), (ROBOT.tag, "action_horizon")]
     path = world / "metadata.json"
-    options = ReaderOptions(cache=world / "cache", pictures=False)
+    options = ReaderOptions(cache=world / "cache", images=False)
     source = SourceSpec(paths=(world / "set",), embodiment=ROBOT, metadata=path)
     opened = lambda: TrainingData.open([source], seed=0, options=options)  # noqa: E731
     counts = spoil_each(path, opened, places, every=2)
@@ -215,7 +215,7 @@ def test_lengths_are_not_believed(world, tmp_path, length):
     lines = (path / EPISODES).read_text().splitlines()
     first = {**json.loads(lines[0]), "length": length}
     (path / EPISODES).write_text("\n".join([json.dumps(first), *lines[1:]]))
-    options = ReaderOptions(cache=tmp_path / "cache", pictures=False)
+    options = ReaderOptions(cache=tmp_path / "cache", images=False)
     assert grown(lambda: refuses(lambda: DatasetReader(path, ROBOT, options)))
 
 
@@ -229,7 +229,7 @@ def test_lists_of_parquet_are_checked(world, tmp_path):
             path = tmp_path / "set"
             shutil.copytree(world / "three", path)
             pq.write_table(good.set_column(at, column, pa.array(values)), path / name)
-            options = ReaderOptions(cache=tmp_path / "cache", pictures=False)
+            options = ReaderOptions(cache=tmp_path / "cache", images=False)
             assert grown(lambda: refuses(lambda: DatasetReader(path, ROBOT, options))), values  # noqa: B023
             refuses(lambda: consolidate(path))  # noqa: B023
             shutil.rmtree(path)
@@ -246,7 +246,7 @@ def spoil_links(path):
 
 def test_links_that_lead_nowhere_are_passed_by(world, tmp_path):
     path = spoil_links(edited(world, tmp_path))
-    options = ReaderOptions(cache=tmp_path / "cache", pictures=False)
+    options = ReaderOptions(cache=tmp_path / "cache", images=False)
     assert len(DatasetReader(path, ROBOT, options)) > 0
     data = next((path / "data").rglob("episode_000000.parquet"))
     data.unlink()

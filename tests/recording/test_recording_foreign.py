@@ -79,7 +79,7 @@ def test_a_rate_that_is_not_the_robots_is_said(tmp_path, caplog):
     for fps, said in ((10, 1), (20, 0)):
         (path / "meta/info.json").write_text(json.dumps({**info, "fps": fps}))
         caplog.clear()
-        DatasetReader(path, ROBOT, ReaderOptions(cache=tmp_path / "cache", pictures=False))
+        DatasetReader(path, ROBOT, ReaderOptions(cache=tmp_path / "cache", images=False))
         assert sum("acts at 20 Hz" in record.message for record in caplog.records) == said
 
 

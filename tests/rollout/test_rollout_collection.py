@@ -49,7 +49,7 @@ def lifts(tmp_path_factory):
 
 
 def test_demonstrations_are_what_training_reads(lifts):
-    reader = DatasetReader(lifts, ROBOT, ReaderOptions(pictures=True))
+    reader = DatasetReader(lifts, ROBOT, ReaderOptions(images=True))
     assert reader.catalog.episodes.length.tolist() == [
         attempt["steps"] for attempt in attempts(lifts) if attempt["success"]
     ]

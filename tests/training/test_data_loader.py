@@ -19,7 +19,7 @@ from dzrobot.training.data import (
     LoaderOptions,
     LoaderPlan,
     ReaderOptions,
-    Slot,
+    SampleKey,
     SourceSpec,
     TrainingData,
     build_loader,
@@ -170,7 +170,7 @@ def test_padded_tails_repeat_the_last_frame_and_count_no_action_twice(world):
     assert len(data) == int(reader.catalog.episodes.length.sum())
     first_length = int(reader.catalog.episodes.length[0])
     for number in (0, first_length - 5, first_length - 1):
-        sample = data[Slot(0, 0, number)]
+        sample = data[SampleKey(0, 0, number)]
         own = min(robot.timing.actions, first_length - number)
         assert sample.vectors["action_mask"][:own, :7].all()
         assert not sample.vectors["action_mask"][own:].any()
@@ -224,7 +224,7 @@ def test_sources_that_cannot_share_a_batch_are_refused(world):
         SourceSpec(paths=[world / "libero"], embodiment=ROBOT, metadata=metadata),
         SourceSpec(paths=[world / "franka"], embodiment=RELATIVE, metadata=metadata),
     ]
-    with pytest.raises(ConfigError, match="same size of the tiled picture in all sources"):
+    with pytest.raises(ConfigError, match="same size of the tiled image in all sources"):
         TrainingData.open(specs, seed=0, options=options(world))
     with pytest.raises(ConfigError, match="at least one path"):
         TrainingData.open([], seed=0)
@@ -275,7 +275,7 @@ sys.path.insert(0, {here!r})
 from test_data_loader import *
 data = mixture(Path({world!r}))
 # Opened in this process first, then inherited by the workers.
-data[data.slots(0, [0], 2)[0]]
+data[data.sample_keys(0, [0], 2)[0]]
 plan = LoaderPlan(global_batch=2, micro_batch=2, stop_step=4)
 whole = list(build_loader(data, plan, LoaderOptions(num_workers=2)))
 # Left early, and still open when the process ends.

@@ -9,7 +9,7 @@ from data_worlds import RELATIVE, ROBOT, TASKS, record, robot, step
 
 from dzrobot.errors import DatasetError, UnknownNameError
 from dzrobot.recording import EpisodeWriter, VideoCodec, consolidate
-from dzrobot.training.data import DatasetReader, ReaderOptions, Selection
+from dzrobot.training.data import DatasetReader, EpisodeSelection, ReaderOptions
 from dzrobot.training.data.verify import first_frames, offenders
 from dzrobot.training.data.video import FrameTable, PyAvDecoder
 
@@ -161,7 +161,7 @@ def test_windows_are_reported(recorded, options):
     reader = DatasetReader(recorded["v2.1 h264"], ROBOT, options)
     assert reader.windows.report() == "episodes 5, usable 4, windows 64, dropped: too short 1"
     chosen = DatasetReader(
-        recorded["v2.1 h264"], ROBOT, options, Selection(without=frozenset({0, 2}))
+        recorded["v2.1 h264"], ROBOT, options, EpisodeSelection(without=frozenset({0, 2}))
     )
     assert len(chosen) == 9 + 17
     assert "not selected 2" in chosen.windows.report()

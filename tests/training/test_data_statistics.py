@@ -10,8 +10,7 @@ from dzrobot.errors import StatisticsError
 from dzrobot.modality.stats import Statistics
 from dzrobot.training.data import DatasetReader, ReaderOptions, SourceSpec, TrainingData
 from dzrobot.training.data import statistics as module
-from dzrobot.training.data.sketch import BINS, Sketch
-from dzrobot.training.data.statistics import measure, merge
+from dzrobot.training.data.statistics import BINS, QuantileHistogram, measure, merge
 
 LENGTHS = (30, 25, 12, 33)
 MEASURES = ("min", "max", "mean", "std", "q01", "q99")
@@ -30,7 +29,7 @@ def world(tmp_path_factory):
 
 
 def readers(world, embodiment, *names):
-    options = ReaderOptions(cache=world / "cache", pictures=False)
+    options = ReaderOptions(cache=world / "cache", images=False)
     return [DatasetReader(world / name, embodiment, options) for name in names]
 
 
@@ -120,13 +119,19 @@ def test_more_rows_than_memory_give_quantiles_to_one_bin(world, monkeypatch):
 def test_constant_and_large_numbers_are_measured():
     for low, high in ((0.0, 0.0), (1e12, 1e12), (-3e-9, 4e-9), (-1e6, 2e6)):
         values = np.linspace(low, high, 1001)
-        sketch = Sketch.between(low, high)
-        sketch.add(values)
-        assert len(sketch.counts) <= BINS + 1
-        assert sketch.counts.sum() == 1001
+        histogram = QuantileHistogram.between(low, high)
+        histogram.add(values)
+        assert len(histogram.counts) <= BINS + 1
+        assert histogram.counts.sum() == 1001
         for share in (0.0, 0.01, 0.5, 0.99, 1.0):
-            assert abs(sketch.quantile(share) - np.quantile(values, share)) <= sketch.width * 1.001
-        assert Sketch.from_json(sketch.to_json()).counts.tolist() == sketch.counts.tolist()
+            assert (
+                abs(histogram.quantile(share) - np.quantile(values, share))
+                <= histogram.width * 1.001
+            )
+        assert (
+            QuantileHistogram.from_json(histogram.to_json()).counts.tolist()
+            == histogram.counts.tolist()
+        )
 
 
 def test_stale_statistics_are_refused(world, tmp_path):

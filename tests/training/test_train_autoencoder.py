@@ -14,18 +14,18 @@ import train_worlds
 from dzrobot.cli import main
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
-from dzrobot.policies.dreamzero.mini import mini_config
 from dzrobot.policies.dreamzero.network.vae import Vae
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
-from dzrobot.training.autoencoder import (
+from dzrobot.training.data import SourceSpec, TrainingData
+from dzrobot.training.tiny.autoencoder import (
     AutoencoderPlan,
     calibrate,
     clip_source,
     fit_autoencoder,
     fit_decoder,
 )
-from dzrobot.training.data import SourceSpec, TrainingData
-from dzrobot.training.saves import Saves
+from dzrobot.training.tiny.network import mini_config
+from dzrobot.training.tiny.saves import Saves
 
 PLAN = AutoencoderPlan(steps=60, batch=2, decoder_steps=8)
 SHORT = AutoencoderPlan(steps=4, batch=1, decoder_steps=3, decoder_batch=1)

@@ -13,6 +13,8 @@ import torch
 import train_worker
 import train_worlds
 
+from dzrobot.errors import CheckpointError
+
 ROOT = Path(__file__).parents[2]
 
 LAYOUTS = ("w2-fsdp", "w2-ddp", "w2-mbs2", "w2-full", "w2-selective", "w2-offload")
@@ -57,7 +59,8 @@ def test_every_rank_sees_the_norm_of_one_process(pair, alone):
     norm = torch.stack([g.norm() for g in gradients.values()]).norm().item()
     found = pair.result("clipping", 2)
     assert found["norms"] == pytest.approx([norm, norm], rel=1e-6)
-    assert found["clipped"] <= 0.01 * (1 + 1e-5)
+    assert norm > 0.01
+    assert found["clipped"] == pytest.approx(0.01, rel=1e-5)
 
 
 def test_dtypes_of_mixed_precision(pair):
@@ -117,7 +120,6 @@ def test_an_average_is_kept_and_exported(pair):
 def test_adapters_alone_are_saved_and_exported(pair, train_root):
     from safetensors import safe_open
 
-    from dzrobot.errors import CheckpointError
     from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
     from dzrobot.policies.dreamzero.checkpoints.load import LoadOptions, load_network
 
@@ -158,7 +160,9 @@ def test_open_loop_errors_are_logged(pair):
         v for k, v in numbers.items() if k.startswith("open_loop/libero_sim/action.actions/st")
     ]
     assert len(steps) == train_worlds.ROBOT.timing.action_horizon
-    assert all(0 < value < 10 for value in steps)
+    dims = [v for k, v in numbers.items() if k.startswith("open_loop/libero_sim/action.actions/di")]
+    mean = numbers["open_loop/libero_sim/action.actions/mean"]
+    assert [sum(steps) / len(steps), sum(dims) / len(dims)] == pytest.approx([mean, mean])
 
 
 def test_a_killed_rank_costs_nothing(pair, launches):
@@ -198,6 +202,22 @@ def test_a_termination_request_saves_and_ends_with_zero(
     assert run.components.optimizer.updates.item() == run.step
 
 
+def test_a_run_that_fails_gives_the_signal_back(train_root, solo, tmp_path):
+    def mine(*_):
+        raise AssertionError("never sent")
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        run = train_worker.trainer(
+            solo, train_root, runner__output_dir=tmp_path / "run", runner__resume_dir=tmp_path
+        )
+        with pytest.raises(CheckpointError, match="no complete checkpoint"):
+            run.run()
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def wait_for(path, process, seconds=120):
     end = time.monotonic() + seconds
     while not (path.exists() and path.read_text().count("\n")):
@@ -206,7 +226,6 @@ def wait_for(path, process, seconds=120):
         time.sleep(0.2)
 
 
-def test_launches_end_by_themselves(pair):
-    # A torn folder is left alone by readers and removed by the next writer.
+def test_launches_leave_no_partial_checkpoint(pair):
+    # One is left alone by readers and removed by the next writer.
     assert not any(Path(pair.output).rglob("step_*.writing"))
-    assert os.environ.get("RANK") is None

@@ -50,7 +50,9 @@ def test_stored_features_train_to_the_same_bits(train_root, tmp_path, solo, vari
     stored = trained(solo, root, tmp_path / "stored", cached=True)
     assert digest(stored) == digest(live)
     assert (
-        stored.components.datasets.train[stored.components.datasets.train.slots(0, [0], 4)[0]].views
+        stored.components.datasets.train[
+            stored.components.datasets.train.sample_keys(0, [0], 4)[0]
+        ].views
         == {}
     )
 

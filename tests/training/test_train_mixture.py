@@ -49,7 +49,7 @@ def world(train_root, tmp_path_factory):
             for i in range(40):
                 writer.add_frame(*arm_frame(episode, i))
             writer.save_episode(success=True)
-    reader = DatasetReader(root / "arm", ARM, ReaderOptions(pictures=False))
+    reader = DatasetReader(root / "arm", ARM, ReaderOptions(images=False))
     (root / "arm.json").write_text(json.dumps({ARM.tag: measure([reader], ARM)}))
     return root
 
@@ -118,8 +118,7 @@ def test_kept_back_episodes_leave_the_mixture_as_it_is(world, tmp_path, mixed):
         length = 26 if episodes == 10 else 21
         train_worlds.record(folder, episodes=episodes, length=length, growth=0)
     readers = [
-        DatasetReader(folder, train_worlds.ROBOT, ReaderOptions(pictures=False))
-        for folder in folders
+        DatasetReader(folder, train_worlds.ROBOT, ReaderOptions(images=False)) for folder in folders
     ]
     metadata = tmp_path / "metadata.json"
     metadata.write_text(json.dumps({train_worlds.ROBOT.tag: measure(readers, train_worlds.ROBOT)}))

@@ -64,16 +64,20 @@ def test_step_equals_the_library():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_clipping_reaches_every_dtype(dtype):
+@pytest.mark.parametrize("scale", [10.0, 0.01])
+def test_a_step_clips_what_it_uses_and_reports_what_it_was_given(dtype, scale):
+    """The first moment after one step is (1 - beta1) of the gradient that was used."""
+    config = OptimConfig(clip_grad=1.0, lr_warmup_steps=0)
     named = parameters(dtype)
-    give_gradients(named, 10.0)
-    before = global_norm(p.grad for p in named.values())
-    expected = math.sqrt(sum((10 * (i + 1)) ** 2 * p.numel() for i, p in enumerate(named.values())))
-    assert before.item() == pytest.approx(expected, rel=1e-6)
-    torch.nn.utils.clip_grads_with_norm_(named.values(), 1.0, before)
-    after = global_norm(p.grad for p in named.values()).item()
-    assert after <= 1 + (1e-5 if dtype == torch.float32 else 1e-2)
-    assert after >= 0.98
+    optimizer = Optimizer(named.items(), config, 10)
+    give_gradients(named, scale)
+    outcome = optimizer.step()
+    whole = sum((scale * (i + 1)) ** 2 * p.numel() for i, p in enumerate(named.values()))
+    digits = 1e-5 if dtype == torch.float32 else 1e-2
+    assert outcome.grad_norm.item() == pytest.approx(math.sqrt(whole), rel=digits)
+    moments = [both["exp_avg"] for both in optimizer.moments().values()]
+    used = global_norm(moments).item() / (1 - config.adam_beta1)
+    assert used == pytest.approx(min(math.sqrt(whole), 1.0), rel=digits)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

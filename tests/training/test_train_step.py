@@ -157,3 +157,24 @@ def test_compiled_blocks_agree_and_are_compiled_once(train_root, solo, monkeypat
         run.train_step(batches)
         run.step += 1
     assert counters["stats"]["unique_graphs"] == graphs
+
+
+def test_newly_initialised_adapters_change_nothing(train_root, solo):
+    """B is zero, so the first loss is that of the base; A is drawn by seed and layer."""
+    full = train_worker.trainer(solo, train_root)
+    lora = train_worker.trainer(solo, train_root, model__is_lora=True)
+    assert torch.equal(train_worker.gradients(lora)[0], train_worker.gradients(full)[0])
+    trained = lora.components.optimizer.named
+    downs = {name: p for name, p in trained.items() if ".lora_A." in name}
+    ups = [p for name, p in trained.items() if ".lora_B." in name]
+    assert len(downs) == len(ups) > 0
+    assert not any(p.any() for p in ups)
+    drawn = {name: p.full_tensor().detach() for name, p in downs.items()}
+    bounds = {name: p.shape[1] ** -0.5 for name, p in drawn.items()}
+    # Uniform on its whole range: the standard deviation is the bound over the root of three.
+    for name, values in drawn.items():
+        assert values.abs().max() <= bounds[name]
+        assert values.std().item() == pytest.approx(bounds[name] / 3**0.5, rel=0.25)
+    others = train_worker.trainer(solo, train_root, model__is_lora=True, runner__seed=4)
+    name = next(iter(drawn))
+    assert not torch.equal(others.components.optimizer.named[name].full_tensor(), drawn[name])

@@ -22,6 +22,7 @@ from dzrobot.training.checkpoint import training_state
 from dzrobot.training.distributed import init_distributed
 from dzrobot.training.export import export, gather_trained
 from dzrobot.training.launch import leave
+from dzrobot.training.optim import global_norm
 from dzrobot.training.trainer import Trainer
 
 
@@ -83,17 +84,14 @@ def clipping(world, root, output):
     """The norm that every rank sees, and what is left after clipping."""
     run = trainer(world, root, optim__clip_grad=0.01)
     gradients(run)
-    seen = []
-    original = torch.nn.utils.clip_grads_with_norm_
-    torch.nn.utils.clip_grads_with_norm_ = lambda p, m, n: (
-        original(p := list(p), m, n),
-        seen.append(torch.nn.utils.get_total_norm([x.grad for x in p]).full_tensor().item()),
-    )
-    outcome = run.components.optimizer.step()
-    torch.nn.utils.clip_grads_with_norm_ = original
+    optimizer = run.components.optimizer
+    outcome = optimizer.step()
+    # After one step the first moment is (1 - beta1) of the gradient that was used.
+    moments = global_norm(both["exp_avg"] for both in optimizer.moments().values())
+    used = moments.item() / (1 - run.components.config.optim.adam_beta1)
     norms = [None] * world.size
     dist.all_gather_object(norms, outcome.grad_norm.item())
-    return {"norms": norms, "clipped": seen[0]}
+    return {"norms": norms, "clipped": used}
 
 
 def precision(world, root, output):

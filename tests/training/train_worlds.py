@@ -59,7 +59,7 @@ def statistics(dataset, target):
     from dzrobot.training.data import DatasetReader, ReaderOptions
     from dzrobot.training.data.statistics import measure
 
-    reader = DatasetReader(dataset, ROBOT, ReaderOptions(pictures=False))
+    reader = DatasetReader(dataset, ROBOT, ReaderOptions(images=False))
     target.write_text(json.dumps({ROBOT.tag: measure([reader], ROBOT)}))
     return target
 

@@ -29,18 +29,25 @@ A batch is a dictionary (B samples, S anchors, A = S * longest horizon actions, 
 ``skipped``          int: unreadable windows that were replaced (``damaged="count"``)
 """
 
-from dzrobot.training.data.collate import TrainingBatch, collate, encode_views
-from dzrobot.training.data.dataset import DatasetReader, ReaderOptions, Selection
-from dzrobot.training.data.loader import LoaderOptions, LoaderPlan, build_loader, read_batches
-from dzrobot.training.data.mixture import Slot, SourceSpec, TrainingData
+from dzrobot.training.data.dataset import DatasetReader, EpisodeSelection, ReaderOptions
+from dzrobot.training.data.loader import (
+    LoaderOptions,
+    LoaderPlan,
+    TrainingBatch,
+    build_loader,
+    collate,
+    encode_views,
+    read_batches,
+)
+from dzrobot.training.data.mixture import SampleKey, SourceSpec, TrainingData
 
 __all__ = [
     "DatasetReader",
+    "EpisodeSelection",
     "LoaderOptions",
     "LoaderPlan",
     "ReaderOptions",
-    "Selection",
-    "Slot",
+    "SampleKey",
     "SourceSpec",
     "TrainingBatch",
     "TrainingData",

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError, preview
 from dzrobot.recording.formats import LONGEST_EPISODE
-from dzrobot.training.data.lerobot import Catalog
+from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.data.resolution import Resolution
 
 Progress = Callable[[int, int], None]
@@ -81,7 +81,7 @@ class Columns:
 
 
 def open_columns(
-    catalog: Catalog,
+    catalog: DatasetCatalog,
     resolution: Resolution,
     cache: Path,
     progress: Progress | None = None,
@@ -95,10 +95,10 @@ def open_columns(
     key = json.dumps([_FORMAT, catalog.identity, vectors, sorted(texts.items())])
     folder = cache / f"columns-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if not (folder / "columns.json").exists():
-        aside = folder.with_name(f"{folder.name}-{uuid.uuid4().hex}")
-        aside.mkdir(parents=True)
-        _Builder(catalog, vectors, texts, aside).build(progress)
-        _publish(aside, folder)
+        temporary = folder.with_name(f"{folder.name}-{uuid.uuid4().hex}")
+        temporary.mkdir(parents=True)
+        _Builder(catalog, vectors, texts, temporary).build(progress)
+        _publish(temporary, folder)
     known = json.loads((folder / "columns.json").read_text())
     return Columns(
         folder=folder,
@@ -118,14 +118,14 @@ def _check_room(folder: Path, frames: int, size: int) -> None:
         )
 
 
-def _publish(aside: Path, folder: Path) -> None:
+def _publish(temporary: Path, folder: Path) -> None:
     """Move a finished cache into place; where another process was faster, keep its result."""
     try:
-        aside.rename(folder)
+        temporary.rename(folder)
     except OSError:
         if not (folder / "columns.json").exists():
             raise
-        shutil.rmtree(aside)
+        shutil.rmtree(temporary)
 
 
 def _file_name(column: str) -> str:
@@ -136,7 +136,11 @@ class _Builder:
     """One pass over the data files."""
 
     def __init__(
-        self, catalog: Catalog, vectors: Sequence[str], texts: Mapping[str, str], folder: Path
+        self,
+        catalog: DatasetCatalog,
+        vectors: Sequence[str],
+        texts: Mapping[str, str],
+        folder: Path,
     ) -> None:
         self._catalog = catalog
         self._texts = texts
@@ -242,7 +246,7 @@ class _Builder:
         return rows
 
 
-def read_data_file(catalog: Catalog, name: str, columns: Sequence[str]) -> pa.Table:
+def read_data_file(catalog: DatasetCatalog, name: str, columns: Sequence[str]) -> pa.Table:
     """Return ``columns`` of the data file ``name``, and the number of each row's episode.
 
     Raises:
@@ -266,7 +270,7 @@ def read_data_file(catalog: Catalog, name: str, columns: Sequence[str]) -> pa.Ta
     return table
 
 
-def episode_rows(catalog: Catalog, ordinal: int, table: pa.Table) -> tuple[int, pa.Table]:
+def episode_rows(catalog: DatasetCatalog, ordinal: int, table: pa.Table) -> tuple[int, pa.Table]:
     """Return the first row of an episode in its data file, and its rows.
 
     Raises:

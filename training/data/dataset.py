@@ -4,7 +4,8 @@ import hashlib
 import json
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,16 +14,157 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.embodiments.timing import padded_actions
+from dzrobot.embodiments.timing import Timing, padded_actions, valid_anchors
 from dzrobot.embodiments.timing import window as rows_of_window
 from dzrobot.errors import ConfigError, DatasetError, find, preview
 from dzrobot.folders import cache_folder
 from dzrobot.training.data.columns import Columns, Progress, open_columns
-from dzrobot.training.data.lerobot import Catalog
-from dzrobot.training.data.pictures import Pictures
-from dzrobot.training.data.resolution import Resolution, Source, resolve, table_lines
+from dzrobot.training.data.frames import EmbeddedImages
+from dzrobot.training.data.lerobot import DatasetCatalog
+from dzrobot.training.data.resolution import ColumnSource, Resolution, resolve, table_lines
 from dzrobot.training.data.video import DECODERS, Videos
-from dzrobot.training.data.windows import WindowTable, build_windows, require_windows
+
+_ARRAYS = ("episode", "start", "count", "before")
+
+Labels = Callable[[int], NDArray[np.int64]]
+"""Instruction code of every row of an episode, by ordinal; below 0 where there is none."""
+
+
+@dataclass(frozen=True)
+class WindowTable:
+    """Runs of starts: window ``w`` is the ``w - before[run]``-th start of its run."""
+
+    episode: NDArray[np.int32]
+    """(runs,): ordinal of the episode."""
+
+    start: NDArray[np.int32]
+    """(runs,): first start."""
+
+    count: NDArray[np.int32]
+    """(runs,): consecutive starts."""
+
+    before: NDArray[np.int64]
+    """(runs + 1,): windows in earlier runs."""
+
+    episodes: int
+    """Episodes listed."""
+
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Episodes without a window, by reason."""
+
+    def __len__(self) -> int:
+        return int(self.before[-1])
+
+    def locate(self, window: int) -> tuple[int, int]:
+        """Return the episode's ordinal and the start row of ``window``."""
+        if not 0 <= window < len(self):
+            raise IndexError(f"window {window} of {len(self)}")
+        run = int(np.searchsorted(self.before, window, side="right")) - 1
+        return int(self.episode[run]), int(self.start[run] + window - self.before[run])
+
+    def starts(self, ordinal: int) -> NDArray[np.int64]:
+        """Return every start in an episode."""
+        first, stop = np.searchsorted(self.episode, [ordinal, ordinal + 1])
+        runs = range(first, stop)
+        parts = [np.arange(self.start[run], self.start[run] + self.count[run]) for run in runs]
+        return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
+
+    def save(self, path: Path) -> None:
+        """Write the table to ``path``, an ``.npz`` file."""
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        np.savez(path, **arrays, rest=json.dumps([self.episodes, dict(self.dropped)]))
+
+    @classmethod
+    def load(cls, path: Path) -> "WindowTable":
+        """Read a table written by :meth:`save`."""
+        with np.load(path) as known:
+            episodes, dropped = json.loads(str(known["rest"]))
+            arrays = {name: known[name] for name in _ARRAYS}
+            return cls(**arrays, episodes=episodes, dropped=dropped)
+
+    @property
+    def usable(self) -> int:
+        """Episodes with at least one window."""
+        return len(np.unique(self.episode))
+
+    def report(self) -> str:
+        """Return ``episodes ..., usable ..., windows ..., dropped: ...`` on one line."""
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in self.dropped.items())
+        return (
+            f"episodes {self.episodes:,}, usable {self.usable:,}, windows {len(self):,}, "
+            f"dropped: {reasons or 'none'}"
+        )
+
+
+def build_windows(
+    lengths: NDArray[np.int64],
+    timing: Timing,
+    labels: Labels,
+    excluded: Mapping[int, str] | None = None,
+) -> WindowTable:
+    """Return the table of a dataset.
+
+    Args:
+        lengths: Frames of each episode.
+        timing: Grid of the sample.
+        labels: Instructions; a sample keeps to one, and needs one.
+        excluded: Reason by ordinal for episodes to leave out.
+    """
+    runs: list[tuple[int, int, int]] = []
+    dropped: Counter[str] = Counter()
+    plain = _Plain(timing)
+    for ordinal, length in enumerate(lengths.tolist()):
+        if excluded and ordinal in excluded:
+            dropped[excluded[ordinal]] += 1
+            continue
+        marks = labels(ordinal)
+        uniform = length > 0 and bool((marks == marks[0]).all())
+        if uniform and marks[0] >= 0:
+            starts = plain.starts(length)
+        else:
+            starts = valid_anchors(length, timing, marks.tolist())
+            starts = starts[marks[starts] >= 0]
+        if len(starts):
+            runs += [(ordinal, first, count) for first, count in _runs(starts)]
+        else:
+            short = not len(plain.starts(length))
+            dropped["too short" if short else "no room within one instruction"] += 1
+    return _table(runs, len(lengths), dropped)
+
+
+def require_windows(table: WindowTable, where: str, timing: Timing) -> None:
+    """Raise :class:`DatasetError` if there is nothing to train on."""
+    if not len(table):
+        raise DatasetError(
+            f"{where} holds no complete sample of {timing.blocks} blocks of "
+            f"{timing.action_horizon} actions ({table.report()}): record longer episodes, lower "
+            "blocks or the horizon, or set data.pad_tail to repeat an episode's last row"
+        )
+
+
+class _Plain:
+    """Starts of episodes with one instruction; equal lengths share the answer."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._known: dict[int, NDArray[np.int64]] = {}
+
+    def starts(self, length: int) -> NDArray[np.int64]:
+        if length not in self._known:
+            self._known[length] = valid_anchors(length, self._timing)
+        return self._known[length]
+
+
+def _runs(starts: NDArray[np.int64]) -> list[tuple[int, int]]:
+    breaks = np.flatnonzero(np.diff(starts) != 1) + 1
+    return [(int(part[0]), len(part)) for part in np.split(starts, breaks)]
+
+
+def _table(runs: list[tuple[int, int, int]], episodes: int, dropped: Counter[str]) -> WindowTable:
+    columns = np.array(runs, dtype=np.int32).reshape(-1, 3).T
+    before = np.concatenate([[0], np.cumsum(columns[2], dtype=np.int64)])
+    return WindowTable(columns[0], columns[1], columns[2], before, episodes, dict(dropped))
+
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +191,7 @@ class ReaderOptions:
     cache: Path | None = None
     """Folder for what is derived. None: ``DZROBOT_CACHE`` or ``~/.cache/dzrobot``."""
 
-    pictures: bool = True
+    images: bool = True
     """``False``: only numbers and texts are read, and videos need not be there."""
 
     def __post_init__(self) -> None:
@@ -57,14 +199,14 @@ class ReaderOptions:
         if self.damaged not in ("refuse", "count"):
             raise ConfigError(f"damaged={self.damaged!r}: allowed are 'refuse' and 'count'")
 
-    def folder(self, catalog: Catalog) -> Path:
+    def folder(self, catalog: DatasetCatalog) -> Path:
         """Return where what is derived from ``catalog`` is kept."""
         base = self.cache or cache_folder()
         return Path(base) / "datasets" / catalog.identity[:24]
 
 
 @dataclass(frozen=True)
-class Selection:
+class EpisodeSelection:
     """Episodes to use, by their number in the dataset."""
 
     only: frozenset[int] | None = None
@@ -85,7 +227,7 @@ class DatasetReader:
         path: str | Path,
         embodiment: Embodiment,
         options: ReaderOptions | None = None,
-        selection: Selection | None = None,
+        selection: EpisodeSelection | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Open the folder, copy its numbers into the cache and list its windows.
@@ -95,13 +237,13 @@ class DatasetReader:
         """
         self.options = options or ReaderOptions()
         self.embodiment = embodiment
-        self.catalog = Catalog.open(path)
+        self.catalog = DatasetCatalog.open(path)
         self.resolution: Resolution = resolve(self.catalog, embodiment)
         cache = self.options.folder(self.catalog)
         self.columns: Columns = open_columns(self.catalog, self.resolution, cache, progress)
         self._videos = Videos(self.options.decoder, cache)
-        self._pictures = Pictures()
-        left_out, damaged = self._excluded(selection or Selection())
+        self._embedded = EmbeddedImages()
+        left_out, damaged = self._excluded(selection or EpisodeSelection())
         self.windows: WindowTable = self._windows(cache, {**damaged, **left_out})
         self.recorded_windows = len(self._windows(cache, damaged) if left_out else self.windows)
         """Windows of all episodes, whatever the selection."""
@@ -176,7 +318,7 @@ class DatasetReader:
         return {**self.views(number), **self.vectors(number, choice)}
 
     def frames(
-        self, ordinal: int, source: Source, numbers: Sequence[int] | NDArray[np.int64]
+        self, ordinal: int, source: ColumnSource, numbers: Sequence[int] | NDArray[np.int64]
     ) -> NDArray[np.uint8]:
         """Return frames of an episode from one camera, (N, H, W, 3) uint8.
 
@@ -191,7 +333,7 @@ class DatasetReader:
         else:
             path = root / self.catalog.data_file(ordinal)
             rows = int(self.columns.first_row[ordinal]) + np.asarray(numbers)
-            clip = self._pictures.clip(path, source.column, list(rows))
+            clip = self._embedded.clip(path, source.column, list(rows))
         expected = self.embodiment.view(source.key).resolution
         if clip.shape[1:3] != expected:
             raise DatasetError(
@@ -238,14 +380,14 @@ class DatasetReader:
         labels[empty] = -1
         return labels
 
-    def _excluded(self, selection: Selection) -> tuple[dict[int, str], dict[int, str]]:
+    def _excluded(self, selection: EpisodeSelection) -> tuple[dict[int, str], dict[int, str]]:
         """Return what is not selected and what is damaged, with the reason.
 
         Raises:
             DatasetError: Under ``refuse``, something selected is damaged.
         """
         cameras = [source.column for source in self.resolution.views.values()]
-        absent = self.catalog.missing(cameras if self.options.pictures else [])
+        absent = self.catalog.missing(cameras if self.options.images else [])
         damage = {
             ordinal: f"{preview(names)} missing or empty" for ordinal, names in absent.items()
         }
@@ -274,8 +416,8 @@ class DatasetReader:
             table = WindowTable.load(path)
         else:
             table = build_windows(self.catalog.episodes.length, timing, self._labels, excluded)
-            aside = path.with_name(f"aside-{uuid.uuid4().hex}.npz")
-            table.save(aside)
-            aside.replace(path)
+            temporary = path.with_name(f"aside-{uuid.uuid4().hex}.npz")
+            table.save(temporary)
+            temporary.replace(path)
         require_windows(table, str(self.catalog.root), timing)
         return table

@@ -67,7 +67,7 @@ class Episodes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Catalog:
+class DatasetCatalog:
     """One LeRobot folder, its files not yet opened."""
 
     root: Path
@@ -92,7 +92,7 @@ class Catalog:
     """Bytes of every data and video file, by path below the root."""
 
     @classmethod
-    def open(cls, path: str | Path) -> "Catalog":
+    def open(cls, path: str | Path) -> "DatasetCatalog":
         """Read the lists of ``path``, a folder or the name of a dataset on the Hugging Face hub.
 
         Raises:
@@ -125,7 +125,7 @@ class Catalog:
 
     @property
     def cameras(self) -> tuple[str, ...]:
-        """Columns that hold pictures."""
+        """Columns that hold images."""
         return tuple(name for name, column in self.features.items() if column.dtype in CAMERA_KINDS)
 
     @cached_property

@@ -1,17 +1,93 @@
 """Batches in a fixed order, whatever the number of workers and ranks."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import cv2
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dzrobot.errors import ConfigError
-from dzrobot.training.data.collate import TrainingBatch, collate
-from dzrobot.training.data.mixture import Sample, Slot, TrainingData
+from dzrobot.modality.augment import AugmentConfig, draw_augmentation
+from dzrobot.training.config import uneven_batch
+from dzrobot.training.data.mixture import Sample, SampleKey, TrainingData
+
+
+class TrainingBatch(TypedDict):
+    """One micro-batch; see :mod:`dzrobot.training.data` for the shapes."""
+
+    views: dict[int, dict[str, Tensor]]
+    state: Tensor
+    state_mask: Tensor
+    action: Tensor
+    action_mask: Tensor
+    has_real_action: Tensor
+    prompt: list[str]
+    sample_id: Tensor
+    source: Tensor
+    slot: Tensor
+    step: int
+    skipped: int
+
+
+def collate(samples: Sequence[Sample]) -> TrainingBatch:
+    """Return ``samples``, all of one step, as one batch."""
+    groups: dict[int, list[dict[str, Tensor]]] = {}
+    for sample in samples:
+        groups.setdefault(sample.source, []).append(sample.views)
+    vectors = [sample.vectors for sample in samples]
+    return TrainingBatch(
+        views={
+            source: {key: torch.stack([views[key] for views in group]) for key in group[0]}
+            for source, group in sorted(groups.items())
+        },
+        state=torch.stack([sample["state"] for sample in vectors]),
+        state_mask=torch.stack([sample["state_mask"] for sample in vectors]),
+        action=torch.stack([sample["action"] for sample in vectors]),
+        action_mask=torch.stack([sample["action_mask"] for sample in vectors]),
+        has_real_action=torch.stack([sample["has_real_action"] for sample in vectors]),
+        prompt=[sample["prompt"] for sample in vectors],
+        sample_id=torch.tensor([sample.key.sample_id for sample in samples]),
+        source=torch.tensor([sample.source for sample in samples]),
+        slot=torch.tensor([sample.key.slot for sample in samples]),
+        step=samples[0].key.step,
+        skipped=sum(sample.skipped for sample in samples),
+    )
+
+
+def encode_views(
+    batch: TrainingBatch,
+    data: TrainingData,
+    *,
+    augment: AugmentConfig | None,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Return the tiled images of a batch, (B, T, H', W', 3) uint8 on ``device``.
+
+    Args:
+        batch: From the loader.
+        data: What the loader reads; its seed keys the augmentation together with the sample id.
+        augment: Ranges of crop and color; None for the centre crop of evaluation.
+        device: Where the work is done.
+    """
+    images: Tensor | None = None
+    for source, views in batch["views"].items():
+        rows = torch.nonzero(batch["source"] == source).flatten()
+        moved = {key: frames.to(device, non_blocking=True) for key, frames in views.items()}
+        draws = None
+        if augment is not None:
+            ids = batch["sample_id"][rows].tolist()
+            draws = [draw_augmentation(data.seed, number, augment) for number in ids]
+        encoded = data.sources[source].pipeline.encode_video(moved, draws)
+        if images is None:
+            images = encoded.new_empty(len(batch["source"]), *encoded.shape[1:])
+        images[rows.to(encoded.device)] = encoded
+    assert images is not None, "a batch holds at least one sample"
+    return images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +107,10 @@ class LoaderPlan:
     """First step that is not read."""
 
     def __post_init__(self) -> None:
-        whole = self.micro_batch * self.world_size
-        if self.micro_batch < 1 or self.global_batch % whole:
-            raise ConfigError(
-                f"global_batch={self.global_batch} is no multiple of "
-                f"micro_batch={self.micro_batch} times world_size={self.world_size}: "
-                f"try {-(-self.global_batch // whole) * whole}"
-            )
+        if self.micro_batch < 1:
+            raise ConfigError(f"micro_batch={self.micro_batch}: give at least 1")
+        if fault := uneven_batch(self.global_batch, self.micro_batch, self.world_size):
+            raise ConfigError(f"global_batch: {fault}")
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank={self.rank} of world_size={self.world_size}")
 
@@ -47,7 +120,7 @@ class LoaderPlan:
         return self.global_batch // (self.micro_batch * self.world_size)
 
     def slots(self, part: int) -> list[int]:
-        """Return the places in the global batch of accumulation part ``part``."""
+        """Return the slots in the global batch of accumulation part ``part``."""
         first = (part * self.world_size + self.rank) * self.micro_batch
         return list(range(first, first + self.micro_batch))
 
@@ -99,13 +172,13 @@ def build_loader(
 
 
 def read_batches(
-    data: TrainingData, places: Iterable[list[Slot]], options: LoaderOptions
+    data: TrainingData, keys: Iterable[list[SampleKey]], options: LoaderOptions
 ) -> Batches:
-    """Return the batches of ``places``, one after the other."""
+    """Return the batches of ``keys``, one after the other."""
     workers = options.num_workers
     loader: DataLoader[Sample] = DataLoader(
         data,
-        batch_sampler=places,
+        batch_sampler=keys,
         collate_fn=collate,
         num_workers=workers,
         prefetch_factor=options.prefetch_factor if workers else None,
@@ -116,18 +189,18 @@ def read_batches(
     return Batches(loader)
 
 
-class _MicroBatches(Sampler[list[Slot]]):
+class _MicroBatches(Sampler[list[SampleKey]]):
     """Slots of each micro-batch, in order."""
 
     def __init__(self, data: TrainingData, plan: LoaderPlan) -> None:
         self._data = data
         self._plan = plan
 
-    def __iter__(self) -> Iterator[list[Slot]]:
+    def __iter__(self) -> Iterator[list[SampleKey]]:
         plan = self._plan
         for step in range(plan.start_step, plan.stop_step):
             for part in range(plan.parts):
-                yield self._data.slots(step, plan.slots(part), plan.global_batch)
+                yield self._data.sample_keys(step, plan.slots(part), plan.global_batch)
 
     def __len__(self) -> int:
         return (self._plan.stop_step - self._plan.start_step) * self._plan.parts

@@ -17,7 +17,7 @@ from dzrobot.errors import ConfigError, DatasetError
 from dzrobot.modality.pipeline import EncodedVectors, Pipeline
 from dzrobot.modality.stats import Statistics
 from dzrobot.training.data.columns import Progress
-from dzrobot.training.data.dataset import DatasetReader, ReaderOptions, Selection
+from dzrobot.training.data.dataset import DatasetReader, EpisodeSelection, ReaderOptions
 from dzrobot.training.data.provenance import check_provenance
 from dzrobot.training.data.sampler import SampleStream
 
@@ -47,12 +47,12 @@ class SourceSpec:
     """``True`` splits ``weight`` over the paths by the windows recorded there, used or not;
     ``False`` gives it to each."""
 
-    selections: Sequence[Selection] = ()
+    selections: Sequence[EpisodeSelection] = ()
     """Episodes used, by number, of each path. Empty: all."""
 
 
 @dataclass(frozen=True)
-class Source:
+class MixtureSource:
     """An opened entry."""
 
     spec: SourceSpec
@@ -68,8 +68,8 @@ class Source:
         return [self.spec.weight * count / sum(windows) for count in windows]
 
 
-class Slot(NamedTuple):
-    """A place in the sample stream and what is put there."""
+class SampleKey(NamedTuple):
+    """A slot of the sample stream and the sample that is put there."""
 
     step: int
     slot: int
@@ -79,7 +79,7 @@ class Slot(NamedTuple):
 class Sample(NamedTuple):
     """One sample before collation."""
 
-    place: Slot
+    key: SampleKey
     source: int
     views: dict[str, Tensor]
     vectors: EncodedVectors
@@ -87,9 +87,9 @@ class Sample(NamedTuple):
 
 
 class TrainingData(Dataset[Sample]):
-    """All windows of all sources; an item is addressed by :class:`Slot`."""
+    """All windows of all sources; an item is addressed by :class:`SampleKey`."""
 
-    def __init__(self, sources: Sequence[Source], options: ReaderOptions, seed: int) -> None:
+    def __init__(self, sources: Sequence[MixtureSource], options: ReaderOptions, seed: int) -> None:
         self.sources = tuple(sources)
         self.seed = seed
         self._options = options
@@ -131,14 +131,14 @@ class TrainingData(Dataset[Sample]):
         sources = []
         for spec in specs:
             statistics = Statistics.from_metadata(spec.metadata, spec.embodiment)
-            selections = spec.selections or [Selection()] * len(spec.paths)
+            selections = spec.selections or [EpisodeSelection()] * len(spec.paths)
             readers = tuple(
                 DatasetReader(path, spec.embodiment, chosen, selection, progress=progress)
                 for path, selection in zip(spec.paths, selections, strict=True)
             )
             identities = [reader.catalog.identity for reader in readers]
             check_provenance(spec.metadata, spec.embodiment, identities)
-            sources.append(Source(spec, Pipeline(spec.embodiment, statistics), readers))
+            sources.append(MixtureSource(spec, Pipeline(spec.embodiment, statistics), readers))
         return cls(sources, chosen, seed)
 
     def __len__(self) -> int:
@@ -155,9 +155,9 @@ class TrainingData(Dataset[Sample]):
                 parts += [reader.catalog.identity, str([part.tolist() for part in windows])]
         return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
-    def without_pictures(self) -> "TrainingData":
+    def without_images(self) -> "TrainingData":
         """Return the same samples with empty ``views``."""
-        return TrainingData(self.sources, replace(self._options, pictures=False), self.seed)
+        return TrainingData(self.sources, replace(self._options, images=False), self.seed)
 
     def report(self) -> str:
         """Return what was opened, as text: resolution tables, windows and shares."""
@@ -168,11 +168,11 @@ class TrainingData(Dataset[Sample]):
                 lines += [reader.report(), f"  share {weight / total:.1%}"]
         return "\n".join(lines)
 
-    def slots(self, step: int, slots: Sequence[int], global_batch: int) -> list[Slot]:
+    def sample_keys(self, step: int, slots: Sequence[int], global_batch: int) -> list[SampleKey]:
         """Return what stands in ``slots`` of the global batch of ``step``."""
         draws = self.stream.at([step * global_batch + slot for slot in slots])
         ids = draws.epoch * len(self) + self._offset[draws.part] + draws.window
-        return [Slot(step, slot, int(number)) for slot, number in zip(slots, ids, strict=True)]
+        return [SampleKey(step, slot, int(number)) for slot, number in zip(slots, ids, strict=True)]
 
     def locate(self, sample_id: int) -> tuple[int, DatasetReader, int]:
         """Return the source, the reader and the window of a sample."""
@@ -188,22 +188,22 @@ class TrainingData(Dataset[Sample]):
         episode = reader.catalog.episodes.index[ordinal]
         return f"sample {sample_id}: {reader.catalog.root}, episode {episode}, frame {start}"
 
-    def __getitem__(self, place: Slot) -> Sample:
-        """Return the sample for ``place``; equal arguments give equal results in every process.
+    def __getitem__(self, key: SampleKey) -> Sample:
+        """Return the sample for ``key``; equal arguments give equal results in every process.
 
         Raises:
             DatasetError: The window cannot be read; under ``count``, neither can its substitutes.
         """
-        source, reader, window = self.locate(place.sample_id)
-        generator = np.random.default_rng([int.from_bytes(b"sample"), self.seed, place.sample_id])
+        source, reader, window = self.locate(key.sample_id)
+        generator = np.random.default_rng([int.from_bytes(b"sample"), self.seed, key.sample_id])
         choice = float(generator.random())
         for skipped in range(SUBSTITUTES + 1):
             try:
-                views = reader.views(window) if self._options.pictures else {}
+                views = reader.views(window) if self._options.images else {}
             except DatasetError as error:
                 if self._options.damaged == "refuse" or skipped == SUBSTITUTES:
-                    raise DatasetError(f"{self.describe(place.sample_id)}: {error}") from error
-                _log.warning("%s is replaced: %s", self.describe(place.sample_id), error)
+                    raise DatasetError(f"{self.describe(key.sample_id)}: {error}") from error
+                _log.warning("%s is replaced: %s", self.describe(key.sample_id), error)
                 window = int(generator.integers(len(reader)))
                 continue
             break
@@ -212,7 +212,7 @@ class TrainingData(Dataset[Sample]):
             vectors["action_mask"][-repeated:] = False
         tensors = {key: torch.from_numpy(frames) for key, frames in views.items()}
         padded = _pad_blocks(vectors, self.sources[source].spec.embodiment, self._horizon)
-        return Sample(place, source, tensors, padded, skipped)
+        return Sample(key, source, tensors, padded, skipped)
 
 
 def _check_together(specs: Sequence[SourceSpec]) -> None:
@@ -222,7 +222,7 @@ def _check_together(specs: Sequence[SourceSpec]) -> None:
     for name, values in (
         ("blocks", [spec.embodiment.timing.blocks for spec in specs]),
         ("frames per sample", [spec.embodiment.timing.frames for spec in specs]),
-        ("size of the tiled picture", [spec.embodiment.image_size for spec in specs]),
+        ("size of the tiled image", [spec.embodiment.image_size for spec in specs]),
     ):
         if len(set(values)) > 1:
             given = ", ".join(

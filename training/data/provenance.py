@@ -72,7 +72,7 @@ def check_provenance(
         raise StatisticsError(
             f"the statistics of {embodiment.tag!r} were made from {len(note.datasets)} other "
             f"dataset(s); {len(unknown)} of the {len(identities)} given changed since, or were "
-            "never measured. Make them anew: dzrobot stats "
+            "never measured. Make them again: dzrobot stats "
             f"{embodiment.tag} --dataset PATH... --output metadata.json"
         )
     if not embodiment.relative_keys:
@@ -82,5 +82,5 @@ def check_provenance(
     if there != here:
         raise StatisticsError(
             f"the relative actions of {embodiment.tag!r} were measured with anchor_stride and "
-            f"sampling {there}, this run uses {here}: make the statistics anew with `dzrobot stats`"
+            f"sampling {there}, this run uses {here}: measure again with `dzrobot stats`"
         )

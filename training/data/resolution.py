@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dzrobot.embodiments.spec import Embodiment, Part, View
 from dzrobot.errors import DatasetError, ModalityError, preview
 from dzrobot.recording.formats import ModalityEntry
-from dzrobot.training.data.lerobot import Catalog
+from dzrobot.training.data.lerobot import DatasetCatalog
 
 TASK_COLUMN = "task_index"
 
@@ -15,13 +15,13 @@ _DEFAULT_COLUMN = {"state": "observation.state", "action": "action"}
 
 
 @dataclass(frozen=True)
-class Source:
+class ColumnSource:
     """Where one modality key is read."""
 
     key: str
     column: str
     start: int | None
-    """First number within the column; None for pictures and texts."""
+    """First number within the column; None for images and texts."""
 
     stop: int | None
     kind: str
@@ -40,20 +40,20 @@ class Source:
 class Resolution:
     """The table for one dataset and one embodiment."""
 
-    views: Mapping[str, Source]
-    vectors: Mapping[str, Source]
+    views: Mapping[str, ColumnSource]
+    vectors: Mapping[str, ColumnSource]
     """State and action parts."""
 
-    texts: tuple[Source, ...]
+    texts: tuple[ColumnSource, ...]
     """Instructions; one of several is drawn per sample."""
 
     @property
-    def rows(self) -> tuple[Source, ...]:
+    def rows(self) -> tuple[ColumnSource, ...]:
         """All entries, in the embodiment's order."""
         return (*self.views.values(), *self.vectors.values(), *self.texts)
 
 
-def resolve(catalog: Catalog, embodiment: Embodiment) -> Resolution:
+def resolve(catalog: DatasetCatalog, embodiment: Embodiment) -> Resolution:
     """Return the source of every key of ``embodiment``.
 
     ``meta/modality.json`` decides where it names a key; then the column named by the embodiment, or
@@ -63,8 +63,8 @@ def resolve(catalog: Catalog, embodiment: Embodiment) -> Resolution:
         DatasetError: Keys without a column, with several, or of another width; all are listed.
     """
     faults: list[str] = []
-    views: dict[str, Source] = {}
-    texts: tuple[Source, ...] = ()
+    views: dict[str, ColumnSource] = {}
+    texts: tuple[ColumnSource, ...] = ()
     for view in embodiment.views:
         with _Collect(faults):
             views[view.key] = _view(catalog, view)
@@ -75,8 +75,8 @@ def resolve(catalog: Catalog, embodiment: Embodiment) -> Resolution:
     return Resolution(views, vectors, texts)
 
 
-def resolve_vectors(catalog: Catalog, embodiment: Embodiment) -> Mapping[str, Source]:
-    """Return the source of every state and action part, whatever the pictures are.
+def resolve_vectors(catalog: DatasetCatalog, embodiment: Embodiment) -> Mapping[str, ColumnSource]:
+    """Return the source of every state and action part, whatever the images are.
 
     Raises:
         DatasetError: as :func:`resolve`.
@@ -87,15 +87,17 @@ def resolve_vectors(catalog: Catalog, embodiment: Embodiment) -> Mapping[str, So
     return vectors
 
 
-def _vectors(catalog: Catalog, embodiment: Embodiment, faults: list[str]) -> dict[str, Source]:
-    vectors: dict[str, Source] = {}
+def _vectors(
+    catalog: DatasetCatalog, embodiment: Embodiment, faults: list[str]
+) -> dict[str, ColumnSource]:
+    vectors: dict[str, ColumnSource] = {}
     for part in (*embodiment.state, *embodiment.action):
         with _Collect(faults):
             vectors[part.key] = _vector(catalog, part)
     return vectors
 
 
-def _refuse(catalog: Catalog, embodiment: Embodiment, faults: list[str]) -> None:
+def _refuse(catalog: DatasetCatalog, embodiment: Embodiment, faults: list[str]) -> None:
     if not faults:
         return
     columns = (f"{name} {table}" for name, table in catalog.features.items())
@@ -124,7 +126,7 @@ class _Collect:
         return False
 
 
-def _view(catalog: Catalog, view: View) -> Source:
+def _view(catalog: DatasetCatalog, view: View) -> ColumnSource:
     entry = _entry(catalog, "video", view.name)
     if entry is None:
         column, stated_by = _choose(catalog, view.key, view.feature, view.aliases)
@@ -142,10 +144,10 @@ def _view(catalog: Catalog, view: View) -> Source:
             f"the embodiment says {view.resolution[0]}x{view.resolution[1]}; dataclasses.replace "
             "the view's resolution"
         )
-    return Source(view.key, column, None, None, catalog.features[column].dtype, stated_by)
+    return ColumnSource(view.key, column, None, None, catalog.features[column].dtype, stated_by)
 
 
-def frame_size(catalog: Catalog, column: str) -> tuple[int, int]:
+def frame_size(catalog: DatasetCatalog, column: str) -> tuple[int, int]:
     """Return ``(height, width)`` of a camera column, whichever way its shape is written."""
     feature = catalog.features[column]
     names = [str(name)[:1].lower() for name in feature.names or ("h", "w", "c")]
@@ -155,7 +157,7 @@ def frame_size(catalog: Catalog, column: str) -> tuple[int, int]:
     return sizes["h"], sizes["w"]
 
 
-def _vector(catalog: Catalog, part: Part) -> Source:
+def _vector(catalog: DatasetCatalog, part: Part) -> ColumnSource:
     kind = part.key.partition(".")[0]
     entry = _entry(catalog, kind, part.name)
     if entry is None:
@@ -175,10 +177,10 @@ def _vector(catalog: Catalog, part: Part) -> Source:
             f"{part.key}: {column}[{start}:{stop}] is {stop - start} wide, the embodiment says "
             f"{part.dim}"
         )
-    return Source(part.key, column, start, stop, "vector", stated_by)
+    return ColumnSource(part.key, column, start, stop, "vector", stated_by)
 
 
-def _texts(catalog: Catalog, embodiment: Embodiment) -> tuple[Source, ...]:
+def _texts(catalog: DatasetCatalog, embodiment: Embodiment) -> tuple[ColumnSource, ...]:
     key = embodiment.language
     found = []
     for feature in embodiment.language_features:
@@ -201,21 +203,21 @@ def _texts(catalog: Catalog, embodiment: Embodiment) -> tuple[Source, ...]:
     return (_text(catalog, key, *_named(catalog, key, TASK_COLUMN), "embodiment"),)
 
 
-def _text(catalog: Catalog, key: str, column: str, *stated_by: str) -> Source:
+def _text(catalog: DatasetCatalog, key: str, column: str, *stated_by: str) -> ColumnSource:
     kind = "text" if catalog.features[column].dtype == "string" else "task"
     if kind == "task" and _width(catalog, key, column) != 1:
         raise DatasetError(f"{key}: {column} is {catalog.features[column]}, no instruction")
-    return Source(key, column, None, None, kind, stated_by[-1])
+    return ColumnSource(key, column, None, None, kind, stated_by[-1])
 
 
-def _entry(catalog: Catalog, kind: str, name: str) -> ModalityEntry | None:
+def _entry(catalog: DatasetCatalog, kind: str, name: str) -> ModalityEntry | None:
     if catalog.modality is None:
         return None
     table: Mapping[str, ModalityEntry] = getattr(catalog.modality, kind)
     return table.get(name)
 
 
-def _named(catalog: Catalog, key: str, column: str) -> tuple[str, str]:
+def _named(catalog: DatasetCatalog, key: str, column: str) -> tuple[str, str]:
     if column not in catalog.features:
         raise DatasetError(
             f"{key}: modality.json names the column {column!r}, which does not exist"
@@ -223,7 +225,9 @@ def _named(catalog: Catalog, key: str, column: str) -> tuple[str, str]:
     return column, "modality.json"
 
 
-def _choose(catalog: Catalog, key: str, feature: str, aliases: tuple[str, ...]) -> tuple[str, str]:
+def _choose(
+    catalog: DatasetCatalog, key: str, feature: str, aliases: tuple[str, ...]
+) -> tuple[str, str]:
     present = [name for name in (feature, *aliases) if name in catalog.features]
     if len(present) > 1:
         raise DatasetError(f"{key}: {preview(present)} all exist; which one is meant?")
@@ -232,7 +236,7 @@ def _choose(catalog: Catalog, key: str, feature: str, aliases: tuple[str, ...]) 
     return present[0], "embodiment" if present[0] == feature else "alias"
 
 
-def _width(catalog: Catalog, key: str, column: str) -> int:
+def _width(catalog: DatasetCatalog, key: str, column: str) -> int:
     feature = catalog.features[column]
     if feature.dtype in ("image", "video", "string") or len(feature.shape) != 1:
         raise DatasetError(f"{key}: {column} is {feature}, no vector of numbers")

@@ -5,26 +5,146 @@ measured as they are trained: action minus the state at the start of its block, 
 block, for every row that starts a block of a valid window, each such row counted once.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import base64
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from dzrobot.documents import validated
 from dzrobot.embodiments.spec import Embodiment, Part
 from dzrobot.errors import StatisticsError
-from dzrobot.training.data import sketch
 from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.dataset import DatasetReader
 from dzrobot.training.data.provenance import PROVENANCE, Provenance, provenance
 from dzrobot.training.data.resolution import frame_size
-from dzrobot.training.data.sketch import Binned, Sketch
+
+BINS = 4096
+"""At most this many bins between the smallest and the largest value; at least half as many."""
+
+_SMALLEST_EXPONENT = -60
+
+
+_PACKED = 8 * (BINS + 2)
+"""Bytes of the counts of a histogram, unpacked, at most."""
+
+
+def _packed(value: str) -> str:
+    try:
+        _unpack(value)
+    except (ValueError, zlib.error) as error:
+        raise ValueError(f"no packed counts: {error}") from error
+    return value
+
+
+def _unpack(value: str) -> NDArray[np.int64]:
+    unpacker = zlib.decompressobj()
+    raw = unpacker.decompress(base64.b64decode(value, validate=True), _PACKED)
+    if not unpacker.eof or not raw or len(raw) % 8:
+        raise ValueError(f"allowed are 1 to {_PACKED // 8} numbers of 8 bytes")
+    counts = np.frombuffer(raw, dtype="<i8").astype(np.int64)
+    if counts.min() < 0:
+        raise ValueError("a count is negative")
+    return counts
+
+
+class PackedHistogram(BaseModel):
+    """A histogram as :meth:`QuantileHistogram.to_json` writes it."""
+
+    exponent: Annotated[int, Field(strict=True, ge=-1000, le=1000)]
+    first: Annotated[int, Field(strict=True, ge=-(2**62), le=2**62)]
+    counts: Annotated[str, AfterValidator(_packed)]
+
+
+@dataclass(frozen=True)
+class QuantileHistogram:
+    """Counts of one number; bin ``i`` covers ``[(first + i) * width, (first + i + 1) * width)``."""
+
+    exponent: int
+    """The width is ``2 ** exponent``."""
+
+    first: int
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def between(cls, low: float, high: float) -> "QuantileHistogram":
+        """Return an empty histogram with room for values from ``low`` to ``high``."""
+        spread = max(high - low, 2.0**_SMALLEST_EXPONENT * BINS, abs(high) * 2.0**-40)
+        exponent = int(np.ceil(np.log2(spread / BINS)))
+        first = int(np.floor(low / 2.0**exponent))
+        last = int(np.floor(high / 2.0**exponent))
+        return cls(exponent, first, np.zeros(last - first + 1, dtype=np.int64))
+
+    @property
+    def width(self) -> float:
+        """Width of a bin, in the unit of the values."""
+        return 2.0**self.exponent
+
+    def add(self, values: NDArray[np.floating[Any]]) -> None:
+        """Count ``values``, which must lie between the bounds given at the start."""
+        bins = np.floor(values / self.width).astype(np.int64) - self.first
+        self.counts[:] += np.bincount(bins, minlength=len(self.counts))
+
+    def quantile(self, share: float) -> float:
+        """Return the value below which ``share`` of the data lies, to within one bin.
+
+        Between two data, as NumPy does, on the line from one to the next.
+        """
+        rank = share * (int(self.counts.sum()) - 1)
+        below = int(rank)
+        low, high = self._value(below), self._value(math.ceil(rank))
+        return low + (rank - below) * (high - low)
+
+    def _value(self, rank: int) -> float:
+        """Return the middle of the bin that holds the ``rank``-th smallest value."""
+        bin_ = int(np.searchsorted(np.cumsum(self.counts), rank, side="right"))
+        return (self.first + bin_ + 0.5) * self.width
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the histogram as plain values; counts are compressed."""
+        packed = base64.b64encode(zlib.compress(self.counts.astype("<i8").tobytes())).decode()
+        return {"exponent": self.exponent, "first": self.first, "counts": packed}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "QuantileHistogram":
+        """Return what :meth:`to_json` wrote."""
+        return cls(int(value["exponent"]), int(value["first"]), _unpack(value["counts"]))
+
+
+def merge_histograms(histograms: Sequence[QuantileHistogram]) -> QuantileHistogram:
+    """Return the histogram of all data together."""
+    exponent = max(histogram.exponent for histogram in histograms)
+    while True:
+        coarse = [_coarsen(histogram, exponent) for histogram in histograms]
+        first = min(histogram.first for histogram in coarse)
+        stop = max(histogram.first + len(histogram.counts) for histogram in coarse)
+        if stop - first <= BINS + 1:
+            break
+        exponent += 1
+    return QuantileHistogram(exponent, first, _sum(coarse, first, stop))
+
+
+def _sum(histograms: Iterable[QuantileHistogram], first: int, stop: int) -> NDArray[np.int64]:
+    counts = np.zeros(stop - first, dtype=np.int64)
+    for histogram in histograms:
+        at = histogram.first - first
+        counts[at : at + len(histogram.counts)] += histogram.counts
+    return counts
+
+
+def _coarsen(histogram: QuantileHistogram, exponent: int) -> QuantileHistogram:
+    bins = (histogram.first + np.arange(len(histogram.counts))) >> (exponent - histogram.exponent)
+    counts = np.bincount(bins - bins[0], weights=histogram.counts).astype(np.int64)
+    return QuantileHistogram(exponent, int(bins[0]), counts)
+
 
 EXACT_ROWS = 20_000_000
-"""Up to this many rows quantiles are exact; beyond, they are read from the sketch."""
+"""Up to this many rows quantiles are exact; beyond, they are read from histograms."""
 
 QUANTILES = {"q01": 0.01, "q99": 0.99}
 
@@ -46,21 +166,21 @@ class Table(BaseModel):
     std: Numbers
 
 
-class Histograms(BaseModel):
+class PartHistograms(BaseModel):
     """Counts of one part."""
 
     count: Annotated[int, Field(strict=True, ge=1, le=2**53)]
-    bins: list[Binned]
+    bins: list[PackedHistogram]
 
 
-class Entry(BaseModel):
+class StatisticsEntry(BaseModel):
     """What ``dzrobot stats`` wrote for one embodiment, in the part that merging needs."""
 
     relative_action_keys: list[str]
     action_horizon: int
     provenance: Provenance
     statistics: dict[str, dict[str, Table]]
-    sketch: dict[str, Histograms]
+    sketch: dict[str, PartHistograms]
 
     @model_validator(mode="after")
     def _even(self) -> Self:
@@ -76,7 +196,7 @@ class Entry(BaseModel):
 
 
 @dataclass(frozen=True)
-class Moments:
+class RunningStatistics:
     """Count, mean and squared deviations, per number; exact under addition."""
 
     count: int
@@ -86,16 +206,16 @@ class Moments:
     high: Floats
 
     @classmethod
-    def of(cls, rows: NDArray[Any]) -> "Moments":
+    def of(cls, rows: NDArray[Any]) -> "RunningStatistics":
         """Return the moments of ``rows``, (N, D) with N > 0."""
         table = rows.astype(np.float64)
         mean = table.mean(0)
         return cls(len(table), mean, ((table - mean) ** 2).sum(0), table.min(0), table.max(0))
 
-    def __add__(self, other: "Moments") -> "Moments":
+    def __add__(self, other: "RunningStatistics") -> "RunningStatistics":
         count = self.count + other.count
         apart = other.mean - self.mean
-        return Moments(
+        return RunningStatistics(
             count,
             self.mean + apart * (other.count / count),
             self.squares + other.squares + apart**2 * (self.count * other.count / count),
@@ -119,17 +239,17 @@ def measure(
     """Return the entry of ``metadata.json`` for ``embodiment``, over all ``readers`` together.
 
     Args:
-        readers: Opened datasets; pictures are not touched.
+        readers: Opened datasets; images are not touched.
         embodiment: Says which parts there are and which of them are relative.
         progress: Called with parts done and parts in all.
     """
     parts = [*embodiment.state, *embodiment.action]
     statistics: dict[str, dict[str, Any]] = {"state": {}, "action": {}}
-    sketches: dict[str, Any] = {}
+    histograms: dict[str, Any] = {}
     for done, part in enumerate(parts):
         table, known = _measure_part(readers, part, embodiment)
         statistics[part.key.partition(".")[0]][part.name] = table
-        sketches[part.key] = known
+        histograms[part.key] = known
         if progress:
             progress(done + 1, len(parts))
     identities = [reader.catalog.identity for reader in readers]
@@ -138,7 +258,7 @@ def measure(
         "modalities": _modalities(readers[0], embodiment),
         "embodiment_tag": embodiment.tag,
         **provenance(embodiment, identities),
-        SKETCH: sketches,
+        SKETCH: histograms,
     }
 
 
@@ -150,21 +270,21 @@ def merge(known: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
     """
     _check_mergeable(known, added)
     statistics: dict[str, dict[str, Any]] = {"state": {}, "action": {}}
-    sketches = {}
+    histograms = {}
     for key in added[SKETCH]:
         kind, _, name = key.partition(".")
         tables = [entry["statistics"][kind][name] for entry in (known, added)]
         counts = [entry[SKETCH][key]["count"] for entry in (known, added)]
         total = _moments(tables[0], counts[0]) + _moments(tables[1], counts[1])
         joined = [
-            sketch.merge([Sketch.from_json(one), Sketch.from_json(two)])
+            merge_histograms([QuantileHistogram.from_json(one), QuantileHistogram.from_json(two)])
             for one, two in zip(known[SKETCH][key]["bins"], added[SKETCH][key]["bins"], strict=True)
         ]
         statistics[kind][name] = total.table() | _quantiles(joined, total)
-        sketches[key] = _sketch_entry(total.count, joined)
+        histograms[key] = _histogram_entry(total.count, joined)
     note = dict(added[PROVENANCE])
     note["datasets"] = sorted({*known[PROVENANCE]["datasets"], *note["datasets"]})
-    return {**added, "statistics": statistics, PROVENANCE: note, SKETCH: sketches}
+    return {**added, "statistics": statistics, PROVENANCE: note, SKETCH: histograms}
 
 
 def _measure_part(
@@ -174,18 +294,22 @@ def _measure_part(
         for reader in readers:
             yield from _rows(reader, part, embodiment)
 
-    total: Moments | None = None
+    total: RunningStatistics | None = None
     for rows in batches():
-        here = Moments.of(rows)
+        here = RunningStatistics.of(rows)
         total = here if total is None else total + here
     if total is None:
         raise StatisticsError(f"{part.key}: there is no row to measure")
-    sketches = [Sketch.between(low, high) for low, high in zip(total.low, total.high, strict=True)]
+    histograms = [
+        QuantileHistogram.between(low, high)
+        for low, high in zip(total.low, total.high, strict=True)
+    ]
     for rows in batches():
-        for number, one in enumerate(sketches):
+        for number, one in enumerate(histograms):
             one.add(rows[:, number])
-    quantiles = _exact(batches, total) if total.count <= EXACT_ROWS else _quantiles(sketches, total)
-    return total.table() | quantiles, _sketch_entry(total.count, sketches)
+    exact = total.count <= EXACT_ROWS
+    quantiles = _exact(batches, total) if exact else _quantiles(histograms, total)
+    return total.table() | quantiles, _histogram_entry(total.count, histograms)
 
 
 def _rows(reader: DatasetReader, part: Part, embodiment: Embodiment) -> Iterator[Floats]:
@@ -219,7 +343,9 @@ def _anchors(reader: DatasetReader, ordinal: int, embodiment: Embodiment) -> NDA
     return np.unique(starts[:, None] + blocks)
 
 
-def _exact(batches: Callable[[], Iterator[Floats]], total: Moments) -> dict[str, list[float]]:
+def _exact(
+    batches: Callable[[], Iterator[Floats]], total: RunningStatistics
+) -> dict[str, list[float]]:
     """Return exact quantiles, one number of the part at a time to bound the memory."""
     values: dict[str, list[float]] = {name: [] for name in QUANTILES}
     for number in range(len(total.mean)):
@@ -229,22 +355,24 @@ def _exact(batches: Callable[[], Iterator[Floats]], total: Moments) -> dict[str,
     return values
 
 
-def _quantiles(sketches: Sequence[Sketch], total: Moments) -> dict[str, list[float]]:
-    bounds = list(zip(sketches, total.low.tolist(), total.high.tolist(), strict=True))
+def _quantiles(
+    histograms: Sequence[QuantileHistogram], total: RunningStatistics
+) -> dict[str, list[float]]:
+    bounds = list(zip(histograms, total.low.tolist(), total.high.tolist(), strict=True))
     return {
         name: [min(max(one.quantile(share), low), high) for one, low, high in bounds]
         for name, share in QUANTILES.items()
     }
 
 
-def _sketch_entry(count: int, sketches: Sequence[Sketch]) -> dict[str, Any]:
-    return {"count": count, "bins": [one.to_json() for one in sketches]}
+def _histogram_entry(count: int, histograms: Sequence[QuantileHistogram]) -> dict[str, Any]:
+    return {"count": count, "bins": [one.to_json() for one in histograms]}
 
 
-def _moments(table: Mapping[str, list[float]], count: int) -> Moments:
+def _moments(table: Mapping[str, list[float]], count: int) -> RunningStatistics:
     arrays = {name: np.array(table[name]) for name in ("mean", "std", "min", "max")}
     squares = arrays["std"] ** 2 * count
-    return Moments(count, arrays["mean"], squares, arrays["min"], arrays["max"])
+    return RunningStatistics(count, arrays["mean"], squares, arrays["min"], arrays["max"])
 
 
 def _check_mergeable(known: Mapping[str, Any], added: Mapping[str, Any]) -> None:
@@ -254,7 +382,7 @@ def _check_mergeable(known: Mapping[str, Any], added: Mapping[str, Any]) -> None
             f"the statistics of {tag!r} in the file came with a checkpoint or another tool and "
             "hold no counts, so nothing can be added to them: write to a new file"
         )
-    validated(known, Entry, f"the statistics of {tag!r} in the file", StatisticsError)
+    validated(known, StatisticsEntry, f"the statistics of {tag!r} in the file", StatisticsError)
     shapes = [
         {key: len(entry[SKETCH][key]["bins"]) for key in entry[SKETCH]} for entry in (known, added)
     ]

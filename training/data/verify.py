@@ -8,7 +8,7 @@ import numpy as np
 from dzrobot.errors import DatasetError
 from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.dataset import DatasetReader
-from dzrobot.training.data.resolution import Source
+from dzrobot.training.data.resolution import ColumnSource
 from dzrobot.training.data.video import FrameTable
 
 
@@ -23,7 +23,7 @@ class Look:
 
     @property
     def blank(self) -> bool:
-        """Whether the picture is all one colour: a covered or dead camera."""
+        """Whether the image is all one color: a covered or dead camera."""
         return self.deviation < 1.0
 
 
@@ -65,7 +65,7 @@ def offenders(reader: DatasetReader, progress: Progress | None = None) -> Iterat
 
 
 def _video_fault(
-    reader: DatasetReader, ordinal: int, source: Source, tables: dict[str, FrameTable]
+    reader: DatasetReader, ordinal: int, source: ColumnSource, tables: dict[str, FrameTable]
 ) -> str:
     catalog = reader.catalog
     name = catalog.video_file(ordinal, source.column)

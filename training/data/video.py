@@ -20,7 +20,7 @@ from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError, MissingDependencyError, find
-from dzrobot.training.data.forks import watch
+from dzrobot.training.data.frames import watch
 
 OPEN_FILES = 16
 """Videos a reader keeps open; each holds a decoder, hence megabytes."""
@@ -82,9 +82,9 @@ class FrameTable:
         if not file.exists():
             table = cls.of(path)
             folder.mkdir(parents=True, exist_ok=True)
-            aside = folder / f"aside-{uuid.uuid4().hex}.npz"
-            np.savez(aside, **{**table.__dict__})
-            aside.replace(file)
+            temporary = folder / f"aside-{uuid.uuid4().hex}.npz"
+            np.savez(temporary, **{**table.__dict__})
+            temporary.replace(file)
             return table
         with np.load(file) as known:
             return cls(
@@ -152,11 +152,11 @@ class PyAvDecoder:
             )
         distinct, places = np.unique(wanted, return_inverse=True)
         try:
-            pictures = [self._reach(int(number)) for number in distinct]
+            images = [self._reach(int(number)) for number in distinct]
         except av.FFmpegError as error:
             self._next = len(self.table.pts)
             raise DatasetError(f"{self._path} does not decode: {error}") from error
-        return np.stack(pictures)[places]
+        return np.stack(images)[places]
 
     def close(self) -> None:
         """Let go of the file."""
@@ -178,8 +178,8 @@ class PyAvDecoder:
             raise DatasetError(f"{self._path}: frame {number} does not decode")
         self._next = number + 1
         rgb = self._converter.reformat(frame, format="rgb24", **self._conversion)
-        picture: NDArray[np.uint8] = rgb.to_ndarray()
-        return picture
+        image: NDArray[np.uint8] = rgb.to_ndarray()
+        return image
 
     def _hop(self, key: int) -> None:
         self._container.seek(int(self.table.key_dts[key]), stream=self._stream, backward=True)
@@ -229,8 +229,8 @@ class TorchcodecDecoder:
             batch = self._video.get_frames_at(indices=[int(number) for number in numbers])
         except (RuntimeError, IndexError) as error:
             raise DatasetError(f"{self._path} does not decode: {error}") from error
-        pictures: NDArray[np.uint8] = batch.data.numpy()
-        return pictures
+        images: NDArray[np.uint8] = batch.data.numpy()
+        return images
 
     def close(self) -> None:
         """Let go of the file."""
@@ -288,7 +288,7 @@ class Videos:
             self._open.popitem()[1].close()
 
     def hand_over(self) -> object:
-        """Return everything that is open, and begin anew with nothing."""
+        """Return everything that is open, and start again with nothing."""
         known, self._open = self._open, OrderedDict()
         return known
 

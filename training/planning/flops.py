@@ -226,7 +226,7 @@ def sample_cost(
     Args:
         config: Says what is recomputed and whether prompts are encoded in every step.
         network: The network of the run.
-        image_size: (height, width) in pixels of the tiled picture.
+        image_size: (height, width) in pixels of the tiled image.
         longest_prompt: Prompt rows that are not padding.
     """
     shape = sample_shape(network.dit, network.head.num_frames, network.vae.temporal_stride)
@@ -252,7 +252,7 @@ def recomputed_share(parallel: ParallelConfig, layers: int) -> float:
 def encoder_flops(network: NetworkConfig, image_size: tuple[int, int], prompt_tokens: int) -> float:
     """Return the operations of the frozen encoders for one sample.
 
-    Pictures are counted on a run without memory; ``prompt_tokens`` is 0 where embeddings are
+    Images are counted on a run without memory; ``prompt_tokens`` is 0 where embeddings are
     stored.
     """
     model = build_network(network, text_encoder=False)

@@ -49,7 +49,7 @@ class Counts:
     """Parameters of the transformer outside its blocks."""
 
     text: int
-    pictures: int
+    images: int
     """Image encoder and autoencoder."""
 
 
@@ -61,7 +61,7 @@ class Setup:
     model: ModelConfig
     parallel: ParallelConfig
     image_size: tuple[int, int]
-    """(height, width) in pixels of the tiled picture."""
+    """(height, width) in pixels of the tiled image."""
 
     micro_batch: int
     devices: int
@@ -109,7 +109,7 @@ def count_parameters(network: NetworkConfig, *, is_lora: bool) -> Counts:
         block=block,
         root=sum(p.numel() for p in whole) - block * network.dit.num_layers,
         text=_numel(model.text_encoder),
-        pictures=_numel(model.image_encoder) + _numel(model.vae),
+        images=_numel(model.image_encoder) + _numel(model.vae),
     )
 
 
@@ -122,7 +122,7 @@ def plan_memory(setup: Setup, counts: Counts) -> MemoryPlan:
     items = [*_states(setup, counts), *_gathered(setup, counts), *_encoders(setup, counts)]
     backward, reading = activation_bytes(setup), _reading_bytes(setup)
     # Encoders run before the transformer keeps anything: the two never add up.
-    name = "activations" if backward >= reading else "pictures in the encoders"
+    name = "activations" if backward >= reading else "images in the encoders"
     return MemoryPlan((*items, Item(name, max(backward, reading)), Item("workspace", _WORKSPACE)))
 
 
@@ -130,7 +130,7 @@ def _states(setup: Setup, counts: Counts) -> Iterator[Item]:
     shards = shards_of(setup)
     width = compute_bytes(setup)
     host = setup.parallel.cpu_offload
-    yield Item("masters, float32", 4 * counts.trained / shards, host)
+    yield Item("master weights, float32", 4 * counts.trained / shards, host)
     yield Item("gradients, float32", 4 * counts.trained / shards, host)
     yield Item("Adam moments, float32", 8 * counts.trained / shards, host)
     if setup.averaged:
@@ -153,7 +153,7 @@ def _gathered(setup: Setup, counts: Counts) -> Iterator[Item]:
 
 def _encoders(setup: Setup, counts: Counts) -> Iterator[Item]:
     width = compute_bytes(setup)
-    yield Item("image encoder and autoencoder", width * counts.pictures)
+    yield Item("image encoder and autoencoder", width * counts.images)
     if not setup.model.cache_prompts:
         yield Item("prompt encoder", width * counts.text / shards_of(setup))
 
@@ -206,7 +206,7 @@ def kept_widths(setup: Setup) -> float:
 
 
 def _reading_bytes(setup: Setup) -> float:
-    """Return the largest working set while pictures are resized and encoded."""
+    """Return the largest working set while images are resized and encoded."""
     network, frames = setup.network, setup.network.head.num_frames
     rows, columns = setup.image_size
     # Frames as float32 and two temporaries of their normalisation.

@@ -70,10 +70,10 @@ def describe_plan(plan: RunPlan) -> str:
     lines = [
         f"trained parameters   {counts.trained / 1e9:8.3f} B",
         f"frozen transformer   {counts.frozen / 1e9:8.3f} B",
-        f"encoders             {(counts.text + counts.pictures) / 1e9:8.3f} B"
+        f"encoders             {(counts.text + counts.images) / 1e9:8.3f} B"
         + (" (prompt encoder freed after start)" if setup.model.cache_prompts else ""),
         f"one device of {setup.devices}, {setup.parallel.strategy}, micro-batch "
-        f"{setup.micro_batch}, recompute {setup.parallel.activation_checkpointing}:",
+        f"{setup.micro_batch}, activation checkpointing {setup.parallel.activation_checkpointing}:",
     ]
     for item in memory.items:
         where = "  (host memory)" if item.on_host else ""

@@ -1,7 +1,7 @@
-"""Outputs of the frozen picture encoders, kept on disk: without augmentation they never change.
+"""Outputs of the frozen image encoders, kept on disk: without augmentation they never change.
 
-A small network spends more time on its frozen encoders and on decoding pictures than on what it
-learns. Every sample is encoded once; an interrupted start goes on where it was.
+A small network spends more time on its frozen encoders and on decoding images than on what it
+learns. Every sample is encoded once; an interrupted start resumes where it was.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from dzrobot.policies.dreamzero.checkpoints.writer import StateDictSource
 from dzrobot.policies.dreamzero.network.world_action import Encoded, WorldActionModel
 from dzrobot.progress import progress_bar
 from dzrobot.training.config import SFTConfig
-from dzrobot.training.data import LoaderOptions, Slot, TrainingData, encode_views, read_batches
+from dzrobot.training.data import LoaderOptions, SampleKey, TrainingData, encode_views, read_batches
 from dzrobot.training.distributed import DistributedEnvironment
 
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ _ENCODERS = ("vae.coder.encoder.", "vae.coder.quant_conv.", "image_encoder.")
 
 
 class StoredFeatures:
-    """Encoded pictures of every sample, mapped rather than read."""
+    """Encoded images of every sample, mapped rather than read."""
 
     def __init__(self, folder: Path, samples: int) -> None:
         self._folder = folder
@@ -106,10 +106,10 @@ def precompute_features(
     dist.barrier(group=world.host_group)
     parts = [mine[first : first + size] for first in range(0, len(mine), size)]
     if world.is_main and parts:
-        _log.info("encoding the pictures of %d samples once, to %s", len(wanted), folder)
+        _log.info("encoding the images of %d samples once, to %s", len(wanted), folder)
     encoded = _encode(model, data, parts, config, world)
     console = Console(stderr=True, quiet=not world.is_main)
-    with progress_bar("pictures", console) as show:
+    with progress_bar("images", console) as show:
         for done, (numbers, features) in enumerate(encoded, 1):
             stored.put(numbers, features)
             show(done, len(parts))
@@ -124,7 +124,7 @@ def _encode(
     config: SFTConfig,
     world: DistributedEnvironment,
 ) -> Iterator[tuple[list[int], Encoded]]:
-    slots = [[Slot(0, 0, number) for number in numbers] for numbers in parts]
+    slots = [[SampleKey(0, 0, number) for number in numbers] for numbers in parts]
     options = LoaderOptions(num_workers=config.data.num_workers)
     for batch in read_batches(data, slots, options):
         images = encode_views(batch, data, augment=None, device=world.device)

@@ -102,9 +102,9 @@ class StoredPrompts:
                     encoder(ids.to(device), mask.to(device))[0, :length].cpu().contiguous()
                 )
         self._folder.mkdir(parents=True, exist_ok=True)
-        aside = self._folder / f"{uuid.uuid4().hex}.writing"
-        save_file(rows, aside)
-        aside.rename(aside.with_suffix(".safetensors"))
+        temporary = self._folder / f"{uuid.uuid4().hex}.writing"
+        save_file(rows, temporary)
+        temporary.rename(temporary.with_suffix(".safetensors"))
 
     def embed(self, prompts: Sequence[str], device: torch.device) -> PromptEmbedding:
         """Return the embeddings of ``prompts`` on ``device``.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dzrobot.errors import DzrobotError
 from dzrobot.training.architecture import source_plans
-from dzrobot.training.config import SFTConfig
+from dzrobot.training.config import SFTConfig, uneven_batch
 from dzrobot.training.validate.data import mixture_faults, relative_faults, source_faults
 from dzrobot.training.validate.faults import Fault
 from dzrobot.training.validate.weights import adapter_faults, network_faults, weight_faults
@@ -37,16 +37,9 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Fault]:
 
 
 def _batch(config: SFTConfig, world_size: int) -> Iterator[Fault]:
-    at_once = config.runner.micro_batch_size * world_size
-    size = config.runner.global_batch_size
-    if size % at_once:
-        near = max(at_once, round(size / at_once) * at_once)
-        yield Fault(
-            "runner.global_batch_size",
-            f"{size} is no multiple of micro_batch_size x processes = "
-            f"{config.runner.micro_batch_size} x {world_size}; "
-            f"the nearest that is: {near}",
-        )
+    runner = config.runner
+    if fault := uneven_batch(runner.global_batch_size, runner.micro_batch_size, world_size):
+        yield Fault("runner.global_batch_size", fault)
 
 
 def _schedule(config: SFTConfig) -> Iterator[Fault]:
@@ -123,7 +116,7 @@ def _features(config: SFTConfig) -> Iterator[Fault]:
         )
     if config.data.on_corrupt != "refuse":
         yield Fault(
-            "data.cache_features", "needs every picture to be readable: data.on_corrupt=refuse"
+            "data.cache_features", "needs every image to be readable: data.on_corrupt=refuse"
         )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor, nn
 
 from dzrobot.errors import CheckpointError, preview
@@ -93,8 +92,7 @@ class MergedSource:
 def inject_adapters(transformer: nn.Module, head: HeadConfig) -> None:
     """Put uninitialised adapters on the layers that ``head`` names, in place.
 
-    They have the device and dtype of their layers. Fill them from a checkpoint, or with
-    :func:`initialise_adapters`.
+    They have the device and dtype of their layers; the caller fills them.
     """
     from peft import LoraConfig, inject_adapter_in_model
     from peft.tuners.lora import LoraLayer
@@ -124,17 +122,6 @@ def inject_adapters(transformer: nn.Module, head: HeadConfig) -> None:
                 matrices.to(weight.dtype)
                 if weight.device.type != "meta":
                     matrices.to_empty(device=weight.device)
-
-
-def initialise_adapters(transformer: nn.Module, generator: torch.Generator) -> None:
-    """Draw A (Kaiming uniform) and set B to zero: the network is unchanged at first."""
-    for name, parameter in sorted(transformer.named_parameters()):
-        if ".lora_A." in name:
-            bound = parameter.shape[1] ** -0.5
-            fresh = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
-            parameter.data.copy_(fresh)
-        elif ".lora_B." in name:
-            parameter.data.zero_()
 
 
 def trained_with_adapters(name: str) -> bool:

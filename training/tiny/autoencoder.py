@@ -25,7 +25,7 @@ from dzrobot.training.data import (
     encode_views,
 )
 from dzrobot.training.keyed import keyed_generator
-from dzrobot.training.saves import Saves
+from dzrobot.training.tiny.saves import Saves
 
 _LATENT_WEIGHT = 1e-3
 _CALIBRATION_BATCHES = 16
@@ -48,7 +48,7 @@ class AutoencoderPlan:
     """Noise on latents of unit variance while decoding: neighbours must look alike."""
 
     focus: float = 12.0
-    """Extra weight of what differs from the batch's mean picture: cameras stand still, and a small
+    """Extra weight of what differs from the batch's mean image: cameras stand still, and a small
     object is a few pixels that an even average would leave out."""
 
     decoder_steps: int = 300
@@ -84,11 +84,11 @@ def fit_autoencoder(
     """Train ``vae`` in place on clips of ``data``; return the error after calibration.
 
     Args:
-        vae: Float32, with fresh weights.
+        vae: Float32, newly initialised.
         data: Opened with :func:`clip_source`.
         plan: How.
         report: Called after every step.
-        saves: Where to go on from after a stop, with the same bits as without one.
+        saves: Where to resume after a stop, with the same bits as without one.
     """
     saves = saves or Saves()
     if (known := saves.result("autoencoder", vae)) is not None:

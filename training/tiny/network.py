@@ -1,8 +1,8 @@
 """A small DreamZero that learns on a processor: a few million parameters, the 5B's structure.
 
 Unlike :mod:`dzrobot.policies.dreamzero.tiny` it is meant to be trained: its video autoencoder is
-fitted to recordings (:mod:`dzrobot.training.autoencoder`), its transformer by the ordinary trainer.
-The prompt and image encoders stay random, as frozen features.
+fitted to recordings (:mod:`dzrobot.training.tiny.autoencoder`), its transformer by the ordinary
+trainer. The prompt and image encoders stay random, as frozen features.
 """
 
 from collections.abc import Mapping

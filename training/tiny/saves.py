@@ -1,4 +1,4 @@
-"""What a stopped fit goes on from: one file, always whole."""
+"""What a stopped fit resumes from: one file, always whole."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class Saves:
         self._kept: dict[str, Any] = {}
         if self.path is None or not self.path.exists():
             return
-        advice = f"remove {self.path} to begin anew"
+        advice = f"remove {self.path} to start again"
         try:
             self._kept = load_tensors(self.path)
             identity = self._kept["identity"]
@@ -88,6 +88,6 @@ class Saves:
         self._kept = {"identity": dict(self.identity), "results": results, **values}
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            aside = self.path.with_name(self.path.name + ".aside")
-            torch.save(self._kept, aside)
-            move(aside, self.path)
+            temporary = self.path.with_name(self.path.name + ".aside")
+            torch.save(self._kept, temporary)
+            move(temporary, self.path)

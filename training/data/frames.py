@@ -1,9 +1,16 @@
-"""Pictures stored inside parquet files, read a few row groups at a time."""
+"""Images stored inside parquet files, read a few row groups at a time; and open files after a fork.
 
+File handles and decoders must not be used or freed after fork(): file positions are shared with the
+parent, and freeing a decoder may wait for threads that the fork did not copy. So after a fork every
+holder of open files starts empty, and what it held is kept untouched until the process ends.
+"""
+
+import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import cv2
 import numpy as np
@@ -12,15 +19,40 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError
-from dzrobot.training.data.forks import watch
+
+_inherited: list[object] = []
+
+
+class Holder(Protocol):
+    """Something with open files."""
+
+    def hand_over(self) -> object:
+        """Return everything that is open, and start again with nothing."""
+        ...
+
+
+_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+
+
+def watch(holder: Holder) -> None:
+    """Make ``holder`` start empty in every process forked from now on."""
+    _holders.add(holder)
+
+
+def _after_fork() -> None:
+    _inherited.extend(holder.hand_over() for holder in list(_holders))
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
 
 OPEN_FILES = 64
 CACHE_BYTES = 64 * 2**20
-"""Compressed pictures a reader keeps."""
+"""Compressed images a reader keeps."""
 
 
-class Pictures:
-    """Reader of picture columns with a bounded memory."""
+class EmbeddedImages:
+    """Reader of image columns with a bounded memory."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[Path, tuple[Any, NDArray[np.int64]]] = OrderedDict()
@@ -29,10 +61,10 @@ class Pictures:
         watch(self)
 
     def clip(self, path: Path, column: str, rows: Sequence[int]) -> NDArray[np.uint8]:
-        """Return the pictures of ``rows`` of ``path`` as (N, H, W, 3) uint8 RGB.
+        """Return the images of ``rows`` of ``path`` as (N, H, W, 3) uint8 RGB.
 
         Raises:
-            DatasetError: The file is missing or damaged, or a picture does not decode.
+            DatasetError: The file is missing or damaged, or a image does not decode.
         """
         wanted = np.asarray(rows, dtype=np.int64)
         distinct, places = np.unique(wanted, return_inverse=True)
@@ -47,13 +79,13 @@ class Pictures:
             ]
         except (pa.ArrowException, OSError, IndexError, KeyError) as error:
             raise DatasetError(f"{path} cannot be read: {error}") from error
-        pictures = [
+        images = [
             _decode(cell, path, column, int(row)) for cell, row in zip(cells, distinct, strict=True)
         ]
-        return np.stack(pictures)[places]
+        return np.stack(images)[places]
 
     def hand_over(self) -> object:
-        """Return everything that is open, and begin anew with nothing."""
+        """Return everything that is open, and start again with nothing."""
         known = (self._files, self._groups)
         self._files, self._groups, self._bytes = OrderedDict(), OrderedDict(), 0
         return known
@@ -96,9 +128,9 @@ class Pictures:
 def _decode(cell: Any, path: Path, column: str, row: int) -> NDArray[np.uint8]:
     data = cell.get("bytes") if isinstance(cell, dict) else cell
     if data is None:
-        raise DatasetError(f"{path}: {column} of row {row} holds no picture bytes")
-    picture = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-    if picture is None:
-        raise DatasetError(f"{path}: {column} of row {row} is no readable picture")
-    rgb: NDArray[np.uint8] = cv2.cvtColor(picture, cv2.COLOR_BGR2RGB)
+        raise DatasetError(f"{path}: {column} of row {row} holds no image bytes")
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    if image is None:
+        raise DatasetError(f"{path}: {column} of row {row} is no readable image")
+    rgb: NDArray[np.uint8] = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
     return rgb

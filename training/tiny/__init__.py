@@ -1,0 +1,1 @@
+"""A small untrained policy to start from, its autoencoder fitted to recordings (`dzrobot init`)."""
