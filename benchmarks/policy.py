@@ -25,10 +25,10 @@ from dzrobot.policies.dreamzero.network.config import (
     VaeConfig,
     preset,
 )
+from dzrobot.policies.dreamzero.network.diffusion import NoiseShape, draw_noise
 from dzrobot.policies.dreamzero.network.dit import TrainForm
 from dzrobot.policies.dreamzero.network.generate import predict
-from dzrobot.policies.dreamzero.network.noise import NoiseShape, draw_noise
-from dzrobot.policies.dreamzero.network.prompting import PromptEmbedding
+from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
     Prompt,

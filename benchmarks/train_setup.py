@@ -18,7 +18,7 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.modality.augment import draw_augmentation
 from dzrobot.modality.video import encode_views
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
-from dzrobot.policies.dreamzero.network.prompting import PromptEmbedding
+from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
 from dzrobot.policies.dreamzero.network.world_action import (
     LossCounts,
     Prepared,

@@ -21,7 +21,6 @@ from dzrobot.modality.stats import Statistics
 
 UR5 = Embodiment(
     tag="ur5_tabletop",
-    projector_id=26,
     views=(
         View(key="video.front", feature="observation.images.front", resolution=(240, 320)),
         View(key="video.wrist", feature="observation.images.wrist", resolution=(240, 320)),

@@ -40,7 +40,7 @@ from dzrobot.policies.dreamzero.checkpoints.lora import (
 from dzrobot.policies.dreamzero.checkpoints.names import DIT, canonical, is_adapter
 from dzrobot.policies.dreamzero.checkpoints.sources import UnionSource, WeightSource
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
-from dzrobot.policies.dreamzero.network.tokenizer import DEFAULT_TOKENIZER, PromptTokenizer
+from dzrobot.policies.dreamzero.network.prompt import DEFAULT_TOKENIZER, PromptTokenizer
 from dzrobot.policies.dreamzero.network.world_action import (
     Encoded,
     Prepared,

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dzrobot.policies.dreamzero.network.diffusion import inference_schedule
 from dzrobot.policies.dreamzero.network.dit import Controls, TrainInputs
-from dzrobot.policies.dreamzero.network.schedule import inference_schedule
 from dzrobot.policies.dreamzero.network.world_action import Prepared
 from dzrobot.training.build import TrainingComponents
 from dzrobot.training.data import (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
-from dzrobot.policies.dreamzero.network.noise import Noise, NoiseShape, draw_noise
+from dzrobot.policies.dreamzero.network.diffusion import Noise, NoiseShape, draw_noise
 from dzrobot.policies.dreamzero.network.world_action import Prepared
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dzrobot.errors import DzrobotError
-from dzrobot.policies.dreamzero.network.noise import Noise
+from dzrobot.policies.dreamzero.network.diffusion import Noise
 from dzrobot.policies.dreamzero.network.world_action import (
     LossCounts,
     LossOptions,

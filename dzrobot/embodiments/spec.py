@@ -135,9 +135,6 @@ class Embodiment:
     tag: str
     """Name in ``metadata.json``, recipes and on the command line."""
 
-    projector_id: int
-    """Embodiment id written to batches and configs; the published networks ignore it."""
-
     views: tuple[View, ...]
     """Cameras, in the order datasets and policies list them."""
 
@@ -166,6 +163,9 @@ class Embodiment:
 
     action_frame: ActionFrame | None = None
     """Axes that a Cartesian action is written in. None: the environment alone knows."""
+
+    projector_id: int | None = None
+    """Number of the robot in published configurations; the networks ignore it."""
 
     language_features: tuple[str, ...] = ()
     """Dataset columns that hold the instruction: one is drawn per sample. Empty: the task table."""

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import ModalityError
 from dzrobot.modality.augment import Augmentation
 from dzrobot.modality.stats import Statistics
 from dzrobot.modality.text import prompt_of
@@ -45,19 +44,6 @@ class Encoded(EncodedVectors):
 
     images: Tensor
     """``(T, H', W', 3)`` uint8, views tiled."""
-
-
-class Batch(TypedDict):
-    """Several samples: tensors gain a leading B, prompts become lists."""
-
-    images: Tensor
-    state: Tensor
-    state_mask: Tensor
-    prompt: list[str]
-    negative_prompt: list[str]
-    action: NotRequired[Tensor]
-    action_mask: NotRequired[Tensor]
-    has_real_action: NotRequired[Tensor]
 
 
 class Pipeline:
@@ -138,40 +124,6 @@ class Pipeline:
     ) -> NDArray[np.float32]:
         """Return what the environment executes: ``(..., H, action_dim)``, grippers made two-way."""
         return self._vectors.command(self.decode(chunk, state))
-
-
-def collate(samples: Sequence[Encoded]) -> Batch:
-    """Return one batch of ``samples``, which must agree in keys and shapes.
-
-    Raises:
-        ModalityError: no sample, or samples that cannot be stacked.
-    """
-    if not samples:
-        raise ModalityError("no sample given: a batch needs at least one")
-    first = samples[0]
-    for sample in samples[1:]:
-        for key in sorted(first.keys() ^ sample.keys()):
-            raise ModalityError(f"some samples of the batch hold {key!r}, others do not")
-    batch = Batch(
-        images=_stack(samples, "images"),
-        state=_stack(samples, "state"),
-        state_mask=_stack(samples, "state_mask"),
-        prompt=[sample["prompt"] for sample in samples],
-        negative_prompt=[sample["negative_prompt"] for sample in samples],
-    )
-    if "action" in first:
-        batch["action"] = _stack(samples, "action")
-        batch["action_mask"] = _stack(samples, "action_mask")
-        batch["has_real_action"] = _stack(samples, "has_real_action")
-    return batch
-
-
-def _stack(samples: Sequence[Mapping[str, object]], key: str) -> Tensor:
-    tensors = [value for sample in samples if isinstance(value := sample[key], Tensor)]
-    shapes = {tuple(tensor.shape) for tensor in tensors}
-    if len(shapes) > 1:
-        raise ModalityError(f"{key} differs in shape within the batch: {sorted(shapes)}")
-    return torch.stack(tensors)
 
 
 def _tensor(values: NDArray[np.generic]) -> Tensor:

@@ -259,7 +259,7 @@ def _open_checkpoint(player: Player, robot: Embodiment, checkpoint: "Checkpoint"
     import torch
 
     from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
-    from dzrobot.policies.dreamzero.network.skipping import step_plan
+    from dzrobot.policies.dreamzero.network.generate import step_plan
     from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 
     dtypes = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -10,7 +10,7 @@ from dzrobot.errors import ConfigError
 if TYPE_CHECKING:
     # The command line fills these options before torch is loaded.
     from dzrobot.policies.dreamzero.checkpoints.load import Adapters
-    from dzrobot.policies.dreamzero.network.prompting import PromptRows
+    from dzrobot.policies.dreamzero.network.prompt import PromptRows
     from dzrobot.policies.dreamzero.network.session import GenerateOptions
 
 Noise = Literal["fixed", "keyed", "slot"]

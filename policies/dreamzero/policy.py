@@ -38,9 +38,12 @@ from dzrobot.policies.dreamzero.checkpoints.passport import (
 )
 from dzrobot.policies.dreamzero.episode import Episode
 from dzrobot.policies.dreamzero.network.generate import predict
+from dzrobot.policies.dreamzero.network.prompt import (
+    DEFAULT_TOKENIZER,
+    PromptCache,
+    PromptTokenizer,
+)
 from dzrobot.policies.dreamzero.network.session import Request, SessionCache
-from dzrobot.policies.dreamzero.network.text import PromptCache
-from dzrobot.policies.dreamzero.network.tokenizer import DEFAULT_TOKENIZER, PromptTokenizer
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions
 from dzrobot.policies.dreamzero.request import Requests
@@ -155,14 +158,13 @@ class DreamZeroPolicy:
     @property
     def card(self) -> dict[str, Any]:
         """Return what the actions depend on, as plain values for records."""
-        parameter = self._network.model.patch_embedding.weight
         return {
             "policy": "dreamzero",
             "checkpoint": self.source,
             "embodiment": self.embodiment.tag,
             "statistics": self._pipeline.statistics.fingerprint,
-            "device": parameter.device.type,
-            "dtype": str(parameter.dtype).removeprefix("torch."),
+            "device": self._network.device.type,
+            "dtype": str(self._network.dtype).removeprefix("torch."),
             **asdict(self.options),
         }
 

@@ -8,13 +8,13 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import CheckpointError
 from dzrobot.modality.pipeline import Encoded
 from dzrobot.policies.dreamzero.episode import Episode
+from dzrobot.policies.dreamzero.network.prompt import PromptTokenizer
 from dzrobot.policies.dreamzero.network.session import (
     InferenceNoise,
     Prompt,
     Request,
     seeded_noise,
 )
-from dzrobot.policies.dreamzero.network.tokenizer import PromptTokenizer
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.options import PolicyOptions
 

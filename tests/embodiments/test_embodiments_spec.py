@@ -144,7 +144,6 @@ def test_every_fault_is_named_at_once():
 def test_a_robot_is_described_in_a_few_lines():
     robot = Embodiment(
         tag="arm",
-        projector_id=0,
         views=(View(key="video.front", feature="observation.images.front"),),
         state=(Part(key="state.joints", feature="observation.state", dim=6),),
         action=(Part(key="action.joints", feature="action", dim=6),),

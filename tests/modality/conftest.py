@@ -17,7 +17,6 @@ from dzrobot.embodiments.timing import Timing
 
 UR5 = Embodiment(
     tag="ur5",
-    projector_id=26,
     views=(
         View(key="video.front", feature="front", size=(96, 128), resolution=(120, 160)),
         View(key="video.hand", feature="hand", size=(96, 128), resolution=(90, 90)),

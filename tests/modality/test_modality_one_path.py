@@ -5,9 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from dzrobot.errors import ModalityError
 from dzrobot.modality.augment import draw_augmentation
-from dzrobot.modality.pipeline import collate
 from dzrobot.modality.window import window_of
 
 
@@ -87,32 +85,6 @@ def test_augmented_batch_equals_its_samples(pipeline, window_maker):
     for i in range(2):
         alone = pipeline.encode_video({k: v[i] for k, v in views.items()}, draws[i : i + 1])
         assert torch.equal(alone, together[i])
-
-
-def test_collate_stacks(pipeline, window_maker):
-    robot = pipeline.embodiment
-    samples = [pipeline.encode(window_maker(robot, seed=i, actions=True)) for i in range(2)]
-    batch = collate(samples)
-    horizon = robot.timing.action_horizon
-    assert batch["images"].shape == (2, 3, *robot.image_size, 3)
-    assert batch["images"].dtype == torch.uint8
-    assert batch["state"].shape == batch["state_mask"].shape == (2, 2, 64)
-    assert batch["action"].shape == batch["action_mask"].shape == (2, 2 * horizon, 32)
-    assert batch["action_mask"].sum() == 2 * 2 * horizon * robot.action_dim
-    assert batch["state_mask"].sum() == 2 * 2 * robot.state_dim
-    assert batch["has_real_action"].tolist() == [True, True]
-    assert batch["prompt"] == [robot.prompt.format(task=f"stack the {i} cups") for i in range(2)]
-
-
-def test_collate_refuses_what_cannot_be_stacked(libero, window_maker):
-    robot = libero.embodiment
-    plain = libero.encode(window_maker(robot))
-    with pytest.raises(ModalityError, match="some samples of the batch hold 'action'"):
-        collate([plain, libero.encode(window_maker(robot, actions=True))])
-    with pytest.raises(ModalityError, match="images differs in shape"):
-        collate([plain, libero.encode(window_maker(robot, frames=2))])
-    with pytest.raises(ModalityError, match="at least one"):
-        collate([])
 
 
 def test_inputs_are_left_as_they_were(pipeline, window_maker):

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dzrobot.policies.dreamzero.checkpoints.load import build_network
 from dzrobot.policies.dreamzero.network.config import DiTConfig, NetworkConfig
-from dzrobot.policies.dreamzero.network.prompting import attended_rows
+from dzrobot.policies.dreamzero.network.prompt import attended_rows
 from dzrobot.policies.dreamzero.network.vae import Vae
 from dzrobot.training.config import ParallelConfig, SFTConfig
 

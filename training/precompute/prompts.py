@@ -24,9 +24,7 @@ from dzrobot.policies.dreamzero.checkpoints.names import TEXT
 from dzrobot.policies.dreamzero.checkpoints.sources import WeightSource
 from dzrobot.policies.dreamzero.network.config import NetworkConfig, TextConfig
 from dzrobot.policies.dreamzero.network.keymap import entries
-from dzrobot.policies.dreamzero.network.prompting import PromptEmbedding
-from dzrobot.policies.dreamzero.network.text import TextEncoder
-from dzrobot.policies.dreamzero.network.tokenizer import PromptTokenizer
+from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding, PromptTokenizer, TextEncoder
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.training.data import TrainingData
 from dzrobot.training.distributed import DistributedEnvironment

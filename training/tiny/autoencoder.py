@@ -14,8 +14,7 @@ from torch import Tensor
 
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
-from dzrobot.policies.dreamzero.network.latent_stats import MEAN, STD
-from dzrobot.policies.dreamzero.network.vae import Vae
+from dzrobot.policies.dreamzero.network.vae import MEAN, STD, Vae
 from dzrobot.training.data import (
     LoaderOptions,
     LoaderPlan,

@@ -22,12 +22,10 @@ from dzrobot.policies.dreamzero.network.attention import (
     CachedAttention,
     train_attention,
 )
-from dzrobot.policies.dreamzero.network.cache import KVCache
 from dzrobot.policies.dreamzero.network.config import PATCH, DiTConfig
 from dzrobot.policies.dreamzero.network.layers import (
     ActionEncoder,
     Block,
-    CategoryLinear,
     CategoryMLP,
     Conditioning,
     Context,
@@ -35,10 +33,11 @@ from dzrobot.policies.dreamzero.network.layers import (
     Head,
     ImageProjection,
     refuse_half,
+    rope_table,
     sinusoid,
 )
 from dzrobot.policies.dreamzero.network.pattern import AttentionPattern, TokenLayout
-from dzrobot.policies.dreamzero.network.rope import rope_table
+from dzrobot.policies.dreamzero.network.session import KVCache
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -262,31 +261,15 @@ class CausalDiT(nn.Module):
         actions, states = controls.action_BAM.shape[1], controls.state_BSM.shape[1]
         return self._layout(grid, actions, states, start_frame=inputs.start_frame)
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
-        """Initialize every parameter; the head predicts zero (docs/model.md, section 1.4)."""
-        for module in self.modules():
-            match module:
-                case nn.Linear():
-                    nn.init.xavier_uniform_(module.weight)
-                    nn.init.zeros_(module.bias)
-                case nn.Conv3d():
-                    nn.init.xavier_uniform_(module.weight.flatten(1))
-                    nn.init.zeros_(cast(Tensor, module.bias))
-                case CategoryLinear():
-                    nn.init.normal_(module.W, std=0.02)
-                    nn.init.zeros_(module.b)
-                case Block() | Head():
-                    nn.init.normal_(module.modulation, std=self.config.dim**-0.5)
-        for sequence in (self.text_embedding, self.time_embedding):
-            nn.init.normal_(cast(Tensor, sequence[0].weight), std=0.02)
-            nn.init.normal_(cast(Tensor, sequence[2].weight), std=0.02)
-        nn.init.zeros_(self.head.head.weight)
-
     @property
     def dtype(self) -> torch.dtype:
         """Return the dtype that the forward pass computes in."""
         return self.patch_embedding.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the forward pass runs."""
+        return self.patch_embedding.weight.device
 
     def _blocks(self) -> Iterator[Block]:
         return (cast(Block, block) for block in self.blocks)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dzrobot.errors import CheckpointError, preview
 from dzrobot.policies.dreamzero.network.image import ImageEncoder
-from dzrobot.policies.dreamzero.network.text import TextEncoder
+from dzrobot.policies.dreamzero.network.prompt import TextEncoder
 from dzrobot.policies.dreamzero.network.vae import Vae
 
 PREFIXES: dict[str, str] = {

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.network.diffusion import Noise, TrainingSchedule, velocity
 from dzrobot.policies.dreamzero.network.dit import (
     CausalDiT,
     Controls,
@@ -24,10 +25,7 @@ from dzrobot.policies.dreamzero.network.dit import (
     TrainInputs,
 )
 from dzrobot.policies.dreamzero.network.image import ImageEncoder
-from dzrobot.policies.dreamzero.network.noise import Noise
-from dzrobot.policies.dreamzero.network.prompting import PromptEmbedding, compact
-from dzrobot.policies.dreamzero.network.schedule import TrainingSchedule, velocity
-from dzrobot.policies.dreamzero.network.text import TextEncoder
+from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding, TextEncoder, compact
 from dzrobot.policies.dreamzero.network.vae import Vae
 
 _MASK_CHANNELS = 4
@@ -136,6 +134,16 @@ class WorldActionModel(nn.Module):
         self.text_encoder = TextEncoder(config.text) if text_encoder else None
         self.image_encoder = ImageEncoder(config.image)
         self.vae = Vae(config.vae)
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the transformer runs."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype that the transformer computes in."""
+        return self.model.dtype
 
     @torch.no_grad()
     def embed_prompts(self, ids_BN: Tensor, mask_BN: Tensor) -> PromptEmbedding:

@@ -5,7 +5,7 @@ from torch import nn
 
 from dzrobot.policies.dreamzero.network.image import ImageEncoder
 from dzrobot.policies.dreamzero.network.keymap import load_official, official_state_dict
-from dzrobot.policies.dreamzero.network.text import PromptCache, TextEncoder
+from dzrobot.policies.dreamzero.network.prompt import PromptCache, TextEncoder
 from dzrobot.policies.dreamzero.network.vae import Vae
 from golden_kinds.configs import image_config, text_config, vae_config
 from golden_kinds.registry import Golden, Results, checker, exact, relative_l2

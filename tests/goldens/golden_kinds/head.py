@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from dzrobot.policies.dreamzero.network.diffusion import Noise
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.keymap import load_official
-from dzrobot.policies.dreamzero.network.noise import Noise
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
     InferenceNoise,

@@ -17,7 +17,7 @@ from dzrobot.modality.pipeline import Pipeline
 from dzrobot.modality.stats import Statistics
 from dzrobot.modality.text import clean_instruction
 from dzrobot.modality.video import tile
-from dzrobot.policies.dreamzero.network.tokenizer import clean
+from dzrobot.policies.dreamzero.network.prompt import clean
 from golden_kinds.registry import Golden, Results, checker, exact, relative_l2
 
 _PATTERN = "uint8 ((3*y + 5*x + 7*t + 11*c + 4*((x*y) % 13) + salt) % 256) over [T,H,W,3]"

@@ -2,12 +2,12 @@
 
 import torch
 
-from dzrobot.policies.dreamzero.network.schedule import (
+from dzrobot.policies.dreamzero.network.diffusion import (
     TrainingSchedule,
     inference_schedule,
     velocity,
 )
-from dzrobot.policies.dreamzero.network.skipping import DynamicPlan, step_plan
+from dzrobot.policies.dreamzero.network.generate import DynamicPlan, step_plan
 from golden_kinds.registry import Golden, Results, checker, exact, relative_l2
 
 TOLERANCE = 1e-6

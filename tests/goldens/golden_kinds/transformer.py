@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from dzrobot.policies.dreamzero.network.cache import KVCache
 from dzrobot.policies.dreamzero.network.dit import (
     CausalDiT,
     Controls,
@@ -16,6 +15,7 @@ from dzrobot.policies.dreamzero.network.dit import (
 )
 from dzrobot.policies.dreamzero.network.layers import spread
 from dzrobot.policies.dreamzero.network.pattern import AttentionPattern, TokenLayout, dense_mask
+from dzrobot.policies.dreamzero.network.session import KVCache
 from golden_kinds.configs import dit_config
 from golden_kinds.registry import Golden, Results, checker, exact, relative_l2
 

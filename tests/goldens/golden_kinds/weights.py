@@ -6,7 +6,7 @@ from torch import nn
 from dzrobot.policies.dreamzero.network.dit import CausalDiT
 from dzrobot.policies.dreamzero.network.image import ImageEncoder
 from dzrobot.policies.dreamzero.network.keymap import load_official, official_state_dict
-from dzrobot.policies.dreamzero.network.text import TextEncoder
+from dzrobot.policies.dreamzero.network.prompt import TextEncoder
 from dzrobot.policies.dreamzero.network.vae import Vae
 from golden_kinds.configs import network_config
 from golden_kinds.registry import Golden, Results, checker, exact

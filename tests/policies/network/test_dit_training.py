@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from dzrobot.errors import ConfigError
-from dzrobot.policies.dreamzero.network.noise import Noise, NoiseShape, draw_noise
-from dzrobot.policies.dreamzero.network.prompting import PromptEmbedding
-from dzrobot.policies.dreamzero.network.schedule import TRAIN_STEPS
+from dzrobot.policies.dreamzero.network.diffusion import TRAIN_STEPS, Noise, NoiseShape, draw_noise
+from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
 from dzrobot.policies.dreamzero.network.world_action import (
     LossCounts,
     LossOptions,

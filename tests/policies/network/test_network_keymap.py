@@ -17,7 +17,7 @@ from dzrobot.policies.dreamzero.network.keymap import (
     official_state_dict,
     official_state_dict_shapes,
 )
-from dzrobot.policies.dreamzero.network.text import TextEncoder
+from dzrobot.policies.dreamzero.network.prompt import TextEncoder
 from dzrobot.policies.dreamzero.network.vae import Vae
 
 SMALL = {

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from dzrobot.errors import ConfigError
-from dzrobot.policies.dreamzero.network.schedule import (
+from dzrobot.policies.dreamzero.network.diffusion import (
     TrainingSchedule,
     _library_solver,
     inference_schedule,
 )
-from dzrobot.policies.dreamzero.network.skipping import DynamicPlan, step_plan
+from dzrobot.policies.dreamzero.network.generate import DynamicPlan, step_plan
 
 
 def random(*shape, seed=0):

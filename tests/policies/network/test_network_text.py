@@ -9,9 +9,13 @@ from transformers import PreTrainedTokenizerFast
 
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.network.config import TextConfig
-from dzrobot.policies.dreamzero.network.prompting import PromptEmbedding
-from dzrobot.policies.dreamzero.network.text import PromptCache, TextEncoder
-from dzrobot.policies.dreamzero.network.tokenizer import PromptTokenizer, clean
+from dzrobot.policies.dreamzero.network.prompt import (
+    PromptCache,
+    PromptEmbedding,
+    PromptTokenizer,
+    TextEncoder,
+    clean,
+)
 
 LENGTHS = (19, 8, 1, 40)
 
