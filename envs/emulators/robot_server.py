@@ -42,7 +42,7 @@ ANSWER_PATIENCE_S = 0.25
 LOCKSTEP_PATIENCE_S = 2.0
 """How long an answer is waited for: alone, and where an environment shares the clock."""
 
-TRICKLE_S = 0.005
+TRICKLE_S = 0.02
 """A millisecond of an arm at rest lasts this long while the environment thinks."""
 
 FIRST_PATIENCE_S = 0.005
@@ -212,7 +212,8 @@ class RobotServer:
         self._repeated_s = time.monotonic()
         client.send_state(self._last_state)
         self._await_answer(client)
-        self.page.sent_ms = self.arm.clock_ms
+        if not client.silent:
+            self.page.sent_ms = self.arm.clock_ms
 
     def _await_answer(self, client: Client) -> None:
         """Wait for the command to the last state, where one is due."""
