@@ -61,6 +61,8 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --editable ".[dev,libero,franka]"
 	$(BIN)/python -m pip install --quiet --no-deps hf-libero==0.1.4
+# The genuine client, for the tests of the server. It declares numpy < 2, and works with 2.
+	$(BIN)/python -m pip install --quiet --no-deps openpi-client==0.1.2
 	touch $(STAMP)
 
 lint: setup  ## ruff: rules and format

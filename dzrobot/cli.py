@@ -33,6 +33,7 @@ COMMANDS = {
     "plan": ("plan", "check a training run and tell what it will need"),
     "emulate": ("emulate", "start an emulated robot and cameras"),
     "doctor": ("doctor", "check a robot cell"),
+    "serve": ("serve", "let robots and simulators elsewhere use a policy of this machine"),
     "record": ("record", "record demonstrations on the robot"),
     "replay": ("replay", "replay recorded actions"),
     "init-workcell": ("init_workcell", "write a workcell file, taught on the arm"),

@@ -39,6 +39,14 @@ class SessionError(DzrobotError):
     """A session of a policy that is not open, or too many of them."""
 
 
+class SessionLostError(SessionError):
+    """A session that ended before its episode did: what it remembered is gone."""
+
+
+class ServerError(DzrobotError):
+    """A policy server that cannot be reached, refuses, or answers what is no answer."""
+
+
 class DatasetError(DzrobotError):
     """A dataset that cannot be read as asked."""
 

@@ -1,11 +1,13 @@
 """What a policy is: observation in, action out, one session per episode that runs at a time."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.embodiments.spec import Embodiment, History
 from dzrobot.errors import ModalityError, SessionError
 from dzrobot.modality.window import Observation
 
@@ -43,6 +45,50 @@ class BatchPolicy(Policy, Protocol):
     def act_batch(self, observations: Observations, sessions: Sequence[str]) -> list[Action]:
         """Return one action (A,) float32 for each session, which must all differ."""
         ...
+
+
+@runtime_checkable
+class PlanningPolicy(Policy, Protocol):
+    """A policy that hands out whole plans, and can be served to clients that execute them."""
+
+    embodiment: Embodiment
+
+    @property
+    def history(self) -> History:
+        """Return which frames of the past the policy is to be shown."""
+        ...
+
+    def infer_batch(
+        self, observations: Observations, sessions: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """Return ``actions`` (H, A) float32 and ``timing`` in milliseconds for each session.
+
+        Everything is checked before anything changes: an error leaves all sessions as they were.
+        """
+        ...
+
+    def evict(self, session: str) -> None:
+        """End ``session`` and free its memory."""
+        ...
+
+    def stage(self, session: str) -> int:
+        """Return where in its episode a session stands; those of one stage share a call."""
+        ...
+
+    def footprint(self, session: str) -> "Footprint":
+        """Return the memory that an open session takes, and what is left."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """Memory of the device that a policy's network runs on, in bytes."""
+
+    session: int
+    """Of one session."""
+
+    free: int
+    """Still free."""
 
 
 def observations_of(given: object, count: int) -> list[Any]:

@@ -12,10 +12,12 @@ from rich.console import Console
 
 from dzrobot.commands import flags
 from dzrobot.commands.arm import add_attention, looked_after
+from dzrobot.commands.keys import add_key, read_key
 from dzrobot.commands.signals import terminable
 from dzrobot.embodiments.spec import History
 from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
 from dzrobot.policies.dreamzero.options import Noise, PolicyOptions
+from dzrobot.policies.serving.client import RemotePolicy
 from dzrobot.progress import progress_bar
 from dzrobot.rollout.arms import slowed
 from dzrobot.rollout.card import card_digest
@@ -28,7 +30,7 @@ from dzrobot.rollout.evaluate import (
     evaluate,
     prepare,
 )
-from dzrobot.rollout.players import BUILT_IN, Player
+from dzrobot.rollout.players import BUILT_IN, REMOTE, Player
 from dzrobot.rollout.protocol import PROTOCOLS, Selection
 from dzrobot.rollout.report import Summary, table
 
@@ -85,6 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
     _say_what_it_is(console, prepared.card, output)
     run = _on_an_arm if arm else _in_simulation
     summary = run(arguments, prepared, output, options)
+    if isinstance(prepared.ready.policy, RemotePolicy) and prepared.ready.policy.timing:
+        console.print(prepared.ready.policy.timing.text, soft_wrap=True, markup=False)
     return conclude(console, summary, output, title(prepared.card))
 
 
@@ -182,8 +186,13 @@ def _policy(group: Any) -> None:
         "--checkpoint", type=flags.text, help="folder or Hugging Face id of a DreamZero checkpoint"
     )
     group.add_argument(
-        "--policy", type=flags.text, help="instead: random, hold, expert, or module:factory"
+        "--policy", type=flags.text, help="instead: random, hold, expert, remote, or module:factory"
     )
+    group.add_argument(
+        "--server", type=flags.text, metavar="URL",
+        help="of the policy 'remote', such as ws://gpu-machine:8000; see `dzrobot serve`",
+    )  # fmt: skip
+    add_key(group)
     group.add_argument(
         "--privileged", action="store_true",
         help="module:factory takes the environment and acts beside it, once per episode",
@@ -305,9 +314,13 @@ def _player(arguments: argparse.Namespace, greeting: list[str]) -> Player:
             f"unknown policy {arguments.policy!r}.{suggest(arguments.policy, BUILT_IN)} Known: "
             f"{', '.join(BUILT_IN)}, module:factory; a checkpoint is given with --checkpoint."
         )
-    name = arguments.checkpoint or arguments.policy
+    name = arguments.checkpoint or arguments.policy or (REMOTE if arguments.server else None)
     if name is None:
         name = str(_default_checkpoint(greeting))
+    if (name == REMOTE) != (arguments.server is not None):
+        raise ConfigError("--policy remote and --server URL go together, without another policy")
+    if name == REMOTE:
+        _refuse_elsewhere(arguments)
     return Player(
         name=name,
         privileged=arguments.privileged,
@@ -323,7 +336,17 @@ def _player(arguments: argparse.Namespace, greeting: list[str]) -> Player:
         device=arguments.device,
         dtype=arguments.dtype,
         revision=arguments.revision,
+        server=arguments.server,
+        api_key=read_key(arguments) if name == REMOTE else None,
     )
+
+
+def _refuse_elsewhere(arguments: argparse.Namespace) -> None:
+    """Refuse what the server decides."""
+    names = ("dit_steps", "cfg_scale", "policy_seed", "dtype", "revision")
+    if given := [name for name in names if getattr(arguments, name) is not None]:
+        flag = f"--{given[0].replace('_', '-')}"
+        raise ConfigError(f"{flag}: the server decides; give it to `dzrobot serve`")
 
 
 def _default_checkpoint(greeting: list[str]) -> Path:

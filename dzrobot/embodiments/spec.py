@@ -6,11 +6,12 @@ Environment spaces, dataset reading, statistics, the policy and the server follo
 import re
 import string
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from dzrobot.embodiments.prompts import NEGATIVE
 from dzrobot.embodiments.timing import Timing
+from dzrobot.embodiments.wire import Wire
 from dzrobot.errors import ConfigError, preview, suggest
 
 MAX_STATE_DIM = 64
@@ -184,6 +185,9 @@ class Embodiment:
     history: History = "recent"
     """Frames that the policy is shown of what happened unless its options or a protocol say
     otherwise."""
+
+    wire: Wire = field(default_factory=Wire)
+    """What clients of a policy server call the parts of an observation."""
 
     def __post_init__(self) -> None:
         faults = [*self._shape_faults()]

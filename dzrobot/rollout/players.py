@@ -23,7 +23,8 @@ from dzrobot.rollout.episode import PolicyActor
 if TYPE_CHECKING:
     from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
 
-BUILT_IN = ("random", "hold", "expert")
+REMOTE = "remote"
+BUILT_IN = ("random", "hold", "expert", REMOTE)
 EXPERT = "dzrobot.envs.expert:Expert"
 
 
@@ -32,7 +33,8 @@ class Player:
     """Which policy is evaluated, as the user named it."""
 
     name: str
-    """Checkpoint folder or hub id, ``random``, ``hold``, ``expert``, or ``module:factory``."""
+    """Checkpoint folder or hub id, ``random``, ``hold``, ``expert``, ``remote``, or
+    ``module:factory``."""
 
     privileged: bool = False
     """Whether the policy lives beside its environment: then ``module:factory`` is called with the
@@ -51,6 +53,12 @@ class Player:
     revision: str | None = None
     """Branch, tag or commit of a checkpoint on the Hugging Face hub."""
 
+    server: str | None = None
+    """Address of the server of ``remote``."""
+
+    api_key: str | None = field(default=None, repr=False)
+    """What that server wants to be shown."""
+
     @property
     def in_worker(self) -> str | None:
         """Return ``module:factory`` of a policy that lives beside its environment, else None."""
@@ -61,7 +69,7 @@ class Player:
     @property
     def looks(self) -> bool:
         """Return whether the policy may read observations; the built-in ones do not."""
-        return self.name not in BUILT_IN
+        return self.name == REMOTE or self.name not in BUILT_IN
 
     @property
     def is_checkpoint(self) -> bool:
@@ -145,6 +153,8 @@ def open_player(found: Found) -> Ready:
         return Ready(policy=None, robot=robot, card={"policy": player.name, "privileged": True})
     if found.checkpoint is not None:
         return _open_checkpoint(player, robot, found.checkpoint)
+    if player.name == REMOTE:
+        return _open_remote(player, robot)
     seed = player.options.seed or 0
     if player.name == "random":
         card = {"policy": "random", "seed": seed}
@@ -282,3 +292,27 @@ def _open_checkpoint(player: Player, robot: Embodiment, checkpoint: "Checkpoint"
         "weights": fingerprint(checkpoint.weights, checkpoint.weights.tensors),
     }
     return Ready(policy=policy, robot=robot, card=card)
+
+
+def _open_remote(player: Player, robot: Embodiment) -> Ready:
+    from dzrobot.policies.serving.client import RemotePolicy
+    from dzrobot.policies.serving.connection import ConnectOptions
+
+    options = player.options
+    if player.server is None:
+        raise ConfigError("the policy 'remote' needs the address of its server: --server ws://...")
+    policy = RemotePolicy(
+        player.server,
+        robot,
+        execute=options.execute,
+        options=ConnectOptions(api_key=player.api_key),
+    )
+    served = policy.card["server"]
+    for name, wanted in (("history", options.history), ("noise", options.noise)):
+        if wanted is not None and served.get(name, wanted) != wanted:
+            raise ConfigError(
+                f"this evaluation wants {name} {wanted!r}, and {player.server} serves "
+                f"{served[name]!r}: serve with --{name} {wanted}, or evaluate with --{name} "
+                f"{served[name]}"
+            )
+    return Ready(policy=policy, robot=robot, card=policy.card)

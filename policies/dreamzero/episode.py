@@ -1,6 +1,5 @@
 """All that lasts one episode of one session: frames seen, the network's memory, pending actions."""
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -11,8 +10,7 @@ from torch import Tensor
 from dzrobot.embodiments.spec import Embodiment, History
 from dzrobot.modality.window import Observation, Window, stacked
 from dzrobot.policies.dreamzero.network.session import SessionCache
-
-_RECENT = 4
+from dzrobot.policies.history import RECENT, frame_offsets
 
 
 class Episode:
@@ -23,7 +21,7 @@ class Episode:
 
         Args:
             embodiment: Says what one observation holds and when frames were taken in training.
-            history: Which frames the network is shown, see :func:`frame_offsets`.
+            history: Which frames the network is shown, see :func:`.history.frame_offsets`.
             number: Of the episode within its session; keyed noise depends on it.
         """
         self.number = number
@@ -71,7 +69,7 @@ class Episode:
 
     def call_offsets(self) -> tuple[int, ...]:
         """Return which frames a plan is made from where only some steps were sent."""
-        return (0,) if self._history == "off" else tuple(range(1 - _RECENT, 1))
+        return (0,) if self._history == "off" else tuple(range(1 - RECENT, 1))
 
     def plan(self, actions: NDArray[np.float32]) -> None:
         """Take ``actions`` (k, A) as the next ones."""
@@ -80,23 +78,3 @@ class Episode:
     def next_action(self) -> NDArray[np.float32]:
         """Return the next planned action (A,) and forget it."""
         return self._pending.popleft()
-
-
-def frame_offsets(embodiment: Embodiment, history: History) -> tuple[int, ...]:
-    """Return the steps, from the newest frame, that the network is shown after its first call.
-
-    Args:
-        embodiment: Its horizon H is what one block of latent frames stands for.
-        history: ``recent``: four frames spread over the last H, as published servers send them
-            (-23, -16, -8, 0 for a horizon of 24). ``grid``: all frames that training takes from one
-            block, with the closing frame of the block before. ``off``: the newest alone.
-    """
-    timing = embodiment.timing
-    match history:
-        case "off":
-            return (0,)
-        case "recent":
-            span = timing.action_horizon - 1
-            return tuple(math.floor(-span + i * span / (_RECENT - 1)) for i in range(_RECENT))
-        case "grid":
-            return (*(offset - timing.action_horizon for offset in timing.frame_offsets), 0)

@@ -35,7 +35,7 @@ class PolicyOptions:
     which is all of them unless it says otherwise."""
 
     history: History | None = None
-    """Frames the network is shown of what happened, see :func:`.episode.frame_offsets`; None for
+    """Frames the network is shown of what happened, see :func:`.history.frame_offsets`; None for
     the embodiment's."""
 
     dit_steps: int | Literal["dynamic"] | None = None

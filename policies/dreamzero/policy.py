@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.spec import Embodiment, History
 from dzrobot.errors import CheckpointError, SessionError, preview
 from dzrobot.modality.pipeline import Pipeline
 from dzrobot.modality.stats import Statistics
@@ -20,6 +20,7 @@ from dzrobot.modality.window import Observation, Window, read_observation
 from dzrobot.policies.base import (
     DEFAULT_SESSION,
     Action,
+    Footprint,
     Observations,
     check_session,
     check_sessions,
@@ -37,6 +38,7 @@ from dzrobot.policies.dreamzero.checkpoints.passport import (
     passport_for,
 )
 from dzrobot.policies.dreamzero.episode import Episode
+from dzrobot.policies.dreamzero.footprint import footprint
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.prompt import (
     DEFAULT_TOKENIZER,
@@ -169,6 +171,11 @@ class DreamZeroPolicy:
         }
 
     @property
+    def history(self) -> History:
+        """Return which frames of the past the network is shown."""
+        return self._history
+
+    @property
     def sessions(self) -> tuple[str, ...]:
         """Return the open sessions."""
         return tuple(self._episodes)
@@ -217,6 +224,15 @@ class DreamZeroPolicy:
         self._open(session)
         del self._episodes[session]
         self._evicted.add(session)
+
+    def stage(self, session: str) -> int:
+        """Return the latent frame ``session`` stands at; sessions of one stage run as one batch."""
+        memory = self._open(session).memory
+        return 0 if memory is None else memory.start
+
+    def footprint(self, session: str) -> Footprint:
+        """Return the memory that ``session`` takes, and what is left on the network's device."""
+        return footprint(self._open(session), self._network.model.patch_embedding.weight.device)
 
     def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> Action:
         """Return the next action (A,) float32; to be called once per step of the robot.

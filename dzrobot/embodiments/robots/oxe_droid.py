@@ -4,6 +4,7 @@ from dzrobot.embodiments.layouts import wrist_on_top
 from dzrobot.embodiments.prompts import PROMPTS
 from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View
 from dzrobot.embodiments.timing import Timing
+from dzrobot.embodiments.wire import RoboArena, Wire
 
 
 def _view(name: str) -> View:
@@ -73,4 +74,14 @@ OXE_DROID = Embodiment(
     timing=Timing(control_hz=15, action_horizon=24),
     # The published servers keep a session's frames.
     history="recent",
+    wire=Wire(
+        # RoboArena counts exterior cameras from 0, the dataset from 1.
+        names=(
+            ("video.exterior_image_1_left", "exterior_image_0_left"),
+            ("video.exterior_image_2_left", "exterior_image_1_left"),
+        ),
+        # Sent by RoboArena's clients, whose policies may act in other spaces.
+        unused=("cartesian_position", "wrist_image_right"),
+        arena=RoboArena(n_external_cameras=2),
+    ),
 )

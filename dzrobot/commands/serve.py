@@ -1,0 +1,212 @@
+"""``dzrobot serve``: one policy of this machine for robots and simulators elsewhere."""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+from typing import Any
+
+from dzrobot.commands import flags
+from dzrobot.commands.keys import add_key, read_key
+from dzrobot.errors import ConfigError
+from dzrobot.policies.base import PlanningPolicy
+from dzrobot.policies.dreamzero.options import PolicyOptions
+from dzrobot.policies.serving.options import ServeOptions
+from dzrobot.policies.serving.recorder import Recorder
+from dzrobot.policies.serving.server import PolicyServer
+from dzrobot.policies.serving.warmup import MOST_SESSIONS
+from dzrobot.policies.serving.wire import LARGEST_MESSAGE
+from dzrobot.rollout.players import BUILT_IN, Player, find_player, open_player
+
+SUMMARY = "let robots and simulators elsewhere use a policy of this machine"
+
+_DEFAULT = ServeOptions()
+_MEBIBYTE = 1024**2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``dzrobot serve``."""
+    parser.description = (
+        "Serve a policy to clients of openpi, RoboArena, DreamZero, Arena, RoboLab, MolmoSpaces "
+        "and vLLM-Omni, and to `dzrobot eval --server`. Without a key, to this machine alone."
+    )
+    _policy(parser.add_argument_group("the policy"))
+    _door(parser.add_argument_group("who may use it"))
+    _limits(parser.add_argument_group("how much"))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until stopped; return 0, or 1 after the policy has failed."""
+    options = _options(arguments)
+    player = _player(arguments)
+    ready = open_player(find_player(player, None))
+    if not isinstance(ready.policy, PlanningPolicy):
+        raise ConfigError(
+            f"the policy {player.name} plans no chunks, and only such a policy can be served"
+        )
+    logging.getLogger("dzrobot.policies.serving").setLevel(logging.INFO)
+    with contextlib.ExitStack() as stack:
+        recorder = None
+        if arguments.record is not None:
+            recorder = stack.enter_context(
+                contextlib.closing(Recorder(arguments.record, ready.robot))
+            )
+        server = PolicyServer(ready.policy, options, card=ready.card, recorder=recorder)
+        return asyncio.run(_until_stopped(server, ready.robot.tag))
+
+
+async def _until_stopped(server: PolicyServer, tag: str) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    return await server.run(stop, ready=lambda: _say(server, tag))
+
+
+def _say(server: PolicyServer, tag: str) -> None:
+    options = server.options
+    scheme = "ws" if options.certificate is None else "wss"
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    print(f"serving {tag}: {server.room}")
+    for port, what in zip(
+        server.ports,
+        ("maps, for openpi, RoboArena and dzrobot", "bare arrays, for DreamZero's own clients"),
+        strict=False,
+    ):
+        print(f"  {scheme}://{host}:{port}  {what}")
+    if len(server.ports) > 1:
+        print("  Some clients of DreamZero's expect port 6000: --array-port 6000.")
+    if options.api_key is None and options.insecure:
+        print("  WARNING: whoever reaches these ports can use the policy (--insecure).")
+    print("Ctrl-C stops it.", flush=True)
+
+
+def _policy(group: Any) -> None:
+    group.add_argument(
+        "checkpoint", nargs="?", type=flags.text,
+        help="folder, Hugging Face id, or module:factory (default: the bundled tiny policy)",
+    )  # fmt: skip
+    group.add_argument(
+        "--embodiment", type=flags.text, help="robot: a built-in tag, or module:NAME"
+    )
+    group.add_argument(
+        "--history", choices=["off", "recent"], help="frames remembered (default: the robot's)"
+    )
+    group.add_argument(
+        "--dit-steps", type=flags.dit_steps, help="network evaluations: 5 to 8, 16, or dynamic"
+    )
+    group.add_argument("--cfg-scale", type=flags.number(1), help="guidance of the predicted video")
+    group.add_argument(
+        "--noise", choices=["fixed", "keyed"], help="of plans: always the same, or by episode"
+    )
+    group.add_argument("--policy-seed", type=flags.seed, help="of the policy's noise")
+    group.add_argument("--device", type=flags.device, default="cpu", help="such as cuda or cuda:1")
+    group.add_argument("--dtype", choices=["float32", "bfloat16"])
+    group.add_argument("--revision", type=flags.text, help="of a Hugging Face checkpoint")
+    group.add_argument(
+        "--record", type=flags.path, metavar="DIR",
+        help="keep what clients sent and got: a LeRobot dataset and requests.jsonl",
+    )  # fmt: skip
+
+
+def _door(group: Any) -> None:
+    port = flags.whole(0, 65535)
+    group.add_argument("--host", type=flags.text, default=_DEFAULT.host, help="address to bind")
+    group.add_argument("--port", type=port, default=_DEFAULT.port, help="of clients of maps")
+    group.add_argument(
+        "--array-port", type=port, default=_DEFAULT.array_port, help="of clients of bare arrays"
+    )
+    group.add_argument("--no-array-port", action="store_true", help="serve maps alone")
+    add_key(group)
+    group.add_argument(
+        "--insecure", action="store_true", help="let other machines in without a key"
+    )
+    group.add_argument("--cert", type=flags.path, help="certificate of TLS, PEM")
+    group.add_argument("--key", type=flags.path, help="its private key, PEM")
+
+
+def _limits(group: Any) -> None:
+    seconds = flags.number(0.001, 10**6)
+    group.add_argument(
+        "--max-sessions", type=flags.whole(1, 4096),
+        help=f"episodes at a time (default: what memory allows, up to {MOST_SESSIONS})",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-connections", type=flags.whole(1, 65536), default=_DEFAULT.max_connections
+    )
+    group.add_argument(
+        "--max-message-mib", type=flags.whole(1, 1024), default=LARGEST_MESSAGE // _MEBIBYTE
+    )
+    group.add_argument(
+        "--max-batch", type=flags.whole(1, 256), default=_DEFAULT.max_batch,
+        help="sessions that plan in one call: faster on a GPU, last bits vary",
+    )  # fmt: skip
+    group.add_argument(
+        "--window-ms", type=flags.number(0, 1000), default=0.0,
+        help="that a request waits for others to share its call",
+    )  # fmt: skip
+    group.add_argument(
+        "--idle-s", type=seconds, default=_DEFAULT.idle_s, help="between messages of a connection"
+    )
+    group.add_argument(
+        "--room-s", type=seconds, default=_DEFAULT.room_s, help="that a new session waits for room"
+    )
+    group.add_argument(
+        "--forget-s", type=seconds, default=_DEFAULT.forget_s,
+        help="after which a session ends that was left for a newer one without a reset",
+    )  # fmt: skip
+    group.add_argument(
+        "--lost-session", choices=["error", "restart"], default="error",
+        help="what using an ended session again is",
+    )  # fmt: skip
+
+
+def _options(arguments: argparse.Namespace) -> ServeOptions:
+    return ServeOptions(
+        host=arguments.host,
+        port=arguments.port,
+        array_port=None if arguments.no_array_port else arguments.array_port,
+        api_key=read_key(arguments),
+        insecure=arguments.insecure,
+        certificate=arguments.cert,
+        private_key=arguments.key,
+        max_sessions=arguments.max_sessions,
+        max_connections=arguments.max_connections,
+        max_message=arguments.max_message_mib * _MEBIBYTE,
+        max_batch=arguments.max_batch,
+        window_s=arguments.window_ms / 1000,
+        idle_s=arguments.idle_s,
+        room_s=arguments.room_s,
+        forget_s=arguments.forget_s,
+        restart_lost=arguments.lost_session == "restart",
+    )
+
+
+def _player(arguments: argparse.Namespace) -> Player:
+    if arguments.checkpoint in BUILT_IN:
+        raise ConfigError(
+            f"{arguments.checkpoint!r} plans no chunks: give a checkpoint, or module:factory"
+        )
+    name = arguments.checkpoint
+    if name is None:
+        from dzrobot.policies.dreamzero.bundled import default_checkpoint
+
+        name = str(default_checkpoint())
+    # The server counts; the policy's own limit lies above, with room for the warm-up.
+    room = 1 + (arguments.max_sessions or MOST_SESSIONS)
+    return Player(
+        name=name,
+        embodiment=arguments.embodiment,
+        options=PolicyOptions(
+            dit_steps=arguments.dit_steps,
+            history=arguments.history,
+            cfg_scale=arguments.cfg_scale,
+            noise=arguments.noise,
+            seed=arguments.policy_seed,
+            max_sessions=room,
+        ),
+        device=arguments.device,
+        dtype=arguments.dtype,
+        revision=arguments.revision,
+    )

@@ -1,0 +1,44 @@
+"""What a session takes of the memory of its device."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dzrobot.policies.base import Footprint
+from dzrobot.policies.dreamzero.episode import Episode
+
+_MEMORY = Path("/proc/meminfo")
+
+
+def footprint(episode: Episode, device: torch.device) -> Footprint:
+    """Return the bytes that ``episode`` holds and that are free on ``device``.
+
+    Shared prompt embeddings are not counted: they stay however many sessions there are.
+    """
+    if device.type == "cuda":
+        # What torch keeps for itself but does not use is as good as free.
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + unused
+    else:
+        free = _available()
+    taken = sum(tensor.untyped_storage().nbytes() for tensor in _tensors(episode))
+    return Footprint(session=taken, free=free)
+
+
+def _tensors(episode: Episode) -> Iterator[Tensor]:
+    yield from episode.video
+    if episode.memory is not None:
+        memory = episode.memory
+        if memory.keys_values is not None:
+            yield memory.keys_values.data
+        yield from (t for t in (memory.image_PE, memory.first_frame_CFYX) if t is not None)
+
+
+def _available() -> int:
+    for line in _MEMORY.read_text(encoding="ascii").splitlines():
+        name, _, amount = line.partition(":")
+        if name == "MemAvailable":
+            return 1024 * int(amount.split()[0])
+    raise RuntimeError(f"{_MEMORY} does not say how much memory is available")

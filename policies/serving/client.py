@@ -1,0 +1,296 @@
+"""A policy whose network runs on another machine. Needs no torch."""
+
+import uuid
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import ConfigError, ServerError, SessionError, SessionLostError
+from dzrobot.modality.window import Observation, read_observation, stacked
+from dzrobot.policies.base import DEFAULT_SESSION, Action, check_session
+from dzrobot.policies.history import frame_offsets
+from dzrobot.policies.serving.connection import Answer, Connection, ConnectOptions
+from dzrobot.policies.serving.dialects import Dialect, wire_names, write_observation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """How long plans took, in milliseconds; medians and 95th percentiles."""
+
+    plans: int
+    round_trip_p50: float
+    round_trip_p95: float
+    server_p50: float | None
+    """None: the server does not say."""
+
+    sent_bytes: int
+    received_bytes: int
+
+    @property
+    def text(self) -> str:
+        """Return it for people."""
+        server = "unknown" if self.server_p50 is None else f"{self.server_p50:.1f} ms"
+        return (
+            f"{self.plans} plans from the server: round trip {self.round_trip_p50:.1f} ms "
+            f"(95th percentile {self.round_trip_p95:.1f}), of which the server took {server}; "
+            f"{self.sent_bytes} bytes sent, {self.received_bytes} received"
+        )
+
+
+@dataclass(eq=False)
+class _Episode:
+    """One episode; a new one is a new object."""
+
+    seen: deque[Observation]
+    number: int | None
+    name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Session id on the wire: a server never sees one twice."""
+
+    plans: int = 0
+    pending: deque[NDArray[np.float32]] = field(default_factory=deque)
+    life: int = 0
+    """Of the connection that the episode began on."""
+
+
+class RemotePolicy:
+    """Acts as the policy of a server does; one plan is fetched, and a part of it executed.
+
+    Where the server is dzrobot's, actions are equal to the bit to those of its policy in this
+    process. Of other servers, those are understood that speak the dialect of openpi, RoboArena,
+    DreamZero or vLLM-Omni.
+
+    An episode whose connection broke is over: what the server remembered of it is gone, and every
+    further action would be one of another policy. :meth:`reset` begins a new one.
+
+    Args:
+        server: ``ws://host:port``, ``wss://...``, or with the path of vLLM-Omni.
+        embodiment: The robot.
+        execute: Actions of each plan that are executed; None for the server's or robot's number.
+        options: How the connection is made.
+
+    Raises:
+        ServerError: it cannot be reached, or lets nobody in.
+        ConfigError: it serves another robot, or ``execute`` is more than is planned.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        embodiment: Embodiment,
+        *,
+        execute: int | None = None,
+        options: ConnectOptions | None = None,
+    ) -> None:
+        self.embodiment = embodiment
+        self._server = server
+        self._options = options or ConnectOptions()
+        first = Connection(server, self._options)
+        self._dialect = first.dialect
+        self._check_robot(first)
+        horizon = embodiment.timing.action_horizon
+        greeting = first.greeting
+        default = greeting.execute if greeting is not None else embodiment.execute or horizon
+        self.execute = execute or default
+        if not 1 <= self.execute <= horizon:
+            raise ConfigError(
+                f"execute={self.execute}, but {horizon} actions are planned: choose 1 to {horizon}"
+            )
+        history = greeting.history if greeting is not None else embodiment.history
+        # A server without sessions has no past either.
+        remembers = first.sessions and history != "off"
+        self._offsets = frame_offsets(embodiment, "recent") if remembers else (0,)
+        self._connections: dict[str, Connection] = {"": first}
+        self._episodes: dict[str, _Episode] = {}
+        self._answers: deque[Answer] = deque(maxlen=10_000)
+        self._plans = 0
+        self._bytes = [0, 0]
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """Return what the actions depend on, as plain values for records."""
+        first = self._connections[""]
+        described = first.greeting.card if first.greeting is not None else first.metadata
+        return {
+            "policy": "remote",
+            "dialect": self._dialect.value,
+            "embodiment": self.embodiment.tag,
+            "execute": self.execute,
+            "server": described,
+        }
+
+    @property
+    def timing(self) -> Timing | None:
+        """Return how long the latest 10,000 plans took; None before the first."""
+        if not self._answers:
+            return None
+        trips = [answer.round_trip_ms for answer in self._answers]
+        served = [a.server_ms for a in self._answers if a.server_ms is not None]
+        return Timing(
+            plans=self._plans,
+            round_trip_p50=float(np.percentile(trips, 50)),
+            round_trip_p95=float(np.percentile(trips, 95)),
+            server_p50=float(np.percentile(served, 50)) if served else None,
+            sent_bytes=self._bytes[0],
+            received_bytes=self._bytes[1],
+        )
+
+    def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> Action:
+        """Return the next action (A,) float32; to be called once per step of the robot.
+
+        Raises:
+            ModalityError: the observation does not fit the embodiment.
+            SessionLostError: the connection broke during the episode.
+            ServerError: the server refuses, or answers what is no plan.
+        """
+        episode = self._see(obs, session)
+        if not episode.pending:
+            plan = self._plan(episode, session)
+            episode.pending.extend(plan[: self.execute])
+        return episode.pending.popleft()
+
+    def infer(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> dict[str, Any]:
+        """Return a whole plan: ``actions`` (H, A) float32 and ``timing`` in milliseconds."""
+        episode = self._see(obs, session)
+        plan = self._plan(episode, session)
+        return {"actions": plan, "timing": dict(self._answers[-1].timing)}
+
+    def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
+        """Start a new episode in ``session``; without a name, end all sessions.
+
+        Args:
+            session: Which.
+            episode: Number that keyed noise depends on, where the server is dzrobot's.
+
+        Raises:
+            SessionError: the server has room for one session alone.
+        """
+        if session is not None:
+            check_session(session)
+        for name in list(self._episodes) if session is None else [session]:
+            self._end(name)
+        if session is not None:
+            self._begin(session, episode)
+
+    def close(self) -> None:
+        """End all sessions and connections."""
+        for connection in self._connections.values():
+            connection.close()
+
+    def _see(self, obs: Observation, session: str) -> _Episode:
+        check_session(session)
+        frames = read_observation(obs, self.embodiment)
+        episode = self._episodes.get(session) or self._begin(session, None)
+        if episode.plans and episode.life != self._connection(session).life:
+            raise SessionLostError(
+                f"the connection to {self._server} broke during the episode of session "
+                f"{session!r}, and what the server remembered of it is gone: call "
+                f"reset({session!r}) to begin a new one"
+            )
+        episode.seen.extend(frames)
+        return episode
+
+    def _begin(self, session: str, number: int | None) -> _Episode:
+        others = [name for name in self._episodes if name != session]
+        if self._dialect in (Dialect.DREAMZERO, Dialect.VLLM) and others:
+            raise SessionError(
+                f"session {session!r} beside {others[0]!r}: {self._server} is no server of "
+                "dzrobot, and its kind keeps one episode at a time; reset() first, or use one "
+                "server for each"
+            )
+        seen: deque[Observation] = deque(maxlen=1 - min(self._offsets))
+        episode = _Episode(seen, number)
+        self._episodes[session] = episode
+        return episode
+
+    def _end(self, session: str) -> None:
+        episode = self._episodes.pop(session, None)
+        if episode is None or not episode.plans:
+            return
+        connection = self._connection(session)
+        if self._dialect is Dialect.OPENPI:
+            # Nothing on openpi's wire ends an episode but the end of its connection.
+            connection.close()
+        elif connection.life == episode.life:
+            connection.reset(episode.name)
+
+    def _connection(self, session: str) -> Connection:
+        name = session if self._dialect is Dialect.OPENPI else ""
+        if name not in self._connections:
+            self._connections[name] = Connection(self._server, self._options)
+        return self._connections[name]
+
+    def _plan(self, episode: _Episode, session: str) -> NDArray[np.float32]:
+        connection = self._connection(session)
+        message = self._message(episode)
+        if not episode.plans:
+            # Nothing is lost yet: a connection that broke in between may be made anew.
+            connection.ensure()
+            if self._dialect is Dialect.DZROBOT and episode.number is not None:
+                connection.reset(episode.name, episode.number)
+            episode.life = connection.life
+        answer = connection.ask(message, first=not episode.plans)
+        plan = self._checked(answer)
+        episode.plans += 1
+        self._plans += 1
+        self._answers.append(answer)
+        self._bytes[0] += answer.sent_bytes
+        self._bytes[1] += answer.received_bytes
+        return plan
+
+    def _message(self, episode: _Episode) -> dict[str, Any]:
+        offsets = self._offsets if episode.plans else (0,)
+        newest = len(episode.seen) - 1
+        picked = [episode.seen[max(0, newest + offset)] for offset in offsets]
+        observation: dict[str, Any] = dict(picked[-1])
+        if len(picked) > 1:
+            frames = stacked(picked, self.embodiment)
+            observation.update({view.key: frames[view.key] for view in self.embodiment.views})
+        message = write_observation(observation, self.embodiment)
+        if self._dialect is not Dialect.OPENPI:
+            message |= {"endpoint": "infer", "session_id": episode.name}
+        return message
+
+    def _checked(self, answer: Answer) -> NDArray[np.float32]:
+        robot, plan = self.embodiment, answer.actions
+        fits = plan.ndim == 2 and plan.shape[1] == robot.action_dim and len(plan) >= self.execute
+        if not fits or plan.dtype.kind != "f" or not np.isfinite(plan).all():
+            raise ServerError(
+                f"{self._server} answered {plan.dtype} {plan.shape}: a plan of {robot.tag} holds "
+                f"at least {self.execute} rows of {robot.action_dim} finite numbers"
+            )
+        return np.array(plan, np.float32)
+
+    def _check_robot(self, connection: Connection) -> None:
+        robot, greeting = self.embodiment, connection.greeting
+        if greeting is not None:
+            given = (greeting.embodiment, greeting.action_horizon)
+            if given != (robot.tag, robot.timing.action_horizon):
+                raise ConfigError(
+                    f"{self._server} serves {given[0]} with plans of {given[1]}; this robot is "
+                    f"{robot.tag} with plans of {robot.timing.action_horizon}"
+                )
+            return
+        arena = robot.wire.arena
+        told: Mapping[str, Any] = connection.metadata
+        if arena is None or "needs_session_id" not in told:
+            return
+        own = {
+            "n_external_cameras": arena.n_external_cameras,
+            "needs_wrist_camera": arena.needs_wrist_camera,
+            "needs_stereo_camera": arena.needs_stereo_camera,
+            "action_space": arena.action_space,
+        }
+        unlike = [f"{k}: {told[k]} there, {v} here" for k, v in own.items() if told.get(k, v) != v]
+        size = told.get("image_resolution")
+        if size is not None and tuple(size) != robot.views[0].resolution:
+            unlike.append(f"image_resolution: {size} there, {robot.views[0].resolution} here")
+        if unlike:
+            raise ConfigError(
+                f"{self._server} and {robot.tag} do not fit: {'; '.join(unlike)}; it wants "
+                f"{len(wire_names(robot))} keys of another robot"
+            )

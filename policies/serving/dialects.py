@@ -1,0 +1,223 @@
+"""What clients and servers of openpi's family say to each other, as typed values.
+
+Four dialects share one wire: openpi's own (a map back), DreamZero's (a bare array back), that of
+vLLM-Omni's robot path, and ours, which a client asks for by the WebSocket subprotocol
+:data:`SUBPROTOCOL`. Arena, RoboLab, MolmoSpaces and RoboArena speak one of the first two.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from websockets.typing import Subprotocol
+
+from dzrobot.documents import shorten, validated
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import ModalityError, ProtocolError, preview, suggest
+from dzrobot.modality.window import Observation
+from dzrobot.policies.serving.wire import pack
+
+SUBPROTOCOL = Subprotocol("dzrobot.v1")
+VLLM_PATH = "/v1/realtime/robot/openpi"
+PREFIX = "observation/"
+PROMPT = "prompt"
+RESET_DONE = "reset successful"
+
+_LONGEST_ID = 128
+_MOST_IDS = 1024
+
+
+class Dialect(Enum):
+    """How one connection is answered."""
+
+    OPENPI = "openpi"
+    DREAMZERO = "dreamzero"
+    VLLM = "vllm"
+    DZROBOT = "dzrobot"
+
+    @property
+    def survives_errors(self) -> bool:
+        """Whether an error is a map and the connection stays open; else a text, and it closes."""
+        return self in (Dialect.VLLM, Dialect.DZROBOT)
+
+    @property
+    def answers_map(self) -> bool:
+        """Whether actions come in a map with times; else as a bare array."""
+        return self in (Dialect.OPENPI, Dialect.DZROBOT)
+
+
+SessionId = Annotated[str, Field(min_length=1, max_length=_LONGEST_ID)]
+
+
+class Envelope(BaseModel):
+    """What a request holds beside the observation."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    endpoint: Literal["infer", "reset"] = "infer"
+    session_id: SessionId | None = None
+    session_ids: list[SessionId] | None = Field(default=None, max_length=_MOST_IDS)
+    """Which sessions a reset ends; None: those of this connection."""
+
+    deadline_ms: float | None = Field(default=None, gt=0, le=3_600_000)
+    """After which the answer is of no use."""
+
+    episode: int | None = Field(default=None, ge=0, lt=2**53)
+    """Number that keyed noise depends on."""
+
+
+_ENVELOPE = frozenset(Envelope.model_fields)
+
+
+class Greeting(BaseModel):
+    """What our server tells our client."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dzrobot: str
+    """Version of the server."""
+
+    embodiment: str
+    action_horizon: int = Field(ge=1)
+    execute: int = Field(ge=1)
+    """Actions of each plan that are executed unless the client says otherwise."""
+
+    history: Literal["off", "recent"]
+    card: dict[str, Any]
+    """What the actions depend on."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One message of a client, read."""
+
+    envelope: Envelope
+    observation: Observation
+    """Under modality keys; empty in a reset. What it holds is checked at the policy's door."""
+
+    frames: int
+    """Pictures of each view."""
+
+
+def wire_names(robot: Embodiment) -> dict[str, str]:
+    """Return modality key -> name on the wire of every view and state part, and of the prompt."""
+    named = dict(robot.wire.names)
+    keys = (*robot.video_keys, *robot.state_keys)
+    table = {key: PREFIX + named.get(key, key.partition(".")[2]) for key in keys}
+    return {**table, robot.language: PROMPT}
+
+
+def read_request(message: object, robot: Embodiment) -> Request:
+    """Return what a client asks.
+
+    Raises:
+        ProtocolError: no map, or an envelope that is none.
+        ModalityError: keys missing or unknown.
+    """
+    if not isinstance(message, Mapping):
+        raise ProtocolError(f"a request is a map, got {shorten(message)}")
+    if odd := [key for key in message if not isinstance(key, str)]:
+        raise ProtocolError(f"the keys of a request are texts, got {shorten(odd[0])}")
+    envelope = validated(
+        {key: message[key] for key in _ENVELOPE & message.keys()},
+        Envelope,
+        "the request",
+        ProtocolError,
+    )
+    if envelope.endpoint == "reset":
+        return Request(envelope, {}, 0)
+    names = wire_names(robot)
+    _check_names(message, names, robot)
+    observation: dict[str, Any] = {key: message[name] for key, name in names.items()}
+    for part in robot.state:
+        observation[part.key] = _single(observation[part.key])
+    return Request(envelope, observation, _frames(observation, robot))
+
+
+def write_observation(given: Observation, robot: Embodiment) -> dict[str, Any]:
+    """Return an observation, already checked, under its names on the wire."""
+    return {name: given[key] for key, name in wire_names(robot).items()}
+
+
+def arena_greeting(robot: Embodiment) -> dict[str, Any]:
+    """Return what RoboArena's and DreamZero's clients are told; exactly their six keys.
+
+    They make a class of it: one key more, and they fail. A robot that none of them drives says what
+    it wants to see instead.
+    """
+    arena = robot.wire.arena
+    if arena is None:
+        return {
+            "embodiment": robot.tag,
+            "action_horizon": robot.timing.action_horizon,
+            "control_hz": robot.timing.control_hz,
+            "keys": list(wire_names(robot).values()),
+        }
+    return {
+        "image_resolution": list(robot.views[0].resolution),
+        "needs_wrist_camera": arena.needs_wrist_camera,
+        "n_external_cameras": arena.n_external_cameras,
+        "needs_stereo_camera": arena.needs_stereo_camera,
+        "needs_session_id": arena.needs_session_id,
+        "action_space": arena.action_space,
+    }
+
+
+def write_actions(
+    dialect: Dialect, actions: NDArray[np.float32], timing: Mapping[str, float]
+) -> bytes:
+    """Return the answer to a request for actions (H, A)."""
+    if dialect.answers_map:
+        # No other array: openpi's broker cuts every one of them along the plan.
+        return pack({"actions": actions, "server_timing": dict(timing)})
+    return pack(actions)
+
+
+def write_reset(dialect: Dialect) -> bytes | str:
+    """Return the answer to a reset."""
+    return pack({"status": RESET_DONE}) if dialect.survives_errors else RESET_DONE
+
+
+def write_error(dialect: Dialect, error: Exception) -> bytes | str:
+    """Return how an error is told; a text ends the connection."""
+    if dialect.survives_errors:
+        kind = type(error).__name__
+        return pack({"type": "error", "message": str(error), "kind": kind})
+    return str(error)
+
+
+def _check_names(
+    message: Mapping[str, object], names: Mapping[str, str], robot: Embodiment
+) -> None:
+    expected: Sequence[str] = list(names.values())
+    if missing := set(expected) - message.keys():
+        raise ModalityError(
+            f"{robot.tag}: {preview(missing)} missing; given: {preview(message, 12)}; expected: "
+            f"{preview(expected, 12)}. Every view and state part is needed: none is filled in."
+        )
+    unused = {PREFIX + name for name in robot.wire.unused}
+    if unknown := message.keys() - set(expected) - unused - _ENVELOPE:
+        first = min(unknown)
+        raise ModalityError(
+            f"{robot.tag}: unexpected {preview(unknown)}.{suggest(first, expected)} Expected: "
+            f"{preview(expected, 12)}."
+        )
+
+
+def _single(value: object) -> object:
+    """Return an array of double precision, which most clients send, in single precision."""
+    if isinstance(value, np.ndarray) and value.dtype == np.float64:
+        with np.errstate(over="ignore"):
+            # What does not fit becomes infinite, and is refused as such.
+            return value.astype(np.float32)
+    return value
+
+
+def _frames(observation: Mapping[str, object], robot: Embodiment) -> int:
+    shown = observation[robot.views[0].key]
+    stack = isinstance(shown, np.ndarray) and shown.ndim == 4
+    return len(shown) if stack else 1  # type: ignore[arg-type]

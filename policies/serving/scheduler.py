@@ -1,0 +1,230 @@
+"""Which requests the policy plans next: one thread owns it, the earliest deadline goes first."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from dzrobot.errors import DzrobotError, ServerError
+from dzrobot.modality.window import Observation
+from dzrobot.policies.base import PlanningPolicy
+from dzrobot.policies.serving.metrics import Metrics
+from dzrobot.policies.serving.sessions import Session
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What came of one request."""
+
+    actions: Any
+    """(H, A) float32."""
+
+    timing: dict[str, float]
+    """Milliseconds by part of the work."""
+
+    batch: int
+    """Sessions that were planned for in the same call."""
+
+
+@dataclass(eq=False)
+class _Waiting:
+    session: Session
+    observation: Observation
+    deadline: float
+    number: int
+    answer: "asyncio.Future[Plan]"
+    arrived: float = field(default_factory=time.monotonic)
+
+
+class Scheduler:
+    """Brings requests to a policy that may be called from one thread only.
+
+    What the policy raises beyond the errors made for users leaves it in no known state: then
+    :attr:`fault` is set, every request fails, and the server has to end.
+
+    Args:
+        policy: Who plans.
+        metrics: Where it is counted.
+        max_batch: Most sessions in one call.
+        window_s: How long a request waits for others to share its call.
+    """
+
+    def __init__(
+        self, policy: PlanningPolicy, metrics: Metrics, *, max_batch: int = 1, window_s: float = 0.0
+    ) -> None:
+        self._policy = policy
+        self._metrics = metrics
+        self._max_batch = max_batch
+        self._window_s = window_s
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
+        self._waiting: list[_Waiting] = []
+        self._news = asyncio.Event()
+        self._numbers = itertools.count()
+        self.running = 0
+        """Requests that are being planned."""
+
+        self.fault: BaseException | None = None
+        self.failed = asyncio.Event()
+        """Set when the policy has failed."""
+
+    @property
+    def idle(self) -> bool:
+        """Return whether nothing is waited for."""
+        return not self._waiting and not self.running
+
+    async def plan(self, session: Session, observation: Observation, within_s: float) -> Plan:
+        """Return the plan of ``session`` for what it sees.
+
+        Args:
+            session: Whose.
+            observation: What it sees.
+            within_s: When the answer is due, in seconds from now; who is due first is served first.
+
+        Raises:
+            DzrobotError: the policy refuses the observation; the session is as it was.
+            ServerError: the policy has failed.
+        """
+        self._refuse_when_broken()
+        answer: asyncio.Future[Plan] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(
+            session, observation, time.monotonic() + within_s, next(self._numbers), answer
+        )
+        self._waiting.append(waiting)
+        self._news.set()
+        try:
+            return await answer
+        finally:
+            if waiting in self._waiting:
+                # Its client is gone; nobody plans for it.
+                self._waiting.remove(waiting)
+
+    async def end(self, session: Session) -> None:
+        """Let the policy forget ``session``; returns when its memory is free."""
+        if self.fault is None:
+            await self.call(lambda: self._evict(session))
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns in the policy's thread, behind what it does already.
+
+        Raises:
+            DzrobotError: as ``work`` raises it.
+            ServerError: it raised anything else.
+        """
+        self._refuse_when_broken()
+        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        # What began in the thread goes on there: it is waited for, also by who is cancelled.
+        await asyncio.wait([future])
+        error = future.exception()
+        if error is None:
+            return future.result()
+        if isinstance(error, DzrobotError):
+            raise error
+        self._break(error)
+        raise ServerError("the policy has failed, and the server ends: see its log") from error
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        while True:
+            await self._news.wait()
+            if self._max_batch > 1 and self._window_s and len(self._waiting) < self._max_batch:
+                await asyncio.sleep(self._window_s)
+            group = self._next()
+            if not self._waiting:
+                self._news.clear()
+            if group:
+                await self._serve(group)
+
+    def close(self) -> None:
+        """Let the policy's thread end."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _next(self) -> list[_Waiting]:
+        """Take the request that is due first, and those that can share its call."""
+        ordered = sorted(self._waiting, key=lambda waiting: (waiting.deadline, waiting.number))
+        if not ordered:
+            return []
+        stage = self._stage(ordered[0].session)
+        group = [w for w in ordered if self._stage(w.session) == stage][: self._max_batch]
+        self._waiting = [waiting for waiting in self._waiting if waiting not in group]
+        return group
+
+    def _stage(self, session: Session) -> int:
+        # No plan is being made when this is asked, so no session moves.
+        return 0 if session.fresh else self._policy.stage(session.seat)
+
+    async def _serve(self, group: Sequence[_Waiting]) -> None:
+        began = time.monotonic()
+        self.running = len(group)
+        try:
+            answers = await self.call(lambda: self._plan(group))
+        except DzrobotError as error:
+            answers = [error] * len(group)
+        finally:
+            self.running = 0
+        for waiting, answer in zip(group, answers, strict=True):
+            self._metrics.queue.observe(began - waiting.arrived)
+            if waiting.answer.done():
+                continue
+            if isinstance(answer, DzrobotError):
+                waiting.answer.set_exception(answer)
+                continue
+            self._count(waiting, answer)
+            answer.timing["queue_ms"] = 1000 * (began - waiting.arrived)
+            waiting.answer.set_result(answer)
+
+    def _count(self, waiting: _Waiting, plan: Plan) -> None:
+        self._metrics.batch.observe(plan.batch)
+        for part, milliseconds in plan.timing.items():
+            self._metrics.part.labels(part.removesuffix("_ms")).observe(milliseconds / 1000)
+        if time.monotonic() > waiting.deadline:
+            self._metrics.late.inc()
+
+    def _plan(self, group: Sequence[_Waiting]) -> list[Plan | DzrobotError]:
+        """Plan in the policy's thread; who is refused costs the others nothing."""
+        for waiting in group:
+            session = waiting.session
+            if session.fresh:
+                self._policy.reset(session.seat, episode=session.episode)
+                session.fresh = False
+        try:
+            results = self._policy.infer_batch(
+                [waiting.observation for waiting in group],
+                [waiting.session.seat for waiting in group],
+            )
+        except DzrobotError as error:
+            if len(group) == 1:
+                return [error]
+            return [answer for waiting in group for answer in self._plan([waiting])]
+        return [
+            Plan(actions=result["actions"], timing=dict(result["timing"]), batch=len(group))
+            for result in results
+        ]
+
+    def _evict(self, session: Session) -> None:
+        # Asked here, behind a plan that may have been under way when its client left.
+        if not session.fresh:
+            self._policy.evict(session.seat)
+            session.fresh = True
+
+    def _refuse_when_broken(self) -> None:
+        if self.fault is not None:
+            raise ServerError("the policy has failed, and the server ends: see its log")
+
+    def _break(self, error: BaseException) -> None:
+        _log.error("the policy has failed", exc_info=error)
+        self.fault = error
+        self.failed.set()
+        for waiting in self._waiting:
+            if not waiting.answer.done():
+                waiting.answer.set_exception(
+                    ServerError("the policy has failed, and the server ends: see its log")
+                )
+        self._waiting.clear()

@@ -1,0 +1,387 @@
+"""One policy for many clients over WebSockets. Inference never runs on the event loop."""
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
+
+from dzrobot import __version__
+from dzrobot.documents import shorten
+from dzrobot.errors import ConfigError, DzrobotError, ProtocolError, SessionError
+from dzrobot.policies.base import PlanningPolicy
+from dzrobot.policies.serving.dialects import (
+    SUBPROTOCOL,
+    VLLM_PATH,
+    Dialect,
+    Greeting,
+    Request,
+    arena_greeting,
+    read_request,
+    write_actions,
+    write_error,
+    write_reset,
+)
+from dzrobot.policies.serving.door import Door, tls
+from dzrobot.policies.serving.metrics import Metrics
+from dzrobot.policies.serving.options import ServeOptions
+from dzrobot.policies.serving.recorder import Recorder
+from dzrobot.policies.serving.scheduler import Plan, Scheduler
+from dzrobot.policies.serving.sessions import Client, Seats, Session
+from dzrobot.policies.serving.warmup import Room, warm_up
+from dzrobot.policies.serving.wire import pack, unpack
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_PING_S, _PONG_S = 60, 600
+"""As DreamZero's clients have it: a client that is busy with its robot is not a dead one."""
+
+_SPARSE_PLANS = 3
+
+
+class PolicyServer:
+    """Serves ``policy``; see :meth:`run`.
+
+    Args:
+        policy: Is called from one thread of the server alone.
+        options: How it is served.
+        card: What the actions depend on; told to clients of our own.
+        recorder: Keeps what clients sent and got; None: nobody does.
+
+    Raises:
+        ConfigError: the policy wants to be shown frames that no client sends.
+        MissingDependencyError: prometheus_client is not installed.
+    """
+
+    def __init__(
+        self,
+        policy: PlanningPolicy,
+        options: ServeOptions | None = None,
+        *,
+        card: Mapping[str, Any] | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        if policy.history == "grid":
+            raise ConfigError(
+                "history='grid' cannot be served: clients send the newest frame, or four; choose "
+                "recent or off"
+            )
+        self._policy = policy
+        self._robot = policy.embodiment
+        self.options = options or ServeOptions()
+        self.metrics = Metrics()
+        self._card = dict(card or {})
+        self._recorder = recorder
+        self._scheduler = Scheduler(
+            policy, self.metrics,
+            max_batch=self.options.max_batch, window_s=self.options.window_s,
+        )  # fmt: skip
+        self._seats = Seats(0, self.options.forget_s)
+        self._room_news = asyncio.Event()
+        self._clients: set[Client] = set()
+        self._numbers = itertools.count(1)
+        self._listeners: list[Server] = []
+        self._state = "warming up"
+        self.room = ""
+        """How many sessions fit, for people; known when clients are let in."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        # What is asked for sooner than this is not late.
+        self._period_s = self._execute / self._robot.timing.control_hz
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Return the ports that are listened on: of maps, then of bare arrays."""
+        return tuple(listener.sockets[0].getsockname()[1] for listener in self._listeners)
+
+    async def run(self, stop: asyncio.Event, *, ready: Callable[[], object] = lambda: None) -> int:
+        """Listen, warm up, serve until ``stop`` is set, finish what has begun, and close.
+
+        Args:
+            stop: Ends it.
+            ready: Called when clients are let in.
+
+        Returns:
+            The exit code: 0, or 1 after the policy has failed.
+
+        Raises:
+            ConfigError: a port is taken, TLS cannot be set up, or no session fits into memory.
+        """
+        try:
+            await self._listen()
+            self._task(self._scheduler.run())
+            await self._make_room()
+            self._task(self._sweep())
+            ready()
+            waits = [self._task(stop.wait()), self._task(self._scheduler.failed.wait())]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await self._close()
+        return 0 if self._scheduler.fault is None else 1
+
+    @property
+    def _execute(self) -> int:
+        return self._robot.execute or self._robot.timing.action_horizon
+
+    async def _listen(self) -> None:
+        door = Door(self.options, self.metrics, unwell=self._unwell, unready=self._unready)
+        context = tls(self.options)
+        wanted = [(self.options.port, Dialect.OPENPI)]
+        if self.options.array_port is not None:
+            wanted.append((self.options.array_port, Dialect.DREAMZERO))
+        for port, dialect in wanted:
+            try:
+                listener = await serve(
+                    functools.partial(self._connection, dialect),
+                    self.options.host,
+                    port,
+                    process_request=door.answer,
+                    # A browser says where it comes from: no web page shall drive a robot.
+                    origins=[None],
+                    select_subprotocol=lambda _, offered: (
+                        SUBPROTOCOL if SUBPROTOCOL in offered else None
+                    ),
+                    compression=None,
+                    max_size=self.options.max_message,
+                    max_queue=1,
+                    open_timeout=self.options.handshake_s,
+                    ping_interval=_PING_S,
+                    ping_timeout=_PONG_S,
+                    ssl=context,
+                )
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot listen on {self.options.host}:{port}: {error.strerror or error}; "
+                    "choose another --port or --array-port"
+                ) from error
+            self._listeners.append(listener)
+
+    async def _make_room(self) -> None:
+        room: Room = await self._scheduler.call(lambda: warm_up(self._policy, self.options))
+        self._seats = Seats(room.sessions, self.options.forget_s)
+        self.metrics.room.set(room.sessions)
+        self.metrics.session_bytes.set(room.session_bytes)
+        self._state, self.room = "", room.text
+
+    def _unwell(self) -> str:
+        return "the policy has failed" if self._scheduler.fault is not None else ""
+
+    def _unready(self) -> str:
+        if self._state:
+            return self._state
+        if len(self._clients) >= self.options.max_connections:
+            return f"full: {self.options.max_connections} connections are open"
+        if not self._seats.free:
+            return f"full: {self._seats.count} sessions are open"
+        return ""
+
+    async def _connection(self, dialect: Dialect, socket: ServerConnection) -> None:
+        """Serve one connection from its greeting to its end."""
+        if socket.subprotocol == SUBPROTOCOL:
+            dialect = Dialect.DZROBOT
+        elif socket.request is not None and socket.request.path.startswith(VLLM_PATH):
+            dialect = Dialect.VLLM
+        client = Client(next(self._numbers))
+        self._clients.add(client)
+        self.metrics.connections.set(len(self._clients))
+        _log.info("client %d: %s from %s", client.number, dialect.value, socket.remote_address[0])
+        try:
+            await socket.send(self._greeting(dialect))
+            while await self._exchange(dialect, client, socket):
+                pass
+        except ConnectionClosed:
+            pass
+        finally:
+            self._clients.discard(client)
+            self.metrics.connections.set(len(self._clients))
+            for name in list(client.sessions):
+                self._end(client, self._seats.end(client, name))
+            _log.info("client %d: gone", client.number)
+
+    def _greeting(self, dialect: Dialect) -> bytes:
+        if dialect is not Dialect.DZROBOT:
+            return pack(arena_greeting(self._robot))
+        greeting = Greeting(
+            dzrobot=__version__,
+            embodiment=self._robot.tag,
+            action_horizon=self._robot.timing.action_horizon,
+            execute=self._execute,
+            history="off" if self._policy.history == "off" else "recent",
+            card=self._card,
+        )
+        return pack(greeting.model_dump())
+
+    async def _exchange(self, dialect: Dialect, client: Client, socket: ServerConnection) -> bool:
+        """Take one message and answer it; return whether another one may follow."""
+        try:
+            async with asyncio.timeout(self.options.idle_s):
+                message = await socket.recv()
+        except TimeoutError:
+            reason = f"no whole message within {self.options.idle_s:g} s"
+            await socket.close(CloseCode.POLICY_VIOLATION, reason)
+            return False
+        self.metrics.received.inc(len(message))
+        endpoint, outcome, error = "?", "ok", None
+        try:
+            request = self._read(message)
+            endpoint = request.envelope.endpoint
+            if endpoint == "reset":
+                answer = self._reset(dialect, client, request)
+            else:
+                answer = await _while_open(socket, self._infer(dialect, client, request))
+        except DzrobotError as refusal:
+            error, outcome = refusal, type(refusal).__name__
+            answer = write_error(dialect, refusal)
+            _log.warning(
+                "client %d: %s refused: %s", client.number, endpoint, shorten(str(refusal), 300)
+            )
+        self.metrics.requests.labels(dialect.value, endpoint, outcome).inc()
+        self.metrics.sent.inc(len(answer))
+        async with asyncio.timeout(self.options.idle_s):
+            await socket.send(answer)
+        if error is not None and not dialect.survives_errors:
+            await socket.close(CloseCode.INTERNAL_ERROR, outcome)
+            return False
+        return True
+
+    def _read(self, message: bytes | str) -> Request:
+        if isinstance(message, str):
+            raise ProtocolError(f"requests are binary messages, got the text {shorten(message)}")
+        return read_request(unpack(message), self._robot)
+
+    async def _infer(self, dialect: Dialect, client: Client, request: Request) -> bytes:
+        envelope = request.envelope
+        session = await self._session(client, envelope.session_id or "")
+        within = self._period_s if envelope.deadline_ms is None else envelope.deadline_ms / 1000
+        client.busy, client.newest = session, session.id
+        session.used(time.monotonic())
+        began = time.perf_counter()
+        try:
+            plan = await self._scheduler.plan(session, request.observation, within)
+        finally:
+            client.busy = None
+        self._note(client, session, request, plan)
+        timing = {"infer_ms": plan.timing["total_ms"], **plan.timing}
+        timing["server_ms"] = 1000 * (time.perf_counter() - began)
+        return write_actions(dialect, plan.actions, timing)
+
+    def _note(self, client: Client, session: Session, request: Request, plan: Plan) -> None:
+        session.plans += 1
+        session.frames += request.frames
+        _log.info(
+            "client %d session %s: plan %d from %d frames, waited %.1f ms, planned %.1f ms with %d",
+            client.number, shorten(session.id), session.plans, request.frames,
+            plan.timing["queue_ms"], plan.timing["total_ms"], plan.batch,
+        )  # fmt: skip
+        sparse = self._policy.history != "off" and session.frames == session.plans
+        if sparse and session.plans == _SPARSE_PLANS:
+            _log.warning(
+                "client %d session %s sends 1 frame for each plan of %d steps; the policy was "
+                "trained on 4: send stacks of the last ones",
+                client.number, shorten(session.id), self._robot.timing.action_horizon,
+            )  # fmt: skip
+        if self._recorder is not None:
+            self._recorder.note(client, session, request, plan)
+
+    async def _session(self, client: Client, name: str) -> Session:
+        """Return the episode under ``name``; a new one waits until there is room."""
+        found = self._seats.find(client, name, restart_lost=self.options.restart_lost)
+        if found is not None:
+            return found
+        try:
+            async with asyncio.timeout(self.options.room_s):
+                while (session := self._seats.take(client, name)) is None:
+                    self._room_news.clear()
+                    await self._room_news.wait()
+        except TimeoutError:
+            raise SessionError(
+                f"no room for session {shorten(name)} within {self.options.room_s:g} s: "
+                f"{self._seats.count} are open; end those that are over, or serve with a higher "
+                "--max-sessions"
+            ) from None
+        self.metrics.sessions.set(self._seats.count - self._seats.free)
+        return session
+
+    def _reset(self, dialect: Dialect, client: Client, request: Request) -> bytes | str:
+        """End what a client names, else all that is its own; nobody else's."""
+        envelope = request.envelope
+        names: Sequence[str] = list(client.sessions)
+        if envelope.session_ids is not None:
+            names = envelope.session_ids
+        elif envelope.session_id is not None:
+            names = [envelope.session_id]
+        for name in names:
+            self._end(client, self._seats.end(client, name, next_episode=envelope.episode))
+        _log.info("client %d: reset of %d sessions", client.number, len(names))
+        return write_reset(dialect)
+
+    def _end(self, client: Client, session: Session | None) -> None:
+        """Let go of an episode whose client is through with it."""
+        if session is None:
+            return
+        if self._recorder is not None:
+            self._recorder.end(client, session)
+        self._task(self._let_go(session))
+
+    async def _let_go(self, session: Session) -> None:
+        with contextlib.suppress(DzrobotError):
+            # After a fault there is nothing to evict from, and nobody gets the seat.
+            await self._scheduler.end(session)
+        self._seats.give_back(session)
+        self.metrics.sessions.set(self._seats.count - self._seats.free)
+        self._room_news.set()
+
+    async def _sweep(self) -> None:
+        """End sessions that their clients have left for newer ones long ago."""
+        while True:
+            await asyncio.sleep(min(15.0, self.options.forget_s / 4))
+            for client in list(self._clients):
+                for session in list(self._seats.abandoned(client)):
+                    self._seats.forget(client, session)
+                    _log.info("client %d session %s ended: abandoned", client.number, session.id)
+                    self._end(client, session)
+
+    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        # The loop keeps no strong reference to a task.
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _close(self) -> None:
+        """Finish what has begun, say goodbye, and stop."""
+        self._state = "shutting down"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.options.drain_s):
+                while any(client.busy for client in self._clients):
+                    await asyncio.sleep(0.01)
+        for listener in self._listeners:
+            listener.close()
+        for listener in self._listeners:
+            await listener.wait_closed()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._scheduler.close()
+
+
+async def _while_open(socket: ServerConnection, work: Coroutine[Any, Any, T]) -> T:
+    """Return what ``work`` returns; nobody waits for it once the client is gone."""
+    answer = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(socket.wait_closed())
+    try:
+        await asyncio.wait([answer, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ConnectionClosed(None, None)
+        return answer.result()
+    finally:
+        answer.cancel()
+        gone.cancel()

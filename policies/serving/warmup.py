@@ -1,0 +1,80 @@
+"""The first calls, which compile and allocate, and the room that they leave for sessions."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import ConfigError
+from dzrobot.modality.window import Observation
+from dzrobot.policies.base import PlanningPolicy
+from dzrobot.policies.history import RECENT
+from dzrobot.policies.serving.options import ServeOptions
+
+MOST_SESSIONS = 256
+"""Where memory would allow more."""
+
+_SHARE = 0.8
+"""Of free memory that sessions may take: calls need some too."""
+
+_SESSION = "warm-up"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """How many sessions are taken, and why."""
+
+    sessions: int
+    session_bytes: int
+    free_bytes: int
+
+    @property
+    def text(self) -> str:
+        """Return it for people."""
+        megabytes = 1024**2
+        return (
+            f"room for {self.sessions} sessions of {self.session_bytes / megabytes:.1f} MiB; "
+            f"{self.free_bytes / megabytes:.0f} MiB are free"
+        )
+
+
+def warm_up(policy: PlanningPolicy, options: ServeOptions) -> Room:
+    """Plan as a first and a later call would, and return how many sessions fit.
+
+    Raises:
+        ConfigError: fewer sessions fit than are asked for, or none.
+    """
+    robot = policy.embodiment
+    policy.reset(_SESSION)
+    policy.infer_batch([blank(robot, None)], [_SESSION])
+    if policy.history != "off":
+        policy.infer_batch([blank(robot, RECENT)], [_SESSION])
+    measured = policy.footprint(_SESSION)
+    policy.evict(_SESSION)
+    # A call of several sessions works on copies of what they remember.
+    copies = measured.session * options.max_batch if options.max_batch > 1 else 0
+    left = _SHARE * (measured.free + measured.session) - copies
+    fitting = int(left // measured.session) if measured.session else MOST_SESSIONS
+    wanted = options.max_sessions
+    if fitting < (wanted or 1):
+        raise ConfigError(
+            f"{wanted or 1} sessions of {measured.session} bytes do not fit: "
+            f"{measured.free} bytes are free, which is room for {max(0, fitting)}; lower "
+            "--max-sessions or --max-batch, or choose a smaller network"
+        )
+    return Room(
+        sessions=wanted or min(fitting, MOST_SESSIONS),
+        session_bytes=measured.session,
+        free_bytes=measured.free,
+    )
+
+
+def blank(robot: Embodiment, frames: int | None) -> Observation:
+    """Return a black observation; with ``frames``, stacks of so many."""
+    stack = () if frames is None else (frames,)
+    views: dict[str, Any] = {
+        view.key: np.zeros((*stack, *view.resolution, 3), np.uint8) for view in robot.views
+    }
+    parts = {part.key: np.zeros(part.dim, np.float32) for part in robot.state}
+    return {**views, **parts, robot.language: "warm up"}
