@@ -293,9 +293,10 @@ def _checked_for_arms(
     facts = look_at(env, None, given)
     if not facts.moves_an_arm:
         return given
-    if arguments.checkpoint is None and arguments.policy is None:
+    if not (arguments.checkpoint or arguments.policy or arguments.server):
         raise ConfigError(
-            f"{env} moves an arm, which has no default policy: give --checkpoint or --policy"
+            f"{env} moves an arm, which has no default policy: give --checkpoint or --policy, "
+            "or a policy elsewhere by --server"
         )
     if arguments.full_speed or "slow_first_steps" in given or not facts.is_real:
         return given

@@ -159,7 +159,7 @@ class Connection:
     def _open(self, within_s: float) -> None:
         key = self._options.api_key
         try:
-            socket = connect(
+            opening = connect(
                 self._server,
                 subprotocols=[SUBPROTOCOL],
                 additional_headers={"Authorization": f"Api-Key {key}"} if key else None,
@@ -170,6 +170,8 @@ class Connection:
                 ping_timeout=_PONG_S,
                 proxy=None,
             )
+            # Closed by close(); the library wants its use to be that of a context.
+            socket = contextlib.ExitStack().enter_context(opening)
         except (InvalidURI, ValueError) as error:
             raise ConfigError(
                 f"{self._server!r} is no address of a server: write ws://HOST:PORT, or wss:// "

@@ -1,0 +1,301 @@
+"""The policy on another machine acts as it would here, and never goes on with a lost session."""
+
+import json
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import msgpack
+import numpy as np
+import pytest
+from serving_peers import DROID, MINI, Remembering, droid_request, droid_seen, frame, read, serving
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.server import serve
+
+from dzrobot.cli import main
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.errors import ConfigError, ServerError, SessionError, SessionLostError
+from dzrobot.policies.base import Policy
+from dzrobot.policies.dreamzero.bundled import default_checkpoint
+from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+from dzrobot.policies.serving.client import RemotePolicy
+from dzrobot.policies.serving.connection import ConnectOptions
+
+QUICK = ConnectOptions(connect_s=0.5, first_s=30, later_s=30)
+ARENA = {
+    "image_resolution": [180, 320],
+    "needs_wrist_camera": True,
+    "n_external_cameras": 2,
+    "needs_stereo_camera": False,
+    "needs_session_id": True,
+    "action_space": "joint_position",
+}
+PLAN = np.arange(24 * 8, dtype=np.float32).reshape(24, 8)
+
+
+def address(server):
+    return f"ws://127.0.0.1:{server.ports[0]}"
+
+
+def seen(seed):
+    return droid_seen(droid_request(seed))
+
+
+def test_remote_actions_are_those_of_the_policy_here():
+    """The bundled policy over three plans: one frame, then the four that it would be shown."""
+    local = DreamZeroPolicy.from_pretrained(default_checkpoint(), embodiment=MINI)
+    draws = np.random.default_rng(0)
+    observations = [
+        {
+            "video.image": draws.integers(0, 256, (128, 128, 3), dtype=np.uint8),
+            "video.wrist_image": draws.integers(0, 256, (128, 128, 3), dtype=np.uint8),
+            "state.state": draws.normal(size=8).astype(np.float32),
+            "annotation.task": "pick up the cube",
+        }
+        for _ in range(7)
+    ]
+    expected = [local.act(obs, session="here") for obs in observations]
+    with serving(local) as server:
+        remote = RemotePolicy(address(server), MINI, options=QUICK)
+        assert isinstance(remote, Policy)
+        actions = [remote.act(obs) for obs in observations]
+        timing = remote.timing
+        remote.close()
+    assert np.array_equal(actions, expected)
+    assert timing.plans == 3
+    assert timing.round_trip_p50 >= timing.server_p50 > 0
+    assert timing.sent_bytes > 9 * 2 * 128 * 128 * 3
+
+
+def test_sessions_of_one_client_do_not_mix_and_reset_forgets():
+    with serving(Remembering()) as server:
+        remote = RemotePolicy(address(server), DROID, options=QUICK)
+        alone = remote.infer(seen(0), session="a")["actions"]
+        remote.infer(seen(5), session="b")
+        remote.reset("a")
+        assert np.array_equal(remote.infer(seen(0), session="a")["actions"], alone)
+        assert not np.array_equal(remote.infer(seen(0), session="a")["actions"], alone)
+        remote.reset()
+        assert np.array_equal(remote.infer(seen(0), session="a")["actions"], alone)
+        remote.close()
+
+
+def test_the_number_of_an_episode_reaches_the_policy():
+    policy = Remembering()
+    with serving(policy) as server:
+        remote = RemotePolicy(address(server), DROID, options=QUICK)
+        policy.episodes.clear()
+        for number in (4, 9):
+            remote.reset("a", episode=number)
+            remote.infer(seen(0), session="a")
+        remote.close()
+    assert policy.episodes == [4, 9]
+
+
+def test_an_episode_whose_connection_broke_is_over():
+    with serving(Remembering()) as server:
+        remote = RemotePolicy(address(server), DROID, options=QUICK)
+        before = remote.infer(seen(0), session="a")["actions"]
+        remote._connections[""]._socket.close()
+        for _ in range(2):
+            with pytest.raises(SessionLostError):
+                remote.infer(seen(3), session="a")
+        remote.reset("a")
+        assert np.array_equal(remote.infer(seen(0), session="a")["actions"], before)
+        remote.close()
+
+
+def test_a_server_that_dies_is_said_and_one_that_is_not_there():
+    with serving(Remembering()) as server:
+        remote = RemotePolicy(address(server), DROID, options=QUICK)
+        where = address(server)
+        remote.infer(seen(0))
+    with pytest.raises(SessionLostError):
+        remote.infer(seen(0))
+    remote.reset("default")
+    with pytest.raises(ServerError, match="is the server running"):
+        remote.infer(seen(0))
+    with pytest.raises(ServerError, match="no connection"):
+        RemotePolicy(where, DROID, options=QUICK)
+    with pytest.raises(ConfigError, match="no address"):
+        RemotePolicy("http://127.0.0.1:1", DROID, options=QUICK)
+
+
+def test_another_robot_or_key_is_refused_at_the_door():
+    with serving(Remembering(), api_key="right") as server:
+        with pytest.raises(ServerError, match="401"):
+            RemotePolicy(address(server), DROID, options=QUICK)
+        options = ConnectOptions(api_key="right")
+        assert "right" not in repr(options)
+        with pytest.raises(ConfigError, match="serves oxe_droid"):
+            RemotePolicy(address(server), MINI, options=options)
+        with pytest.raises(ConfigError, match="execute=25"):
+            RemotePolicy(address(server), DROID, execute=25, options=options)
+
+
+@contextmanager
+def stub(greeting, answer):
+    """Serve like a foreign server: greet, then answer each message with ``answer(message)``."""
+    heard = []
+
+    def talk(socket):
+        socket.send(msgpack.packb(greeting))
+        try:
+            for message in socket:
+                heard.append(read(message))
+                socket.send(answer(heard[-1]))
+        except ConnectionClosed:
+            return
+
+    with serve(talk, "127.0.0.1", 0, compression=None, max_size=None) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}", heard
+        finally:
+            server.shutdown()
+            thread.join(60)
+
+
+def plan_or_reset(message):
+    return "reset successful" if message.get("endpoint") == "reset" else frame(PLAN)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda _: frame({"actions": PLAN, "server_timing": {"infer_ms": 3.0}}),
+        lambda _: frame({"action": PLAN}),
+        lambda _: frame(PLAN.astype(np.float64)),
+    ],
+    ids=["a map", "Cosmos' map", "an array"],
+)
+def test_openpis_server_has_one_session_for_each_connection(answer):
+    with stub({"anything": 1}, answer) as (where, heard):
+        remote = RemotePolicy(where, DROID, options=QUICK)
+        for name in ("a", "b"):
+            assert np.array_equal(remote.infer(seen(0), session=name)["actions"], PLAN)
+        assert np.array_equal(remote.infer(seen(0), session="a")["actions"], PLAN)
+        assert all(set(message) == set(droid_request(0)) for message in heard)
+        assert all(message["observation/wrist_image_left"].ndim == 3 for message in heard)
+        remote.reset()
+        remote.close()
+
+
+def test_dreamzeros_server_is_sent_one_frame_and_then_four():
+    with stub(ARENA, plan_or_reset) as (where, heard):
+        remote = RemotePolicy(where, DROID, options=QUICK)
+        steps = [remote.act(seen(seed)) for seed in range(49)]
+        assert np.array_equal(steps, [*PLAN, *PLAN, PLAN[0]])
+        shapes = [message["observation/wrist_image_left"].shape for message in heard]
+        assert shapes == [(180, 320, 3), (4, 180, 320, 3), (4, 180, 320, 3)]
+        # Offsets -23, -16, -8 and 0 from the newest step, which is number 48.
+        for row, step in enumerate((25, 32, 40, 48)):
+            shown = heard[2]["observation/wrist_image_left"][row]
+            assert np.array_equal(shown, seen(step)["video.wrist_image_left"])
+        assert len({message["session_id"] for message in heard}) == 1
+        with pytest.raises(SessionError, match="one episode at a time"):
+            remote.act(seen(0), session="b")
+        remote.reset("default")
+        remote.act(seen(0))
+        assert heard[3]["endpoint"] == "reset"
+        assert heard[4]["session_id"] != heard[0]["session_id"]
+        remote.close()
+
+
+def test_vllm_omnis_server_is_known_by_its_path_and_its_errors_are_told():
+    answers = iter([frame(PLAN), frame({"type": "error", "message": "no such thing"})])
+    with stub(ARENA, lambda _: next(answers)) as (where, _):
+        remote = RemotePolicy(f"{where}/v1/realtime/robot/openpi", DROID, options=QUICK)
+        assert remote.card["dialect"] == "vllm"
+        assert np.array_equal(remote.infer(seen(0))["actions"], PLAN)
+        with pytest.raises(ServerError, match="no such thing"):
+            remote.infer(seen(0))
+        remote.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "Traceback: it broke",
+        frame({"actions": PLAN[:, :7]}),
+        frame({"actions": PLAN[:3]}),
+        frame({"actions": PLAN * np.nan}),
+        frame({"actions": PLAN.astype(np.int32)}),
+        frame({"actions": [1, 2]}),
+        frame({"else": 1}),
+        frame(3),
+    ],
+    ids=["text", "narrow", "short", "not finite", "whole numbers", "list", "no actions", "number"],
+)
+def test_an_answer_that_is_no_plan_is_an_error(answer):
+    with stub({}, lambda _: answer) as (where, _):
+        remote = RemotePolicy(where, DROID, options=QUICK)
+        with pytest.raises(ServerError):
+            remote.act(seen(0))
+        remote.close()
+
+
+def test_a_server_of_another_robot_is_refused():
+    said = "cartesian_position there, joint_position here"
+    with (
+        stub({**ARENA, "action_space": "cartesian_position"}, plan_or_reset) as (where, _),
+        pytest.raises(ConfigError, match=said),
+    ):
+        RemotePolicy(where, DROID, options=QUICK)
+
+
+def test_an_answer_that_does_not_come_is_not_taken_for_the_next_one():
+    policy = Remembering()
+    with serving(policy) as server:
+        waits = ConnectOptions(connect_s=5, first_s=0.2, later_s=0.2)
+        remote = RemotePolicy(address(server), DROID, options=waits)
+        policy.gate.clear()
+        with pytest.raises(ServerError, match="not answered within"):
+            remote.infer(seen(0))
+        policy.gate.set()
+        assert remote._connections[""]._socket is None
+        remote.close()
+
+
+def test_the_command_evaluates_through_a_server(tmp_path, capsys):
+    robot = load_embodiment("franka_pnp")
+    with serving(Remembering(robot)) as server:
+        given = ["eval", "--env", "dzrobot/Franka-PnP-fake-v0", "--server", address(server)]
+        assert main([*given, "--dit-steps", "8"]) == 2
+        assert "the server decides" in capsys.readouterr().err
+        assert main(["eval", "--policy", "remote"]) == 2
+        assert "--server URL go together" in capsys.readouterr().err
+        short = ["--episodes", "1", "--max-steps", "14", "--videos", "none"]
+        assert main([*given, *short, "--output", str(tmp_path / "results")]) == 0
+        said = capsys.readouterr().out
+    assert "2 plans from the server: round trip" in said
+    card = json.loads((tmp_path / "results/card.json").read_text())
+    assert card["policy"]["server"] == {"who": "test"}
+
+
+def test_serving_needs_no_torch():
+    """The packages that the machine beside the robot imports."""
+    program = (
+        "import sys; import dzrobot.policies.serving.client, dzrobot.policies.serving.server, "
+        "dzrobot.commands.eval, dzrobot.commands.serve, dzrobot.rollout.players; "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["random"], "plans no chunks"),
+        (["--host", "0.0.0.0"], "give an API key"),
+        (["--port", "70000"], "from 0 to 65535"),
+        (["--cert", "nowhere.pem"], "both a certificate and its private key"),
+        (["--api-key-file", "nowhere"], "there is no file nowhere"),
+    ],
+)
+def test_what_cannot_be_served_is_one_message(given, said, capsys, monkeypatch):
+    monkeypatch.delenv("DZROBOT_API_KEY", raising=False)
+    assert main(["serve", *given]) == 2
+    assert said in capsys.readouterr().err
