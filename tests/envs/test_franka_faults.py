@@ -179,6 +179,12 @@ def workcell():
     env.close()
 
 
+@pytest.fixture(scope="module")
+def under_way():
+    """The last fault, if its test has left an episode under way; it saves every other reset."""
+    return []
+
+
 @pytest.fixture
 def say(request, capsys):
     """Return a function that prints a line for whoever runs the tests."""
@@ -258,16 +264,15 @@ def test_there_are_as_many_faults_as_were_asked_for():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 45
 
 
-@pytest.fixture(scope="module")
-def under_way(workcell):
-    """Begin the first episode; every fault leaves the next one under way."""
-    begin(workcell[1])
-    return workcell
-
-
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_every_fault_ends_well_and_the_next_reset_works(fault, under_way, say):
-    row = run(fault, *under_way)
+def test_every_fault_ends_well_and_the_next_reset_works(fault, workcell, under_way, say):
+    if not under_way:
+        # The first fault, or the one before this has failed.
+        workcell[1].acknowledge()
+        begin(workcell[1])
+    under_way.clear()
+    row = run(fault, *workcell)
+    under_way.append(fault.name)
     rest = "-" if row.at_rest_s is None else f"{row.at_rest_s:.2f} s"
     noticed = f"{row.noticed_s:.2f} s" if row.noticed_s else "-"
     said = f"{row.fault:<32} {row.did:<26} noticed {noticed:>6}, at rest {rest:>6}; next reset "
