@@ -30,6 +30,7 @@ COMMANDS = {
     "inspect-data": ("inspect_data", "show what a dataset holds"),
     "consolidate": ("consolidate", "pack the files of a recording"),
     "train": ("train", "fine-tune a checkpoint"),
+    "export": ("export", "write a checkpoint of a training run as a policy's"),
     "plan": ("plan", "check a training run and tell what it will need"),
     "emulate": ("emulate", "start an emulated robot and cameras"),
     "doctor": ("doctor", "check a robot cell"),

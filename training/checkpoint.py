@@ -170,6 +170,11 @@ def newest_whole(folder: Path) -> Saved | None:
     return None
 
 
+def step_folder(run: Path, step: int) -> Path:
+    """Return where the run in folder ``run`` keeps its checkpoint of ``step``."""
+    return run / "checkpoints" / f"{_PREFIX}{step:08d}"
+
+
 def find_checkpoint(path: Path) -> Saved:
     """Return the checkpoint at ``path``, or the newest whole one if ``path`` is a run folder.
 

@@ -12,8 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from dzrobot.documents import validated
+from dzrobot.errors import CheckpointError
+from dzrobot.policies.dreamzero.checkpoints.convert import Converted, ConvertOptions, convert
 from dzrobot.policies.dreamzero.checkpoints.directory import (
     Sidecars,
+    open_checkpoint,
     read_metadata,
     write_directory,
     write_sidecars,
@@ -30,6 +34,8 @@ from dzrobot.policies.dreamzero.checkpoints.passport import Passport, passport_f
 from dzrobot.policies.dreamzero.checkpoints.sources import UnionSource, WeightSource
 from dzrobot.policies.dreamzero.checkpoints.writer import ShardOptions, StateDictSource
 from dzrobot.training.build import TrainingComponents, tokenizer_path
+from dzrobot.training.checkpoint import Saved
+from dzrobot.training.config import CheckpointConfig
 from dzrobot.training.parallel import DTYPES
 
 _log = logging.getLogger(__name__)
@@ -59,6 +65,30 @@ def export(components: TrainingComponents, step: int) -> Path:
         _log.info("exported %s", target)
     dist.barrier(group=components.world.host_group)
     return target
+
+
+def export_saved(saved: Saved, target: Path | None = None, base: tuple[str, ...] = ()) -> Converted:
+    """Write what :func:`export` wrote, or would have written, at the step of a checkpoint.
+
+    Args:
+        saved: The training checkpoint.
+        target: New folder; None: where the run itself exports to.
+        base: What the run started from, where that has been moved.
+
+    Raises:
+        CheckpointError: The base is not there or another one, or ``target`` exists.
+    """
+    passport = open_checkpoint(saved.path).own_passport
+    recipe = {} if passport is None else passport.recipe
+    written = validated(
+        recipe.get("checkpoint", {}),
+        CheckpointConfig,
+        f"the recipe of {saved.path}",
+        CheckpointError,
+    )
+    options = ConvertOptions(whole=True, base=base, dtype=DTYPES[written.export_dtype])
+    target = target or export_folder(saved.path.parents[1], saved.step)
+    return convert([saved.path], target, options)
 
 
 def gather_trained(components: TrainingComponents) -> dict[str, Tensor]:

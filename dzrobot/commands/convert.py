@@ -5,15 +5,16 @@ from pathlib import Path
 
 from dzrobot.errors import find
 
-_LAYOUTS = ("directory", "full_weights", "dcp")
+_LAYOUTS = ("directory", "full_weights", "dcp", "peft")
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.description = (
-        "Write a checkpoint in another layout: official folder, full_weights.pt, or distributed "
-        "checkpoint. Tensors pass unchanged unless --dtype or --merge is given."
+        "Write a checkpoint in another layout: official folder, full_weights.pt, distributed "
+        "checkpoint, or LoRA adapters as the library peft has them. Tensors pass unchanged unless "
+        "--dtype or --merge is given."
     )
     parser.add_argument(
         "source", nargs="+",

@@ -225,6 +225,14 @@ def _policy(group: Any) -> None:
         "--revision", type=flags.text, help="branch, tag or commit of a Hugging Face checkpoint"
     )
     group.add_argument(
+        "--base", type=flags.text, metavar="PATH",
+        help="what the checkpoint was trained on, where it holds only what was trained",
+    )  # fmt: skip
+    group.add_argument(
+        "--config-from", type=flags.text, metavar="DIR",
+        help="folder with config.json and experiment_cfg, where the checkpoint has none",
+    )  # fmt: skip
+    group.add_argument(
         "--batch", action="store_true",
         help="act for waiting episodes in one call: faster on a GPU, last bits vary",
     )  # fmt: skip
@@ -339,6 +347,8 @@ def _player(arguments: argparse.Namespace, greeting: list[str]) -> Player:
         revision=arguments.revision,
         server=arguments.server,
         api_key=read_key(arguments) if name == REMOTE else None,
+        base=arguments.base,
+        config_from=arguments.config_from,
     )
 
 

@@ -59,6 +59,12 @@ class Player:
     api_key: str | None = field(default=None, repr=False)
     """What that server wants to be shown."""
 
+    base: str | None = None
+    """What the checkpoint was trained on, where it holds only what was trained."""
+
+    config_from: str | None = None
+    """Folder with config.json and experiment_cfg, where the checkpoint has none."""
+
     @property
     def in_worker(self) -> str | None:
         """Return ``module:factory`` of a policy that lives beside its environment, else None."""
@@ -124,7 +130,12 @@ def find_player(player: Player, of_environment: Embodiment | None, *, exact: boo
         from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
         from dzrobot.policies.dreamzero.policy import embodiment_of
 
-        checkpoint = open_checkpoint(player.name, revision=player.revision)
+        checkpoint = open_checkpoint(
+            player.name,
+            revision=player.revision,
+            config_from=player.config_from,
+            base=player.base,
+        )
         if robot is None or robot.tag not in checkpoint.metadata:
             if exact and robot is not None and player.embodiment is None:
                 raise CheckpointError(
@@ -269,7 +280,9 @@ def _open_checkpoint(player: Player, robot: Embodiment, checkpoint: "Checkpoint"
     import torch
 
     from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
+    from dzrobot.policies.dreamzero.checkpoints.load import open_base
     from dzrobot.policies.dreamzero.network.generate import step_plan
+    from dzrobot.policies.dreamzero.options import WeightOptions
     from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 
     dtypes = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -285,12 +298,16 @@ def _open_checkpoint(player: Player, robot: Embodiment, checkpoint: "Checkpoint"
         device=player.device,
         dtype=dtypes[player.dtype],
         options=player.options,
+        weights=WeightOptions(base=player.base),
     )
     card = {
         **policy.card,
         "checkpoint": Path(player.name).name,
         "weights": fingerprint(checkpoint.weights, checkpoint.weights.tensors),
     }
+    if player.base is not None:
+        base = open_base(player.base, checkpoint.config)
+        card["base"] = fingerprint(base, base.tensors)
     return Ready(policy=policy, robot=robot, card=card)
 
 

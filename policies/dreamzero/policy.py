@@ -126,7 +126,12 @@ class DreamZeroPolicy:
         checkpoint = (
             path_or_repo
             if isinstance(path_or_repo, Checkpoint)
-            else open_checkpoint(path_or_repo, revision=revision, config_from=weights.config_from)
+            else open_checkpoint(
+                path_or_repo,
+                revision=revision,
+                config_from=weights.config_from,
+                base=weights.base,
+            )
         )
         robot = embodiment_of(checkpoint, embodiment)
         trained_horizon = checkpoint.passport.horizon(robot.tag)

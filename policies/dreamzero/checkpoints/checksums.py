@@ -28,18 +28,25 @@ def write_checksums(folder: Path) -> None:
     write_text(folder / CHECKSUMS_FILE, "".join(lines))
 
 
-def check_checksums(folder: Path) -> int:
-    """Read every file of ``folder`` and compare it with its checksum; return how many there are.
+def check_checksums(path: Path) -> int:
+    """Read every file of a folder and compare it with its checksum; return how many there are.
+
+    The checksum of a single file is looked for beside it.
 
     Raises:
         CheckpointError: There are no checksums, or a file is missing, changed or unreadable.
     """
+    folder = path if path.is_dir() else path.parent
     file = folder / CHECKSUMS_FILE
     if not file.is_file():
         raise CheckpointError(
             f"{folder} has no {CHECKSUMS_FILE}: damage cannot be told; copy the whole folder again"
         )
     wanted = _parsed(file)
+    if folder != path:
+        if path.name not in wanted:
+            raise CheckpointError(f"{file} has no checksum of {path.name}: damage cannot be told")
+        wanted = {path.name: wanted[path.name]}
     held = set(_files(folder))
     if lost := wanted.keys() - held:
         raise CheckpointError(f"{folder} lacks {preview(lost)}; copy the whole folder again")

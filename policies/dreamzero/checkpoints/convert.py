@@ -1,7 +1,7 @@
 """From any layout to any other; tensors pass unchanged unless a change is asked for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
     Sidecars,
     open_checkpoint,
     open_weights,
+    write_adapters,
     write_directory,
 )
 from dzrobot.policies.dreamzero.checkpoints.hub import locate
@@ -38,7 +39,7 @@ from dzrobot.policies.dreamzero.checkpoints.sources import WeightSource
 from dzrobot.policies.dreamzero.checkpoints.writer import SHARD_BYTES, ShardOptions, written_aside
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 
-Layout = Literal["directory", "full_weights", "dcp"]
+Layout = Literal["directory", "full_weights", "dcp", "peft"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class ConvertOptions:
     """What is converted how."""
 
     to: Layout = "directory"
-    """Official folder, one ``.pt`` state dict, or a distributed checkpoint."""
+    """Official folder, one ``.pt`` state dict, a distributed checkpoint, or peft's adapters."""
 
     config_from: str | Path | None = None
     """Folder with config.json and experiment_cfg, where the source has none."""
@@ -56,6 +57,9 @@ class ConvertOptions:
 
     merge: bool = False
     """Whether to merge adapters into the weights."""
+
+    whole: bool = False
+    """Whether to complete what holds only what was trained, adapters merged: an export."""
 
     dtype: torch.dtype | None = None
     """Dtype to convert to; None keeps each tensor's own."""
@@ -96,12 +100,21 @@ def convert(sources: Sequence[str | Path], target: Path, options: ConvertOptions
             f"{len(paths)} sources given, none of them with Wan component files; give one "
             "checkpoint"
         )
-    if options.to == "directory" or options.merge or options.base:
-        checkpoint = open_checkpoint(paths[0], config_from=options.config_from)
+    if options.to in ("directory", "peft") or options.merge or options.base or options.whole:
+        checkpoint = open_checkpoint(
+            paths[0], config_from=options.config_from,
+            base=options.base[0] if len(options.base) == 1 else None,
+        )  # fmt: skip
+        if options.whole:
+            options = replace(options, merge=checkpoint.has_adapters)
         weights, complete = _checked(checkpoint, options)
+        passport = checkpoint.own_passport
+        if passport is not None and complete and weights is not checkpoint.weights:
+            passport = replace(passport, base=None)
         sidecars = Sidecars(
             config_json=_config(checkpoint, merged=options.merge), complete=complete,
-            copy_from=checkpoint.folder, passport=checkpoint.own_passport,
+            copy_from=checkpoint.folder, passport=passport,
+            keeps_card=checkpoint.folder == checkpoint.path and weights is checkpoint.weights,
         )  # fmt: skip
     else:
         weights, sidecars = open_weights(paths[0]), None
@@ -135,7 +148,7 @@ def _checked(checkpoint: Checkpoint, options: ConvertOptions) -> tuple[WeightSou
     head, weights = checkpoint.config.head, checkpoint.weights
     lacking = slots(network).keys() - weights.tensors.keys()
     only_trained = checkpoint.has_adapters or checkpoint.passport_base is not None
-    if lacking and only_trained and not options.base and not options.merge:
+    if lacking and only_trained and not (options.base or options.merge or options.whole):
         return weights, False
     weights = complete_source(checkpoint, options.base or None, network)
     if options.merge:
@@ -169,6 +182,10 @@ def _write(
     if options.to == "directory":
         assert sidecars is not None
         write_directory(target, weights, sidecars, shards)
+        return
+    if options.to == "peft":
+        assert sidecars is not None
+        write_adapters(target, weights, sidecars, options.dtype)
         return
     # Both formats are written in one piece by torch: this needs host memory for all weights.
     state = {

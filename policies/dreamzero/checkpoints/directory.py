@@ -4,14 +4,28 @@ docs/model.md, sections 1.1 to 1.4.
 """
 
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dzrobot.documents import read_bytes, read_json, validated
 from dzrobot.errors import CheckpointError, ConfigError, preview
+from dzrobot.policies.dreamzero.checkpoints.adapters import (
+    ADAPTER_CONFIG,
+    ADAPTER_STEM,
+    adapted_config,
+    adapter_config,
+    check_only_trained,
+    has_adapter_config,
+    open_adapters,
+    read_adapter_config,
+    short_name,
+)
+from dzrobot.policies.dreamzero.checkpoints.card import CARD_FILE, model_card, read_license
 from dzrobot.policies.dreamzero.checkpoints.checksums import write_checksums
 from dzrobot.policies.dreamzero.checkpoints.dcp import open_dcp, open_trained
 from dzrobot.policies.dreamzero.checkpoints.hub import locate
@@ -25,6 +39,7 @@ from dzrobot.policies.dreamzero.checkpoints.passport import (
     PublishedTraining,
     published_passport,
     read_passport,
+    recorded_base,
     write_passport,
 )
 from dzrobot.policies.dreamzero.checkpoints.sources import (
@@ -40,6 +55,9 @@ from dzrobot.policies.dreamzero.checkpoints.writer import (
 )
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.yaml_values import LARGEST, read_yaml
+
+Base = str | Path | Sequence[str | Path]
+"""A checkpoint of any layout, or the folders of Wan component files."""
 
 CONFIG_FILE = "config.json"
 METADATA_FILE = Path("experiment_cfg/metadata.json")
@@ -142,17 +160,23 @@ def read_metadata(file: Path) -> dict[str, Any]:
 
 
 def open_checkpoint(
-    path_or_repo: str | Path, *, revision: str | None = None, config_from: str | Path | None = None
+    path_or_repo: str | Path,
+    *,
+    revision: str | None = None,
+    config_from: str | Path | None = None,
+    base: Base | None = None,
 ) -> Checkpoint:
     """Return the checkpoint at ``path_or_repo``, of any layout, without reading its weights.
 
     Args:
         path_or_repo: An official folder; a ``.pt`` or ``.pth`` state dict; a ``dcp_checkpoint``
             folder or the ``global_step_N`` folder of a run; ``checkpoints/step_N`` of a training
-            run of this package; or a Hugging Face id.
+            run of this package; LoRA adapters in the format of peft; or a Hugging Face id.
         revision: Branch, tag or commit of a Hugging Face repository.
         config_from: Folder with config.json and experiment_cfg, for layouts that have none beside
             the weights.
+        base: Of a checkpoint that holds only what was trained. Adapters that others made have
+            nothing beside them: what is needed is then taken from their base.
 
     Raises:
         CheckpointError: Not there, incomplete, damaged or foreign.
@@ -162,22 +186,25 @@ def open_checkpoint(
         path = path.parent
     weights = open_weights(path)
     check_part_names(weights.tensors, weights.origin)
+    folder = path if path.is_dir() else path.parent
     if config_from is not None:
         folder = locate(config_from)
-    else:
-        folder = path if path.is_dir() else path.parent
+    elif isinstance(base, str | Path) and _is_bare(folder):
+        folder = locate(base)
     if not (folder / CONFIG_FILE).is_file():
         raise CheckpointError(
             f"{folder} has no {CONFIG_FILE}, which says what network the weights are; name a "
             "folder that has it and "
             "experiment_cfg/metadata.json (config_from, on the command line --config-from)"
         )
-    return Checkpoint(
-        path=path,
-        weights=weights,
-        folder=folder,
-        config_json=read_json(folder / CONFIG_FILE, dict[str, Any], CheckpointError),
-    )
+    config_json = read_json(folder / CONFIG_FILE, dict[str, Any], CheckpointError)
+    if has_adapter_config(path):
+        config_json = adapted_config(config_json, read_adapter_config(path), weights.tensors)
+    return Checkpoint(path=path, weights=weights, folder=folder, config_json=config_json)
+
+
+def _is_bare(folder: Path) -> bool:
+    return has_adapter_config(folder) and not (folder / CONFIG_FILE).is_file()
 
 
 def open_weights(path: Path) -> WeightSource:
@@ -194,7 +221,15 @@ def open_weights(path: Path) -> WeightSource:
         raise CheckpointError(
             f"{path} is no .safetensors, .pt or .pth file; give a checkpoint's folder or file"
         )
-    if any((path / f"model.safetensors{end}").is_file() for end in ("", ".index.json")):
+    whole = any((path / f"model.safetensors{end}").is_file() for end in ("", ".index.json"))
+    if has_adapter_config(path):
+        if whole:
+            raise CheckpointError(
+                f"{path} holds both weights and {ADAPTER_CONFIG}; keep adapters in a folder of "
+                "their own"
+            )
+        return open_adapters(path)
+    if whole:
         return open_safetensors(path)
     if (path / TRAINING_META).is_file() and (path / TRAINING_STATE).is_dir():
         return open_trained(path / TRAINING_STATE)
@@ -209,7 +244,7 @@ def open_weights(path: Path) -> WeightSource:
     held = preview(entry.name for entry in path.iterdir())
     raise CheckpointError(
         f"{path} holds no weights (it holds {held}); expected model.safetensors, "
-        "model.safetensors.index.json, "
+        "model.safetensors.index.json, adapter_config.json with its weights, "
         "full_weights.pt, or *.distcp files with .metadata"
     )
 
@@ -224,8 +259,16 @@ class Sidecars:
 
     metadata: Mapping[str, Any] | None = None
     passport: Passport | None = None
+    """Where there is one, README.md is written from it."""
+
+    keeps_card: bool = False
+    """Whether README.md in ``copy_from`` is that of these very weights and stays as it is."""
+
     copy_from: Path | None = None
     """Folder whose other files (training config, tokenizer, metadata) are copied."""
+
+    adapter_config: Mapping[str, Any] | None = None
+    """Of adapters in peft's format."""
 
     tokenizer: Path | None = None
     """Folder of the tokenizer, where ``copy_from`` has none."""
@@ -247,6 +290,23 @@ def write_directory(
     return target
 
 
+def write_adapters(
+    target: Path, weights: WeightSource, sidecars: Sidecars, dtype: torch.dtype | None
+) -> Path:
+    """Write adapters in peft's format; what a network needs beside them lies beside them.
+
+    Raises:
+        CheckpointError: ``target`` exists already, or ``weights`` are not adapters alone.
+    """
+    head = NetworkConfig.from_dict(sidecars.config_json).head
+    check_only_trained(weights.tensors, weights.origin)
+    # One file, whatever its size: peft reads no shards.
+    size = sum(info.nbytes for info in weights.tensors.values())
+    options = ShardOptions(dtype=dtype, rename=short_name, stem=ADAPTER_STEM, shard_bytes=2 * size)
+    config = adapter_config(head, weights.tensors, recorded_base(sidecars.passport))
+    return write_directory(target, weights, replace(sidecars, adapter_config=config), options)
+
+
 def write_sidecars(folder: Path, sidecars: Sidecars) -> None:
     """Write what lies beside the weights into ``folder``."""
     config_json = sidecars.config_json
@@ -257,11 +317,30 @@ def write_sidecars(folder: Path, sidecars: Sidecars) -> None:
         _copy_beside(sidecars.copy_from, folder)
     if sidecars.tokenizer is not None and not (folder / TOKENIZER_FOLDER).exists():
         shutil.copytree(sidecars.tokenizer, folder / TOKENIZER_FOLDER)
+    if sidecars.adapter_config is not None:
+        write_json(folder / ADAPTER_CONFIG, sidecars.adapter_config)
     if sidecars.metadata is not None:
         (folder / METADATA_FILE).parent.mkdir(exist_ok=True)
         write_json(folder / METADATA_FILE, sidecars.metadata)
     if sidecars.passport is not None:
         write_passport(folder, sidecars.passport)
+    _write_card(folder, sidecars)
+
+
+def _write_card(folder: Path, sidecars: Sidecars) -> None:
+    origin, passport = sidecars.copy_from, sidecars.passport
+    if sidecars.keeps_card and origin is not None and (origin / CARD_FILE).is_file():
+        _refuse_foreign_links(origin, [origin / CARD_FILE])
+        shutil.copyfile(origin / CARD_FILE, folder / CARD_FILE)
+    elif passport is not None:
+        head = NetworkConfig.from_dict(sidecars.config_json).head
+        card = model_card(
+            passport,
+            read_license(origin),
+            adapters=head.train_architecture == "lora",
+            complete=sidecars.complete,
+        )
+        (folder / CARD_FILE).write_text(card, encoding="utf-8")
 
 
 def _copy_beside(origin: Path, folder: Path) -> None:

@@ -9,8 +9,13 @@ _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _PATTERNS = [
     "config.json", "*.safetensors", "*.safetensors.index.json", "experiment_cfg/*",
     "tokenizer/*", "*full_weights.pt",
-    "dzrobot_passport.json",
+    "dzrobot_passport.json", "adapter_config.json", "adapter_model.bin", "README.md", "SHA256SUMS",
 ]  # fmt: skip
+
+
+def is_hub_id(text: str) -> bool:
+    """Return whether ``text`` has the form ``owner/name`` and is no path on this machine."""
+    return _REPO_ID.fullmatch(text) is not None and not Path(text).exists()
 
 
 def locate(path_or_repo: str | Path, revision: str | None = None) -> Path:

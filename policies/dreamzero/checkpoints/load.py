@@ -20,7 +20,7 @@ from dzrobot.policies.dreamzero.checkpoints.coldstart import (
     has_components,
     open_components,
 )
-from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint, open_weights
+from dzrobot.policies.dreamzero.checkpoints.directory import Base, Checkpoint, open_weights
 from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.hub import locate
 from dzrobot.policies.dreamzero.checkpoints.lora import (
@@ -30,6 +30,7 @@ from dzrobot.policies.dreamzero.checkpoints.lora import (
     inject_adapters,
 )
 from dzrobot.policies.dreamzero.checkpoints.names import canonical, is_adapter
+from dzrobot.policies.dreamzero.checkpoints.passport import recorded_base
 from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo, UnionSource, WeightSource
 from dzrobot.policies.dreamzero.checkpoints.unpickling import MALFORMED, first_line
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
@@ -103,7 +104,7 @@ class LoadOptions:
     adapters: Adapters = "merge"
     """``merge`` LoRA matrices into the weights, or ``keep`` them apart."""
 
-    base: str | Path | Sequence[str | Path] | None = None
+    base: Base | None = None
     """Checkpoint, or Wan component folders, that holds what the checkpoint leaves out."""
 
 
@@ -127,7 +128,7 @@ def load_network(checkpoint: Checkpoint, options: LoadOptions) -> WorldActionMod
 
 def complete_source(
     checkpoint: Checkpoint,
-    base: str | Path | Sequence[str | Path] | None,
+    base: Base | None,
     network: WorldActionModel,
 ) -> WeightSource:
     """Return the weights of ``checkpoint``, with what it leaves out taken from ``base``.
@@ -165,12 +166,10 @@ def _recorded_base(checkpoint: Checkpoint) -> str | None:
 
     Its weights are compared with the fingerprint in the passport, like those of one that is given.
     """
-    passport = checkpoint.own_passport
-    if passport is None or passport.base is None:
+    if checkpoint.passport_base is None:
         return None
-    model = passport.recipe.get("model")
-    path = model.get("model_path") if isinstance(model, dict) else None
-    return path if isinstance(path, str) and Path(path).expanduser().is_dir() else None
+    path = recorded_base(checkpoint.own_passport)
+    return path if path is not None and Path(path).expanduser().is_dir() else None
 
 
 def _known_complete(checkpoint: Checkpoint, absent: set[str]) -> WeightSource:
@@ -187,7 +186,7 @@ def _base_hint(checkpoint: Checkpoint) -> str:
     return "" if checkpoint.passport_base is None else f" (base {checkpoint.passport_base[:12]})"
 
 
-def open_base(base: str | Path | Sequence[str | Path], config: NetworkConfig) -> WeightSource:
+def open_base(base: Base, config: NetworkConfig) -> WeightSource:
     """Return the tensors of a base: a checkpoint of any layout, or Wan component folders."""
     given = [base] if isinstance(base, str | Path) else list(base)
     folders = [locate(path) for path in given]

@@ -131,7 +131,7 @@ def trained_with_adapters(name: str) -> bool:
 
 
 def _is_target(name: str, head: HeadConfig) -> bool:
-    return any(name.endswith(f".{target}") for target in head.lora_target_modules)
+    return any(f".{name}".endswith(f".{target}") for target in head.lora_target_modules)
 
 
 def _partner(name: str) -> str:

@@ -175,6 +175,13 @@ def read_passport(folder: Path) -> Passport | None:
     return validated(data, Passport, str(file), CheckpointError)
 
 
+def recorded_base(passport: Passport | None) -> str | None:
+    """Return the path or hub id that training started from, None if it is not recorded."""
+    model = None if passport is None else passport.recipe.get("model")
+    path = model.get("model_path") if isinstance(model, dict) else None
+    return path if isinstance(path, str) else None
+
+
 def check_passport(passport: Passport, asked: Passport, origin: str) -> None:
     """Check that a checkpoint was made for what is asked of it.
 

@@ -98,17 +98,20 @@ class ShardOptions:
     rename: Callable[[str], str] = str
     """Name in the file of a canonical name."""
 
+    stem: str = "model"
+    """How the names of the files begin."""
+
 
 def write_weights(
     folder: Path, source: WeightSource, options: ShardOptions | None = None
 ) -> list[Path]:
-    """Write all tensors of ``source`` to ``folder`` as ``model*.safetensors``; returns the files.
+    """Write all tensors of ``source`` to ``folder`` as ``<stem>*.safetensors``; returns the files.
 
     Host memory stays at one shard.
     """
     options = options or ShardOptions()
     shards = plan_shards(source.tensors, options.shard_bytes)
-    files = _file_names(len(shards))
+    files = _file_names(options.stem, len(shards))
     weight_map: dict[str, str] = {}
     for names, file in zip(shards, files, strict=True):
         shard = {
@@ -122,7 +125,7 @@ def write_weights(
     if len(files) > 1:
         total = sum(info.nbytes for info in source.tensors.values())
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        write_json(folder / "model.safetensors.index.json", index)
+        write_json(folder / f"{options.stem}.safetensors.index.json", index)
     return [folder / file for file in files]
 
 
@@ -131,10 +134,10 @@ def _own(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
 
 
-def _file_names(count: int) -> Sequence[str]:
+def _file_names(stem: str, count: int) -> Sequence[str]:
     if count == 1:
-        return ["model.safetensors"]
-    return [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+        return [f"{stem}.safetensors"]
+    return [f"{stem}-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
 
 
 def write_json(file: Path, data: Mapping[str, Any]) -> None:
