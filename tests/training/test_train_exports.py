@@ -1,0 +1,187 @@
+"""A run's own checkpoints, at the command line: exported, converted, inspected, evaluated."""
+
+import json
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+import train_worker
+import train_worlds
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file
+
+from dzrobot.cli import main
+from dzrobot.envs.fakes import PointEnv
+from dzrobot.policies.dreamzero.checkpoints.names import canonical
+from dzrobot.policies.dreamzero.options import WeightOptions
+from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+from dzrobot.training.export import ADAPTERS_SUFFIX, export
+
+KINDS = {
+    "all weights": {},
+    "adapters": {"model__is_lora": True},
+    "average": {"optim__ema_decay": 0.5},
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def run(request, train_root, solo, tmp_path_factory):
+    """Return kind, folder and export of a run of two steps, each of which left a checkpoint."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    changes = {
+        **KINDS[request.param], "runner__output_dir": folder, "runner__max_steps": 2,
+        "checkpoint__save_interval": 1, "optim__lr_warmup_steps": 0, "optim__lr": 0.01,
+    }  # fmt: skip
+    trainer = train_worker.trainer(solo, train_root, **changes)
+    trainer.run()
+    return request.param, folder, export(trainer.components, 2)
+
+
+def typed(*words):
+    return main([str(word) for word in words])
+
+
+def weights(folder):
+    return {canonical(n): t for file in folder.glob("*model*.safetensors")
+            for n, t in load_file(file).items()}  # fmt: skip
+
+
+def same(given, wanted):
+    given, wanted = weights(given), weights(wanted)
+    assert given.keys() == wanted.keys()
+    assert all(torch.equal(given[name], tensor) for name, tensor in wanted.items())
+
+
+def step(folder, number=2):
+    return folder / f"checkpoints/step_{number:08d}"
+
+
+def test_export_equals_the_runs_own(run, tmp_path, capsys):
+    _, folder, own = run
+    assert typed("export", folder, "--step", 2, "--output", tmp_path / "out") == 0
+    assert "of step 2" in capsys.readouterr().out
+    same(tmp_path / "out", own)
+    for name in ("config.json", "dzrobot_passport.json", "README.md"):
+        assert (tmp_path / "out" / name).read_text() == (own / name).read_text()
+    # The other one, and the newest where none is named; where the run itself would export to.
+    assert typed("export", folder, "--step", 1) == 0
+    first = weights(own.with_name("step_00000001"))
+    assert any(not torch.equal(t, first[n]) for n, t in weights(own).items())
+    assert typed("export", folder) == 2
+    assert "step_00000002 exists already" in capsys.readouterr().err
+
+
+def test_export_of_what_is_not_there(run, tmp_path, capsys):
+    assert typed("export", run[1], "--step", 7) == 2
+    assert "step_00000007 is no complete training checkpoint" in capsys.readouterr().err
+    assert typed("export", tmp_path) == 2
+    assert "no complete checkpoint" in capsys.readouterr().err
+
+
+def test_export_with_another_base(run, train_root, tmp_path, capsys):
+    other = train_worlds.checkpoint(tmp_path / "other", variant="14b")
+    out = tmp_path / "out"
+    assert typed("export", run[1], "--output", out, "--base", other) == 2
+    assert "is not the base" in capsys.readouterr().err
+    assert typed("export", run[1], "--output", out, "--base", train_root / "tiny") == 0
+
+
+def test_convert(run, train_root, tmp_path, capsys):
+    """What was trained alone; with --merge or --base, all of it."""
+    kind, folder, own = run
+    alone, whole = tmp_path / "alone", tmp_path / "whole"
+    assert typed("convert", step(folder), alone) == 0
+    assert weights(alone).keys() < weights(own).keys() or kind == "adapters"
+    policy = DreamZeroPolicy.from_pretrained(
+        alone, embodiment=train_worlds.ROBOT, weights=WeightOptions(base=train_root / "tiny")
+    )
+    assert policy.embodiment.tag == "libero_sim"
+    more = ["--merge"] if kind == "adapters" else ["--base", train_root / "tiny"]
+    assert typed("convert", step(folder), whole, *more, "--dtype", "float32") == 0
+    same(whole, own)
+    assert typed("inspect", step(folder), "--verify") == 0
+    assert "files are what was written" in capsys.readouterr().out
+
+
+def test_adapters_for_peft(run, tmp_path, capsys):
+    kind, folder, own = run
+    code = typed("convert", step(folder), tmp_path / "peft", "--to", "peft")
+    if kind != "adapters":
+        assert code == 2
+        assert "holds no adapters" in capsys.readouterr().err
+        return
+    assert code == 0
+    given = load_file(tmp_path / "peft/adapter_model.safetensors")
+    alone = weights(own.with_name(own.name + ADAPTERS_SUFFIX))
+    shortened = {
+        "base_model.model." + n.removeprefix("action_head.model.").replace(".default.", "."): t
+        for n, t in alone.items()
+    }
+    assert given.keys() == shortened.keys()
+    assert all(torch.equal(given[name], tensor) for name, tensor in shortened.items())
+    whole = ["--merge", "--dtype", "float32"]
+    assert typed("convert", tmp_path / "peft", tmp_path / "merged", *whole) == 0
+    same(tmp_path / "merged", own)
+
+
+def test_policies_of_both_are_one(run, capsys):
+    """Opened where it lies, and exported: the same actions."""
+    _, folder, own = run
+    observation, _ = train_worlds.frame(0, 3, np.random.default_rng(0))
+    actions = [
+        DreamZeroPolicy.from_pretrained(path, embodiment=train_worlds.ROBOT).act(observation)
+        for path in (step(folder), own)
+    ]
+    assert np.array_equal(*actions)
+
+
+class Small(PointEnv):
+    """The point, in pictures of the size that this world's robot has."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        spaces = {
+            view.key: gym.spaces.Box(0, 255, (*view.resolution, 3), np.uint8)
+            for view in train_worlds.ROBOT.views
+        }
+        self.observation_space = gym.spaces.Dict({**self.observation_space.spaces, **spaces})
+
+    def _picture(self, centre, reach):
+        return super()._picture(centre, reach)[: train_worlds.HEIGHT]
+
+
+@pytest.fixture
+def small():
+    gym.register("small-v0", Small, disable_env_checker=True)
+    yield
+    del gym.registry["small-v0"]
+
+
+def test_evaluated(run, small, tmp_path, capsys):
+    _, folder, _ = run
+    output = tmp_path / "results"
+    code = typed(
+        "eval", "--env", "small-v0", "--checkpoint", step(folder), "--episodes", 1,
+        "--max-steps", 3, "--embodiment", "train_worlds:ROBOT", "--workers", 0, "--videos", "none",
+        "--output", output,
+    )  # fmt: skip
+    said = capsys.readouterr()
+    assert code == 0, said
+    card = json.loads((output / "card.json").read_text())
+    assert card["policy"]["checkpoint"] == step(folder).name
+    assert len((output / "records.jsonl").read_text().splitlines()) == 1
+
+
+def test_cards(run, train_root):
+    kind, _, own = run
+    folders = [own, own.with_name(own.name + ADAPTERS_SUFFIX)] if kind == "adapters" else [own]
+    for folder in folders:
+        data = ModelCard.load(folder / "README.md").data
+        assert data.library_name == "dzrobot"
+        assert data.pipeline_tag == "robotics"
+        assert {"dreamzero", "libero_sim"} <= set(data.tags)
+        # The dataset and the base of this run lie in folders: they have no name at the hub.
+        assert data.datasets is None
+        assert data.base_model is None
+        assert ("lora" in data.tags) == (folder != own)
