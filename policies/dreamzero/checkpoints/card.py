@@ -87,6 +87,7 @@ def model_card(passport: Passport, terms: License, *, adapters: bool, complete: 
         # A folder on somebody's disk has no name that others could follow.
         base = None
     relation = "adapter" if adapters else "finetune"
+    more: dict[str, Any] = {} if base is None else {"base_model_relation": relation}
     data = ModelCardData(
         library_name="dzrobot",
         pipeline_tag="robotics",
@@ -94,7 +95,7 @@ def model_card(passport: Passport, terms: License, *, adapters: bool, complete: 
         base_model=base,
         datasets=sorted(set(filter(is_hub_id, _datasets(passport.recipe)))) or None,
         **terms.model_dump(),
-        **({} if base is None else {"base_model_relation": relation}),
+        **more,
     )
     size = passport.frame_size
     body = _BODY.format(
