@@ -28,6 +28,14 @@ def test_package_list_equals_the_folders():
     assert set(listed) == found
 
 
+def test_the_robots_machine_gets_the_same_versions_and_no_torch():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    lines = (ROOT / "requirements/robot.txt").read_text().splitlines()
+    needed = [line for line in lines if line and not line.startswith("#")]
+    assert set(needed) <= set(declared)
+    assert not [line for line in needed if line.startswith(("torch", "transformers", "diffusers"))]
+
+
 @pytest.mark.parametrize("name", LINKED)
 def test_links_are_relative_and_resolve(name):
     link = ROOT / "dzrobot" / name

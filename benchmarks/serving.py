@@ -1,0 +1,140 @@
+"""A policy server under load, and what acting through it costs, as ratios in one run.
+
+Every client's actions are compared with those of the policy in this process, bit by bit. Clients
+are threads of this process, so on few cores they share them with the server.
+
+    python benchmarks/serving.py                        the bundled tiny policy, on the CPU
+    python benchmarks/serving.py --clients 1,4 --plans 8 --max-batch 4
+"""
+
+import argparse
+import resource
+import statistics
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.modality.window import Observation
+from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
+from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+from dzrobot.policies.serving.background import in_background
+from dzrobot.policies.serving.client import RemotePolicy
+from dzrobot.policies.serving.connection import ConnectOptions
+from dzrobot.policies.serving.options import ServeOptions
+from dzrobot.policies.serving.server import PolicyServer
+from dzrobot.policies.serving.warmup import blank
+
+ROBOT = load_embodiment(EMBODIMENT)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one number of clients saw."""
+
+    clients: int
+    seconds: float
+    milliseconds: list[float]
+    equal: bool
+    batch: float
+
+    def line(self) -> str:
+        """Return it as a row."""
+        p50, p95, p99 = np.percentile(self.milliseconds, [50, 95, 99])
+        return (
+            f"{self.clients:>7} {len(self.milliseconds) / self.seconds:>10.2f} {p50:>9.1f} "
+            f"{p95:>9.1f} {p99:>9.1f} {self.batch:>6.2f} {'yes' if self.equal else 'NO':>6}"
+        )
+
+
+def seen(seed: int) -> Observation:
+    """Return an observation of noise."""
+    draws = np.random.default_rng(seed)
+    observation = dict(blank(ROBOT, None))
+    for view in ROBOT.views:
+        observation[view.key] = draws.integers(0, 256, (*view.resolution, 3), dtype=np.uint8)
+    return {**observation, ROBOT.language: "pick up the cube"}
+
+
+def local_plans(policy: DreamZeroPolicy, plans: int) -> tuple[list[np.ndarray], list[float]]:
+    """Return the plans of the policy in this process, and the milliseconds of each."""
+    execute = ROBOT.execute or ROBOT.timing.action_horizon
+    policy.reset("here", episode=0)
+    chunks, times = [], []
+    for step in range(plans * execute):
+        began = time.perf_counter()
+        action = policy.act(seen(step), session="here")
+        if step % execute == 0:
+            times.append(1000 * (time.perf_counter() - began))
+        chunks.append(action)
+    policy.evict("here")
+    return chunks, times
+
+
+def drive(url: str, plans: int, actions: list[np.ndarray], times: list[float]) -> None:
+    """Act as one client."""
+    execute = ROBOT.execute or ROBOT.timing.action_horizon
+    # On a loaded machine the last of many waits long; here that is measured, not an error.
+    client = RemotePolicy(url, ROBOT, options=ConnectOptions(later_s=600))
+    client.reset("there", episode=0)
+    for step in range(plans * execute):
+        began = time.perf_counter()
+        actions.append(client.act(seen(step), session="there"))
+        if step % execute == 0:
+            times.append(1000 * (time.perf_counter() - began))
+    client.close()
+
+
+def load(server: PolicyServer, clients: int, plans: int, expected: list[np.ndarray]) -> Load:
+    """Return what ``clients`` see that ask at the same time."""
+    url = f"ws://127.0.0.1:{server.ports[0]}"
+    kept: list[tuple[list[np.ndarray], list[float]]] = [([], []) for _ in range(clients)]
+    before = batches(server)
+    began = time.perf_counter()
+    threads = [threading.Thread(target=drive, args=(url, plans, *own)) for own in kept]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spent = time.perf_counter() - began
+    after = batches(server)
+    equal = all(np.array_equal(actions, expected) for actions, _ in kept)
+    times = [one for _, own in kept for one in own]
+    sessions = (after[0] - before[0]) / max(1.0, after[1] - before[1])
+    return Load(clients, spent, times, equal, sessions)
+
+
+def batches(server: PolicyServer) -> tuple[float, float]:
+    """Return the sum of sessions over all answers, and the number of answers."""
+    registry = server.metrics.registry
+    names = ("dzrobot_batch_sessions_sum", "dzrobot_batch_sessions_count")
+    total, count = (registry.get_sample_value(name) or 0.0 for name in names)
+    return total, count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--clients", default="1,2,4,8,16")
+    parser.add_argument("--plans", type=int, default=3, help="of each client")
+    parser.add_argument("--max-batch", type=int, default=1)
+    given = parser.parse_args()
+    policy = DreamZeroPolicy.from_pretrained(default_checkpoint(), embodiment=ROBOT)
+    local_plans(policy, 2)
+    expected, here = local_plans(policy, given.plans)
+    options = ServeOptions(port=0, array_port=None, max_batch=given.max_batch)
+    with in_background(PolicyServer(policy, options)) as server:
+        print(server.room)
+        print("clients  plans/s    p50 ms    p95 ms    p99 ms  batch  equal")
+        for count in map(int, given.clients.split(",")):
+            done = load(server, count, given.plans, expected)
+            print(done.line(), flush=True)
+            if count == 1:
+                ratio = statistics.median(done.milliseconds) / statistics.median(here)
+                print(f"        through the server : in this process = {ratio:.3f} (median plan)")
+    print(f"most memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()
