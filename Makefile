@@ -19,7 +19,7 @@ export MUJOCO_GL ?= egl
 # One thread per process: the tests and simulators run side by side.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test goldens kill-points lerobot setup system lint types layers smoke docs check tiny clean
+.PHONY: help demo test test-arm goldens kill-points lerobot setup system lint types layers smoke docs check tiny clean
 
 help:  ## what one can make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -29,7 +29,12 @@ demo: setup  ## evaluate the bundled policy in the simulator
 
 test: setup  ## run the tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not robot"
-	$(BIN)/python -m pytest -m robot tests/envs
+
+# The arm's drivers against the emulated devices, and its table of faults. Not part of `make test`:
+# they have not yet been run to their end on a quiet machine since drivers live in processes of their
+# own and the emulator keeps the client's time.
+test-arm: setup  ## run the tests of the arm against emulated devices
+	$(BIN)/python -m pytest -m robot tests/envs tests/commands
 
 # Every reference number, one row per file: DZROBOT_GOLDENS=<folder> make goldens
 goldens: setup  ## compare with reference numbers
