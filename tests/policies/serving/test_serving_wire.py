@@ -69,7 +69,7 @@ def test_the_genuine_codec_agrees_to_the_byte(shape):
         object(),
         2**70,
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_number_is_not_sent(value):
     with pytest.raises(ProtocolError):
