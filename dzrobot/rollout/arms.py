@@ -21,6 +21,9 @@ class AttendedArm(Protocol):
     is_real: bool
     """Whether metal moves."""
 
+    address: str | None
+    """Where the arm is reached; None for one that is made here. An address is taken at its word."""
+
     judged_by_operator: bool
     """Whether a person says if an episode succeeded."""
 

@@ -60,8 +60,8 @@ class Attended:
                 all right.
         """
         arm = env.unwrapped
-        real = isinstance(arm, AttendedArm) and arm.is_real
-        if real and self.console is None and not self.attention.unattended:
+        reached = isinstance(arm, AttendedArm) and arm.address is not None
+        if reached and self.console is None and not self.attention.unattended:
             raise ConfigError(
                 "nobody can be asked before the arm moves: standard input and output are no "
                 "terminal. Run this in one, or say --unattended"

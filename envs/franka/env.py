@@ -116,6 +116,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self.control_hz = config.control_hz
         self.init_states = STARTS
         self.is_real = config.address is not None
+        self.address = config.address
         self.judged_by_operator = config.reward.rule == "operator"
         self.observation_space = observation_space(embodiment, {"state.state": STATE_LIMITS})
         self.action_space = action_space(embodiment)
