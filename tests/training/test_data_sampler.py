@@ -82,7 +82,7 @@ def test_bad_weights_and_batches_are_refused():
         SampleStream([5, 0], [1, 1], seed=0)
     with pytest.raises(ConfigError, match="differ by more than"):
         SampleStream([5, 5], [1, 1e-9], seed=0)
-    with pytest.raises(ConfigError, match="try 12"):
+    with pytest.raises(ConfigError, match="nearest that is: 12"):
         LoaderPlan(global_batch=10, micro_batch=3, world_size=2, stop_step=1)
     with pytest.raises(ConfigError, match="rank=2 of world_size=2"):
         LoaderPlan(global_batch=8, micro_batch=1, rank=2, world_size=2, stop_step=1)
