@@ -11,16 +11,19 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
+from dzrobot.documents import parse_json, read_json, shorten
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, DatasetError, ProtocolError
-from dzrobot.files import append_line, whole_lines, write_text
+from dzrobot.files import append_line, explained, whole_lines, write_json
 from dzrobot.recording import EpisodeWriter
+from dzrobot.rollout.caught import Caught
 from dzrobot.rollout.demonstration import NO_START
 from dzrobot.rollout.environment import (
     accepted,
@@ -30,8 +33,9 @@ from dzrobot.rollout.environment import (
     needed_robot,
 )
 from dzrobot.rollout.episode import EpisodeRules, run_episode
-from dzrobot.rollout.players import EXPERT, PrivilegedActor
+from dzrobot.rollout.players import EXPERT, PrivilegedActor, load_factory
 from dzrobot.rollout.processes import end_with_parent
+from dzrobot.rollout.protocol import Count
 
 PLAN_FILE = Path("meta") / "collection.json"
 ATTEMPTS_FILE = Path("meta") / "collection_attempts.jsonl"
@@ -93,6 +97,17 @@ class Attempt:
     frames: list[tuple[dict[str, Any], np.ndarray]]
 
 
+class Logged(BaseModel):
+    """A line of the list of attempts."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    seed: Count
+    init_state_id: Annotated[int, Field(strict=True)]
+    success: Annotated[bool, Field(strict=True)]
+    steps: Count
+
+
 @dataclass(frozen=True)
 class Progress:
     """How far a collection is."""
@@ -119,17 +134,21 @@ def collect(
         report: Called after every attempt.
 
     Raises:
-        ProtocolError: ``root`` holds a collection of another plan.
-        DatasetError: too few attempts succeed.
+        UnknownNameError: no such environment, argument of it, policy or embodiment.
+        ProtocolError: ``root`` holds a collection of another plan, or an attempt raised.
+        DatasetError: too few attempts succeed, or the disk is full; then the same call goes on.
     """
     robot = _robot(plan)
+    load_factory(_policy_name(plan))
     version, video = format
     with EpisodeWriter(
         root, robot, fps=robot.timing.control_hz, version=version, video=video
     ) as writer:
         _keep_plan(plan, root, robot)
-        done = _done(root)
+        done = _done(plan, root)
         logged = sum(done)
+        if logged >= plan.episodes:
+            return Progress(len(done), writer.episodes)
         for number, attempt in _attempts(plan, len(done), workers):
             if attempt.success:
                 logged += 1
@@ -138,14 +157,14 @@ def collect(
             _log_attempt(root, attempt)
             progress = Progress(number + 1, writer.episodes)
             report(progress)
-            if writer.episodes >= plan.episodes:
+            if logged >= plan.episodes:
                 return progress
             if number >= 20 + 20 * plan.episodes:
                 raise DatasetError(
                     f"{progress.attempts} attempts gave {progress.episodes} successes of "
                     f"{plan.episodes} asked for: lower --noise, or raise --max-steps"
                 )
-        return Progress(len(done), writer.episodes)
+        raise AssertionError("attempts do not end by themselves")
 
 
 class Demonstration(gym.Wrapper[Any, Any, Any, Any]):
@@ -206,11 +225,14 @@ class NoisyActions(gym.ActionWrapper[Any, Any, Any]):
 def run_attempt(plan: CollectionPlan, seed: int) -> Attempt:
     """Run one attempt from ``seed`` in this process's environment."""
     env = Demonstration(NoisyActions(_environment(plan), plan.noise, seed), plan)
-    name = EXPERT if plan.policy == "expert" else plan.policy
     rules = EpisodeRules(seed=seed, init_state_id=plan.init_state_id(seed), stop_at_success=False)
-    outcome = run_episode(env, PrivilegedActor(name, seed), rules)
+    outcome = run_episode(env, PrivilegedActor(_policy_name(plan), seed), rules)
     start = NO_START if outcome.init_state_id is None else outcome.init_state_id
     return Attempt(seed, start, env.succeeded, env.frames if env.succeeded else [])
+
+
+def _policy_name(plan: CollectionPlan) -> str:
+    return EXPERT if plan.policy == "expert" else plan.policy
 
 
 def _attempts(plan: CollectionPlan, first: int, workers: int) -> Iterator[tuple[int, Attempt]]:
@@ -225,7 +247,14 @@ def _attempts(plan: CollectionPlan, first: int, workers: int) -> Iterator[tuple[
                 while len(waiting) < 2 * workers:
                     seed = plan.first_seed + number + len(waiting)
                     waiting.append(pool.submit(run_attempt, plan, seed))
-                yield number, waiting.pop(0).result()
+                with Caught() as caught:
+                    attempt = waiting.pop(0).result()
+                if caught.failure is not None:
+                    raise ProtocolError(
+                        f"the attempt of seed {plan.first_seed + number} raised "
+                        f"{caught.failure.error}; earlier ones are kept"
+                    )
+                yield number, attempt
                 number += 1
         finally:
             for future in waiting:
@@ -242,9 +271,9 @@ _environments: dict[str, Any] = {}
 
 def _environment(plan: CollectionPlan) -> Any:
     """Return this process's environment; it is made once and reset for every attempt."""
-    key = json.dumps([plan.env, dict(plan.env_arguments)], sort_keys=True)
+    limit = plan.max_steps + plan.hold_steps + 1
+    key = json.dumps([plan.env, limit, dict(plan.env_arguments)], sort_keys=True)
     if key not in _environments:
-        limit = plan.max_steps + plan.hold_steps + 1
         _environments[key] = made_environment(
             plan.env, {"max_episode_steps": limit, **_arguments(plan)}
         )
@@ -298,13 +327,14 @@ def _keep_plan(plan: CollectionPlan, root: Path, robot: Embodiment) -> None:
     }
     path = root / PLAN_FILE
     if not path.exists():
-        write_text(path, json.dumps(wanted, indent=1))
+        with explained(f"record to {root}", DatasetError):
+            write_json(path, wanted)
         return
-    there = json.loads(path.read_text(encoding="utf-8"))
+    there = read_json(path, dict[str, Any], ProtocolError)
     different = [
-        f"{name}: {there.get(name)!r} there, {wanted[name]!r} given"
-        for name in wanted
-        if there.get(name) != wanted[name]
+        f"{name}: {shorten(there.get(name))} there, {shorten(wanted.get(name))} given"
+        for name in {**wanted, **there}
+        if there.get(name) != wanted.get(name)
     ]
     if different:
         raise ProtocolError(
@@ -312,9 +342,26 @@ def _keep_plan(plan: CollectionPlan, root: Path, robot: Embodiment) -> None:
         )
 
 
-def _done(root: Path) -> list[bool]:
-    lines = whole_lines(root / ATTEMPTS_FILE)
-    return [bool(json.loads(line)["success"]) for line in lines]
+def _done(plan: CollectionPlan, root: Path) -> list[bool]:
+    """Return whether each attempt of the list succeeded.
+
+    Raises:
+        ProtocolError: a line is no attempt, or not the one of its place.
+    """
+    path = root / ATTEMPTS_FILE
+    with explained(f"record to {root}", DatasetError):
+        lines = whole_lines(path)
+    done = []
+    for number, line in enumerate(lines):
+        where = f"{path}:{number + 1}"
+        attempt = parse_json(line, Logged, where, ProtocolError)
+        if attempt.seed != plan.first_seed + number:
+            raise ProtocolError(
+                f"{where} has the seed {attempt.seed}, expected {plan.first_seed + number}: lines "
+                "are missing or of another collection; use another folder"
+            )
+        done.append(attempt.success)
+    return done
 
 
 def _log_attempt(root: Path, attempt: Attempt) -> None:
@@ -324,7 +371,8 @@ def _log_attempt(root: Path, attempt: Attempt) -> None:
         "success": attempt.success,
         "steps": len(attempt.frames),
     }
-    append_line(root / ATTEMPTS_FILE, json.dumps(line))
+    with explained(f"record to {root}", DatasetError):
+        append_line(root / ATTEMPTS_FILE, json.dumps(line))
 
 
 def _save(writer: EpisodeWriter, attempt: Attempt) -> None:

@@ -34,6 +34,28 @@ class Steer:
         # Late in an episode it loses interest, so that some episodes fail.
         return np.clip(action, -1, 1) / max(1.0, len(steps) - 11.0)
 
+class Seeker:
+    """Lives beside its environment, steers straight to the mark and remembers nothing."""
+
+    def __init__(self, env):
+        pass
+
+    def reset(self, session=None, *, episode=None):
+        pass
+
+    def act(self, obs, *, session="default"):
+        state, action = obs["state.state"], np.zeros(7, np.float32)
+        action[:2] = np.clip((state[3:5] - state[:2]) / 0.1, -1, 1)
+        return action
+
+class Raising(Seeker):
+    """Raises at a mark far to the right, as long as there is a file to say so."""
+
+    def act(self, obs, *, session="default"):
+        if obs["state.state"][3] > 0.55 and os.path.exists(os.environ["BROKEN"]):
+            raise RuntimeError("the expert broke")
+        return super().act(obs)
+
 class Together(Steer):
     # While it thinks about one observation, others come in.
     pause = 0.01

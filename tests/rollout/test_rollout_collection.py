@@ -1,12 +1,16 @@
 """Demonstrations from the real simulator: kept, gone on with, and away from held-back starts."""
 
+import io
 import json
+import shutil
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.errors import ProtocolError
+from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
 from dzrobot.rollout.collection import (
     ATTEMPTS_FILE,
     PLAN_FILE,
@@ -21,6 +25,11 @@ LIFT = CollectionPlan(
     env="dzrobot/lift-v0", env_arguments={"resolution": 128, "quality": "draft"},
     embodiment=ROBOT.tag, episodes=2, noise=0.2, hold_steps=2,
 )  # fmt: skip
+POINT = CollectionPlan(
+    env="dzrobot/point-v0", env_arguments={"resolution": 128}, embodiment=ROBOT.tag,
+    policy="rollout_policies:Seeker", episodes=4, noise=0.9, max_steps=16,
+)  # fmt: skip
+"""Costs no simulator; with so much noise some attempts fail."""
 
 
 class CtrlCError(Exception):
@@ -61,13 +70,55 @@ def test_demonstrations_are_what_training_reads(lifts):
     assert window["annotation.task"] == "lift the red cube"
 
 
-def test_interrupted_and_gone_on_with_is_the_same_to_the_byte(lifts, tmp_path):
+@pytest.fixture(scope="module")
+def points(policies, tmp_path_factory):
+    """Return four demonstrations without a simulator, collected without a break."""
+    root = tmp_path_factory.mktemp("straight") / "points"
+    assert collect(POINT, root).episodes == 4
+    assert {attempt["success"] for attempt in attempts(root)} == {True, False}
+    return root
+
+
+def test_interrupted_and_gone_on_with_is_the_same_to_the_byte(points, tmp_path):
     with pytest.raises(CtrlCError):
-        collect(LIFT, tmp_path, report=interrupt)
+        collect(POINT, tmp_path, report=interrupt)
     assert len(attempts(tmp_path)) == 1
-    collect(LIFT, tmp_path, workers=2)
-    assert data_files(tmp_path) == data_files(lifts)
-    assert attempts(tmp_path) == attempts(lifts)
+    collect(POINT, tmp_path, workers=2)
+    assert data_files(tmp_path) == data_files(points)
+    assert attempts(tmp_path) == attempts(points)
+
+
+def test_a_fresh_simulator_repeats_what_a_used_one_gave(lifts):
+    """To the bit, so that an interruption, which starts simulators anew, does not show."""
+    last = attempts(lifts)[-1]
+    again = run_attempt(LIFT, last["seed"])
+    assert (again.success, len(again.frames)) == (True, last["steps"])
+    rows = pq.read_table(max(lifts.rglob("episode_*.parquet"))).to_pylist()
+    view = ROBOT.views[0]
+    for row, (observation, action) in zip(rows, again.frames, strict=True):
+        np.testing.assert_array_equal(row["action"], action)
+        np.testing.assert_array_equal(row["observation.state"], observation["state.state"])
+        picture = Image.open(io.BytesIO(row[view.feature]["bytes"]))
+        np.testing.assert_array_equal(picture, observation[view.key])
+
+
+def test_a_collection_that_is_whole_stays_as_it_is(points, tmp_path):
+    root = shutil.copytree(points, tmp_path / "set")
+    before = attempts(root)
+    done = collect(POINT, root)
+    assert (done.episodes, done.attempts) == (4, len(before))
+    assert attempts(root) == before
+    more = CollectionPlan(**{**vars(POINT), "episodes": 5})
+    assert collect(more, root).episodes == 5
+
+
+def test_killed_between_the_episode_and_its_line(points, tmp_path):
+    root = shutil.copytree(points, tmp_path / "set")
+    path = root / ATTEMPTS_FILE
+    path.write_bytes(path.read_bytes()[:-5])
+    assert collect(POINT, root).episodes == 4
+    assert path.read_bytes() == (points / ATTEMPTS_FILE).read_bytes()
+    assert data_files(root) == data_files(points)
 
 
 def test_another_plan_is_refused_and_nothing_is_lost(lifts):
@@ -76,6 +127,64 @@ def test_another_plan_is_refused_and_nothing_is_lost(lifts):
     with pytest.raises(ProtocolError, match=r"noise: 0\.2 there, 0\.5 given"):
         collect(other, lifts)
     assert (lifts / PLAN_FILE).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (PLAN_FILE, b"null", "collection.json"),
+        (PLAN_FILE, b"[" * 100_000, "collection.json is nested 100000 levels"),
+        (PLAN_FILE, b'{"env": "\xe9"}', "collection.json is no UTF-8"),
+        (PLAN_FILE, b'{"surplus": 1}', "surplus: 1 there, None given"),
+        (ATTEMPTS_FILE, b"null\n", "attempts.jsonl:1"),
+        (ATTEMPTS_FILE, b'{"seed": 1000000}\n', "attempts.jsonl:1 has 3 faults"),
+        (ATTEMPTS_FILE, b"[" * 100_000 + b"\n", "attempts.jsonl:1 is nested"),
+        (ATTEMPTS_FILE, b'{"seed": 7, "init_state_id": 0, "success": true, "steps": 3}\n',
+         "has the seed 7, expected 1000000"),
+    ],
+)  # fmt: skip
+def test_spoiled_notes_of_a_collection_are_one_message(points, tmp_path, name, content, said):
+    root = shutil.copytree(points, tmp_path / "set")
+    (root / name).write_bytes(content)
+    with pytest.raises(ProtocolError, match=said):
+        collect(POINT, root)
+    assert data_files(root) == data_files(points)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"env": "nobody/knows-v0"}, UnknownNameError),
+        ({"env_arguments": {"resolusion": 128}}, UnknownNameError),
+        ({"env_arguments": {"resolution": "wide"}}, ConfigError),
+        ({"policy": "nobody"}, UnknownNameError),
+        ({"policy": "nobody:Expert"}, UnknownNameError),
+        ({"policy": "rollout_policies:Nobody"}, UnknownNameError),
+    ],
+)
+def test_what_cannot_be_collected_is_said_before_anything_is_written(tmp_path, changes, error):
+    with pytest.raises(error):
+        collect(CollectionPlan(**{**vars(POINT), **changes}), tmp_path / "set")
+    assert not (tmp_path / "set").exists()
+
+
+def test_an_attempt_that_raises_ends_the_collection_and_keeps_the_rest(tmp_path, monkeypatch):
+    broken = tmp_path / "broken"
+    monkeypatch.setenv("BROKEN", str(broken))
+    broken.touch()
+    plan = CollectionPlan(**{**vars(POINT), "policy": "rollout_policies:Raising"})
+    with pytest.raises(ProtocolError, match="raised RuntimeError: the expert broke"):
+        collect(plan, tmp_path / "set")
+    broken.unlink()
+    assert collect(plan, tmp_path / "set").episodes == 4
+
+
+def test_each_plan_has_its_own_limit_of_steps(policies):
+    """Two plans in one process: the second does not act in the environment of the first."""
+    seeds = range(POINT.first_seed, POINT.first_seed + 3)
+    short = CollectionPlan(**{**vars(POINT), "max_steps": 3})
+    assert not any(run_attempt(short, seed).success for seed in seeds)
+    assert any(run_attempt(POINT, seed).success for seed in seeds)
 
 
 def test_starts_are_taken_in_turn():
