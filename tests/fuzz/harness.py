@@ -9,9 +9,11 @@ import contextlib
 import copy
 import json
 import logging
+import mmap
 import os
 import resource
 import signal
+import struct
 import sys
 import tempfile
 import threading
@@ -35,6 +37,7 @@ MORE_SECONDS = 2.0
 _ADDRESS_SPACE = 4 * 2**30
 _PATIENCE_S = 120.0
 _DEPTH = 100_000
+_COUNT = struct.Struct("q")
 _MARK = "\ue000"
 
 _RAW = {
@@ -184,10 +187,11 @@ def run(argv: Sequence[object], *, prepare: Callable[[], None] = lambda: None) -
         prepare: Called in the child before the command, for limits such as those on file sizes.
     """
     words = tuple(map(str, argv))
-    with tempfile.TemporaryFile() as caught:
-        began = _resident()
+    with tempfile.TemporaryFile() as caught, mmap.mmap(-1, _COUNT.size) as shared:
         child = os.fork()
         if child == 0:
+            # The child's own count: it begins with fewer pages than its parent holds.
+            _COUNT.pack_into(shared, 0, _resident())
             _be_the_command(words, caught.fileno(), prepare)
         watch = threading.Timer(_PATIENCE_S, os.killpg, (child, signal.SIGABRT))
         watch.start()
@@ -195,6 +199,7 @@ def run(argv: Sequence[object], *, prepare: Callable[[], None] = lambda: None) -
         watch.cancel()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
+        (began,) = _COUNT.unpack_from(shared)
         caught.seek(0)
         output = caught.read().decode("utf-8", "replace")
     return Result(

@@ -1,7 +1,9 @@
 """Every published layout gives the same network; nothing is guessed, nothing half-loaded."""
 
+import io
 import json
 import math
+import pickle
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from checkpoint_layouts import (
     write_dcp_run,
     write_pickled,
 )
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 from dzrobot.errors import UnknownNameError
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
@@ -67,34 +71,39 @@ def test_distributed_checkpoint(tiny, tmp_path):
 def test_distributed_checkpoint_of_several_ranks(tiny, tmp_path):
     """Pieces of one tensor lie in different files: cut the way sharded training cuts them."""
     run = write_dcp_run(tiny, tmp_path / "run")
-    source = open_checkpoint(run).weights
     name = "action_head.model.blocks.0.ffn.0.weight"
+    source = open_checkpoint(run).weights
     whole = dict(source.stream([name]))[name]
-    _split_first_axis(source, name)
-    assert len(source.metadata.state_dict_metadata[source.raw[name]].chunks) == 2
-    torch.testing.assert_close(dict(source.stream([name]))[name], whole, rtol=0, atol=0)
+    _split_first_axis(source.folder, name, whole)
+    again = open_checkpoint(run).weights
+    assert {piece.file.name for piece in again.stored[name].pieces} == {
+        "__0_0.distcp",
+        "__1_0.distcp",
+    }
+    torch.testing.assert_close(dict(again.stream([name]))[name], whole, rtol=0, atol=0)
 
 
-def _split_first_axis(source, name):
-    """Rewrite one tensor of a distributed checkpoint as two pieces in a second file."""
-    import io
-
-    from torch.distributed.checkpoint.filesystem import _StorageInfo
-    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
-
-    raw = source.raw[name]
-    whole = dict(source.stream([name]))[name]
-    chunks, blob = [], b""
-    for start, piece in ((0, whole[:40]), (40, whole[40:])):
+def _split_first_axis(folder, name, whole):
+    """Leave rows 0..39 of a tensor in its file, under a size of their own, and move the rest."""
+    description = pickle.loads((folder / ".metadata").read_bytes())
+    (raw,) = (n for n in description.state_dict_metadata if n.endswith(name))
+    first = description.storage_data[MetadataIndex(raw, torch.Size((0, 0)))]
+    chunks, places = [], {}
+    for file, start, piece in (
+        (first.relative_path, 0, whole[:40]),
+        ("__1_0.distcp", 40, whole[40:]),
+    ):
         buffer = io.BytesIO()
         torch.save(piece.clone(), buffer)
         offsets = torch.Size((start, 0))
         chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=piece.shape))
-        place = _StorageInfo("__1_0.distcp", len(blob), len(buffer.getvalue()))
-        source.metadata.storage_data[MetadataIndex(raw, offsets)] = place
-        blob += buffer.getvalue()
-    (source.folder / "__1_0.distcp").write_bytes(blob)
-    source.metadata.state_dict_metadata[raw].chunks = chunks
+        with (folder / file).open("ab") as held:
+            place = _StorageInfo(file, held.tell(), len(buffer.getvalue()))
+            held.write(buffer.getvalue())
+        places[MetadataIndex(raw, offsets)] = place
+    description.storage_data.update(places)
+    description.state_dict_metadata[raw].chunks = chunks
+    (folder / ".metadata").write_bytes(pickle.dumps(description))
 
 
 def test_cold_start(tiny, tmp_path):
