@@ -63,10 +63,65 @@ def use_context(sim: Any) -> None:
         sim._render_context_offscreen.gl_ctx.make_current()
 
 
-def free_context(sim: Any) -> None:
-    """Free what ``sim`` holds on the OpenGL side, now: at interpreter exit it is too late."""
-    context = sim._render_context_offscreen
-    if context is not None:
-        context.gl_ctx.make_current()
-        context.con.free()
-        context.gl_ctx.free()
+def free_context(context: Any) -> None:
+    """Free robosuite's drawing context now: at interpreter exit it is too late."""
+    context.gl_ctx.make_current()
+    context.con.free()
+    context.gl_ctx.free()
+
+
+_UPLOADED = ("mesh_", "tex_", "mat_", "hfield_", "skin_")
+_AT_UPLOAD = {
+    "quality": ("offsamples", "shadowsize", "numslices", "numstacks", "numquads"),
+    "global_": ("offwidth", "offheight", "linewidth"),
+}
+
+
+def same_drawing(one: Any, other: Any) -> bool:
+    """Return whether two models (robosuite's) upload the same to a drawing context."""
+    one, other = one._model, other._model
+    settings = all(
+        getattr(getattr(one.vis, part), name) == getattr(getattr(other.vis, part), name)
+        for part, names in _AT_UPLOAD.items()
+        for name in names
+    )
+    return settings and all(
+        getattr(one, name).tobytes() == getattr(other, name).tobytes()
+        for name in dir(one)
+        if name.startswith(_UPLOADED)
+    )
+
+
+def hand_over(context: Any, sim: Any) -> None:
+    """Let ``sim``, which has none, draw with another scene's context; see :func:`same_drawing`.
+
+    What remains is what a new context of ``sim`` would be: meshes and textures are there, all that
+    follows from the scene's own size and pose is set anew.
+    """
+    import mujoco
+
+    context.gl_ctx.make_current()
+    sim.forward()
+    sim.add_render_context(context)
+    context.sim, context.model, context.data = sim, sim.model, sim.data
+    model, drawn = sim.model._model, context.con
+    context.scn = mujoco.MjvScene(model, maxgeom=context.scn.maxgeom)
+    context.cam = mujoco.MjvCamera()
+    context.cam.fixedcamid, context.cam.type = 0, mujoco.mjtCamera.mjCAMERA_FIXED
+    context.vopt, context.pert = mujoco.MjvOption(), mujoco.MjvPerturb()
+    context.pert.active, context.pert.select, context.pert.skinselect = 0, 0, -1
+    for name, value in scene_settings(model).items():
+        setattr(drawn, name, value)
+    mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, drawn)
+
+
+def scene_settings(model: Any) -> dict[str, Any]:
+    """Return what MuJoCo writes into a drawing context from the scene's extent and map."""
+    extent, scene = model.stat.extent, model.vis.map
+    return {
+        "shadowClip": extent * scene.shadowclip,
+        "shadowScale": scene.shadowscale,
+        "fogStart": extent * scene.fogstart,
+        "fogEnd": extent * scene.fogend,
+        "fogRGBA": model.vis.rgba.fog,
+    }

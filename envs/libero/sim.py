@@ -11,7 +11,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dzrobot.envs.libero.rendering import check_rendering, free_context, use_context
+from dzrobot.envs.libero.rendering import (
+    check_rendering,
+    free_context,
+    hand_over,
+    same_drawing,
+    use_context,
+)
 from dzrobot.errors import SimulatorError
 
 Raw = Mapping[str, Any]
@@ -147,8 +153,8 @@ class Simulation:
         """Free the scene and its drawing context; closing twice is harmless."""
         _open.discard(self)
         if self._env.sim is not None:
-            free_context(self._env.sim)
             self._env.close()
+        self._env.drop_context()
 
     def _check_physics(self) -> None:
         # MuJoCo resets a diverged scene to its rest state by itself, and only writes a log line.
@@ -168,14 +174,31 @@ class _SparingCameras:
     """Mixed into a robosuite environment: its cameras draw only while ``drawing`` is True.
 
     Only the work is left out. Each camera is still sampled when it would have been, so that the
-    pictures that are drawn are the ones the original environment returns.
+    pictures that are drawn are the ones the original environment returns. A new scene takes over
+    the drawing context of the one before if both draw the same meshes and textures: to upload them
+    is most of a reset.
     """
 
     drawing = False
 
     def __init__(self, *, picture: Picture, **arguments: Any) -> None:
         self.picture = picture
+        self._kept: Any = None
         super().__init__(**arguments)
+
+    def drop_context(self) -> None:
+        """Free the drawing context that was kept for the next scene, if there is one."""
+        if self._kept is not None:
+            free_context(self._kept)
+            self._kept = None
+
+    def _destroy_sim(self) -> None:
+        if self.sim is not None:
+            self._kept, self.sim._render_context_offscreen = (
+                self.sim._render_context_offscreen,
+                None,
+            )
+        super()._destroy_sim()  # type: ignore[misc]
 
     def _create_camera_sensors(
         self, *arguments: Any, **keywords: Any
@@ -197,6 +220,10 @@ class _SparingCameras:
             self.sim.model.vis.quality.offsamples = 0  # type: ignore[attr-defined]
 
     def _reset_internal(self) -> None:
+        if self._kept is not None and same_drawing(self._kept.model, self.sim.model):
+            hand_over(self._kept, self.sim)
+            self._kept = None
+        self.drop_context()
         super()._reset_internal()  # type: ignore[misc]
         context = self.sim._render_context_offscreen  # type: ignore[attr-defined]
         if self.picture.quality == "draft" and context is not None:

@@ -31,7 +31,7 @@ def make(case):
     made = []
 
     def make(**options):
-        env = gym.make(case[0], **case[1], **DRAFT, **options)
+        env = gym.make(case[0], **case[1], **{**DRAFT, **options})
         made.append(env)
         return env
 
@@ -92,6 +92,19 @@ def test_interleaved_simulators_draw_their_own_scene(make):
     together.append(one.step(actions(1)[0]))
     assert_same(alone[1:], together[:-1])
     assert together[-1][0]["video.image"].std() > 10, "a picture is still drawn"
+
+
+def test_a_scene_draws_the_same_with_the_context_of_the_one_before(make, monkeypatch):
+    """Kept, the context saves most of a reset; nothing in a picture may tell."""
+    env = make(quality="full")
+    env.reset(seed=8)
+    context = env.unwrapped.simulation.env.sim._render_context_offscreen
+    kept = rollout(env, 57, count=1)
+    assert env.unwrapped.simulation.env.sim._render_context_offscreen is context
+    monkeypatch.setattr("dzrobot.envs.libero.sim.same_drawing", lambda *_: False)
+    fresh = rollout(env, 57, count=1)
+    assert env.unwrapped.simulation.env.sim._render_context_offscreen is not context
+    assert_same(kept, fresh)
 
 
 def test_observations_are_fresh_and_complete(make):
