@@ -180,6 +180,8 @@ class _SparingCameras:
     """
 
     drawing = False
+    sim: Any
+    """robosuite's; None while there is no scene."""
 
     def __init__(self, *, picture: Picture, **arguments: Any) -> None:
         self.picture = picture
@@ -217,7 +219,7 @@ class _SparingCameras:
         super()._initialize_sim(xml_string)  # type: ignore[misc]
         if self.picture.quality == "draft":
             # Read when the drawing context is made, right after this.
-            self.sim.model.vis.quality.offsamples = 0  # type: ignore[attr-defined]
+            self.sim.model.vis.quality.offsamples = 0
 
     def _reset_internal(self) -> None:
         if self._kept is not None and same_drawing(self._kept.model, self.sim.model):
@@ -225,7 +227,7 @@ class _SparingCameras:
             self._kept = None
         self.drop_context()
         super()._reset_internal()  # type: ignore[misc]
-        context = self.sim._render_context_offscreen  # type: ignore[attr-defined]
+        context = self.sim._render_context_offscreen
         if self.picture.quality == "draft" and context is not None:
             import mujoco
 
