@@ -18,6 +18,7 @@ import dzrobot
 from dzrobot.cli import COMMANDS, available
 from dzrobot.config import field_notes
 from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.training import rlinf
 from dzrobot.training.config import SFTConfig
 
 CONFIGURATIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
@@ -62,6 +63,28 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
+def write_rlinf(page: io.TextIOBase) -> None:
+    """Write what the names of RLinf's recipes are here, from the table that a recipe is read by."""
+    page.write(
+        "# Names of RLinf's recipes\n\n`dzrobot import-rlinf YAML` writes a whole recipe of theirs "
+        "as one of ours and lists what it dropped. A name of theirs in a recipe or on the command "
+        "line is refused with its name here.\n"
+    )
+    tables: tuple[tuple[str, Iterator[tuple[str, str]]], ...] = (
+        ("Sections", ((f"`{a}.*`", f"`{b}.*`") for a, b in rlinf.SECTIONS.items())),
+        ("Fields", ((f"`{a}`", f"`{b}`") for a, b in rlinf.RENAMED.items())),
+        ("Values, taken as they are", (
+            (f"`{name}={value}`", ", ".join(f"`{a}={b}`" for a, b in meaning.items()))
+            for name, meanings in rlinf.VALUES.items() for value, meaning in meanings.items()
+        )),
+        ("Without a counterpart", ((f"`{a}`", b) for a, b in sorted(rlinf.DROPPED.items()))),
+    )  # fmt: skip
+    for title, rows in tables:
+        page.write(f"\n## {title}\n\n| there | here |\n|---|---|\n")
+        for theirs, ours in rows:
+            page.write(f"| {_cell(theirs)} | {_cell(ours)} |\n")
+
+
 def write_python(page: io.TextIOBase) -> None:
     """Write one entry a public module, which mkdocstrings fills."""
     page.write("# Python\n\nPublic names by module. A name with a leading underscore is ours.\n")
@@ -80,6 +103,7 @@ def public_modules(package: ModuleType) -> Iterator[str]:
 for _name, _write in (
     ("reference/commands.md", write_commands),
     ("reference/configuration.md", write_configuration),
+    ("reference/rlinf.md", write_rlinf),
     ("reference/python.md", write_python),
 ):
     with mkdocs_gen_files.open(_name, "w") as _page:

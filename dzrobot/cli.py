@@ -29,6 +29,7 @@ COMMANDS = {
     "stats": ("stats", "measure normalisation statistics of datasets"),
     "inspect-data": ("inspect_data", "show what a dataset holds"),
     "consolidate": ("consolidate", "pack the files of a recording"),
+    "import-rlinf": ("import_rlinf", "write one of RLinf's recipes as one of ours"),
     "train": ("train", "fine-tune a checkpoint"),
     "export": ("export", "write a checkpoint of a training run as a policy's"),
     "plan": ("plan", "check a training run and tell what it will need"),

@@ -81,28 +81,48 @@ class RawConfig:
     """``file:line`` or the override itself, by place."""
 
     def where(self, place: Place) -> str:
-        """Return where the value at ``place``, or what contains it, was written; else ''."""
-        for length in range(len(place), 0, -1):
+        """Return where the value at ``place`` was written, else what it holds or is in; else ''."""
+        if place in self.origins:
+            return self.origins[place]
+        for known, origin in self.origins.items():
+            if known[: len(place)] == place:
+                return origin
+        for length in range(len(place) - 1, 0, -1):
             if place[:length] in self.origins:
                 return self.origins[place[:length]]
         return ""
 
-    def build(self, model: type[Model]) -> Model:
+    def build(self, model: type[Model], faults: Sequence[tuple[str, str]] = ()) -> Model:
         """Return the values as a ``model``.
 
+        Args:
+            model: What to build.
+            faults: Already known; told together with those of the values.
+
         Raises:
-            ConfigError: they do not fit; one line per fault.
+            ConfigError: they do not fit, or ``faults`` are given; one line per fault.
         """
         try:
-            return model.model_validate(self.values)
+            built = model.model_validate(self.values)
         except ValidationError as error:
-            raise self.error(_faults(error, model)) from error
+            raise self.error([*faults, *_faults(error, model)]) from error
+        if faults:
+            raise self.error(faults)
+        return built
+
+    def faults(self, model: type[BaseModel]) -> list[tuple[str, str]]:
+        """Return what keeps the values from being a ``model``: dotted field and message each."""
+        try:
+            model.model_validate(self.values)
+        except ValidationError as error:
+            return _faults(error, model)
+        return []
 
     def error(self, faults: Sequence[tuple[str, str]]) -> ConfigError:
         """Return the error that lists ``faults``, pairs of dotted field and message."""
         lines = []
         for name, message in faults[:_SHOWN]:
-            origin = self.where(_place(name))
+            origin = self.where(place_of(name))
             lines.append(f"  {name}: {message}" + (f" ({origin})" if origin else ""))
         if len(faults) > _SHOWN:
             lines.append(f"  and {len(faults) - _SHOWN} more")
@@ -238,7 +258,7 @@ def _parsed(override: str) -> tuple[Place, Any]:
         )
     if name.count(".") >= DEEPEST:
         raise ConfigError(f"{shorten(override)}: a name has at most {DEEPEST} parts")
-    return _place(name), parse_value(text)
+    return place_of(name), parse_value(text)
 
 
 def parse_value(text: str) -> Any:
@@ -285,7 +305,8 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _place(name: str) -> Place:
+def place_of(name: str) -> Place:
+    """Return the place of a dotted name: its keys, and list positions as numbers."""
     # int() takes digits of every script, and "²" is one that it does not take.
     return tuple(int(part) if _POSITION.match(part) else part for part in name.split("."))
 

@@ -5,10 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dzrobot.commands import flags
-from dzrobot.config import load_config, read_config
+from dzrobot.config import read_config
 from dzrobot.errors import ConfigError
-from dzrobot.training.config import SFTConfig
-from dzrobot.training.recipe import find_recipe
+from dzrobot.training.recipe import find_recipe, read_recipe
 from dzrobot.training.validate.recipe import find_faults
 from dzrobot.training.validate.weights import known_network
 
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan; refuse what does not fit."""
     recipe = find_recipe(args.recipe)
     written = read_config(recipe).values
-    config = load_config(SFTConfig, recipe, [*_placeholders(written), *args.overrides])
+    _, config = read_recipe(args.recipe, [*_placeholders(written), *args.overrides])
     faults = [
         f"  {fault.field}: {fault.message}"
         for fault in find_faults(config, args.gpus)

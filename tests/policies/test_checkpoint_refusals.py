@@ -198,6 +198,11 @@ def test_hub_cache_is_used_offline(monkeypatch, tmp_path, tiny_folders):
     assert locate("someone/some-checkpoint", commit).name == commit
     with pytest.raises(CheckpointError, match="at revision v2"):
         locate("someone/some-checkpoint", "v2")
+    # One file of a repository, as component files of a cold start are named.
+    (repo / "snapshots" / commit / "Wan2.2_VAE.pth").write_bytes(b"weights")
+    assert locate("someone/some-checkpoint/Wan2.2_VAE.pth").read_bytes() == b"weights"
+    with pytest.raises(CheckpointError, match=r"has no file Wan2\.1_VAE\.pth"):
+        locate("someone/some-checkpoint/Wan2.1_VAE.pth")
 
 
 def test_revision_of_a_local_path(single):

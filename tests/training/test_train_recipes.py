@@ -17,7 +17,8 @@ from dzrobot.errors import ConfigError, UnknownNameError
 from dzrobot.training.architecture import run_embodiment
 from dzrobot.training.config import SFTConfig
 from dzrobot.training.optim import schedule_factor
-from dzrobot.training.recipe import RECIPES, RETIRED, find_recipe, load_recipe
+from dzrobot.training.recipe import RECIPES, find_recipe, load_recipe
+from dzrobot.training.rlinf import DROPPED
 from dzrobot.training.validate.recipe import find_faults
 
 ROOT = Path(__file__).parents[2]
@@ -227,7 +228,7 @@ def test_unknown_fields_get_a_suggestion_and_retired_ones_a_reason(train_root, t
         load_recipe(str(recipe), overrides, 1)
     text = str(caught.value)
     assert "model_path" in text.split("model.modelpath")[1]
-    assert RETIRED["data.lazy_load"] in text
+    assert DROPPED["data.lazy_load"] in text
     assert "optim.lr" in text
 
 

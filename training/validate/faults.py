@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dzrobot.policies.dreamzero.checkpoints.hub import is_hub_file, is_hub_id
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -15,15 +17,15 @@ class Fault:
     message: str
 
 
-def missing_path(field: str, path: str) -> Iterator[Fault]:
-    """Refuse a local path that is not there; hub ids are looked up later."""
-    if not Path(path).expanduser().exists() and not _is_hub_id(path):
-        yield Fault(field, f"{path} does not exist; give a local path or a hub id owner/name")
+def missing_path(field: str, path: str, *, one_file: bool = False) -> Iterator[Fault]:
+    """Refuse a local path that is not there; hub ids are looked up later.
 
-
-def _is_hub_id(path: str) -> bool:
-    return (
-        not path.startswith(("/", ".", "~"))
-        and path.count("/") == 1
-        and not path.endswith((".pth", ".json"))
-    )
+    Args:
+        field: Dotted name in the recipe.
+        path: As it was written.
+        one_file: Whether ``owner/name/file.pth``, a file of a repository, may stand there too.
+    """
+    known = is_hub_file(path) if one_file else False
+    if not Path(path).expanduser().exists() and not known and not is_hub_id(path):
+        form = "owner/name/file.pth" if one_file else "owner/name"
+        yield Fault(field, f"{path} does not exist; give a local path or a hub id {form}")

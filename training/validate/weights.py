@@ -37,7 +37,9 @@ def weight_faults(model: ModelConfig) -> Iterator[Fault]:
             f"a cold start needs all of {', '.join(sorted(parts))}",
         )
     for name in given:
-        yield from missing_path(f"model.{name}", parts[name])
+        # Of the components only the transformer is a whole repository.
+        whole = name.startswith("diffusion")
+        yield from missing_path(f"model.{name}", parts[name], one_file=not whole)
     if given:
         yield from _component_versions(model)
     yield from _architecture_origin(model)

@@ -5,12 +5,20 @@ from pathlib import Path
 
 from dzrobot.errors import CheckpointError
 
-_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_REPO_ID = re.compile(r"(?!.*\.(?:pth|pt|bin|safetensors|json|yaml)$)[A-Za-z0-9][\w.-]*/[\w.-]+")
+_REPO_FILE = re.compile(
+    r"([A-Za-z0-9][\w.-]*/[\w.-]+)/((?:\w[\w.-]*/)*\w[\w.-]*\.(?:pth|pt|bin|safetensors))"
+)
 _PATTERNS = [
     "config.json", "*.safetensors", "*.safetensors.index.json", "experiment_cfg/*",
     "tokenizer/*", "*full_weights.pt",
     "dzrobot_passport.json", "adapter_config.json", "adapter_model.bin", "README.md", "SHA256SUMS",
 ]  # fmt: skip
+
+
+def is_hub_file(text: str) -> bool:
+    """Return whether ``text`` has the form ``owner/name/file.pth`` and is no path here."""
+    return _REPO_FILE.fullmatch(text) is not None and not Path(text).exists()
 
 
 def is_hub_id(text: str) -> bool:
@@ -19,12 +27,12 @@ def is_hub_id(text: str) -> bool:
 
 
 def locate(path_or_repo: str | Path, revision: str | None = None) -> Path:
-    """Return the local path of a checkpoint; an ``owner/name`` id is fetched from the hub.
+    """Return the local path of a checkpoint; what a hub id names is fetched from the hub.
 
     The hub's cache is used, also offline (``HF_HUB_OFFLINE=1``).
 
     Args:
-        path_or_repo: Folder, file, or ``owner/name``.
+        path_or_repo: Folder, file, ``owner/name``, or ``owner/name/file`` for one file of it.
         revision: Branch, tag or commit of a hub repository.
 
     Raises:
@@ -50,6 +58,12 @@ def locate(path_or_repo: str | Path, revision: str | None = None) -> Path:
                 "revision out"
             )
         return path
+    one = None if isinstance(path_or_repo, Path) else _REPO_FILE.fullmatch(path_or_repo)
+    if one is not None:
+        file = fetch(one[1], revision, [one[2]]) / one[2]
+        if not file.is_file():
+            raise CheckpointError(f"the hub's repository {one[1]} has no file {one[2]}")
+        return file
     if isinstance(path_or_repo, Path) or not _REPO_ID.fullmatch(path_or_repo):
         raise CheckpointError(
             f"no checkpoint at {path}; give a folder, a file, or a Hugging Face id owner/name"
