@@ -19,7 +19,7 @@ export MUJOCO_GL ?= egl
 # One thread per process: the tests and simulators run side by side.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-arm goldens kill-points lerobot setup system lint types layers smoke docs check tiny clean
+.PHONY: help demo test test-long test-arm goldens kill-points lerobot setup system lint types layers smoke docs check tiny clean
 
 help:  ## what one can make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -28,7 +28,11 @@ demo: setup  ## evaluate the bundled policy in the simulator
 	$(BIN)/python examples/eval_libero.py
 
 test: setup  ## run the tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not robot"
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not robot and not long"
+
+# The long forms: more processes, more layouts, the real simulator killed in the middle.
+test-long: setup  ## run the long forms of some tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "long and not robot"
 
 # The arm's drivers against the emulated devices, and its table of faults. Not part of `make test`:
 # they have not yet been run to their end on a quiet machine since drivers live in processes of their

@@ -70,6 +70,7 @@ def test_libero_starts_silently_from_nothing(run, libero_assets, tmp_path):
     assert any(name.endswith("config.yaml") for name in files(tmp_path / "cache"))
 
 
+@pytest.mark.long
 def test_both_opengl_backends_draw_the_same_picture(run, tmp_path):
     pytest.importorskip("robosuite", reason="no simulator: pip install 'dzrobot[libero]'")
     egl, torch = run("dzrobot/lift-v0")

@@ -67,6 +67,7 @@ def test_a_checkpoint_is_opened_once(checkpoint):
     assert read.count(checkpoint) == 1
 
 
+@pytest.mark.long
 @pytest.mark.libero
 def test_libero_killed_in_the_middle_and_gone_on_with(libero_assets, command, checkpoint, tmp_path):
     run = (

@@ -93,7 +93,9 @@ def fit(vae, data, saves, report):
     )
 
 
-@pytest.mark.parametrize("stop", [SHORT.steps - 1, SHORT.steps + 2])
+@pytest.mark.parametrize(
+    "stop", [SHORT.steps - 1, pytest.param(SHORT.steps + 2, marks=pytest.mark.long)]
+)
 def test_a_stopped_fit_goes_on_to_the_same_bits(stop, vae, data, tmp_path):
     fresh, path, seen = copy.deepcopy(vae), tmp_path / "kept", []
 
@@ -124,6 +126,7 @@ def test_a_stopped_fit_of_something_else_is_refused(vae, data, tmp_path):
         Saves(path, {"steps": "4"})
 
 
+@pytest.mark.long
 def test_init_goes_on_after_a_kill(train_root, train_environment, tmp_path):
     def start(target):
         command = [

@@ -49,6 +49,7 @@ def test_recompute_changes_no_bit(pair):
         assert torch.equal(selective["gradients"][name], gradient), name
 
 
+@pytest.mark.long
 def test_hybrid_sharding_on_four_processes(launches, alone):
     launches.run(4, "equal_gradients")
     close(torch.load(launches.output / "w4-hsdp.pt"), alone, 1e-6)
@@ -108,6 +109,7 @@ def test_a_checkpoint_fits_one_process(pair, train_root, solo):
     assert lines[0]["loss"] == pytest.approx(lines[1]["loss"], abs=1e-5)
 
 
+@pytest.mark.long
 def test_a_checkpoint_fits_three_processes(pair, launches):
     launches.run(3, "three")
     assert launches.result("three", 3)["restored"] == pair.result("first_half", 2)["digest"]
@@ -165,6 +167,7 @@ def test_open_loop_errors_are_logged(pair):
     assert [sum(steps) / len(steps), sum(dims) / len(dims)] == pytest.approx([mean, mean])
 
 
+@pytest.mark.long
 def test_a_killed_rank_costs_nothing(pair, launches):
     launches.run(2, "killed", arguments=("--max-restarts", "1"))
     found = launches.result("killed", 2)

@@ -39,7 +39,7 @@ def encodings(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("variant", ["5b", "14b"])
+@pytest.mark.parametrize("variant", ["5b", pytest.param("14b", marks=pytest.mark.long)])
 def test_stored_features_train_to_the_same_bits(train_root, tmp_path, solo, variant):
     root = tmp_path / "world"
     root.mkdir()
