@@ -74,3 +74,18 @@ def golden_path(request: pytest.FixtureRequest) -> Path:
         skip_or_fail("goldens", "no reference numbers: set DZROBOT_GOLDENS")
     path: Path = request.param
     return path
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many bad inputs were tried in each file, and how many held: see tests/fuzz."""
+    counts: dict[str, dict[str, int]] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) == "teardown":
+                area = counts.setdefault(report.nodeid.partition("::")[0], {})
+                for name, count in report.user_properties:
+                    area[name] = area.get(name, 0) + count
+    for area, found in sorted(counts.items()):
+        if found.get("tried"):
+            line = f"{area}: {found['tried']} bad inputs tried, {found['held']} held"
+            terminalreporter.write_line(line)

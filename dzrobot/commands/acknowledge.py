@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+from dzrobot.commands import flags
 from dzrobot.envs.franka.stops import Stops
 from dzrobot.errors import ConfigError
 
@@ -15,8 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Show why an arm was stopped and, once a person has pressed Enter, let the next reset move "
         "it again. Nothing moves now."
     )
-    parser.add_argument("address", help="of the arm, as in its workcell file")
-    parser.add_argument("--lock-folder", help="the workcell's lock_folder, if it has one")
+    parser.add_argument("address", type=flags.text, help="of the arm, as in its workcell file")
+    parser.add_argument(
+        "--lock-folder", type=flags.text, help="the workcell's lock_folder, if it has one"
+    )
     parser.add_argument(
         "--yes", action="store_true", help="a person has looked; for services without a terminal"
     )

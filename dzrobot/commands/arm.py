@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dzrobot.commands import flags
 from dzrobot.commands.signals import Terminated
 from dzrobot.rollout.attended import Attended, Attention, attended
 
@@ -24,11 +25,11 @@ def add_attention(group: Any) -> None:
         "slow_pace",
     )  # fmt: skip
     group.add_argument(
-        "--preview", type=int, metavar="PORT",
+        "--preview", type=flags.whole(0, 65535), metavar="PORT",
         help="arm: show the cameras on a page of this machine; 0 picks a free port",
     )  # fmt: skip
     group.add_argument(
-        "--log", type=Path, metavar="FILE",
+        "--log", type=flags.path, metavar="FILE",
         help="arm: where the operator's log goes (default: beside the output)",
     )  # fmt: skip
 

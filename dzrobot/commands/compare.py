@@ -3,11 +3,11 @@
 import argparse
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from dzrobot.commands import flags
 from dzrobot.errors import ConfigError
 from dzrobot.files import explained, write_json
 from dzrobot.rollout.comparison import Comparison, Results, compare, read_results
@@ -21,14 +21,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Compares every later results folder with the first one, episode by episode: the same "
         "task, initial state and seed. Folders of unlike protocols are refused."
     )
-    parser.add_argument("runs", type=Path, nargs="+", help="results folders; the first is the base")
+    parser.add_argument(
+        "runs", type=flags.path, nargs="+", help="results folders; the first is the base"
+    )
     parser.add_argument(
         "--published",
         metavar="K/N",
         help="also compare each with a published count, such as 495/512",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: 0)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
+    parser.add_argument("--seed", type=flags.seed, default=0, help="of the bootstrap (default: 0)")
+    parser.add_argument("--json", type=flags.path, metavar="FILE", help="write the numbers to FILE")
     parser.add_argument("--flips", action="store_true", help="list the episodes that differ")
 
 

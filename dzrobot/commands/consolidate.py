@@ -1,10 +1,9 @@
 """``dzrobot consolidate``: many episodes per file in a v3.0 recording."""
 
 import argparse
-import math
 from pathlib import Path
 
-from dzrobot.errors import ConfigError
+from dzrobot.commands import flags
 from dzrobot.recording import consolidate
 
 SUMMARY = "pack the files of a v3.0 recording, many episodes in each"
@@ -19,16 +18,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Interrupted anywhere, the recording is whole; run the command again. More episodes can be "
         "recorded afterwards."
     )
-    parser.add_argument("path", type=Path, help="folder of the dataset")
-    parser.add_argument("--data-mb", type=float, default=DATA_MB, help="largest data file, MiB")
-    parser.add_argument("--video-mb", type=float, default=VIDEO_MB, help="largest video, MiB")
+    parser.add_argument("path", type=flags.path, help="folder of the dataset")
+    parser.add_argument(
+        "--data-mb", type=flags.number(0, 10**6), default=DATA_MB, help="largest data file, MiB"
+    )
+    parser.add_argument(
+        "--video-mb", type=flags.number(0, 10**6), default=VIDEO_MB, help="largest video, MiB"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Pack and say how many files are left."""
-    for flag, size in (("--data-mb", arguments.data_mb), ("--video-mb", arguments.video_mb)):
-        if not (math.isfinite(size) and size >= 0):
-            raise ConfigError(f"{flag} {size}: allowed is a size from 0 (one episode a file) up")
     root: Path = arguments.path
     consolidate(root, data_mb=arguments.data_mb, video_mb=arguments.video_mb)
     data = len(list(root.glob("data/*/*.parquet")))

@@ -1,8 +1,8 @@
 """`dzrobot convert`: write a checkpoint in another layout."""
 
 import argparse
-from pathlib import Path
 
+from dzrobot.commands import flags
 from dzrobot.errors import find
 
 _LAYOUTS = ("directory", "full_weights", "dcp", "peft")
@@ -17,40 +17,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype or --merge is given."
     )
     parser.add_argument(
-        "source", nargs="+",
+        "source", type=flags.text, nargs="+",
         help="checkpoint of any layout, a Hugging Face id, or the folders of Wan component files",
     )  # fmt: skip
-    parser.add_argument("target", type=Path, help="new folder, or new .pt file")
+    parser.add_argument("target", type=flags.path, help="new folder, or new .pt file")
     parser.add_argument(
         "--to", choices=_LAYOUTS, help="layout; else by the target: .pt is full_weights"
     )
     parser.add_argument(
-        "--config-from", metavar="DIR",
+        "--config-from", type=flags.text, metavar="DIR",
         help="folder with config.json and experiment_cfg, where the source has none",
     )  # fmt: skip
     parser.add_argument(
-        "--base", nargs="+", default=[], metavar="PATH",
+        "--base", type=flags.text, nargs="+", default=[], metavar="PATH",
         help="base checkpoint or component folders, for a source that holds only what was trained",
     )  # fmt: skip
     parser.add_argument("--merge", action="store_true", help="merge adapters into the weights")
     parser.add_argument("--dtype", choices=_DTYPES, help="convert to this dtype")
     parser.add_argument(
-        "--shard-gb", type=_gigabytes, default=4.0, metavar="GB", help="largest file (default: 4)"
+        "--shard-gb",
+        type=flags.number(1e-6, 1e9),
+        default=4.0,
+        metavar="GB",
+        help="largest file (default: 4)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the tensors that Wan component files lack"
+        "--seed", type=flags.seed, default=0, help="of the tensors that Wan component files lack"
     )
-
-
-def _gigabytes(text: str) -> float:
-    """Return the size of a file in gigabytes, between a kilobyte and an exabyte."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 1e-6 <= value <= 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r}: give gigabytes, from 0.000001 to 1e9")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

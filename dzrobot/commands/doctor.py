@@ -1,10 +1,10 @@
 """``dzrobot doctor franka``: is this workcell ready? Nothing moves."""
 
 import argparse
-from pathlib import Path
 
 from rich.console import Console
 
+from dzrobot.commands import flags
 from dzrobot.envs.franka.cells import Cell, EmulatedCell, RealCell
 from dzrobot.envs.franka.checkup import checkup
 from dzrobot.envs.franka.make import load_workcell
@@ -23,13 +23,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("robot", choices=["franka"], help="what to look at")
     parser.add_argument(
-        "--config", "--workcell", dest="workcell", metavar="CELL",
+        "--config", "--workcell", dest="workcell", type=flags.text, metavar="CELL",
         help="YAML file that describes the workcell, or `emulated`",
     )  # fmt: skip
     parser.add_argument(
-        "--images", type=Path, metavar="DIR", help="keep what each camera shows in this folder"
+        "--images",
+        type=flags.path,
+        metavar="DIR",
+        help="keep what each camera shows in this folder",
     )
-    parser.add_argument("--address", help="of the arm; replaces the workcell's")
+    parser.add_argument("--address", type=flags.text, help="of the arm; replaces the workcell's")
 
 
 def run(arguments: argparse.Namespace) -> int:

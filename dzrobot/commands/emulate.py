@@ -5,7 +5,8 @@ import json
 import signal
 import threading
 
-from dzrobot.envs.emulators.bench import SERIALS, Bench, BenchAddress
+from dzrobot.commands import flags
+from dzrobot.envs.emulators.bench import LARGEST_DOMAIN, SERIALS, Bench, BenchAddress
 
 SUMMARY = "start an emulated robot and cameras on the loopback interface"
 
@@ -13,10 +14,16 @@ SUMMARY = "start an emulated robot and cameras on the loopback interface"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot emulate``."""
     parser.add_argument("robot", choices=["franka"], help="what to emulate")
-    parser.add_argument("--host", default="127.0.0.1", help="loopback address of the arm")
-    parser.add_argument("--domain", type=int, default=42, help="domain of the camera bus")
+    parser.add_argument(
+        "--host", type=flags.text, default="127.0.0.1", help="loopback address of the arm"
+    )
+    parser.add_argument(
+        "--domain", type=flags.whole(0, LARGEST_DOMAIN), default=42, help="domain of the camera bus"
+    )
     parser.add_argument("--no-cameras", action="store_true", help="start the arm alone")
-    parser.add_argument("--rate", type=float, default=1.0, help="robot seconds per wall second")
+    parser.add_argument(
+        "--rate", type=flags.number(0.001, 1000), default=1.0, help="robot seconds per wall second"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

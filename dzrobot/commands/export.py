@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", type=flags.path, metavar="DIR", help="default: RUN/export/step_N"
     )
     parser.add_argument(
-        "--base", nargs="+", default=[], metavar="PATH",
+        "--base", type=flags.text, nargs="+", default=[], metavar="PATH",
         help="checkpoint the run started from, where that has been moved",
     )  # fmt: skip
 

@@ -33,6 +33,9 @@ def whole(least: int, most: int = MANY) -> Callable[[str], int]:
     return read
 
 
+episode_number = whole(0, 10**9)
+"""Type of numbers of recorded episodes."""
+
 seed = whole(0, 2**32 - 1)
 """Type of seeds, which every generator in use takes."""
 
@@ -91,6 +94,14 @@ def numbers(written: str) -> tuple[int, ...]:
     if len(set(found)) < len(found):
         raise _refusal(written, "each number once")
     return tuple(found)
+
+
+def episode(written: str) -> tuple[Path, int]:
+    """Type of ``DATASET#EPISODE``: a folder, and the number of an episode there."""
+    folder, _, number = written.rpartition("#")
+    if not folder:
+        raise _refusal(written, "DATASET#EPISODE, such as recordings/cups#3")
+    return path(folder), episode_number(number)
 
 
 def shard(written: str) -> tuple[int, int]:

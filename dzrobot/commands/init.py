@@ -1,7 +1,6 @@
 """``dzrobot init``: a small untrained checkpoint whose autoencoder knows the recordings."""
 
 import argparse
-from pathlib import Path
 
 from dzrobot.commands import flags
 from dzrobot.embodiments.registry import load_embodiment
@@ -15,8 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot init``."""
     parser.add_argument("output", type=flags.path, help="checkpoint folder to make")
     parser.add_argument("--embodiment", type=flags.text, default="libero_mini")
-    parser.add_argument("--dataset", nargs="+", type=Path, required=True, metavar="PATH")
-    parser.add_argument("--metadata", type=Path, required=True, help="from `dzrobot stats`")
+    parser.add_argument("--dataset", nargs="+", type=flags.path, required=True, metavar="PATH")
+    parser.add_argument("--metadata", type=flags.path, required=True, help="from `dzrobot stats`")
     parser.add_argument("--steps", type=flags.whole(1), default=AutoencoderPlan.steps)
     parser.add_argument(
         "--decoder-steps", type=flags.whole(1), default=AutoencoderPlan.decoder_steps

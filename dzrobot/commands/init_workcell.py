@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from dzrobot.commands import flags
 from dzrobot.envs.franka.camera import list_cameras
 from dzrobot.envs.franka.cells import Cell, EmulatedCell, RealCell
 from dzrobot.envs.franka.config import FrankaConfig
@@ -22,11 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "corners of its workspace; serial numbers are read from the cameras. Nothing moves by "
         "itself."
     )
-    parser.add_argument("file", type=Path, help="such as cell.yaml; must not exist yet")
+    parser.add_argument("file", type=flags.path, help="such as cell.yaml; must not exist yet")
     parser.add_argument(
-        "--address", required=True, help="of the arm; `emulated` to practise without one"
+        "--address",
+        type=flags.text,
+        required=True,
+        help="of the arm; `emulated` to practise without one",
     )
-    parser.add_argument("--task", help="the instruction (default: asked for)")
+    parser.add_argument("--task", type=flags.text, help="the instruction (default: asked for)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from dzrobot.commands import flags
 from dzrobot.errors import preview
 
 if TYPE_CHECKING:
@@ -14,14 +15,18 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.description = "Say what a checkpoint is; no weight is read, but with --verify."
-    parser.add_argument("checkpoint", help="checkpoint of any layout, or a Hugging Face id")
+    parser.add_argument(
+        "checkpoint", type=flags.text, help="checkpoint of any layout, or a Hugging Face id"
+    )
     parser.add_argument(
         "--verify", action="store_true",
         help="read every file and compare it with its checksum (1 to 2 GB/s for each core)",
     )  # fmt: skip
-    parser.add_argument("--revision", help="branch, tag or commit of a Hugging Face repository")
     parser.add_argument(
-        "--config-from", metavar="DIR",
+        "--revision", type=flags.text, help="branch, tag or commit of a Hugging Face repository"
+    )
+    parser.add_argument(
+        "--config-from", type=flags.text, metavar="DIR",
         help="folder with config.json and experiment_cfg, where the checkpoint has none",
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ import argparse
 
 import numpy as np
 
+from dzrobot.commands import flags
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import DatasetError
 from dzrobot.progress import progress_bar
@@ -17,11 +18,16 @@ SHOWN = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot inspect-data``."""
-    parser.add_argument("path", help="folder of a LeRobot dataset, or its hub name")
     parser.add_argument(
-        "--embodiment", required=True, help="built-in tag, or module:NAME of your own"
+        "path", type=flags.text, help="folder of a LeRobot dataset, or its hub name"
     )
-    parser.add_argument("--decoder", default="pyav", help="pyav or torchcodec")
+    parser.add_argument(
+        "--embodiment",
+        type=flags.text,
+        required=True,
+        help="built-in tag, or module:NAME of your own",
+    )
+    parser.add_argument("--decoder", type=flags.text, default="pyav", help="pyav or torchcodec")
     parser.add_argument("--quick", action="store_true", help="do not open every video")
 
 

@@ -18,6 +18,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from dzrobot.commands import flags
 from dzrobot.envs.libero.assets import (
     VARIABLE,
     Asset,
@@ -47,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     actions = parser.add_subparsers(dest="action", required=True)
     setup = actions.add_parser("setup", help="install hf-libero and get the assets")
-    setup.add_argument("--assets", type=Path, metavar="DIR", help="use the assets in this folder")
+    setup.add_argument(
+        "--assets", type=flags.path, metavar="DIR", help="use the assets in this folder"
+    )
     check = actions.add_parser("check", help="judge versions, OpenGL and assets")
     for action in (setup, check):
         action.add_argument(

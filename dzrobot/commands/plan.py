@@ -22,7 +22,7 @@ _NOT_NEEDED = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``dzrobot plan``."""
-    parser.add_argument("recipe", help="built-in recipe or YAML file")
+    parser.add_argument("recipe", type=flags.text, help="built-in recipe or YAML file")
     parser.add_argument("overrides", nargs="*", metavar="section.field=value")
     parser.add_argument(
         "--gpus", type=flags.whole(1, 100_000), default=1, help="devices (default: 1)"

@@ -3,11 +3,11 @@
 import argparse
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 
+from dzrobot.commands import flags
 from dzrobot.commands.arm import add_attention, looked_after
 from dzrobot.commands.replay import add_workcell, load_recording, workcell_arguments
 from dzrobot.errors import ConfigError, StoppedError
@@ -48,16 +48,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"costs the episode under way and no other. Keyboard: {KEYBOARD_HELP}."
     )
     add_workcell(parser)
-    parser.add_argument("--output", type=Path, required=True, help="folder of the dataset")
+    parser.add_argument("--output", type=flags.path, required=True, help="folder of the dataset")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--keyboard", action="store_true", help="drive by keys")
-    source.add_argument("--policy", metavar="NAME", help="checkpoint, random, hold, module:factory")
-    source.add_argument("--replay", metavar="DATASET#EPISODE", help="repeat recorded actions")
-    source.add_argument("--call", metavar="MODULE:FUNCTION", help="observation -> action")
-    parser.add_argument("--device", default="cpu", help="of the policy, such as cuda")
-    parser.add_argument("--episodes", type=int, default=1, help="episodes to record")
-    parser.add_argument("--max-steps", type=int, default=240, help="steps per episode")
-    parser.add_argument("--seed", type=int, default=0, help="of the first episode's start")
+    source.add_argument(
+        "--policy", type=flags.text, metavar="NAME", help="checkpoint, random, hold, module:factory"
+    )
+    source.add_argument(
+        "--replay", type=flags.episode, metavar="DATASET#EPISODE", help="repeat recorded actions"
+    )
+    source.add_argument(
+        "--call", type=flags.text, metavar="MODULE:FUNCTION", help="observation -> action"
+    )
+    parser.add_argument(
+        "--device", type=flags.device, default="cpu", help="of the policy, such as cuda"
+    )
+    parser.add_argument("--episodes", type=flags.whole(1), default=1, help="episodes to record")
+    parser.add_argument("--max-steps", type=flags.whole(1), default=240, help="steps per episode")
+    parser.add_argument("--seed", type=flags.seed, default=0, help="of the first episode's start")
     parser.add_argument("--version", choices=["v2.1", "v3.0"], default="v2.1")
     parser.add_argument("--video", action="store_true", help="store pictures as video")
     parser.add_argument(
@@ -143,10 +151,7 @@ def _actor(arguments: argparse.Namespace, facts: EnvironmentFacts) -> Actor:
             )
         return KeyboardActor()
     if arguments.replay:
-        folder, _, episode = arguments.replay.rpartition("#")
-        if not folder or not episode.isdigit():
-            raise ConfigError(f"--replay {arguments.replay!r}: write DATASET#EPISODE")
-        return ReplayActor(load_recording(Path(folder), int(episode), own).actions)
+        return ReplayActor(load_recording(*arguments.replay, own).actions)
     if arguments.call:
         if not is_reference(arguments.call):
             raise ConfigError(f"--call {arguments.call!r}: write MODULE:FUNCTION")

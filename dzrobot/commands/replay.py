@@ -1,7 +1,7 @@
 """``dzrobot replay``: a recorded episode's actions, sent to the robot again."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,22 +9,25 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from dzrobot.commands import flags
 from dzrobot.commands.arm import add_attention, looked_after
-from dzrobot.commands.flags import keywords
 from dzrobot.embodiments.spec import Embodiment, Part
 from dzrobot.errors import DatasetError, StoppedError
 from dzrobot.rollout.demonstration import NO_START, ReplayActor
 from dzrobot.rollout.environment import look_at, made_environment, needed_robot
 from dzrobot.rollout.episode import EpisodeRules, Outcome, run_episode
+from dzrobot.training.data.columns import episode_rows, matrix, read_data_file
 from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.data.resolution import ColumnSource, resolve_vectors
 
 SUMMARY = "replay recorded actions"
 
 START = "init_state_id"
+
+_LAST_START = 2**24
+"""Columns are read as float32, which counts up to here."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,13 @@ class Recording:
 
 def add_workcell(parser: argparse.ArgumentParser) -> None:
     """Declare the flags that say which environment is driven."""
-    parser.add_argument("--env", default="dzrobot/Franka-PnP-v0", help="Gymnasium id")
     parser.add_argument(
-        "--workcell", help="emulated, fake, or a YAML file that describes the workcell"
+        "--env", type=flags.text, default="dzrobot/Franka-PnP-v0", help="Gymnasium id"
+    )
+    parser.add_argument(
+        "--workcell",
+        type=flags.text,
+        help="emulated, fake, or a YAML file that describes the workcell",
     )
     parser.add_argument(
         "--env-arg", action="append", default=[], metavar="KEY=VALUE",
@@ -56,7 +63,7 @@ def add_workcell(parser: argparse.ArgumentParser) -> None:
 def workcell_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the environment's keyword arguments."""
     given = {} if arguments.workcell is None else {"workcell": arguments.workcell}
-    return given | keywords(arguments.env_arg)
+    return given | flags.keywords(arguments.env_arg)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,8 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Send the actions of a recorded episode to the environment again, through the same limits, "
         "and say how far the arm ended up from where it was then."
     )
-    parser.add_argument("dataset", type=Path, help="folder of a LeRobot dataset")
-    parser.add_argument("--episode", type=int, default=0, help="which episode")
+    parser.add_argument("dataset", type=flags.path, help="folder of a LeRobot dataset")
+    parser.add_argument("--episode", type=flags.episode_number, default=0, help="which episode")
     add_workcell(parser)
     add_attention(parser)
 
@@ -130,25 +137,49 @@ def load_recording(path: Path, episode: int, robot: Embodiment) -> Recording:
         )
     ordinal = numbers.index(episode)
     sources = resolve_vectors(catalog, robot)
-    columns = [source.column for source in sources.values()]
-    extra = [name for name in (START,) if name in catalog.features]
-    names = list(dict.fromkeys([*columns, *extra, "episode_index", "frame_index"]))
-    table = pq.read_table(catalog.root / catalog.data_file(ordinal), columns=names)
-    rows = table.filter(np.asarray(table.column("episode_index")) == episode).sort_by("frame_index")
+    columns = dict.fromkeys(source.column for source in sources.values())
+    widths = {name: catalog.features[name].shape[0] for name in columns}
+    widths |= {"frame_index": 1} | ({START: 1} if START in catalog.features else {})
+    try:
+        table = read_data_file(catalog, catalog.data_file(ordinal), list(widths))
+        _, rows = episode_rows(catalog, ordinal, table)
+        values = {name: matrix(rows[name], name, width) for name, width in widths.items()}
+        start = _checked_start(values)
+    except DatasetError as error:
+        raise DatasetError(f"{path}: episode {episode} cannot be replayed: {error}") from error
     action, state = (
-        _joined(rows, [sources[key] for key in keys])
+        _joined(values, [sources[key] for key in keys])
         for keys in (robot.action_keys, robot.state_keys)
     )
-    start = int(rows.column(START)[0].as_py()) if extra else NO_START
-    return Recording(action, state, None if start == NO_START else start)
+    return Recording(action, state, start)
 
 
-def _joined(rows: Any, sources: Sequence[ColumnSource]) -> NDArray[np.float32]:
-    found = []
-    for source in sources:
-        values = np.stack(rows.column(source.column).to_numpy()).astype(np.float32)
-        found.append(values.reshape(len(values), -1)[:, source.start : source.stop])
-    return np.concatenate(found, axis=1)
+def _checked_start(values: Mapping[str, NDArray[np.float32]]) -> int | None:
+    """Return where the episode began; its frames must be there, in their order.
+
+    Raises:
+        DatasetError: they are not, or the number is none of a start.
+    """
+    frames = values["frame_index"][:, 0]
+    if not len(frames):
+        raise DatasetError("it has no frames")
+    if not np.array_equal(frames, np.arange(len(frames))):
+        raise DatasetError("frame_index does not count its rows from 0")
+    starts = values.get(START, np.full((1, 1), NO_START, np.float32))
+    start = int(starts[0, 0])
+    if not NO_START <= start <= _LAST_START or (starts != start).any():
+        raise DatasetError(
+            f"{START} goes from {starts.min():g} to {starts.max():g}; allowed is one number from "
+            f"0 to {_LAST_START}, or {NO_START} for none, in all rows"
+        )
+    return None if start == NO_START else start
+
+
+def _joined(
+    values: Mapping[str, NDArray[np.float32]], sources: Sequence[ColumnSource]
+) -> NDArray[np.float32]:
+    cut = [values[source.column][:, source.start : source.stop] for source in sources]
+    return np.concatenate(cut, axis=1)
 
 
 def _slices(parts: Sequence[Part]) -> list[tuple[Part, int, int]]:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from dzrobot.commands import flags
 from dzrobot.documents import read_json
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import StatisticsError
@@ -18,12 +19,19 @@ SUMMARY = "measure normalisation statistics of LeRobot datasets"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot stats``."""
     parser.add_argument(
-        "embodiment", help="libero_sim, oxe_droid, franka_pnp, or module:NAME of your own"
+        "embodiment",
+        type=flags.text,
+        help="libero_sim, oxe_droid, franka_pnp, or module:NAME of your own",
     )
     parser.add_argument(
-        "--dataset", nargs="+", required=True, metavar="PATH", help="folders or hub names"
+        "--dataset",
+        type=flags.text,
+        nargs="+",
+        required=True,
+        metavar="PATH",
+        help="folders or hub names",
     )
-    parser.add_argument("--output", type=Path, required=True, help="metadata.json to write")
+    parser.add_argument("--output", type=flags.path, required=True, help="metadata.json to write")
     parser.add_argument(
         "--merge", action="store_true", help="add to the tags and counts already in the output"
     )

@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+from dzrobot.commands import flags
 from dzrobot.training.launch import leave, main
 
 SUMMARY = "fine-tune a checkpoint"
@@ -15,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  torchrun --nproc-per-node 8 training/sft.py RECIPE section.field=value ...\n"
         "  torchrun --nproc-per-node 8 -m dzrobot.cli train RECIPE section.field=value ..."
     )
-    parser.add_argument("recipe", help="built-in recipe or YAML file")
+    parser.add_argument("recipe", type=flags.text, help="built-in recipe or YAML file")
     parser.add_argument("overrides", nargs="*", metavar="section.field=value")
 
 

@@ -225,11 +225,17 @@ class KeyboardActor:
     Args:
         keyboard: What they type on. None: the terminal.
         pace: Size of an action number, in (0, 1].
+
+    Raises:
+        ConfigError: nobody can type: there is no terminal.
     """
 
     def __init__(self, keyboard: Keyboard | None = None, pace: float = 0.5) -> None:
         self._keyboard = keyboard or terminal()
         self._owned = keyboard is None
+        if self._owned:
+            # Before a folder is made, or anything opened.
+            self._keyboard.check()
         self._pace = pace
         self._open = True
 

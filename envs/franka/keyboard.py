@@ -29,6 +29,18 @@ class Keyboard:
         self._thread: threading.Thread | None = None
         self._before: list[Any] = []
 
+    def check(self) -> None:
+        """Check that somebody can type.
+
+        Raises:
+            ConfigError: standard input is no terminal.
+        """
+        if not sys.stdin.isatty():
+            raise ConfigError(
+                "the keyboard needs a terminal, and standard input is none: run this in one, or "
+                "use another source of actions, and another reward.rule than operator"
+            )
+
     def open(self) -> None:
         """Listen to single keys; twice is harmless. What was typed before does not count.
 
@@ -37,11 +49,7 @@ class Keyboard:
         """
         if self._thread is not None:
             return
-        if not sys.stdin.isatty():
-            raise ConfigError(
-                "the keyboard needs a terminal, and standard input is none: run this in one, or "
-                "use another source of actions, and another reward.rule than operator"
-            )
+        self.check()
         terminal = sys.stdin.fileno()
         self._before = termios.tcgetattr(terminal)
         tty.setcbreak(terminal, termios.TCSAFLUSH)

@@ -65,7 +65,7 @@ def test_only_success_keeps_nothing_else(record, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--replay", "somewhere"], "write DATASET#EPISODE"),
+        (["--replay", "somewhere"], "DATASET#EPISODE"),
         (["--call", "drift"], "write MODULE:FUNCTION"),
         (["--call", "no.such.module:drift"], "no.such.module"),
         (["--policy", "nonsense"], "nonsense"),

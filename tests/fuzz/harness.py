@@ -34,6 +34,9 @@ MORE_MEMORY = 500 * 2**20
 MORE_SECONDS = 2.0
 """Processor seconds that a bad input may cost beyond the good one."""
 
+COUNTS = {"tried": 0, "held": 0}
+"""Bad inputs of the running test: given, and answered by a result or one message."""
+
 _ADDRESS_SPACE = 4 * 2**30
 _PATIENCE_S = 120.0
 _DEPTH = 100_000
@@ -214,6 +217,7 @@ def run(argv: Sequence[object], *, prepare: Callable[[], None] = lambda: None) -
 
 def assert_held(result: Result, good: Result, *, codes: Sequence[int] = (0, 2)) -> None:
     """Assert that a bad input gave a result or one message, at about the price of a good one."""
+    COUNTS["tried"] += 1
     said = f"dzrobot {' '.join(result.argv)[:300]}\n{result.output[-2000:]}"
     assert not result.traceback, f"a traceback from {said}"
     assert result.code in codes, f"code {result.code} from {said}"
@@ -222,6 +226,7 @@ def assert_held(result: Result, good: Result, *, codes: Sequence[int] = (0, 2)) 
     assert more < MORE_MEMORY, f"{more / 2**20:.0f} MiB more for {said}"
     longer = result.seconds - good.seconds
     assert longer < MORE_SECONDS, f"{longer:.1f} s longer for {said}"
+    COUNTS["held"] += 1
 
 
 def assert_refused(result: Result, good: Result) -> None:
@@ -234,13 +239,14 @@ def refuses(read: Callable[[], Any]) -> str | None:
 
     What else it raises is a fault of the reader, and raised on.
     """
+    COUNTS["tried"] += 1
+    message = None
     try:
         read()
     except DzrobotError as error:
         message = str(error)
-    else:
-        return None
-    assert message.strip(), "an error without a message"
+        assert message.strip(), "an error without a message"
+    COUNTS["held"] += 1
     return message
 
 

@@ -4,8 +4,13 @@ import pytest
 from harness import assert_held, assert_refused, run
 
 import dzrobot.commands.collect
+import dzrobot.commands.compare
+import dzrobot.commands.consolidate
+import dzrobot.commands.emulate
 import dzrobot.commands.eval
 import dzrobot.commands.plan
+import dzrobot.commands.record
+import dzrobot.commands.replay
 import dzrobot.envs.fakes
 from dzrobot.rollout.protocol import PROTOCOLS
 
@@ -65,6 +70,7 @@ WRONG = {
                   "max_episode_steps=0", "embodiment=nobody", "1a=2"),
     "--checkpoint": ("", " "),
 }  # fmt: skip
+PLACES = WRONG["--output"]
 CASES = [(flag, value) for flag, values in WRONG.items() for value in values]
 
 
@@ -122,15 +128,65 @@ def test_places_of_results_that_cannot_be(good, tmp_path):
         ("plan", "--gpus", (*WHOLE, "0")),
         ("plan", "--memory", (*REAL, "0")),
         ("plan", "--peak-tflops", (*REAL, "0")),
+        ("replay", "--episode", (*WHOLE, "99999999999")),
+        ("replay", "--preview", (*WHOLE, "65536")),
+        ("replay", "--env", WRONG["--env"]),
+        ("replay", "--log", PLACES),
+        ("record", "--episodes", (*WHOLE, "0")),
+        ("record", "--max-steps", (*WHOLE, "0")),
+        ("record", "--seed", (*WHOLE, "4294967296")),
+        ("record", "--device", WRONG["--device"]),
+        ("record", "--preview", (*WHOLE, "65536")),
+        ("record", "--version", ("", "v1.6", "2.1", "v2.0")),
+        ("record", "--env", WRONG["--env"]),
+        ("record", "--env-arg", ("", "resolution", "resolution=abc", "resolution=0", "1a=2")),
+        ("record", "--output", PLACES),
+        ("compare", "--seed", WHOLE),
+        ("compare", "--published", ("", "1", "1/0", "2/1", "²/²", "-1/2", "1/2/3", "0/0")),
+        ("compare", "--json", ("", "x" * 300, "\udcff")),
+        ("consolidate", "--data-mb", REAL),
+        ("consolidate", "--video-mb", REAL),
+        ("emulate", "--domain", (*WHOLE, "233")),
+        ("emulate", "--rate", (*REAL, "0")),
+        ("emulate", "--host", ("", "0.0.0.0", "a", "::1", "127.0.0.1:80", "10.0.0.1", "²")),
     ],
 )
-def test_numbers_of_other_commands(good, command, flag, values, tmp_path):
+def test_values_of_other_commands(good, command, flag, values, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    output = f"--output={tmp_path / 'data'}"
     needed = {
-        "collect": ["--env=dzrobot/point-v0", f"--output={tmp_path / 'data'}"],
+        "collect": ["--env=dzrobot/point-v0", output],
         "plan": ["tiny_cpu", "model.preset=5b"],
+        "replay": [tmp_path / "set", "--env=dzrobot/point-v0"],
+        "record": ["--env=dzrobot/point-v0", "--policy=random", "--max-steps=2", output],
+        "compare": [tmp_path / "one", tmp_path / "two"],
+        "consolidate": [tmp_path / "set"],
+        "emulate": ["franka", "--no-cameras"],
     }
     for value in values:
-        assert_refused(run([command, *needed[command], f"{flag}={value}"]), good)
+        result = run([command, *needed[command], f"{flag}={value}"])
+        assert_refused(result, good)
+        assert flag == "--log" or not list(tmp_path.glob("*")), f"{flag} {value!r} left something"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--policy="], ["--policy=os:path"], ["--policy=expert"],
+        ["--call="], ["--call=nobody"], ["--call=nobody:x"], ["--call=os:path"], ["--call=a:b:c"],
+        ["--keyboard"], [], ["--policy=random", "--keyboard"],
+        *([f"--replay={value}"] for value in (
+            "", "#", "#0", "set", "set#", "set#²", "set#-1", "set#1.5", "set#1_0", "set#0x1",
+            "set#99999999999999999999", "set#0", "x" * 300 + "#0", "/dev/null#0", "set#0#0",
+        )),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_recorded(good, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(["record", "--env=dzrobot/point-v0", "--output=data", *words])
+    assert_refused(result, good)
+    assert not list(tmp_path.glob("*"))
 
 
 def test_words_mean_what_they_say(good, tmp_path):

@@ -56,6 +56,6 @@ def test_what_cannot_be_packed_is_one_message(tmp_path, capsys):
     ):  # fmt: skip
         assert cli.main(["consolidate", *words]) == 2
         said = capsys.readouterr().err
-        assert said.startswith("dzrobot consolidate: ")
+        assert "dzrobot consolidate: " in said
         assert "Traceback" not in said
     assert not (tmp_path / "none").exists()

@@ -1,7 +1,10 @@
 """The command line: clean messages, exit codes, nothing imported too early."""
 
+import argparse
+import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +24,25 @@ def test_every_listed_command_has_its_parts(capsys):
     for name in cli.available():
         assert cli.main([name, "--help"]) == 0
         assert f"dzrobot {name}" in capsys.readouterr().out
+
+
+def test_no_number_or_path_is_read_unchecked():
+    """Python's own types take what nobody means: ``²`` raises in int(), nan is a float, '' a path.
+
+    See dzrobot/commands/flags.py for those that say what is allowed.
+    """
+    unchecked = []
+    for name, module in cli.available().items():
+        parser = argparse.ArgumentParser()
+        importlib.import_module(module).add_arguments(parser)
+        parsers = [parser]
+        while parsers:
+            for action in parsers.pop()._actions:
+                if isinstance(action, argparse._SubParsersAction):
+                    parsers += action.choices.values()
+                elif action.type in (int, float, Path):
+                    unchecked.append((name, action.dest))
+    assert unchecked == []
 
 
 def test_version_and_overview(capsys):

@@ -274,11 +274,18 @@ def episode_rows(catalog: DatasetCatalog, ordinal: int, table: pa.Table) -> tupl
     """Return the first row of an episode in its data file, and its rows.
 
     Raises:
-        DatasetError: There are not as many as the list of episodes says, or not in one piece.
+        DatasetError: There are not as many as the list of episodes says, or not in one piece; or
+            the column that tells is none of whole numbers.
     """
     index = int(catalog.episodes.index[ordinal])
     length = int(catalog.episodes.length[ordinal])
-    rows = np.flatnonzero(table["episode_index"].to_numpy() == index)
+    numbers = table["episode_index"]
+    if not pa.types.is_integer(numbers.type) or numbers.null_count:
+        raise DatasetError(
+            f"episode_index is {numbers.type} with {numbers.null_count} empty rows, allowed are "
+            "whole numbers in every row"
+        )
+    rows = np.flatnonzero(numbers.to_numpy() == index)
     if len(rows) != length or (length and rows[-1] - rows[0] != length - 1):
         raise DatasetError(
             f"episode {index} has {len(rows)} rows, the list of episodes says {length}"
@@ -300,7 +307,8 @@ def matrix(column: pa.ChunkedArray, name: str, width: int) -> NDArray[np.float32
     flat = np.concatenate(values) if values else np.zeros(0, np.float32)
     if len(flat) != len(column) * width or column.null_count:
         raise DatasetError(f"{name} does not hold {width} numbers in every row")
-    table: NDArray[np.float32] = flat.astype(np.float32, copy=False).reshape(-1, width)
+    with np.errstate(over="ignore"):  # What float32 cannot hold becomes infinite, and is refused.
+        table: NDArray[np.float32] = flat.astype(np.float32, copy=False).reshape(-1, width)
     if not np.isfinite(table).all():
         row, number = np.argwhere(~np.isfinite(table))[0]
         raise DatasetError(f"{name}[{number}] of frame {row} is not finite")
