@@ -1,5 +1,6 @@
 """Files that are either there whole or not at all, and folders with one writer at a time."""
 
+import errno
 import fcntl
 import json
 import os
@@ -13,6 +14,19 @@ from dzrobot.errors import DzrobotError
 
 TEMPORARY = ".partial"
 """Ends the name of what is still being written. A killed writer leaves such a file or folder."""
+
+_MAKE_ROOM = "make room, then run the same command again"
+_ADVICE = {
+    errno.ENOSPC: _MAKE_ROOM,
+    errno.EDQUOT: _MAKE_ROOM,
+    errno.EFBIG: "choose a folder whose files may be larger",
+    errno.EROFS: "choose another folder",
+    errno.EACCES: "choose another folder, or change who may use this one",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOTDIR: "a part of the path is a file; choose another path",
+    errno.EEXIST: "a file is in the place of a folder; choose another path",
+}
+"""What to do about a refusal of the operating system."""
 
 
 @contextmanager
@@ -136,13 +150,7 @@ def explained(what: str, error_class: type[DzrobotError]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = {
-            "No space left on device": "make room, then run the same command again",
-            "Read-only file system": "choose another folder",
-            "Permission denied": "choose another folder, or change who may use this one",
-            "File name too long": "choose a shorter name",
-            "Not a directory": "a part of the path is a file; choose another path",
-            "File exists": "a file is in the place of a folder; choose another path",
-        }.get(error.strerror or "", "choose another path")
-        reason = error.strerror or str(error)
+        advice = _ADVICE.get(error.errno or 0, "choose another path")
+        # Libraries put texts of their own beside the number.
+        reason = os.strerror(error.errno) if error.errno else str(error)
         raise error_class(f"cannot {what}: {reason}; {advice}") from error
