@@ -151,7 +151,8 @@ def _actor(arguments: argparse.Namespace, facts: EnvironmentFacts) -> Actor:
             )
         return KeyboardActor()
     if arguments.replay:
-        return ReplayActor(load_recording(*arguments.replay, own).actions)
+        folder, episode = arguments.replay
+        return ReplayActor(load_recording(folder, episode, own).actions)
     if arguments.call:
         if not is_reference(arguments.call):
             raise ConfigError(f"--call {arguments.call!r}: write MODULE:FUNCTION")
