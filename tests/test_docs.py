@@ -11,6 +11,7 @@ import pytest
 
 import dzrobot  # noqa: F401 (registers the ids)
 from dzrobot import cli
+from dzrobot.envs.franka.safety import Abort
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -74,3 +75,9 @@ def test_scripts_that_are_named_take_the_flags(words):
     for flag in (word.partition("=")[0] for word in words[words.index(script) :]):
         if flag.startswith("--"):
             assert f'"{flag}"' in text or "dzrobot.commands" in text, flag
+
+
+def test_every_kind_of_stop_has_an_entry():
+    text = (ROOT / "docs/troubleshooting.md").read_text()
+    listed = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    assert sorted(listed) == sorted(kind.value for kind in Abort if kind)

@@ -5,9 +5,8 @@ import argparse
 from rich.console import Console
 
 from dzrobot.commands import flags
-from dzrobot.envs.franka.cells import Cell, EmulatedCell, RealCell
 from dzrobot.envs.franka.checkup import checkup
-from dzrobot.envs.franka.make import load_workcell
+from dzrobot.envs.franka.make import load_workcell, located
 from dzrobot.errors import ConfigError
 
 SUMMARY = "check a robot cell"
@@ -40,9 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.workcell == "fake":
         raise ConfigError("the fake workcell has nothing to look at; try --config emulated")
     given = {} if arguments.address is None else {"address": arguments.address}
-    config = load_workcell(arguments.workcell, given)
-    emulated = arguments.workcell == "emulated"
-    cell: Cell = EmulatedCell() if emulated else RealCell(config.address)
+    cell, config = located(arguments.workcell, load_workcell(arguments.workcell, given))
     console = Console(highlight=False, soft_wrap=True)
     failed = 0
     try:

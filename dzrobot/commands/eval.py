@@ -134,9 +134,11 @@ def conclude(console: Console, summary: Summary, output: Path, title: str) -> in
     console.print(f"results in {output}", markup=False, soft_wrap=True)
     if summary.complete:
         return 0
+    causes = [f"{count} {cause}" for cause, count in sorted(summary.causes.items())]
+    missing = [f"{summary.total.missing} not run"] if summary.total.missing else []
     console.print(
-        f"{summary.total.errors} episodes ended in an exception (tracebacks in "
-        f"{output}/errors) and {summary.total.missing} were not run; the same command runs them.",
+        f"without a result: {', '.join([*causes, *missing])} (tracebacks of exceptions in "
+        f"{output}/errors); the same command runs them.",
         markup=False,
         soft_wrap=True,
     )

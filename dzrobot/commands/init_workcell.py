@@ -2,18 +2,29 @@
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
+
 from dzrobot.commands import flags
+from dzrobot.envs.franka.arm import Arm
 from dzrobot.envs.franka.camera import list_cameras
-from dzrobot.envs.franka.cells import Cell, EmulatedCell, RealCell
+from dzrobot.envs.franka.cells import EmulatedCell
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.make import connectable, load_workcell
+from dzrobot.envs.franka.make import connectable, load_workcell, located
 from dzrobot.envs.franka.teaching import assign, teach, workcell_text
-from dzrobot.errors import ConfigError
+from dzrobot.errors import ConfigError, RobotError
 from dzrobot.files import explained, write_text
 
 SUMMARY = "write a workcell file, taught on the arm"
+
+
+_PLACES = ((0.45, 0.0, 0.3), (0.3, -0.25, 0.02), (0.6, 0.25, 0.5))
+"""Where the emulated hand is guided to, one question after another: a start and two corners (m)."""
+
+_GUIDED_S = 5.0
+_NEAR_M = 0.005
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,15 +51,15 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{file}: a workcell file ends in .yaml")
     if file.exists():
         raise ConfigError(f"{file} exists: edit it, or name another")
-    emulated = arguments.address == "emulated"
-    cell: Cell = EmulatedCell() if emulated else RealCell(arguments.address)
-    env = connectable(cell, FrankaConfig(address=None if emulated else arguments.address))
+    cell, config = located(None, FrankaConfig(address=arguments.address))
+    env = connectable(cell, config)
     try:
         cell.open()
         found = [device.serial for device in list_cameras(cell.camera_settings())]
         print(f"cameras: {', '.join(found) or 'none'}")
         env.arm.connect()
-        taught = teach(env.arm, _ask)
+        ask = _Practice(cell, env.arm) if isinstance(cell, EmulatedCell) else _ask
+        taught = teach(env.arm, ask)
         cameras = assign(found, _ask)
         task = arguments.task or _ask("The task, as the policy is told it: ").strip()
         firmware = _ask("System image of the arm, as Desk shows it (Enter: unknown): ").strip()
@@ -63,6 +74,26 @@ def run(arguments: argparse.Namespace) -> int:
     load_workcell(str(file))
     print(f"wrote {file}; look it over, then: dzrobot doctor franka --config {file}")
     return 0
+
+
+class _Practice:
+    """Asks as :func:`_ask` does, and guides the emulated hand, which nobody can take hold of."""
+
+    def __init__(self, cell: EmulatedCell, arm: Arm) -> None:
+        self._cell, self._arm, self._places = cell, arm, list(_PLACES)
+
+    def __call__(self, question: str) -> str:
+        answer = _ask(question)
+        if self._places and not answer.strip():
+            place = self._places.pop(0)
+            self._cell.bench.call("guide", *place)
+            deadline = time.monotonic() + _GUIDED_S
+            while np.abs(self._arm.state().pose[:3, 3] - place).max() > _NEAR_M:
+                if time.monotonic() > deadline:
+                    raise RobotError("the emulated hand is not where it was guided to")
+                time.sleep(0.01)
+            print(f"(practice: the emulated hand was guided to {place} m)")
+        return answer
 
 
 def _ask(question: str) -> str:

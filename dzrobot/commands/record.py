@@ -121,7 +121,7 @@ def _record(
             rules = EpisodeRules(seed=arguments.seed + number)
             done = record_episode(recorded, actor, writer, rules, keep_all=keep_all)
             cut_short += bool(done.abort)
-            print(_line(number, done, hz))
+            print(_line(number, done, hz, robot.timing.rows_needed))
             if done.outcome.stop:
                 raise StoppedError(done.outcome.stop)
             # What a person discards is recorded again, from the same start.
@@ -130,7 +130,7 @@ def _record(
     return 1 if cut_short else 0
 
 
-def _line(number: int, done: Recorded, hz: float) -> str:
+def _line(number: int, done: Recorded, hz: float, rows_needed: int) -> str:
     said = "kept" if done.kept else "not kept"
     text = f"episode {number}: {done.frames} frames, {done.outcome.ended}, {said}"
     if done.measured_hz < SLOW * hz:
@@ -138,6 +138,8 @@ def _line(number: int, done: Recorded, hz: float) -> str:
             f"; WARNING: {done.measured_hz:.1f} frames per second instead of {hz:g} "
             f"({done.late_steps} late steps): what moves looks faster in the data than it was"
         )
+    if done.kept and done.frames < rows_needed:
+        text += f"; WARNING: too short to train on, which takes {rows_needed} frames"
     return text
 
 
@@ -152,7 +154,7 @@ def _actor(arguments: argparse.Namespace, facts: EnvironmentFacts) -> Actor:
         return KeyboardActor()
     if arguments.replay:
         folder, episode = arguments.replay
-        return ReplayActor(load_recording(folder, episode, own).actions)
+        return ReplayActor(load_recording(folder, episode, own, facts).actions)
     if arguments.call:
         if not is_reference(arguments.call):
             raise ConfigError(f"--call {arguments.call!r}: write MODULE:FUNCTION")

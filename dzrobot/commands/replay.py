@@ -13,13 +13,21 @@ from numpy.typing import NDArray
 
 from dzrobot.commands import flags
 from dzrobot.commands.arm import add_attention, looked_after
+from dzrobot.documents import read_json_lines
 from dzrobot.embodiments.spec import Embodiment, Part
 from dzrobot.errors import DatasetError, StoppedError
+from dzrobot.recording import layout
+from dzrobot.recording.formats import EpisodeFacts
 from dzrobot.rollout.demonstration import NO_START, ReplayActor
-from dzrobot.rollout.environment import look_at, made_environment, needed_robot
+from dzrobot.rollout.environment import (
+    EnvironmentFacts,
+    look_at,
+    made_environment,
+    needed_robot,
+)
 from dzrobot.rollout.episode import EpisodeRules, Outcome, run_episode
 from dzrobot.training.data.columns import episode_rows, matrix, read_data_file
-from dzrobot.training.data.lerobot import DatasetCatalog
+from dzrobot.training.data.lerobot import RATE_TOLERANCE, DatasetCatalog
 from dzrobot.training.data.resolution import ColumnSource, resolve_vectors
 
 SUMMARY = "replay recorded actions"
@@ -83,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = workcell_arguments(arguments)
     facts = look_at(arguments.env, None, given)
     robot = needed_robot(arguments.env, facts)
-    recording = load_recording(arguments.dataset, arguments.episode, robot)
+    recording = load_recording(arguments.dataset, arguments.episode, robot, facts)
     steps = len(recording.actions)
     env = made_environment(arguments.env, {"max_episode_steps": steps + 1, **given})
     with looked_after(arguments, "dzrobot replay", None) as people, closing(env):
@@ -123,13 +131,25 @@ def replay(
     return outcome, np.stack(seen)
 
 
-def load_recording(path: Path, episode: int, robot: Embodiment) -> Recording:
+def load_recording(
+    path: Path, episode: int, robot: Embodiment, facts: EnvironmentFacts | None = None
+) -> Recording:
     """Return the vectors of one episode.
 
+    Args:
+        path: Folder of the dataset.
+        episode: Which one.
+        robot: Whose actions and states they are.
+        facts: Of the environment that is to repeat them. None: nobody does.
+
     Raises:
-        DatasetError: the dataset cannot be read, or has no such episode or column.
+        DatasetError: the dataset cannot be read, has no such episode or column, or its actions mean
+            something else than those of the environment.
     """
     catalog = DatasetCatalog.open(path)
+    if facts is not None:
+        _check_rate(catalog, facts)
+        _check_actions(catalog, episode, facts)
     numbers = catalog.episodes.index.tolist()
     if episode not in numbers:
         raise DatasetError(
@@ -173,6 +193,32 @@ def _checked_start(values: Mapping[str, NDArray[np.float32]]) -> int | None:
             f"0 to {_LAST_START}, or {NO_START} for none, in all rows"
         )
     return None if start == NO_START else start
+
+
+def _check_rate(catalog: DatasetCatalog, facts: EnvironmentFacts) -> None:
+    """Refuse actions that were made for another rate: they would be other speeds."""
+    hz = facts.control_hz
+    if hz is not None and abs(catalog.fps - hz) > RATE_TOLERANCE * hz:
+        raise DatasetError(
+            f"{catalog.root} was recorded at {catalog.fps:g} actions per second, and the "
+            f"environment takes {hz:g}: set control_hz of the workcell to {catalog.fps:g}"
+        )
+
+
+def _check_actions(catalog: DatasetCatalog, episode: int, facts: EnvironmentFacts) -> None:
+    """Refuse actions of another scale or anchor, where recording and workcell say theirs."""
+    path = catalog.root / layout.FACTS
+    if facts.workcell is None or not path.exists():
+        return
+    rows = read_json_lines(path, EpisodeFacts, DatasetError)
+    said = next((row.model_dump() for row in rows if row.episode_index == episode), {})
+    for name, here in facts.workcell.get("action", {}).items():
+        there = said.get(f"action.{name}", here)
+        if there != here:
+            raise DatasetError(
+                f"episode {episode} of {catalog.root} was recorded with action.{name} = {there}, "
+                f"the workcell has {here}: set it to {there}"
+            )
 
 
 def _joined(

@@ -154,3 +154,5 @@ class Writer(BaseModel):
 
     writer: Text | None = None
     embodiment: Text | None = None
+    action_frame: Text | None = None
+    """Axes of the recorded actions, for robots that have several."""

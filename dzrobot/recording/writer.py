@@ -219,7 +219,11 @@ class EpisodeWriter:
                 "record to a new folder"
             )
         given = self._identity | {"version": self._catalog.version, "fps": self._fps}
-        there = {**known.model_dump(), "version": info.codebase_version, "fps": _whole(info.fps)}
+        there = {
+            **known.model_dump(exclude_none=True),
+            "version": info.codebase_version,
+            "fps": _whole(info.fps),
+        }
         faults = [
             f"{name}: {there.get(name)} there, {given[name]} given"
             for name in given
@@ -237,7 +241,9 @@ class EpisodeWriter:
 
     @property
     def _identity(self) -> dict[str, str]:
-        return {"writer": "dzrobot", "embodiment": self._embodiment.tag}
+        robot = self._embodiment
+        frame = {} if robot.action_frame is None else {"action_frame": robot.action_frame}
+        return {"writer": "dzrobot", "embodiment": robot.tag, **frame}
 
     def _finish(self, episode: Episode) -> Finished:
         for task in episode.tasks:

@@ -35,6 +35,14 @@ class AttendedArm(Protocol):
         """Stop the arm at once, from any thread."""
         ...
 
+    def operator_stop(self) -> Exception:
+        """Stop the arm for a person, from any thread; nothing moves until one has looked.
+
+        Returns:
+            What says so, and what ends it.
+        """
+        ...
+
     def pictures(self) -> Mapping[str, NDArray[np.uint8]]:
         """Return the newest picture (H, W, 3) of every camera."""
         ...

@@ -17,7 +17,7 @@ import gymnasium as gym
 from dzrobot.envs.franka.console import OperatorConsole
 from dzrobot.envs.franka.outcomes import Operator, Outcome
 from dzrobot.envs.franka.preview import Preview
-from dzrobot.errors import ConfigError, RobotError
+from dzrobot.errors import ConfigError, RobotError, StoppedError
 from dzrobot.rollout.arms import AttendedArm
 
 LEAVE_S = 5.0
@@ -112,6 +112,7 @@ class Attended:
         said = f"pictures: {self._preview.url}"
         if self.console is not None:
             self.console.footer = said
+            self.console.note_event("pictures", url=self._preview.url)
         else:
             sys.stderr.write(f"{said}\n")
 
@@ -210,10 +211,16 @@ class Judged(gym.Wrapper[Any, Any, Any, Any]):
         arm = self.env.unwrapped
         open_ended = truncated and not info["abort"] and not info["reset_reason"]
         if isinstance(arm, AttendedArm) and arm.judged_by_operator and open_ended:
-            began = time.monotonic()
             arm.rest()
-            said = self._operator.judge() if self._asks else Outcome.FAILURE
+            said = self._judged(arm)
             info = arm.told(info, said)
-            info["paused_s"] += time.monotonic() - began
             reward = float(info["is_success"])
         return observation, reward, terminated, truncated, info
+
+    def _judged(self, arm: AttendedArm) -> Outcome:
+        if not self._asks:
+            return Outcome.FAILURE
+        try:
+            return self._operator.judge()
+        except StoppedError as error:
+            raise arm.operator_stop() from error

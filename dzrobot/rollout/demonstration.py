@@ -39,6 +39,9 @@ DISCARDED = Verdict.DISCARDED.value
 
 GRIPPER_KEY, END_KEY = "g", "x"
 
+ENDED = "ended by key"
+"""How an episode ended that its driver ended, with no word on whether it succeeded."""
+
 KEYBOARD_NUMBERS = 7
 """Of an action: translation, rotation, gripper."""
 
@@ -106,7 +109,8 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Carry out ``action`` and record it with what it was chosen from."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        truncated = truncated or self._wants_end()
+        if self._wants_end() and not (terminated or truncated):
+            truncated, info = True, info | {"reset_reason": ENDED}
         seen, about = self._seen
         start = info.get("init_state_id")
         extras = {
@@ -170,10 +174,21 @@ def record_episode(
             ended=outcome.ended,
             late_steps=late,
             measured_hz=measured,
+            **_facts(outcome.robot or {}),
         )
     else:
         writer.discard()
     return Recorded(outcome, outcome.steps, measured, late, abort, kept)
+
+
+def _facts(robot: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the arm's environment said that the recording does not say itself."""
+    known = ("late_steps",)
+    return {
+        name: value
+        for name, value in robot.items()
+        if isinstance(value, str | bool | int | float) and name not in known
+    }
 
 
 class ReplayActor:

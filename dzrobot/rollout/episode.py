@@ -80,6 +80,8 @@ class Outcome:
     """Median and 95th percentile of a step, and the time of the reset."""
 
     wall_s: float
+    robot: Mapping[str, Any] | None = None
+    """What the environment says of its robot besides, as plain values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +118,7 @@ def run_episode(
             ``is_success``.
         policy: A policy, in its default session, or an actor. An environment that was cut short
             says why in its info: ``fault`` when it is no result, ``stop`` when no other may follow.
+            What ``robot`` of its last info holds is kept beside the result.
         rules: Where to begin and when to stop; by default the environment says both.
         watch: Called with the first observation and after every step.
 
@@ -158,6 +161,7 @@ def run_episode(
         policy_ms=percentiles(clock.policy_ms),
         env_ms={**percentiles(clock.env_ms), "reset": round(clock.reset_ms, 3)},
         wall_s=round(time.perf_counter() - began, 3),
+        robot=info.get("robot"),
     )
 
 

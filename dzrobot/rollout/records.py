@@ -31,6 +31,9 @@ def _percentiles(times: Mapping[str, float]) -> Mapping[str, float]:
 Duration = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Durations = Annotated[Mapping[str, Duration], AfterValidator(_percentiles)]
 
+Fact = str | bool | int | float | None
+"""A plain value as JSON holds it."""
+
 _RESULT = tuple(field.name for field in fields(Outcome) if field.name not in ("fault", "stop"))
 """What a record keeps of an outcome."""
 
@@ -66,6 +69,9 @@ class Record:
     error: str | None
     """What was raised; such an episode is neither success nor failure, and is run again."""
 
+    robot: Mapping[str, Fact | Mapping[str, Fact]] | None = None
+    """What a robot's environment said besides: aborts, recoveries, drivers, workcell."""
+
     def __post_init__(self) -> None:
         finished = self.success is not None and self.steps is not None
         if finished != (self.error is None):
@@ -76,7 +82,10 @@ class Record:
         """Return the record of a finished episode; one with a fault is an error, no result."""
         if outcome.fault:
             failed = cls.failed(case, outcome.fault, video)
-            return replace(failed, task=outcome.task, steps=outcome.steps, ended=outcome.ended)
+            return replace(
+                failed, task=outcome.task, steps=outcome.steps, ended=outcome.ended,
+                robot=outcome.robot,
+            )  # fmt: skip
         kept = {name: getattr(outcome, name) for name in _RESULT}
         return cls(**_about(case), **kept, video=video, error=None)
 
@@ -88,8 +97,8 @@ class Record:
         return cls(**about, video=video, error=error)
 
     def result(self) -> dict[str, Any]:
-        """Return what does not differ from run to run: all but times and the video."""
-        timed = ("policy_ms", "env_ms", "wall_s", "video")
+        """Return what does not differ from run to run: all but times, video and the robot's own."""
+        timed = ("policy_ms", "env_ms", "wall_s", "video", "robot")
         return {name: value for name, value in asdict(self).items() if name not in timed}
 
 

@@ -1,6 +1,7 @@
 """From records to a table: rates, their uncertainty, and what is still missing."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,7 +66,11 @@ class Summary:
     """Milliseconds; differs from run to run, unlike everything above."""
 
     errors: tuple[tuple[str, str], ...]
-    """Case and message of every episode that ended in an exception."""
+    """Case and message of every episode without a result."""
+
+    causes: Mapping[str, int]
+    """How many of these by cause: what the environment said (a fault of the hardware, discarded by
+    a person), or ``exception``."""
 
     @property
     def complete(self) -> bool:
@@ -114,6 +119,7 @@ def summarise(records: Iterable[Record], cases: Sequence[Case]) -> Summary:
         distinct=None if len(once) == len(cases) else _row("distinct", None, listed, once),
         timing=_timing(done),
         errors=tuple((r.case, r.error) for r in listed if r.error is not None),
+        causes=Counter(r.ended or "exception" for r in listed if r.error is not None),
     )
 
 
@@ -123,6 +129,7 @@ def write_summary(folder: Path, summary: Summary, card: Mapping[str, Any]) -> No
         "complete": summary.complete,
         "results": summary.results(),
         "errors": dict(summary.errors),
+        "causes": dict(sorted(summary.causes.items())),
         "timing": dict(summary.timing),
         "card": dict(card),
     }

@@ -107,6 +107,11 @@ class EmulatedArm:
         """Let somebody push the hand with ``wrench`` (6,) for some seconds."""
         self.push, self._push_until_ms = wrench, self.clock_ms + round(1000 * seconds)
 
+    def guide(self, joints: Array) -> None:
+        """Let somebody guide an arm at rest by hand; one that moves by itself is left alone."""
+        if self.generator is None:
+            self.q, self.dq = joints.copy(), np.zeros(7)
+
     def trip(self, *errors: str) -> None:
         """Stop with a reflex and these error bits."""
         self.errors |= set(errors)

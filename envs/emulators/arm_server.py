@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from dzrobot.envs.emulators import kinematics
 from dzrobot.envs.emulators.faults import Faults
 from dzrobot.envs.emulators.robot_server import RobotServer
 from dzrobot.envs.emulators.timebase import Timebase
@@ -49,6 +50,7 @@ class ArmServer:
             "freeze": self.robot.freeze,
             "mode": self._mode,
             "push": self._push,
+            "guide": self._guide,
         }
 
     def request(self, message: dict[str, Any]) -> None:
@@ -69,6 +71,12 @@ class ArmServer:
 
     def _mode(self, name: str) -> None:
         self.robot.show_mode(find(_MODES, "mode", name))
+
+    def _guide(self, *place: float) -> None:
+        if len(place) != 3:
+            raise DzrobotError(f"guide takes 3 numbers (m), got {len(place)}")
+        arm = self.robot.arm
+        self.robot.guide(kinematics.reaching(arm.q, place, arm.settings.flange_to_ee))
 
     def _push(self, *numbers: float) -> None:
         if len(numbers) != 7:

@@ -5,10 +5,13 @@ angles in radians; poses are 4x4 homogeneous matrices of the end effector in the
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dzrobot.errors import DzrobotError
 
 Array = NDArray[np.float64]
 
@@ -54,6 +57,10 @@ HAND_Z = 0.1034
 def flange_to_hand() -> Array:
     """Return the pose of the hand's grasp point in the flange frame, (4, 4)."""
     return _rotation_z(HAND_YAW) + _translation_only(0.0, 0.0, HAND_Z)
+
+
+_REACHING_STEPS, _REACHING_RAD, _REACHED = 400, 0.1, 1e-4
+"""Steps of an inverse, the largest change of a joint in one, and what is near enough (m, rad)."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +151,26 @@ def damped_inverse(matrix: Array, twist: Array, damping: float = 1e-3) -> Array:
     square = matrix @ matrix.T + damping**2 * np.eye(6)
     change: Array = matrix.T @ np.linalg.solve(square, twist)
     return change
+
+
+def reaching(q: Array, place: Sequence[float], flange_to_ee: Array) -> Array:
+    """Return joint angles (7,) near ``q`` whose end effector is at ``place`` (3,), as upright.
+
+    Raises:
+        DzrobotError: the place is out of reach.
+    """
+    found, at = q.copy(), posture(q, flange_to_ee)
+    goal = at.pose.copy()
+    goal[:3, 3] = place
+    for _ in range(_REACHING_STEPS):
+        difference = pose_difference(goal, at.pose)
+        if np.abs(difference).max() < _REACHED:
+            return found
+        change = damped_inverse(at.jacobian, difference)
+        change = np.clip(change, -_REACHING_RAD, _REACHING_RAD)
+        found = np.clip(found + change, JOINT_LOW, JOINT_HIGH)
+        at = posture(found, flange_to_ee)
+    raise DzrobotError(f"the hand cannot be brought to {tuple(place)} m: it is out of reach")
 
 
 def _rotation_z(angle: float) -> Array:

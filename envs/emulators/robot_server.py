@@ -131,6 +131,10 @@ class RobotServer:
         """Push the hand with a wrench (6,) for some of the arm's seconds."""
         self.call(lambda: self.arm.push_until(wrench, seconds))
 
+    def guide(self, joints: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+        """Let somebody guide the arm to joint angles (7,) by hand."""
+        self.call(lambda: self.arm.guide(joints))
+
     def drop_client(self) -> None:
         """Close the client's TCP connection."""
         self.call(self._drop)

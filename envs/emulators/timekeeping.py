@@ -106,6 +106,11 @@ class TimedGripper:
         with self._clock.running():
             self._gripper.connect()
 
+    def home(self) -> None:
+        """Move the fingers all the way, once."""
+        with self._clock.running():
+            self._gripper.home()
+
     def state(self) -> GripperState:
         """Return the last known state."""
         state = self._gripper.state()

@@ -24,6 +24,21 @@ class Mode(StrEnum):
     OTHER = "other"
 
 
+REMEDIES = {
+    Mode.IDLE: "it is ready (blue lamp)",
+    Mode.MOVE: "another program moves it (green lamp): end that program",
+    Mode.GUIDING: "it is guided by hand (white lamp): let go of the buttons, and leave "
+    "Programming for Execution in Desk's side bar",
+    Mode.REFLEX: "it has stopped by itself (red lamp): look at what it touched; the next reset "
+    "clears it, after a person has looked",
+    Mode.USER_STOPPED: "the user stop is pressed (white or yellow lamp): release it",
+    Mode.RECOVERY: "it recovers from an error (red lamp): wait, or recover by hand in Desk",
+    Mode.OTHER: "its brakes are locked or it is not in Execution (yellow or white lamp): in Desk "
+    "unlock the joints, choose Execution, then Activate FCI in the menu at the top",
+}
+"""What each mode looks like on the arm, and what a person does about it."""
+
+
 class ControllerEndedError(RobotError):
     """A target was not taken: the controller had ended."""
 
@@ -66,6 +81,20 @@ class ArmState:
 
     fresh_at_s: float
     """When the arm's clock was last seen to advance (environment clock)."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the arm waits for a motion, and no error stands."""
+        return self.mode is Mode.IDLE and not self.errors
+
+    @property
+    def said(self) -> str:
+        """What the arm shows, and what a person does about it."""
+        if self.mode is Mode.IDLE and self.errors:
+            remedy = "an error stands; the next reset clears it, after a person has looked"
+        else:
+            remedy = REMEDIES[self.mode]
+        return f"{self.mode}, {', '.join(self.errors) or 'no error'}: {remedy}"
 
 
 class Arm(Protocol):

@@ -57,6 +57,13 @@ class Attendance:
             f"{self.stops.remedy}"
         )
 
+    def stopped(self, abort: Abort, message: str) -> StoppedError:
+        """Let a stop stand; return the error that says so, and what ends it."""
+        self.stops.put(abort, message)
+        standing = self.stops.standing()
+        # Somebody else may have ended it already.
+        return StoppedError(message if standing is None else self.refusal(standing))
+
     @property
     def asks(self) -> bool:
         """Whether somebody is asked."""

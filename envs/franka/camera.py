@@ -20,6 +20,9 @@ Image = NDArray[np.uint8]
 
 _FIRST_FRAME_S = 10.0
 _CALL_S = 5.0
+_LIST_S = 30.0
+"""Nothing moves and nobody waits while cameras are listed: a busy machine may take its time."""
+
 _CLOSE_S = 2.0
 
 
@@ -211,7 +214,7 @@ def list_cameras(settings: dict[str, Any], wanted: Collection[str] = ()) -> list
     try:
         deadline = time.monotonic() + discovery_s(settings)
         while True:
-            found: list[Device] = driver.ask("devices", timeout_s=2 * _CALL_S)
+            found: list[Device] = driver.ask("devices", timeout_s=_LIST_S)
             known = {device.serial for device in found}
             if (set(wanted) <= known and known) or time.monotonic() > deadline:
                 return found

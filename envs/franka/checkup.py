@@ -1,9 +1,12 @@
 """What ``dzrobot doctor franka`` looks at: nothing here moves the arm."""
 
+import fcntl
 import importlib.metadata
 import os
 import platform
 import resource
+import socket
+import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,11 +17,12 @@ import cv2
 import numpy as np
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.franka.arm import Arm, ArmState, Mode
+from dzrobot.envs.franka.arm import Arm, ArmState
 from dzrobot.envs.franka.camera import RealSenseCamera, fit, list_cameras
 from dzrobot.envs.franka.cells import Cell
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.franky_arm import FrankyArm
+from dzrobot.envs.franka.gripper import GripperState
 from dzrobot.envs.franka.safety import Workspace
 from dzrobot.errors import MissingDependencyError, RobotError
 
@@ -32,22 +36,13 @@ _SLOW_READ_S = 0.05
 _OLDEST = {"franky-control": (2, 0), "pyrealsense2": (2, 55)}
 
 
+_LEAST_MBIT_S = 1000
+_DISCARD_PORT = 9
+_SIOCGIFADDR = 0x8915
+"""Linux: ask for the address of a network port."""
+
 _RATE = 0.8
 """Share of its rate below which a camera is slow."""
-
-_REMEDIES = {
-    Mode.IDLE: "an error stands; the next reset clears it, after a person has looked",
-    Mode.MOVE: "another program moves it (green lamp): end that program",
-    Mode.GUIDING: "it is guided by hand (white lamp): let go of the buttons, and leave "
-    "Programming for Execution in Desk's side bar",
-    Mode.REFLEX: "it has stopped by itself (red lamp): look at what it touched; the next reset "
-    "clears it, after a person has looked",
-    Mode.USER_STOPPED: "the user stop is pressed (white or yellow lamp): release it",
-    Mode.RECOVERY: "it recovers from an error (red lamp): wait, or recover by hand in Desk",
-    Mode.OTHER: "its brakes are locked or it is not in Execution (yellow or white lamp): in Desk "
-    "unlock the joints, choose Execution, then Activate FCI in the menu at the top",
-}
-"""What a person does about a mode; an arm that may be moved is idle."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +73,7 @@ def checkup(cell: Cell, config: FrankaConfig, images: Path | None = None) -> Ite
     except RobotError as error:
         yield Line("fail", "address", str(error))
         return
+    yield from _network(cell.address)
     yield from _cameras(cell, config, images)
     yield from _arm(FrankyArm(cell, config), cell, config)
 
@@ -147,6 +143,50 @@ def _governor() -> Iterator[Line]:
             f"its clock is governed by {', '.join(found)}: `cpupower frequency-set -g performance` "
             "keeps it from slowing down between commands",
         )  # fmt: skip
+
+
+def _network(address: str) -> Iterator[Line]:
+    """Look at the port that leads to the arm; commands go there a thousand times a second."""
+    name = _interface(address)
+    if name is None:
+        yield Line("warn", "network", f"no port of this machine leads to {address}")
+        return
+    port = Path("/sys/class/net") / name
+    if (port / "wireless").exists():
+        yield Line("fail", "network", f"{name} is wireless: use a cable to the arm's controller")
+        return
+    try:
+        speed = int((port / "speed").read_text())
+    except (OSError, ValueError):
+        # A port that is none, such as the loopback.
+        speed = 0
+    if 0 < speed < _LEAST_MBIT_S:
+        yield Line(
+            "warn", "network", f"{name} runs at {speed} Mbit/s: use a gigabit port and cable"
+        )
+    else:
+        yield Line("ok", "network", f"{name}{f', {speed} Mbit/s' if speed > 0 else ''}")
+
+
+def _interface(address: str) -> str | None:
+    """Return the name of the port that leads to ``address``; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, _DISCARD_PORT))
+        except OSError:
+            return None
+        own = probe.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue
+            if own.startswith("127.") and name == "lo":
+                return name
+            if socket.inet_ntoa(answer[20:24]) == own:
+                return name
+    return None
 
 
 def _limits(config: FrankaConfig) -> Iterator[Line]:
@@ -241,13 +281,24 @@ def _arm(arm: FrankyArm, cell: Cell, config: FrankaConfig) -> Iterator[Line]:
         yield from _states(arm, config)
         yield from _hand(arm, config)
         arm.gripper.connect()
-        hand = arm.gripper.state()
-        held = ", holding something" if hand.is_grasped else ""
-        yield Line("ok", "gripper", f"{hand.width_m:.3f} m wide{held}")
+        yield _gripper(arm.gripper.state(), config)
     except (RobotError, MissingDependencyError) as error:
         yield Line("fail", "arm", str(error))
     finally:
         arm.close()
+
+
+def _gripper(hand: GripperState, config: FrankaConfig) -> Line:
+    if config.gripper.kind == "none":
+        return Line("ok", "gripper", "none")
+    if not hand.is_homed:
+        return Line(
+            "fail", "gripper",
+            "it was never homed, so it opens and grasps nothing: reset() homes it once an operator "
+            "agrees or with gripper: {homing: true}, or home it in Desk",
+        )  # fmt: skip
+    held = ", holding something" if hand.is_grasped else ""
+    return Line("ok", "gripper", f"{hand.width_m:.3f} m wide{held}")
 
 
 def _states(arm: Arm, config: FrankaConfig) -> Iterator[Line]:
@@ -276,7 +327,4 @@ def _states(arm: Arm, config: FrankaConfig) -> Iterator[Line]:
 
 
 def _mode(state: ArmState) -> Line:
-    if state.mode is Mode.IDLE and not state.errors:
-        return Line("ok", "mode", "idle (blue lamp)")
-    shown = f" ({', '.join(state.errors)})" if state.errors else ""
-    return Line("fail", "mode", f"{state.mode}{shown}: {_REMEDIES[state.mode]}")
+    return Line("ok" if state.is_ready else "fail", "mode", state.said)

@@ -123,7 +123,8 @@ class GripperConfig(FrozenConfig):
     """``none``: the arm has no hand; what is asked of it does nothing."""
 
     homing: bool = False
-    """Whether a hand that was never homed may be: its fingers then move all the way, once."""
+    """Whether a hand that was never homed may be where nobody can be asked: its fingers then move
+    all the way, once. An operator is asked."""
 
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
     """At or below minus this an open hand closes, at or above it a closed one opens."""
@@ -299,6 +300,9 @@ class ControllerConfig(FrozenConfig):
     collision_force_n: Vector6 = (60.0, 60.0, 60.0, 20.0, 20.0, 20.0)
     """External force (N) and torque (Nm) at the hand at which the arm's own reflex stops it."""
 
+    least_success_rate: Share = 0.95
+    """Share of control commands that should reach the arm; fewer are warned of."""
+
     realtime: Literal["ignore", "enforce"] = "ignore"
     """``enforce`` refuses to run without a real-time kernel."""
 
@@ -359,7 +363,8 @@ class FrankaConfig(FrozenConfig):
     """One workcell."""
 
     address: str | None = None
-    """Host name or IP address of the arm's controller. None: the first reset fails."""
+    """Host name or IP address of the arm's controller; ``emulated``: an emulated workcell is
+    started. None: the first reset fails."""
 
     cameras: tuple[CameraConfig, ...] = ()
     """One for each view. Empty: the first reset fails."""

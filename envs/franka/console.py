@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import threading
 import time
 from collections import deque
@@ -81,6 +82,7 @@ class OperatorConsole:
         self._stops = 0
         self._left = False
         self._events: deque[str] = deque(maxlen=_SHOWN_EVENTS)
+        self._warnings = _Warnings(self)
         self._writing = threading.Lock()
 
     def start(self) -> None:
@@ -93,6 +95,7 @@ class OperatorConsole:
                 transient=True,
             )  # fmt: skip
             self._live.start()
+            self._warnings.attach()
 
     def show(self, phase: Phase, text: str) -> None:
         """Show what the arm is doing."""
@@ -155,6 +158,7 @@ class OperatorConsole:
             # A terminal that was closed takes no last picture.
             with contextlib.suppress(OSError):
                 self._live.stop()
+            self._warnings.detach()
         self._live = None
         if self._owned:
             self._keyboard.close()
@@ -201,6 +205,8 @@ class OperatorConsole:
     def _take_note(self, phase: Phase) -> None:
         """Read a line of text while the arm rests."""
         self._typed = ""
+        # From here on a space is a space.
+        self.note_event("typing", phase=phase.value)
         while not self._keyboard.gone:
             keys = self._keyboard.take()
             for count, key in enumerate(keys, start=1):
@@ -220,6 +226,32 @@ class OperatorConsole:
             lines.append(Text(f"note: {self._typed}_ (Enter ends it)", style="cyan"))
         lines += [Text(line) for line in (self._progress, "", *self._events) if line]
         lines.append(Text(KEYS_HELP, style="dim"))
+        if self._log is not None:
+            lines.append(Text(f"log: {self._log}", style="dim"))
         if self.footer:
             lines.append(Text(self.footer, style="dim"))
         return Panel(Group(*lines), title=self._title, title_align="left")
+
+
+class _Warnings(logging.Handler):
+    """Takes the package's warnings to the operator's screen and log; else they would tear it."""
+
+    def __init__(self, console: OperatorConsole) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+        self._logger = logging.getLogger("dzrobot")
+        self._propagated = True
+
+    def attach(self) -> None:
+        self._propagated, self._logger.propagate = self._logger.propagate, False
+        self._logger.addHandler(self)
+
+    def detach(self) -> None:
+        self._logger.removeHandler(self)
+        self._logger.propagate = self._propagated
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._console.note_event("warning", text=record.getMessage())
+        except OSError:
+            self.handleError(record)

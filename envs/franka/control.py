@@ -96,6 +96,8 @@ class Control:
         self._pace = 1.0
         self._steps = 0
         self._homing = False
+        self.has_travelled = False
+        """Whether the arm was moved towards a start, since control was given up last."""
         joints = config.reset.joints
         self._joints: Array | None = None if joints is None else np.array(joints, np.float64)
         self.recoveries = 0
@@ -167,9 +169,11 @@ class Control:
         with self._lock:
             self._last = None
             state = self._arm.state()
+            if state.mode in (Mode.GUIDING, Mode.OTHER):
+                raise RobotError(f"the arm cannot be moved now; it says {state.said}")
             self._check_reach(state.pose, goal)
             self._arm.start()
-            self._last = state.pose
+            self._last, self.has_travelled = state.pose, True
             self._heard()
         deadline = self._clock.now() + reset.timeout_s
         lifted = state.pose.copy()
@@ -249,7 +253,7 @@ class Control:
     def release(self) -> None:
         """Give control up and come to rest."""
         with self._lock:
-            self._last = None
+            self._last, self.has_travelled = None, False
             self._arm.stop()
 
     def check_silence(self) -> Silence:
@@ -323,7 +327,7 @@ class Control:
         shown = ", ".join(state.errors) or "no error"
         abort = classify(state.errors) if state.errors else Abort.CONTROLLER
         if abort is not Abort.NONE:
-            raise RefusalError(abort, f"{message}; the arm shows {shown}")
+            raise RefusalError(abort, f"{message}; the arm says {state.said}")
         if self.recoveries >= self._config.limits.recoveries:
             raise RefusalError(Abort.REFLEX, f"{shown} after {self.recoveries} recoveries")
         self.recoveries += 1
@@ -441,7 +445,4 @@ class Control:
         """Look at what the arm says on its way to the start."""
         check_contact(state.force_n, state.torque_nm, self._config.limits)
         if state.errors or not state.controlled:
-            raise RobotError(
-                f"the arm stopped on its way to the start pose ({state.mode}; "
-                f"{', '.join(state.errors) or 'no error'})"
-            )
+            raise RobotError(f"the arm stopped on its way to the start pose; it says {state.said}")

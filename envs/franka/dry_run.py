@@ -23,9 +23,12 @@ class DryRunGripper:
         self._gripper.connect()
         self._opened = self._gripper.state().is_open
 
+    def home(self) -> None:
+        """Do nothing."""
+
     def state(self) -> GripperState:
         """Return the state, as if the last request had been carried out."""
-        return replace(self._gripper.state(), is_open=self._opened)
+        return replace(self._gripper.state(), is_open=self._opened, is_homed=True)
 
     def request(self, *, opened: bool) -> None:
         """Remember what would be asked."""

@@ -15,7 +15,8 @@ from dzrobot.envs.franka.camera import Camera
 from dzrobot.envs.franka.clock import Clock, Pace, SystemClock
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.control import Control
-from dzrobot.envs.franka.gripper import wants_change
+from dzrobot.envs.franka.facts import EpisodeFacts, lasting_facts
+from dzrobot.envs.franka.gripper import GripperState, wants_change
 from dzrobot.envs.franka.lock import ArmLock
 from dzrobot.envs.franka.outcomes import Operator, Outcome, Phase, rule_for
 from dzrobot.envs.franka.poses import Array, pose_of
@@ -107,6 +108,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._sensors = Sensors(arm, cameras, config, self._clock)
         self._control = Control(arm, config, self._clock)
         self._rule = rule_for(config.reward)
+        self._lasting = lasting_facts(config, self.workcell, self.libraries)
         self._lock = ArmLock(config.address, config.lock_folder) if config.address else None
         self._watchdog: Watchdog | None = None
         self._starts = Starts(STARTS)
@@ -199,7 +201,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         except BaseException as error:
             self._give_up(error)
             raise
-        self._episode = _Episode(start, reading, Pace(self._clock, self.config.period_s))
+        pace = Pace(self._clock, self.config.period_s)
+        self._episode = _Episode(start, reading, pace, EpisodeFacts(self.config, self._lasting))
         self._attendance.show(Phase.RUNNING, self.task)
         return self._observe(reading), self._info(Outcome.OPEN, Limited(reading.state.pose, ()))
 
@@ -271,12 +274,17 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         """Give control up between episodes; the arm comes to rest."""
         self._control.release()
 
-    def operator_stop(self) -> None:
-        """Hold at once, from any thread; the episode ends and no reset moves until acknowledged."""
+    def operator_stop(self) -> StoppedError:
+        """Hold at once, from any thread; the episode ends and no reset moves until acknowledged.
+
+        Returns:
+            What says so, and what ends it.
+        """
         self._control.latch()
-        self._attendance.stops.put(Abort.OPERATOR_STOP, "the operator stopped the arm")
+        stopped = self._attendance.stopped(Abort.OPERATOR_STOP, "the operator stopped the arm")
         # A reset may have unlatched it before the stop stood.
         self._control.latch()
+        return stopped
 
     def acknowledge(self) -> None:
         """Say that a person has looked at the arm: the next reset may move it again."""
@@ -326,9 +334,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     def _clear_errors(self) -> None:
         state = self.arm.state()
         if state.mode is Mode.USER_STOPPED:
-            message = "the user stop is pressed: release it, then reset again"
-            self._attendance.stops.put(Abort.USER_STOP, message)
-            raise StoppedError(message)
+            raise self._attendance.stopped(Abort.USER_STOP, "the user stop is pressed: release it")
         if state.errors or state.mode is Mode.REFLEX:
             _log.warning("clearing %s", ", ".join(state.errors) or "a reflex")
             self.arm.recover()
@@ -338,8 +344,9 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         """Bring the arm to its start, with consent, and return the first reading there."""
         people = self._attendance
         people.ask(Phase.STAND_CLEAR, "The arm will move to its start. Stand clear, press Enter.")
+        self._home_hand()
         people.show(Phase.MOVING)
-        self.arm.gripper.request(opened=True)
+        self._open_hand()
         self._control.travel(self._start_pose(start))
         if people.asks:
             # Nobody reaches into the workspace of an arm that follows a controller.
@@ -351,13 +358,43 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._control.begin()
         return self._sensors.read_fresh()
 
+    def _home_hand(self) -> None:
+        """Let a hand that was never homed move its fingers all the way, if a person agrees."""
+        hand, people = self.arm.gripper, self._attendance
+        if hand.state().is_homed:
+            return
+        if people.asks:
+            people.ask(
+                Phase.STAND_CLEAR,
+                "The hand was never homed: its fingers will close and open all the way, once. Take "
+                "everything from between them, press Enter.",
+            )
+        elif not self.config.gripper.homing:
+            raise RobotError(
+                "the gripper has not been homed, and nobody can be asked: clear the fingers and "
+                "set gripper: {homing: true}, which lets reset() move them all the way once, or "
+                "home it in Desk"
+            )
+        people.show(Phase.MOVING, "homing the hand")
+        hand.home()
+
+    def _open_hand(self) -> None:
+        """Open the hand before the arm moves: what it holds falls where it is, not on the way."""
+        self.arm.gripper.request(opened=True)
+        deadline = self._clock.now() + self.config.gripper.timeout_s
+        while (state := self.arm.gripper.state()).is_busy and self._clock.now() < deadline:
+            self._control.check_latch()
+            self._check_gripper(state)
+            self._clock.sleep_until(self._clock.now() + _GRIPPER_POLL_S)
+        self._check_gripper(state)
+
     def _give_up(self, error: BaseException) -> None:
         """Hold after a reset that failed, and let a stop stand where a person must look.
 
         Raises:
             StoppedError: the reset failed for such a reason.
         """
-        moved = self._control.last_target is not None
+        moved = self._control.has_travelled
         self._control.hold()
         match error:
             case RefusalError():
@@ -371,9 +408,9 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             case _:
                 return
         _log.warning("the way to the start was cut short (%s): %s", abort, str(error))
-        self._attendance.stops.put(abort, str(error))
+        stopped = self._attendance.stopped(abort, str(error))
         if abort in SAFETY_STOPS:
-            raise StoppedError(str(error)) from error
+            raise stopped from error
 
     def _pause(self, episode: "_Episode") -> None:
         """Rest until the operator goes on; what is seen then is fresh."""
@@ -384,6 +421,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         episode.reading = self._sensors.read_fresh()
         episode.pace.begin_slot()
         episode.paused_s += self._clock.now() - began
+        episode.facts.restart()
         self._attendance.show(Phase.RUNNING, self.task)
 
     def _act(self, action: Array) -> Limited:
@@ -412,7 +450,10 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
 
     def _check_sensors(self, reading: Reading) -> None:
         check_fresh(reading.state_age_s, reading.frame_ages_s.values(), self.config.limits)
-        gripper, timeout = reading.gripper, self.config.gripper.timeout_s
+        self._check_gripper(reading.gripper)
+
+    def _check_gripper(self, gripper: GripperState) -> None:
+        timeout = self.config.gripper.timeout_s
         if gripper.fault or gripper.waiting_s > timeout:
             fault = gripper.fault or f"the gripper has not answered for {timeout} s"
             raise RefusalError(Abort.GRIPPER, fault)
@@ -431,6 +472,9 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         success = outcome is Outcome.SUCCESS
         aborted = self._episode is not None and self._episode.abort is not Abort.NONE
         terminated = outcome is Outcome.FAILURE or (success and self.config.stop_on_success)
+        if self._episode is not None:
+            state, recoveries = self._episode.reading.state, self._control.recoveries
+            self._episode.facts.note(state, limited.by, recoveries)
         info = self._info(outcome, limited)
         truncated = aborted or outcome is Outcome.DISCARDED
         return observation, float(success), terminated and not truncated, truncated, info
@@ -463,6 +507,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             "time_s": reading.at_s,
             "state_time_s": reading.state.fresh_at_s,
         }
+        info["robot"] = episode.facts.plain(info)
         for key, frame in sorted(reading.frames.items()):
             info[f"frame_age_s.{key}"] = reading.at_s - frame.at_s
             info[f"frame_number.{key}"] = frame.number
@@ -474,8 +519,9 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
 class _Episode:
     """What lasts an episode."""
 
-    def __init__(self, start: int, reading: Reading, pace: Pace) -> None:
+    def __init__(self, start: int, reading: Reading, pace: Pace, facts: EpisodeFacts) -> None:
         self.start = start
+        self.facts = facts
         self.reading = reading
         self.origin = reading.state.pose
         self.pace = pace

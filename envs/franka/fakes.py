@@ -48,14 +48,22 @@ class FakeGripper:
         self.busy = False
         """The fingers are on their way, for as long as a test says."""
 
+        self.homed = True
+        """It knows how far it opens."""
+
     def connect(self) -> None:
         """Clear a fault."""
         self.fault = ""
 
+    def home(self) -> None:
+        """Know how far it opens."""
+        self.homed = True
+
     def state(self) -> GripperState:
         """Return the state."""
         opened = self.requests[-1] if self.requests else True
-        return GripperState(0.08 if opened else 0.0, opened, self.busy, 0.0, self.fault)
+        width = 0.08 if opened else 0.0
+        return GripperState(width, opened, self.busy, 0.0, self.fault, is_homed=self.homed)
 
     def request(self, *, opened: bool) -> None:
         """Open or close."""

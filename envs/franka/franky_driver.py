@@ -23,6 +23,7 @@ HAND_OVER_S = 3.0
 """How long a connection is tried for: an arm sees its last client go only after a moment."""
 
 RECOVER_S = 2.0
+_ACCEPT_S = 0.5
 _MOVING_PERIOD_S = 0.003
 _RESTING_PERIOD_S = 0.02
 
@@ -160,6 +161,14 @@ class FrankyDriver:
         motion = franky.JointMotion(franky.JointState(joints), relative_dynamics_factor=dynamics)
         self._opened.move(motion, asynchronous=True)
         self._moving, self._ended = True, ""
+        # An arm that refuses says so as soon as it is asked.
+        deadline = time.monotonic() + _ACCEPT_S
+        while self._is_planned() and self._raw().robot_mode != franky.RobotMode.Move:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_MOVING_PERIOD_S)
+        if self._ended:
+            raise ControllerEndedError(f"the arm refused to move its joints: {self._ended}")
 
     def command(self, target: Array, over_s: float) -> None:
         """Move the reference to ``target``, evenly, within ``over_s`` of the arm's clock.
@@ -270,7 +279,17 @@ class FrankyDriver:
         if self._tracker is not None:
             return bool(self._tracker.is_running)
         # A planned motion ends when it arrives: idle is as good as moving.
-        return self._moving and mode in (Mode.IDLE, Mode.MOVE)
+        return self._is_planned() and mode in (Mode.IDLE, Mode.MOVE)
+
+    def _is_planned(self) -> bool:
+        """Return whether a planned motion is under way or has arrived, and was not refused."""
+        franky = library()
+        if self._moving and self._tracker is None:
+            try:
+                self._opened.poll_motion()
+            except (franky.ControlException, franky.CommandException) as error:
+                self._moving, self._ended = False, str(error)
+        return self._moving
 
     def _advance(self) -> None:
         way = self._way

@@ -43,15 +43,26 @@ class GripperState:
     is_grasped: bool = False
     """Whether something is held: closed fingers with nothing between them hold nothing."""
 
+    is_homed: bool = True
+    """Whether the hand knows how far it opens; before, it opens and grasps nothing."""
+
 
 class Gripper(Protocol):
     """One gripper, real or not; no call but ``connect`` may take longer than a moment."""
 
     def connect(self) -> None:
-        """Open the hand, or open it anew after a fault.
+        """Connect to the hand, or connect anew after a fault; nothing moves.
 
         Raises:
             RobotError: it cannot be reached.
+        """
+        ...
+
+    def home(self) -> None:
+        """Move the fingers all the way, once; a hand that was homed stays as it is.
+
+        Raises:
+            RobotError: they do not get there.
         """
         ...
 
@@ -95,6 +106,7 @@ class FrankyGripper:
         self._driver: DriverProcess | None = None
         self._asked = 0
         self._opened = True
+        self._homed = False
         self._asked_s = 0.0
         self._hand: HandState | None = None
 
@@ -110,23 +122,22 @@ class FrankyGripper:
         return self._driver
 
     def connect(self) -> None:
-        """Connect, unless connected and well; a hand that was never homed is homed if it may be.
+        """Connect, unless connected and well.
 
         Raises:
-            RobotError: it does not answer, or needs to be homed and may not.
+            RobotError: it does not answer.
         """
         if self._driver is not None:
             state = self.state()
-            if not state.fault and state.waiting_s < self._config.timeout_s:
+            well = not state.fault and state.waiting_s < self._config.timeout_s
+            # One that was not homed may have been since, in Desk.
+            if well and state.is_homed:
                 return
         self.close()
         address = self._address()
         driver = DriverProcess("gripper", HandDriver, address, self._config, memory=_MEMORY)
         try:
-            self._opened = driver.ask("open", timeout_s=_CONNECT_S)
-            if self._config.homing:
-                driver.ask("home", timeout_s=_HOMING_S)
-            driver.ask("check", timeout_s=_CONNECT_S)
+            self._opened, self._homed = driver.ask("open", timeout_s=_CONNECT_S)
         except DisconnectedError as error:
             driver.kill()
             raise RobotError(
@@ -137,6 +148,12 @@ class FrankyGripper:
             driver.kill()
             raise
         self._driver, self._asked = driver, 0
+
+    def home(self) -> None:
+        """Move the fingers all the way, unless they have been since the hand was started."""
+        if not self._homed:
+            self._opened = self.driver.ask("home", timeout_s=_HOMING_S)
+            self._homed = True
 
     def state(self) -> GripperState:
         """Return the last known state."""
@@ -155,7 +172,7 @@ class FrankyGripper:
         if not fault and not busy and now - hand.at_s > SILENT_S:
             fault = f"the gripper's driver has been silent for {SILENT_S} s"
         held = hand.is_grasped and not self._opened and hand.width_m > self._config.empty_width_m
-        return GripperState(hand.width_m, self._opened, busy, waiting, fault, held)
+        return GripperState(hand.width_m, self._opened, busy, waiting, fault, held, self._homed)
 
     def request(self, *, opened: bool) -> None:
         """Ask for an open or closed hand."""
@@ -180,6 +197,9 @@ class NoGripper:
     """No hand at all: it is open, and nothing that is asked of it happens."""
 
     def connect(self) -> None:
+        """Do nothing."""
+
+    def home(self) -> None:
         """Do nothing."""
 
     def state(self) -> GripperState:

@@ -73,27 +73,19 @@ class HandDriver:
         self._width_m = 0.0
         self._grasped = False
 
-    def open(self) -> bool:
-        """Connect; return whether the hand is open."""
+    def open(self) -> tuple[bool, bool]:
+        """Connect; return whether the hand is open, and whether it was homed."""
         self._gripper = library().Gripper(self._address)
-        width = self._publish()
-        return width > self._config.open_width_m / 2
+        return self._look()
 
-    def home(self) -> None:
-        """Move the fingers all the way, unless that has been done since the hand was started."""
-        if self._gripper.max_width < _HOMED_M and not self._gripper.homing():
+    def home(self) -> bool:
+        """Move the fingers all the way; return whether the hand is open."""
+        if not self._gripper.homing():
             raise RobotError("the gripper's homing failed: is something between the fingers?")
-
-    def check(self) -> None:
-        """Refuse a hand that was not homed: it opens and grasps nothing."""
-        widest = float(self._gripper.max_width)
-        if widest < _HOMED_M:
-            raise RobotError(
-                f"the gripper has not been homed (it says it opens {widest:.3f} m): clear the "
-                "fingers and set gripper: {homing: true}, which lets reset() move them all the way "
-                "once, or home it in Desk"
-            )
-        self._widest_m = min(self._config.open_width_m, widest)
+        opened, homed = self._look()
+        if not homed:
+            raise RobotError("the gripper was homed and does not know how far it opens: see Desk")
+        return opened
 
     def request(self, number: int, opened: bool) -> None:
         """Open or close next; of several requests only the newest is carried out."""
@@ -119,6 +111,11 @@ class HandDriver:
 
     def close(self) -> None:
         """Leave the hand as it is."""
+
+    def _look(self) -> tuple[bool, bool]:
+        widest, width = float(self._gripper.max_width), self._publish()
+        self._widest_m = min(self._config.open_width_m, widest)
+        return width > self._config.open_width_m / 2, widest >= _HOMED_M
 
     def _carry_on(self) -> None:
         if self._doing is None:

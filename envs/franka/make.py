@@ -16,7 +16,10 @@ from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.franky_arm import FrankyArm
 from dzrobot.errors import ConfigError, suggest
 
-WORKCELLS = ("emulated", "fake")
+EMULATED = "emulated"
+"""A workcell, and the address of an arm, that is started when it is opened."""
+
+WORKCELLS = (EMULATED, "fake")
 """Built-in workcells; any other name is a YAML file."""
 
 
@@ -46,7 +49,15 @@ def make_franka(
 
 def is_real(workcell: str | None, config: FrankaConfig) -> bool:
     """Return whether an environment of this workcell reaches hardware."""
-    return workcell not in WORKCELLS and config.address is not None
+    return workcell not in WORKCELLS and config.address not in (None, EMULATED)
+
+
+def located(workcell: str | None, config: FrankaConfig) -> tuple[Cell, FrankaConfig]:
+    """Return where the devices of a workcell are, and its configuration as it is used there."""
+    if config.address == EMULATED:
+        # It is nobody else's: there is no lock and no stop that outlasts the program.
+        return EmulatedCell(), config.model_copy(update={"address": None})
+    return EmulatedCell() if workcell == EMULATED else RealCell(config.address), config
 
 
 def _require_taught(config: FrankaConfig) -> None:
@@ -70,8 +81,7 @@ def _assembled(workcell: str | None, config: FrankaConfig, render_mode: str | No
     if workcell == "fake":
         env = _fake(config, render_mode)
     else:
-        cell: Cell = EmulatedCell() if workcell == "emulated" else RealCell(config.address)
-        env = connectable(cell, config, render_mode)
+        env = connectable(*located(workcell, config), render_mode)
     env.is_real = is_real(workcell, config)
     # The values, not the file they came from: it may change, or be elsewhere for another process.
     env.remake = partial(_assembled, workcell, config, render_mode)
@@ -98,7 +108,7 @@ def load_workcell(workcell: str | None, values: Mapping[str, Any] | None = None)
     """
     if workcell is None or workcell == "fake":
         raw = read_config({})
-    elif workcell == "emulated":
+    elif workcell == EMULATED:
         raw = read_config(_emulated())
     elif workcell.endswith((".yaml", ".yml")) or Path(workcell).exists():
         raw = read_config(Path(workcell))

@@ -26,6 +26,9 @@ class Taught:
 
     position: tuple[float, ...]
     euler: tuple[float, ...]
+    joints: tuple[float, ...]
+    """Joint angles at the start: they say where the elbow is."""
+
     low: tuple[float, ...]
     high: tuple[float, ...]
 
@@ -37,7 +40,8 @@ def teach(arm: Arm, ask: Ask) -> Taught:
         RobotError: the arm does not answer, or the points shown span no box.
     """
     ask("Guide the hand to the pose every episode begins at, fingers down; press Enter: ")
-    start = arm.state().pose
+    there = arm.state()
+    start = there.pose
     corners = [start[:3, 3]]
     while True:
         said = ask(
@@ -56,8 +60,8 @@ def teach(arm: Arm, ask: Ask) -> Taught:
         )
     euler = euler_of(start[:3, :3])
     return Taught(
-        position=_rounded(start[:3, 3]), euler=_rounded(euler), low=_rounded(low, np.floor),
-        high=_rounded(high, np.ceil),
+        position=_rounded(start[:3, 3]), euler=_rounded(euler), joints=_rounded(there.joints),
+        low=_rounded(low, np.floor), high=_rounded(high, np.ceil),
     )  # fmt: skip
 
 
@@ -113,6 +117,8 @@ reset:
   # Where every episode begins, taught on the arm.
   position: {_list(taught.position)}
   euler: {_list(taught.euler)}
+  # Joint angles there: every reset brings the arm to them, and its elbow is drawn to them.
+  joints: {_list(taught.joints)}
   # Each start is moved by up to this along x and y, and turned by up to this.
   noise_xy_m: {reset.noise_xy_m}
   noise_yaw_rad: {reset.noise_yaw_rad}

@@ -23,7 +23,7 @@ class Watchdog:
     """
 
     def __init__(
-        self, control: Control, operator: Operator | None, stop: Callable[[], None]
+        self, control: Control, operator: Operator | None, stop: Callable[[], object]
     ) -> None:
         self._control = control
         self._operator = operator

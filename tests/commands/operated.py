@@ -54,9 +54,10 @@ class Operated:
         words: The command line after ``dzrobot``.
         log: The operator's log that it writes.
         environment: On top of this process's.
+        program: What takes the words, if not ``dzrobot``.
     """
 
-    def __init__(self, words, log, environment):
+    def __init__(self, words, log, environment, program=("-m", "dzrobot.cli")):
         self._log = log
         self._seen = len(self._events())
         self.screen = b""
@@ -66,7 +67,7 @@ class Operated:
             fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dzrobot.cli", *words],
+            [sys.executable, *program, *words],
             stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
             preexec_fn=own_the_terminal, env={**os.environ, "TERM": "xterm", **environment},
         )  # fmt: skip

@@ -1,16 +1,19 @@
 """``eval``, ``record`` and ``replay`` as an operator drives them: on a terminal, with videos on."""
 
 import json
+import logging
 import os
+import re
 import signal
 import urllib.request
+from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 from operated import POLICY, Operated
 
-from dzrobot.cli import INTERRUPTED, STOPPED, TERMINATED
+from dzrobot.cli import INTERRUPTED, STOPPED, TERMINATED, main
 from dzrobot.envs.franka.console import OperatorConsole
 from dzrobot.envs.franka.keyboard import Keyboard
 from dzrobot.envs.franka.outcomes import Outcome, Phase
@@ -19,6 +22,7 @@ from dzrobot.errors import ConfigError, StoppedError
 from dzrobot.rollout.attended import leaving
 
 ADDRESS = "172.16.0.9"
+RUN_FRANKA = Path(__file__).parents[2] / "examples/run_franka.py"
 OPERATOR = ["--env-arg", "reward={rule: operator}", "--env-arg", f"address={ADDRESS}"]
 
 
@@ -111,7 +115,7 @@ def test_an_operator_records_pauses_notes_discards_and_stops(tmp_path, environme
     with Operated(words, tmp_path / "set.operator.jsonl", environment) as run:
         run.begin()
         run.press("n")
-        run.wait_for("question", "paused")
+        run.wait_for("typing", "paused")
         run.press("cup upside down, see photo\n")
         assert run.wait_for("note")["text"] == "cup upside down, see photo"
         run.press("\n")
@@ -132,6 +136,90 @@ def test_an_operator_records_pauses_notes_discards_and_stops(tmp_path, environme
     assert "success, kept" in shown
     info = json.loads((tmp_path / "set/meta/info.json").read_text())
     assert info["total_episodes"] == 1
+
+
+def fetch(url):
+    """Return the page's picture of every view, as (H, W, 3) RGB."""
+    with urllib.request.urlopen(url, timeout=60) as page:
+        names = re.findall(rb"src='/([^']+)'", page.read())
+    found = {}
+    for name in names:
+        with urllib.request.urlopen(f"{url}{name.decode()}", timeout=60) as stream:
+            assert stream.headers["Content-Type"].startswith("multipart/x-mixed-replace")
+            head = [stream.readline() for _ in range(4)]
+            coded = stream.read(int(head[2].split(b":")[1]))
+        found[name.decode()] = cv2.imdecode(np.frombuffer(coded, np.uint8), cv2.IMREAD_COLOR)
+    return found
+
+
+def test_every_key_works_in_run_franka_whatever_the_reward_rule(tmp_path, environment):
+    words = [
+        "--env-arg", "workcell=fake", "--env-arg", f"address={ADDRESS}", "--policy",
+        "slow_policy:Slow", "--privileged", "--episodes", "5", "--max-steps", "100000",
+        "--preview", "0", "--output", str(tmp_path / "results"),
+    ]  # fmt: skip
+    log = tmp_path / "results/operator.jsonl"
+    with Operated(words, log, environment, [str(RUN_FRANKA)]) as run:
+        url = run.wait_for("pictures")["url"]
+        run.begin()
+        assert set(fetch(url)) == {"video.image", "video.wrist_image"}
+        run.press("p")
+        run.wait_for("question", "paused")
+        run.press("\n")
+        run.wait_for("phase", "running")
+        run.press("n")
+        run.wait_for("typing", "paused")
+        run.press("the cup slipped\n")
+        assert run.wait_for("note")["text"] == "the cup slipped"
+        run.press("\n")
+        run.wait_for("phase", "running")
+        for verdict in "cbz":
+            run.press(verdict)
+            run.begin()
+        run.press(" ")
+        assert run.end() == STOPPED
+    ended = [(record["ended"], record["success"]) for record in records(tmp_path)]
+    assert ended == [
+        ("success", True), ("failure", False), ("discarded", None), ("operator_stop", False)
+    ]  # fmt: skip
+    assert records(tmp_path)[0]["robot"]["abort"] == ""
+    assert b"Traceback" not in run.screen
+
+
+def test_a_replay_is_paused_stopped_acknowledged_and_judged(tmp_path, environment, monkeypatch):
+    words = ["--workcell", "fake", "--env-arg", f"address={ADDRESS}"]
+    dataset = str(tmp_path / "set")
+    record = ["record", *words, "--unattended", "--policy", "hold", "--max-steps", "5"]
+    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, environment[name])
+    assert main([*record, "--output", dataset]) == 0
+    log = tmp_path / "replay.jsonl"
+    replay = ["replay", dataset, *words, "--log", str(log)]
+
+    def pause(run):
+        """Begin, and pause at the first step: an arm without a clock is done in no time."""
+        run.wait_for("question", "stand clear")
+        run.press("\n")
+        run.wait_for("question", "scene ready?")
+        run.press("\np")
+        run.wait_for("question", "paused")
+
+    with Operated(replay, log, environment) as run:
+        pause(run)
+        run.press("n")
+        run.wait_for("typing", "paused")
+        run.press("slipped\n")
+        assert run.wait_for("note")["text"] == "slipped"
+        run.press(" ")
+        assert run.end() == STOPPED
+    with Operated(replay, log, environment) as run:
+        run.wait_for("question", "stopped")
+        run.press("\n")
+        pause(run)
+        run.press("\nb")
+        assert run.wait_for("verdict")["verdict"] == "failure"
+        assert run.end() == 1
+    assert "ended by failure" in run.screen.decode()
 
 
 def test_an_episode_without_a_verdict_is_judged(tmp_path, environment):
@@ -230,6 +318,18 @@ def test_everything_is_logged_with_its_time(console):
     events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == ["verdict", "stop"]
     assert all({"time", "monotonic_s"} <= set(event) for event in events)
+
+
+def test_warnings_are_on_the_screen_and_in_the_log(console):
+    console, _, folder = console
+    logger = logging.getLogger("dzrobot.somewhere")
+    console.start()
+    logger.warning("the arm %s", "sags")
+    console.close()
+    logger.warning("after the run")
+    (event,) = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    assert (event["event"], event["text"]) == ("warning", "the arm sags")
+    assert logging.getLogger("dzrobot").propagate
 
 
 def test_the_cameras_are_a_page_of_this_machine():

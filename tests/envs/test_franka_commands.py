@@ -1,10 +1,28 @@
 """The commands around a robot cell: ``record``, ``replay`` and ``doctor``."""
 
+import io
+import json
+from contextlib import closing
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dzrobot.cli import main
+from dzrobot.commands.replay import load_recording
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.emulators.bench import SERIALS
+from dzrobot.envs.franka.arm import REMEDIES, Mode
+from dzrobot.envs.franka.cells import EmulatedCell
+from dzrobot.envs.franka.checkup import checkup
+from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.keyboard import Keyboard
+from dzrobot.envs.franka.make import load_workcell
+from dzrobot.errors import DatasetError
+from dzrobot.recording import EpisodeWriter
+from dzrobot.rollout.demonstration import KeyboardActor, RecordedEnv, record_episode
+from dzrobot.rollout.environment import made_environment
+from dzrobot.rollout.episode import EpisodeRules
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 
 ROBOT = load_embodiment("franka_pnp")
@@ -55,6 +73,72 @@ def test_replay_sends_the_same_actions(record, tmp_path, capsys):
     assert "2 episodes in" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("action={frame: base}", "frame"),
+        ("control_hz=20", "10 actions per second"),
+        ("action={translation_m: 0.06}", "action.translation_m = 0.03"),
+        ("action={anchor: measured}", "action.anchor = target"),
+    ],
+)
+def test_a_recording_made_in_another_way_is_not_repeated(changed, said, record, tmp_path, capsys):
+    assert record("--policy", "hold", steps=3) == 0
+    folder = str(tmp_path / "set")
+    words = ["--workcell", "fake", "--env-arg", changed]
+    assert main(["replay", folder, *words]) == 2
+    assert said in capsys.readouterr().err
+    again = ["record", "--output", str(tmp_path / "again"), "--replay", f"{folder}#0"]
+    assert main([*again, *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("changed", ["action={frame: base}", "control_hz=20"])
+def test_a_recording_of_other_axes_or_another_rate_is_not_continued(changed, record, capsys):
+    assert record("--policy", "hold", steps=3) == 0
+    assert record("--policy", "hold", "--env-arg", changed, steps=3) == 2
+    assert "cannot be continued" in capsys.readouterr().err
+
+
+def test_a_recording_of_other_axes_is_not_read_as_the_robots(record, tmp_path):
+    assert record("--policy", "hold", "--env-arg", "action={frame: base}", steps=56) == 0
+    options = ReaderOptions(cache=tmp_path / "reader")
+    with pytest.raises(DatasetError, match="frame 'base'"):
+        DatasetReader(tmp_path / "set", ROBOT, options)
+    DatasetReader(tmp_path / "set", replace(ROBOT, action_frame="base"), options)
+
+
+def test_an_episode_too_short_to_train_on_is_said_when_it_is_recorded(record, capsys):
+    needed = ROBOT.timing.rows_needed
+    assert record("--policy", "hold", steps=needed) == 0
+    assert "too short" not in capsys.readouterr().out
+    assert record("--policy", "hold", steps=needed - 1) == 0
+    assert f"too short to train on, which takes {needed} frames" in capsys.readouterr().out
+
+
+def test_a_recording_keeps_what_the_arm_said(record, tmp_path):
+    assert record("--policy", "hold", "--env-arg", "firmware=5.8.0", steps=3) == 0
+    (line,) = (tmp_path / "set/meta/recording_facts.jsonl").read_text().splitlines()
+    facts = json.loads(line)
+    assert (facts["firmware"], facts["recoveries"], facts["abort"]) == ("5.8.0", 0, "")
+    assert facts["measured_hz"] == pytest.approx(10.0)
+
+
+def test_the_key_that_ends_an_episode_is_no_time_limit(tmp_path):
+    keyboard = Keyboard()
+    actor = KeyboardActor(keyboard)
+    env = made_environment("dzrobot/Franka-PnP-fake-v0", {"max_episode_steps": 50})
+
+    def ends():
+        keyboard.press("x")
+        return actor.wants_end()
+
+    with closing(env), EpisodeWriter(tmp_path / "set", ROBOT, fps=10) as writer:
+        recorded = RecordedEnv(env, writer, ends)
+        done = record_episode(recorded, actor, writer, EpisodeRules(seed=0), keep_all=True)
+    assert (done.outcome.ended, done.frames, done.kept) == ("ended by key", 1, True)
+
+
 def test_only_success_keeps_nothing_else(record, capsys):
     assert record("--policy", "hold", "--only-success") == 0
     said = capsys.readouterr().out
@@ -96,6 +180,82 @@ def test_doctor_finds_no_arm_where_there_is_none(tmp_path, capsys):
     said = capsys.readouterr().out
     assert any(line.startswith("fail") for line in said.splitlines())
     assert "Traceback" not in said
+
+
+class Kept(EmulatedCell):
+    """Devices that outlast a look at them."""
+
+    def close(self):
+        pass
+
+    def end(self):
+        super().close()
+
+
+@pytest.fixture
+def cell():
+    pytest.importorskip("franky", reason="needs franky-control (x86_64 Linux)")
+    pytest.importorskip("pyrealsense2", reason="needs pyrealsense2 (x86_64 Linux)")
+    cell = Kept()
+    cell.open()
+    yield cell
+    cell.end()
+
+
+def looked_at(cell, what):
+    """Return what the doctor says of one thing of an emulated cell whose cameras do not matter."""
+    (line,) = [line for line in checkup(cell, FrankaConfig()) if line.what == what]
+    return line.verdict, line.found
+
+
+@pytest.mark.robot
+def test_doctor_passes_an_idle_arm_alone_and_says_which_lamp_and_menu(cell):
+    for name, mode, said in (
+        ("brakes_locked", Mode.OTHER, "unlock the joints"),
+        ("guiding", Mode.GUIDING, "white lamp"),
+    ):
+        cell.bench.call("mode", name)
+        verdict, found = looked_at(cell, "mode")
+        assert verdict == "fail"
+        assert said in found
+        assert REMEDIES[mode] in found
+    cell.bench.call("mode", "idle")
+    assert looked_at(cell, "mode")[0] == "ok"
+
+
+@pytest.mark.robot
+def test_doctor_leaves_a_hand_alone_that_was_never_homed(cell):
+    cell.bench.set(homed=False)
+    config = FrankaConfig(gripper={"homing": True})
+    lines = {line.what: line for line in checkup(cell, config)}
+    assert lines["gripper"].verdict == "fail"
+    assert "homing: true" in lines["gripper"].found
+    # Homing sets it: nobody has moved the fingers.
+    assert looked_at(cell, "gripper")[0] == "fail"
+
+
+@pytest.mark.robot
+def test_a_workcell_is_taught_on_the_emulated_arm_and_can_be_used(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("franky", reason="needs franky-control (x86_64 Linux)")
+    pytest.importorskip("pyrealsense2", reason="needs pyrealsense2 (x86_64 Linux)")
+    path = str(tmp_path / "practice.yaml")
+    answers = ["", "", "", "d", "1", "0", "stack the cups", "5.8.0"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in answers)))
+    assert main(["init-workcell", path, "--address", "emulated"]) == 0
+    assert f"--config {path}" in capsys.readouterr().out
+    config = load_workcell(path)
+    assert [camera.serial for camera in config.cameras] == list(reversed(SERIALS))
+    np.testing.assert_allclose(config.reset.position, (0.45, 0.0, 0.3), atol=0.006)
+    np.testing.assert_allclose(config.limits.workspace_low, (0.3, -0.25, 0.02), atol=0.006)
+    np.testing.assert_allclose(config.limits.workspace_high, (0.6, 0.25, 0.5), atol=0.006)
+    assert (config.task, config.firmware, config.reward.rule) == (
+        "stack the cups", "5.8.0", "operator"
+    )  # fmt: skip
+    record = ["record", "--workcell", path, "--env-arg", "reward={rule: none}", "--unattended"]
+    record += ["--policy", "hold", "--max-steps", "5", "--output", str(tmp_path / "set")]
+    assert main(record) == 0
+    reached = load_recording(tmp_path / "set", 0, ROBOT).states
+    assert len(reached) == 5
 
 
 @pytest.mark.robot

@@ -8,12 +8,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from dzrobot.cli import STOPPED, main
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.env import FrankaEnv
+from dzrobot.envs.franka.facts import workcell_digest
 from dzrobot.envs.franka.fakes import HOME, FakeArm, FakeCamera, FakeClock, FakeOperator
 from dzrobot.envs.franka.lock import ArmLock, private_folder, runtime_folder
 from dzrobot.envs.franka.outcomes import Outcome, Phase
@@ -22,6 +24,7 @@ from dzrobot.envs.franka.safety import HARDWARE_FAULTS, RECOVERS_ALONE, SAFETY_S
 from dzrobot.envs.franka.stops import Stops
 from dzrobot.errors import ConfigError, RobotError, StoppedError
 from dzrobot.policies.base import DEFAULT_SESSION
+from dzrobot.rollout.attended import Judged
 
 ADDRESS = "172.16.0.2"
 STILL = np.zeros(7, np.float32)
@@ -246,6 +249,38 @@ def test_a_reset_that_fails_leaves_the_arm_holding_where_it_is(happens, raised):
     np.testing.assert_allclose(arm.state().pose, HOME, atol=1e-9)
 
 
+def test_what_stops_a_reset_says_what_ends_the_stop():
+    operator = FakeOperator()
+    env, arm, _ = make(operator, arm=displaced(), address=ADDRESS)
+    operator.refuses = Phase.STAND_CLEAR
+    with pytest.raises(StoppedError, match=f"dzrobot acknowledge {ADDRESS}"):
+        env.reset()
+    env.acknowledge()
+    operator.refuses = None
+    arm.connect()
+    arm.press_user_stop()
+    with pytest.raises(StoppedError, match=rf"release it\)\. .*dzrobot acknowledge {ADDRESS}"):
+        env.reset()
+    env.close()
+
+
+def test_a_stop_while_an_episode_is_judged_stands():
+    class Leaving(FakeOperator):
+        def judge(self):
+            raise StoppedError("the operator stopped the arm")
+
+    env, arm, _ = make(Leaving(), reward={"rule": "operator"})
+    judged = Judged(gym.wrappers.TimeLimit(env, 1), Leaving(), asks=True)
+    judged.reset()
+    with pytest.raises(StoppedError, match="acknowledge"):
+        judged.step(STILL)
+    assert not arm.state().controlled
+    env.attend(FakeOperator(), unattended=True)
+    with pytest.raises(StoppedError, match="operator_stop"):
+        env.reset()
+    env.close()
+
+
 def test_the_watchdog_looks_after_the_way_to_the_start():
     def sleepy(env, arm):
         arm.clock.sleep_until(arm.clock.now() + 1.0)
@@ -459,6 +494,25 @@ def test_a_lost_frame_is_an_error_and_an_unattended_run_goes_on(evaluate, tmp_pa
     capsys.readouterr()
     assert evaluate("--unattended") == 0
     assert records(tmp_path)[-1]["case"] == first["case"]
+
+
+def test_a_record_keeps_what_the_arm_said(evaluate, tmp_path, capsys):
+    assert evaluate("--unattended", "--env-arg", "firmware=5.8.0", happens=freeze, episodes=2) == 1
+    said = capsys.readouterr().out
+    assert "without a result: 1 stale_frame" in said
+    lost, whole = (record["robot"] for record in records(tmp_path))
+    assert (lost["abort"], whole["abort"]) == ("stale_frame", "")
+    assert lost["abort_message"].startswith("a camera frame is")
+    assert lost["limited"] == {"refused": 1}
+    assert whole["limited"] == {}
+    card = json.loads((tmp_path / "results/card.json").read_text())
+    (suite,) = card["suites"].values()
+    assert whole["workcell"] == workcell_digest(suite["workcell"])
+    assert (whole["firmware"], suite["workcell"]["firmware"]) == ("5.8.0", "5.8.0")
+    assert whole["drivers"].items() <= card["versions"].items()
+    assert ADDRESS not in (tmp_path / "results/records.jsonl").read_text()
+    summary = json.loads((tmp_path / "results/summary.json").read_text())
+    assert summary["causes"] == {"stale_frame": 1}
 
 
 def test_without_a_person_a_lost_frame_ends_the_run(evaluate, tmp_path):

@@ -20,7 +20,7 @@ from dzrobot.errors import ConfigError, DatasetError, find, preview
 from dzrobot.folders import cache_folder
 from dzrobot.training.data.columns import Columns, Progress, open_columns
 from dzrobot.training.data.frames import EmbeddedImages
-from dzrobot.training.data.lerobot import DatasetCatalog
+from dzrobot.training.data.lerobot import RATE_TOLERANCE, DatasetCatalog
 from dzrobot.training.data.resolution import ColumnSource, Resolution, resolve, table_lines
 from dzrobot.training.data.video import DECODERS, Videos
 
@@ -170,9 +170,6 @@ _log = logging.getLogger(__name__)
 
 Window = dict[str, Any]
 """Modality keys to arrays, as :mod:`dzrobot.modality` defines them."""
-
-RATE_TOLERANCE = 0.01
-"""Share by which the rate of a recording may differ from the robot's without a word."""
 
 DamagePolicy = Literal["refuse", "count"]
 

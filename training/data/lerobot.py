@@ -25,6 +25,7 @@ from dzrobot.recording.formats import (
     Info,
     Modality,
     TaskRow,
+    Writer,
 )
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
@@ -33,6 +34,9 @@ _SAMPLED_FOOTERS = 64
 _FOOTER_BYTES = 8192
 
 CAMERA_KINDS = ("image", "video")
+
+RATE_TOLERANCE = 0.01
+"""Share by which the rate of a recording may differ from the robot's without a word."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,9 @@ class DatasetCatalog:
     tasks: tuple[str, ...]
     """Instruction by task index."""
 
+    action_frame: str | None
+    """Axes of the actions, where the recording says so."""
+
     episodes: Episodes
     uncommitted: int
     """Episodes that an interrupted recording left unfinished; they are not part of ``episodes``."""
@@ -108,7 +115,8 @@ class DatasetCatalog:
         info = read_json(root / layout.INFO, Info, DatasetError)
         listed = _episodes_v3(root, info) if version == "v3.0" else _episodes_v2(root)
         episodes, uncommitted = _committed(root, listed, info.total_episodes)
-        modality = root / layout.MODALITY
+        modality, recording = root / layout.MODALITY, root / layout.RECORDING
+        writer = read_json(recording, Writer, DatasetError) if recording.exists() else Writer()
         return cls(
             root=root,
             version=version,
@@ -116,6 +124,7 @@ class DatasetCatalog:
             features=info.features,
             modality=read_json(modality, Modality, DatasetError) if modality.exists() else None,
             tasks=_tasks(root, version),
+            action_frame=writer.action_frame,
             episodes=episodes,
             uncommitted=uncommitted,
             templates={"data": info.data_path, "video": info.video_path},

@@ -72,6 +72,7 @@ def resolve(catalog: DatasetCatalog, embodiment: Embodiment) -> Resolution:
     with _Collect(faults):
         texts = _texts(catalog, embodiment)
     _refuse(catalog, embodiment, faults)
+    _check_frame(catalog, embodiment)
     return Resolution(views, vectors, texts)
 
 
@@ -84,7 +85,19 @@ def resolve_vectors(catalog: DatasetCatalog, embodiment: Embodiment) -> Mapping[
     faults: list[str] = []
     vectors = _vectors(catalog, embodiment, faults)
     _refuse(catalog, embodiment, faults)
+    _check_frame(catalog, embodiment)
     return vectors
+
+
+def _check_frame(catalog: DatasetCatalog, embodiment: Embodiment) -> None:
+    """Refuse actions in other axes: the same numbers would be other motions."""
+    there, here = catalog.action_frame, embodiment.action_frame
+    if there is not None and here is not None and there != here:
+        raise DatasetError(
+            f"{catalog.root} was recorded with actions in the frame {there!r}, and "
+            f"{embodiment.tag} here reads them in {here!r}: set action.frame of the workcell to "
+            f"{there!r}, or describe the robot with action_frame={there!r}"
+        )
 
 
 def _vectors(
