@@ -1,5 +1,6 @@
 """What an episode says of the arm besides its result: kept beside every record."""
 
+import copy
 import hashlib
 import json
 import logging
@@ -33,7 +34,7 @@ class EpisodeFacts:
 
     def __init__(self, config: FrankaConfig, lasting: Mapping[str, Any]) -> None:
         self._least = config.controller.least_success_rate
-        self._lasting = lasting
+        self._lasting = dict(lasting)
         self._limited: Counter[str] = Counter()
         self._lowest: float | None = None
         self._controlled_since_s: float | None = None
@@ -73,7 +74,8 @@ class EpisodeFacts:
             **{name: info[name] for name in _KEPT},
             "success_rate": self._lowest,
             "limited": dict(sorted(self._limited.items())),
-            **self._lasting,
+            # Whoever gets an info may keep and change it.
+            **copy.deepcopy(self._lasting),
         }
 
 
