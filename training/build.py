@@ -7,7 +7,6 @@ A network is never whole in one place: it is built on the meta device, sharded, 
 copies its own part out of the files.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dzrobot.documents import read_json
+from dzrobot.errors import CheckpointError
 from dzrobot.modality.augment import PUBLISHED, AugmentConfig
 from dzrobot.policies.dreamzero.checkpoints.coldstart import Components, cold_start
 from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint, open_checkpoint
@@ -206,7 +207,7 @@ def _from_checkpoint(checkpoint: Checkpoint) -> InitialWeights:
 
 
 def _config_json(path: Path | None) -> Mapping[str, Any] | None:
-    return None if path is None else json.loads(path.read_text())
+    return None if path is None else read_json(path, dict[str, Any], CheckpointError)
 
 
 def _components(model: ModelConfig) -> Components:

@@ -9,7 +9,7 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import DatasetError
 from dzrobot.progress import progress_bar
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
-from dzrobot.training.data.verify import first_frames, offenders
+from dzrobot.training.data.verify import first_frames, offenders, unreadable
 
 SUMMARY = "show which columns feed an embodiment, count windows, find damaged files"
 
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_bar("reading columns") as advance:
         reader = DatasetReader(arguments.path, embodiment, options, progress=advance)
     print(reader.report())
-    faults = [*_first_window(reader)]
+    faults = [*_first_window(reader), *unreadable(reader)]
     if not arguments.quick:
         with progress_bar("checking files") as advance:
             faults += list(offenders(reader, advance))

@@ -192,5 +192,9 @@ def test_the_command_writes_adds_and_refuses(world, tmp_path, monkeypatch, capsy
     (broken / "videos/chunk-000/observation.images.image/episode_000001.mp4").unlink()
     assert main(["inspect-data", str(broken), "--embodiment", "data_worlds:ROBOT"]) == 1
     assert "FAULT episode 1: video.image" in capsys.readouterr().out
+    next((broken / "data").rglob("episode_000001.parquet")).write_bytes(b"no data")
+    quick = ["inspect-data", str(broken), "--embodiment", "data_worlds:ROBOT", "--quick"]
+    assert main(quick) == 1
+    assert "FAULT episode 1: data/chunk-000/episode_000001.parquet" in capsys.readouterr().out
     assert main(["inspect-data", str(tmp_path), "--embodiment", "data_worlds:ROBOT"]) == 2
     assert "holds no meta/info.json" in capsys.readouterr().err

@@ -29,17 +29,22 @@ A batch is a dictionary (B samples, S anchors, A = S * longest horizon actions, 
 ``skipped``          int: unreadable windows that were replaced (``damaged="count"``)
 """
 
-from dzrobot.training.data.dataset import DatasetReader, EpisodeSelection, ReaderOptions
-from dzrobot.training.data.loader import (
-    LoaderOptions,
-    LoaderPlan,
-    TrainingBatch,
-    build_loader,
-    collate,
-    encode_views,
-    read_batches,
-)
-from dzrobot.training.data.mixture import SampleKey, SourceSpec, TrainingData
+from typing import TYPE_CHECKING
+
+from dzrobot.importing import lazy_exports
+
+if TYPE_CHECKING:
+    from dzrobot.training.data.dataset import DatasetReader, EpisodeSelection, ReaderOptions
+    from dzrobot.training.data.loader import (
+        LoaderOptions,
+        LoaderPlan,
+        TrainingBatch,
+        build_loader,
+        collate,
+        encode_views,
+        read_batches,
+    )
+    from dzrobot.training.data.mixture import SampleKey, SourceSpec, TrainingData
 
 __all__ = [
     "DatasetReader",
@@ -56,3 +61,16 @@ __all__ = [
     "encode_views",
     "read_batches",
 ]
+
+_DATASET = ("DatasetReader", "EpisodeSelection", "ReaderOptions")
+_MIXTURE = ("SampleKey", "SourceSpec", "TrainingData")
+
+# Batches are of torch; what a recording holds is read without it, on a robot's machine too.
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        **dict.fromkeys(__all__, "dzrobot.training.data.loader"),
+        **dict.fromkeys(_DATASET, "dzrobot.training.data.dataset"),
+        **dict.fromkeys(_MIXTURE, "dzrobot.training.data.mixture"),
+    },
+)

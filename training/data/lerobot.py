@@ -106,13 +106,8 @@ class DatasetCatalog:
             DatasetError: A list is missing or unreadable, or the format is another one.
         """
         root = locate(path)
-        version = read_json(root / layout.INFO, _Versioned, DatasetError).codebase_version
-        if version not in VERSIONS:
-            raise DatasetError(
-                f"{root / layout.INFO}: codebase_version is {version!r}; readable are "
-                f"{', '.join(VERSIONS)}. Convert the dataset with LeRobot's own tools."
-            )
-        info = read_json(root / layout.INFO, Info, DatasetError)
+        info = read_info(root)
+        version = info.codebase_version
         listed = _episodes_v3(root, info) if version == "v3.0" else _episodes_v2(root)
         episodes, uncommitted = _committed(root, listed, info.total_episodes)
         modality, recording = root / layout.MODALITY, root / layout.RECORDING
@@ -229,6 +224,22 @@ def locate(path: str | Path) -> Path:
             f"{name!r} is no folder here and could not be fetched from the hub ({error}); download "
             "it on a machine with access and give its folder"
         ) from error
+
+
+def read_info(root: Path) -> Info:
+    """Return ``meta/info.json`` of the dataset in ``root``.
+
+    Raises:
+        DatasetError: It is unreadable, or of another format.
+    """
+    path = root / layout.INFO
+    version = read_json(path, _Versioned, DatasetError).codebase_version
+    if version not in VERSIONS:
+        raise DatasetError(
+            f"{path}: codebase_version is {version!r}; readable are {', '.join(VERSIONS)}. Convert "
+            "the dataset with LeRobot's own tools."
+        )
+    return read_json(path, Info, DatasetError)
 
 
 class _Versioned(BaseModel):

@@ -41,8 +41,14 @@ def first_frames(reader: DatasetReader) -> list[Look]:
     return looks
 
 
+def unreadable(reader: DatasetReader) -> Iterator[str]:
+    """Yield a line for every episode whose numbers cannot be read; no file is opened again."""
+    for ordinal, fault in sorted(reader.columns.faults.items()):
+        yield f"episode {int(reader.catalog.episodes.index[ordinal])}: {fault}"
+
+
 def offenders(reader: DatasetReader, progress: Progress | None = None) -> Iterator[str]:
-    """Yield a line for every episode and camera that does not hold what the lists say.
+    """Yield a line for every episode and camera whose video does not hold what the lists say.
 
     Videos are opened and their frames counted and compared with the frame grid, but not decoded.
     """
@@ -51,8 +57,6 @@ def offenders(reader: DatasetReader, progress: Progress | None = None) -> Iterat
     tables: dict[str, FrameTable] = {}
     for ordinal in range(len(episodes)):
         number = int(episodes.index[ordinal])
-        if ordinal in reader.columns.faults:
-            yield f"episode {number}: {reader.columns.faults[ordinal]}"
         for source in cameras:
             try:
                 fault = _video_fault(reader, ordinal, source, tables)

@@ -1,14 +1,16 @@
 """What can be wrong with recordings, mixtures and statistics, told from small text files."""
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from dzrobot.errors import DzrobotError, preview, suggest
+from dzrobot.documents import read_json_lines
+from dzrobot.errors import DatasetError, DzrobotError, preview, suggest
 from dzrobot.modality.stats import Statistics
+from dzrobot.recording import layout
+from dzrobot.recording.formats import EpisodeRow
 from dzrobot.training.architecture import METADATA_FILE, SourcePlan
 from dzrobot.training.config import ModelConfig, SFTConfig, SourceConfig
+from dzrobot.training.data.lerobot import read_info
 from dzrobot.training.validate.faults import Fault, missing_path
 
 
@@ -31,23 +33,25 @@ def source_faults(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Faul
 
 
 def _dataset(source: SourcePlan, folder: Path, given: str) -> Iterator[Fault]:
-    info = folder / "meta" / "info.json"
+    info = folder / layout.INFO
     if not folder.exists():
         yield from missing_path(source.field, given)
     elif not info.is_file():
         yield Fault(source.field, f"{folder} is no LeRobot dataset: it has no meta/info.json")
     else:
-        yield from _episodes(source, folder, json.loads(info.read_text()))
+        try:
+            yield from _episodes(source, folder)
+        except DatasetError as error:
+            yield Fault(source.field, str(error))
 
 
-def _episodes(source: SourcePlan, folder: Path, info: Mapping[str, Any]) -> Iterator[Fault]:
+def _episodes(source: SourcePlan, folder: Path) -> Iterator[Fault]:
     needed = source.embodiment.timing.rows_needed
-    listed = folder / "meta" / "episodes.jsonl"
+    read_info(folder)
+    listed = folder / layout.EPISODES_V2
     if not listed.is_file():
         return
-    lengths = [
-        int(json.loads(line)["length"]) for line in listed.read_text().splitlines() if line.strip()
-    ]
+    lengths = [row.length for row in read_json_lines(listed, EpisodeRow, DatasetError)]
     if lengths and max(lengths) < needed:
         timing = source.embodiment.timing
         yield Fault(

@@ -1,10 +1,12 @@
 """What can be wrong with the weights a run starts from, told from names and small files."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from dzrobot.errors import DzrobotError, preview
+from dzrobot.documents import read_json
+from dzrobot.errors import CheckpointError, DzrobotError, preview
+from dzrobot.policies.dreamzero.checkpoints.names import ShardIndex
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.training.architecture import CONFIG_FILE, SourcePlan, base_network, run_network
 from dzrobot.training.config import ModelConfig, SFTConfig
@@ -93,7 +95,11 @@ def _checkpoint(path: str) -> Iterator[Fault]:
         )
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        shards = set(json.loads(index.read_text()).get("weight_map", {}).values())
+        try:
+            shards = set(read_json(index, ShardIndex, CheckpointError).weight_map.values())
+        except CheckpointError as error:
+            yield Fault("model.model_path", str(error))
+            return
         if absent := {shard for shard in shards if not (folder / shard).is_file()}:
             yield Fault(
                 "model.model_path",
@@ -200,5 +206,5 @@ def known_network(model: ModelConfig) -> NetworkConfig | None:
     if model.model_path is not None:
         file = Path(model.model_path).expanduser() / CONFIG_FILE
     if file is not None and file.is_file():
-        return base_network(model, json.loads(file.read_text()))
+        return base_network(model, read_json(file, dict[str, Any], CheckpointError))
     return None if model.preset is None else base_network(model, None)

@@ -7,6 +7,9 @@ docs/model.md, sections 1.2 and 1.3.
 
 import re
 from collections.abc import Iterable
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from dzrobot.errors import CheckpointError, preview
 
@@ -24,6 +27,14 @@ _INNER_WRAPPERS = re.compile(
 )
 _NAMELESS_ADAPTER = re.compile(r"\.lora_([AB])\.weight$")
 _ADAPTER = re.compile(r"\.lora_[AB]\.default\.weight$")
+
+
+class ShardIndex(BaseModel):
+    """``*.safetensors.index.json``: which file each tensor lies in."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    weight_map: dict[str, Annotated[str, Field(max_length=255, pattern=r"^[^/\x00]+$")]]
 
 
 def canonical(name: str) -> str:

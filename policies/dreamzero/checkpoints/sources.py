@@ -10,16 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError, preview
-from dzrobot.policies.dreamzero.checkpoints.names import canonical_table
+from dzrobot.policies.dreamzero.checkpoints.names import ShardIndex, canonical_table
 from dzrobot.policies.dreamzero.checkpoints.unpickling import load_tensors
 
 _DTYPES = {
@@ -56,14 +55,6 @@ class TensorInfo:
     def numel(self) -> int:
         """Return its number of elements."""
         return math.prod(self.shape)
-
-
-class _Index(BaseModel):
-    """``*.safetensors.index.json``: which file each tensor lies in."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
-
-    weight_map: dict[str, Annotated[str, Field(max_length=255, pattern=r"^[^/\x00]+$")]]
 
 
 class WeightSource(Protocol):
@@ -129,7 +120,7 @@ def open_safetensors(folder: Path, stem: str = "model") -> SafetensorsSource:
             f"{folder} holds neither {single.name} nor {index.name} (it holds {held}); download "
             "the weights again"
         )
-    weight_map = read_json(index, _Index, CheckpointError).weight_map
+    weight_map = read_json(index, ShardIndex, CheckpointError).weight_map
     files = sorted({folder / name for name in weight_map.values()})
     if missing := [file.name for file in files if not file.is_file()]:
         raise CheckpointError(
