@@ -2,13 +2,13 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.embodiments.spec import Embodiment, History
-from dzrobot.errors import ModalityError, SessionError
+from dzrobot.errors import ConfigError, ModalityError, SessionError
 from dzrobot.modality.window import Observation
 
 Action = NDArray[np.float32]
@@ -78,6 +78,104 @@ class PlanningPolicy(Policy, Protocol):
     def footprint(self, session: str) -> "Footprint":
         """Return the memory that an open session takes, and what is left."""
         ...
+
+
+Method = Literal["guided", "trained"]
+"""How a plan is made to begin with rows of the one before: any network is steered there, or one
+that was trained for it is given them."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Leftover:
+    """What a robot goes on executing while its next plan is made."""
+
+    targets: NDArray[np.float32]
+    """``Plan.targets`` (k, A) of the running plan, from the step of the newest observation on."""
+
+    delay: int
+    """How many of them will have been executed when the next plan is there, 1 to k."""
+
+    method: Method = "guided"
+    strength: float | None = None
+    """Most that guidance is multiplied by; None: the number of solver steps."""
+
+    weights: Literal["linear", "exp"] = "linear"
+    """How the rows after ``delay`` lose their hold on the new plan."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.delay <= len(self.targets):
+            raise ConfigError(
+                f"delay={self.delay} with {len(self.targets)} rows left of the running plan: give "
+                "1 to that many; without rows or delay, request without a leftover"
+            )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Plan:
+    """A whole plan; row i is meant for the step i steps after the observation it was made from."""
+
+    actions: NDArray[np.float32]
+    """(H, A) in physical units, as the environment takes them."""
+
+    targets: NDArray[np.float32]
+    """(H, A) in physical units, two-way grippers still as the numbers that were predicted."""
+
+    normalized: NDArray[np.float32]
+    """(H, A) as the network predicts them; differences of its numbers compare between parts."""
+
+    timing: Mapping[str, float]
+    """Where the time went, in milliseconds."""
+
+
+@runtime_checkable
+class AsyncPolicy(Policy, Protocol):
+    """A policy that makes a plan while the robot executes the one before.
+
+    :meth:`observe` is called at every step of the robot, also while another thread is in
+    :meth:`result`. A request is made of what was observed until then, and nothing later.
+    """
+
+    embodiment: Embodiment
+
+    def longest_delay(self, method: Method) -> int:
+        """Return the most rows of a running plan that a new one can be made to begin with."""
+        ...
+
+    def observe(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> None:
+        """Take in what the robot sees at this step."""
+        ...
+
+    def request(self, *, session: str = DEFAULT_SESSION, leftover: Leftover | None = None) -> Any:
+        """Return the question for a plan from the newest observation on; nothing is computed.
+
+        Raises:
+            ConfigError: the policy cannot continue plans in the way that is asked for.
+        """
+        ...
+
+    def result(self, ticket: Any) -> Plan | None:
+        """Return the plan that was requested; None if its episode is over."""
+        ...
+
+
+def check_continuing(policy: AsyncPolicy, method: Method, delay: int) -> None:
+    """Check that ``policy`` can make plans that begin with ``delay`` rows of another.
+
+    Raises:
+        ConfigError: not with so many, or not at all.
+    """
+    longest = policy.longest_delay(method)
+    if delay <= longest:
+        return
+    means = {
+        "guided": "execution 'rtc' needs the network in this process",
+        "trained": "execution 'trained' needs a checkpoint whose passport has "
+        f"rtc_training_max_delay={delay} or more: fine-tune with that, or use execution 'rtc'",
+    }
+    raise ConfigError(
+        f"a plan is to begin with {delay} rows of the running one, and this policy can be given "
+        f"{longest or 'none'}: {means[method]}"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,6 +114,10 @@ class ModelConfig(FrozenConfig):
     """``padded``: divide by all 32 action dimensions, as published; ``masked``: by the real ones.
     """
 
+    rtc_training_max_delay: NonNegative = 0
+    """Train for ``--execution trained``: the first 0 to this many actions of every block, drawn
+    evenly, are given without noise and left out of the loss (arXiv 2512.05964). 0: none."""
+
 
 class SourceConfig(FrozenConfig):
     """One source of a mixture."""

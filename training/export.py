@@ -185,7 +185,12 @@ def _passport(components: TrainingComponents, base: str | None) -> Passport:
         for passport in passports
         for tag, trained in passport.embodiments.items()
     }
-    return replace(passports[0], embodiments=robots, action_horizon=horizon)
+    return replace(
+        passports[0],
+        embodiments=robots,
+        action_horizon=horizon,
+        rtc_training_max_delay=components.config.model.rtc_training_max_delay or None,
+    )
 
 
 def _tokenizer(components: TrainingComponents) -> Path | None:

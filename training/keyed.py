@@ -2,11 +2,12 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
-from dzrobot.policies.dreamzero.network.diffusion import Noise, NoiseShape, draw_noise
+from dzrobot.policies.dreamzero.network.diffusion import Noise, NoiseShape, draw_given, draw_noise
 from dzrobot.policies.dreamzero.network.world_action import Prepared
 
 
@@ -26,3 +27,22 @@ def sample_noise(
     generators = [keyed_generator("noise", seed, step, slot) for slot in slots]
     shape = NoiseShape(latent=(channels, frames, rows, columns), action=(actions, width))
     return draw_noise(config.dit, config.head, shape, generators, latents.device)
+
+
+def with_given(
+    config: NetworkConfig, noise: Noise, key: tuple[int, int], slots: Sequence[int], most: int
+) -> Noise:
+    """Return ``noise`` with the first actions of every block given, up to ``most`` of them.
+
+    Args:
+        config: The network.
+        noise: Of a micro-batch.
+        key: Seed and step.
+        slots: Of its samples.
+        most: ``rtc_training_max_delay``; 0 leaves everything as it is.
+    """
+    if not most:
+        return noise
+    generators = [keyed_generator("given actions", *key, slot) for slot in slots]
+    given = draw_given(config.dit, noise.action_BAM.shape[1], most, generators)
+    return replace(noise, given_BA=given.to(noise.action_BAM.device))

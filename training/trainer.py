@@ -45,7 +45,7 @@ from dzrobot.training.data import (
 )
 from dzrobot.training.evaluate import evaluate_open_loop
 from dzrobot.training.export import TrainedAlone, export
-from dzrobot.training.keyed import sample_noise
+from dzrobot.training.keyed import sample_noise, with_given
 from dzrobot.training.logs import RunLog, describe
 from dzrobot.training.optim import StepOutcome
 from dzrobot.training.parallel import reading_outputs
@@ -188,7 +188,10 @@ class Trainer:
     ) -> Tensor:
         """Add a micro-batch's gradients; return its share of the (dynamics, action) loss."""
         seed, slots = self.components.config.runner.seed, batch["slot"].tolist()
-        noise = sample_noise(self.components.network, prepared, seed, batch["step"], slots)
+        network, step = self.components.network, batch["step"]
+        noise = sample_noise(network, prepared, seed, step, slots)
+        most = self.components.config.model.rtc_training_max_delay
+        noise = with_given(network, noise, (seed, step), slots, most)
         return backward(self.components.model, prepared, noise, counts, self._loss_options)
 
     def save(self, *, wait: bool) -> None:

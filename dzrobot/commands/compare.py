@@ -30,6 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also compare each with a published count, such as 495/512",
     )
     parser.add_argument("--seed", type=flags.seed, default=0, help="of the bootstrap (default: 0)")
+    parser.add_argument(
+        "--force", action="store_true",
+        help="compare runs of unlike execution or latency too: the difference is then theirs",
+    )  # fmt: skip
     parser.add_argument("--json", type=flags.path, metavar="FILE", help="write the numbers to FILE")
     parser.add_argument("--flips", action="store_true", help="list the episodes that differ")
 
@@ -40,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     runs = [read_results(folder) for folder in arguments.runs]
     if len(runs) == 1 and published is None:
         raise ConfigError("give two or more results folders, or one and --published K/N")
-    found = compare(runs, arguments.seed) if len(runs) > 1 else ()
+    found = compare(runs, arguments.seed, any_execution=arguments.force) if len(runs) > 1 else ()
     console = Console(width=None if Console().is_terminal else 130, highlight=False)
     if found:
         console.print(_table(found))

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from dzrobot.commands import flags
 from dzrobot.commands.arm import add_attention, looked_after
+from dzrobot.commands.execution import add_execution, read_execution
 from dzrobot.commands.keys import add_key, read_key
 from dzrobot.commands.signals import terminable
 from dzrobot.embodiments.spec import History
@@ -32,7 +33,7 @@ from dzrobot.rollout.evaluate import (
 )
 from dzrobot.rollout.players import BUILT_IN, REMOTE, Player
 from dzrobot.rollout.protocol import PROTOCOLS, Selection
-from dzrobot.rollout.report import Summary, table
+from dzrobot.rollout.report import Summary, measures_line, table
 
 SUMMARY = "evaluate a policy in an environment"
 DEFAULT_ENV = "dzrobot/lift-v0"
@@ -63,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _what(parser.add_argument_group("what is run"))
     _policy(parser.add_argument_group("the policy"))
+    add_execution(
+        parser.add_argument_group("time that passes while the policy thinks (default: none)")
+    )
     _how(parser.add_argument_group("how it is run; none of this changes a result"))
 
 
@@ -129,6 +133,8 @@ def conclude(console: Console, summary: Summary, output: Path, title: str) -> in
             f"per step, median of medians: policy {times['policy_ms_p50']:.1f} ms (95th percentile "
             f"{times['policy_ms_p95']:.1f}), environment {times['env_ms_p50']:.1f} ms"
         )
+    if measured := measures_line(summary):
+        console.print(f"means over episodes: {measured}", soft_wrap=True, markup=False)
     for case, message in summary.errors[:5]:
         console.print(f"error in {case}: {message}", markup=False, soft_wrap=True)
     console.print(f"results in {output}", markup=False, soft_wrap=True)
@@ -211,8 +217,9 @@ def _policy(group: Any) -> None:
         help="frames remembered (default: the protocol's, else the robot's)",
     )
     group.add_argument(
-        "--execute", type=flags.whole(1), metavar="K", help="actions executed of each plan"
-    )
+        "--execute", type=flags.whole(1), metavar="K",
+        help="actions executed of each plan, or steps from one request to the next",
+    )  # fmt: skip
     group.add_argument(
         "--cfg-scale", type=flags.number(0, 1000), help="guidance of the predicted video"
     )
@@ -291,6 +298,7 @@ def _setup(arguments: argparse.Namespace) -> _Setup:
         player=player,
         ablation=arguments.ablate_images,
         batched=arguments.batch,
+        execution=read_execution(arguments),
     )
     label = "-".join(suites) or str(env).rpartition("/")[2]
     return _Setup(evaluation, label, tuple(greeting))

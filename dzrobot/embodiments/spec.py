@@ -20,6 +20,9 @@ MAX_STATE_DIM = 64
 MAX_ACTION_DIM = 32
 """Width every action is padded to."""
 
+HOLD_ZERO = "zero"
+"""Value of :attr:`Part.hold`."""
+
 Normalization = Literal["q99", "min_max"]
 
 ActionFrame = Literal["ee", "base", "ee_adjoint"]
@@ -105,6 +108,11 @@ class Part:
     gripper: Gripper | None = None
     """How a predicted gripper number becomes a command. None: the part holds no two-way gripper."""
 
+    hold: str | None = None
+    """What commands the robot to stay as it is. ``zero``: zeros, as of differences from step to
+    step; a two-way gripper keeps its last command. A state key: the last command, and before the
+    first the value of that key. None: nothing is known to, and the robot cannot wait for a plan."""
+
     def __post_init__(self) -> None:
         kind = "action" if self.key.startswith("action") else "state"
         faults = [*_key_faults(self.key, kind), *_column_faults(self.feature, self.aliases)]
@@ -114,8 +122,9 @@ class Part:
             faults.append(f"start={self.start} must be 0 or more, or None for the whole column")
         if self.normalization not in ("q99", "min_max"):
             faults.append(f"normalization={self.normalization!r} must be 'q99' or 'min_max'")
-        if kind == "state" and (self.reference is not None or self.gripper is not None):
-            faults.append("reference and gripper belong to action parts")
+        own = (self.reference, self.gripper, self.hold)
+        if kind == "state" and any(value is not None for value in own):
+            faults.append("reference, gripper and hold belong to action parts")
         if self.gripper is not None and not -self.dim <= self.gripper.index < self.dim:
             faults.append(
                 f"gripper.index={self.gripper.index} lies outside the {self.dim} numbers of the "
@@ -299,6 +308,11 @@ class Embodiment:
     def _reference_faults(self) -> Iterable[str]:
         dims = {part.key: part.dim for part in self.state}
         for part in self.action:
+            if part.hold not in (None, HOLD_ZERO) and dims.get(part.hold) != part.dim:
+                yield (
+                    f"{part.key} has hold={part.hold!r}: write {HOLD_ZERO!r}, or a state part of "
+                    f"{part.dim} numbers.{suggest(part.hold, dims)} Known: {', '.join(dims)}"
+                )
             if part.reference is None:
                 continue
             if part.reference not in dims:

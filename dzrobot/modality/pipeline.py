@@ -123,7 +123,28 @@ class Pipeline:
         self, chunk: Tensor | NDArray[np.float32], state: Mapping[str, object]
     ) -> NDArray[np.float32]:
         """Return what the environment executes: ``(..., H, action_dim)``, grippers made two-way."""
-        return self._vectors.command(self.decode(chunk, state))
+        return self.commands(self.decode_targets(chunk, state))
+
+    def decode_targets(
+        self, chunk: Tensor | NDArray[np.float32], state: Mapping[str, object]
+    ) -> NDArray[np.float32]:
+        """Return a predicted chunk joined, ``(..., H, action_dim)``, grippers as predicted."""
+        return self._vectors.joined(self.decode(chunk, state))
+
+    def encode_targets(
+        self, targets: NDArray[np.float32], state: Mapping[str, object]
+    ) -> NDArray[np.float32]:
+        """Return what the network would have to predict, ``(k, 32)``, to mean ``targets``.
+
+        Args:
+            targets: ``(k, action_dim)`` of :meth:`decode_targets`, from whatever state.
+            state: Raw state that relative parts are measured from, as of :meth:`decode`.
+        """
+        return self._vectors.encode_targets(targets, state)
+
+    def commands(self, targets: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return what the environment executes of joined actions: grippers made two-way."""
+        return self._vectors.command(targets)
 
 
 def _tensor(values: NDArray[np.generic]) -> Tensor:

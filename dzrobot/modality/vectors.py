@@ -39,7 +39,7 @@ class _Scale:
         return cls(low, high, part.normalization)
 
     def normalize(self, values: Floats) -> Floats:
-        """Map ``[low, high]`` to [-1, 1] and clip.
+        """Map ``[low, high]`` to [-1, 1]; what lies outside goes beyond.
 
         A number that never varied passes through under ``q99`` and becomes 0 under ``min_max``.
         """
@@ -47,8 +47,7 @@ class _Scale:
         width = np.where(constant, np.float32(1), self.high - self.low)
         scaled = np.float32(2) * (values - self.low) / width - np.float32(1)
         kept = values if self.normalization == "q99" else np.zeros_like(values)
-        clipped: Floats = np.clip(np.where(constant, kept, scaled), -1, 1).astype(np.float32)
-        return clipped
+        return np.where(constant, kept, scaled).astype(np.float32)
 
     def restore(self, values: Floats) -> Floats:
         """Map [-1, 1] to ``[low, high]``, without clipping."""
@@ -86,7 +85,7 @@ class Vectors:
         raw = {part.key: rows(window, part) for part in self._embodiment.state}
         _check_lengths(raw)
         parts = [self._scales[key].normalize(values) for key, values in raw.items()]
-        return _pad(np.concatenate(parts, axis=1), MAX_STATE_DIM)
+        return _pad(np.clip(np.concatenate(parts, axis=1), -1, 1), MAX_STATE_DIM)
 
     def encode_action(self, window: Mapping[str, object]) -> tuple[Floats, Bools]:
         """Return the normalised actions ``(S * horizon, 32)`` and the mask of their real numbers.
@@ -99,7 +98,29 @@ class Vectors:
             self._scales[part.key].normalize(self._relative(part, raw[part.key], window))
             for part in self._embodiment.action
         ]
-        return _pad(np.concatenate(parts, axis=1), MAX_ACTION_DIM)
+        return _pad(np.clip(np.concatenate(parts, axis=1), -1, 1), MAX_ACTION_DIM)
+
+    def encode_targets(self, targets: Floats, state: Mapping[str, object]) -> Floats:
+        """Return decoded actions ``(k, action_dim)`` as the network would have predicted them.
+
+        Undoes :meth:`decode`, for another state as well: relative parts are measured from it.
+
+        Args:
+            targets: In physical units, two-way grippers as predicted.
+            state: As of :meth:`decode`.
+
+        Returns:
+            ``(k, 32)``, not clipped.
+        """
+        parts = []
+        start = 0
+        for part in self._embodiment.action:
+            values = targets[:, start : start + part.dim]
+            if part.reference is not None:
+                values = values - _reference(part, state, ())
+            parts.append(self._scales[part.key].normalize(values))
+            start += part.dim
+        return _pad(np.concatenate(parts, axis=1), MAX_ACTION_DIM)[0]
 
     def decode(self, chunk: Floats, state: Mapping[str, object]) -> dict[str, Floats]:
         """Return the actions in physical units, by key, each ``(..., H, dim)`` float32.
@@ -129,12 +150,18 @@ class Vectors:
             start += part.dim
         return actions
 
-    def command(self, actions: Mapping[str, Floats]) -> Floats:
-        """Return ``actions`` concatenated to ``(..., H, action_dim)``, grippers made two-way."""
+    def joined(self, actions: Mapping[str, Floats]) -> Floats:
+        """Return ``actions`` concatenated to ``(..., H, action_dim)``, grippers as predicted."""
+        return np.concatenate([actions[part.key] for part in self._embodiment.action], axis=-1)
+
+    def command(self, targets: Floats) -> Floats:
+        """Return joined actions ``(..., H, action_dim)`` with grippers made two-way."""
         parts = []
+        start = 0
         for part in self._embodiment.action:
-            values = actions[part.key]
+            values = targets[..., start : start + part.dim]
             parts.append(values if part.gripper is None else _two_way(values, part.gripper))
+            start += part.dim
         return np.concatenate(parts, axis=-1)
 
     def _relative(self, part: Part, values: Floats, window: Mapping[str, object]) -> Floats:

@@ -22,6 +22,9 @@ from dzrobot.rollout.statistics import (
 COMPARED = ("policy", "changes")
 """Fields of a card that may differ: they are what is compared."""
 
+EXECUTION = "execution"
+"""One that may differ where that is said."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
@@ -88,12 +91,15 @@ def read_results(folder: Path) -> Results:
     return Results(folder=folder, card=read_card(folder), finished=finished)
 
 
-def compare(runs: Sequence[Results], seed: int = 0) -> tuple[Comparison, ...]:
+def compare(
+    runs: Sequence[Results], seed: int = 0, *, any_execution: bool = False
+) -> tuple[Comparison, ...]:
     """Return every later run compared with the first one, on the episodes that both finished.
 
     Args:
         runs: Two or more.
         seed: Of the bootstrap's draws.
+        any_execution: Whether execution and latency may differ, as where they are compared.
 
     Raises:
         ConfigError: fewer than two runs.
@@ -104,7 +110,8 @@ def compare(runs: Sequence[Results], seed: int = 0) -> tuple[Comparison, ...]:
         raise ConfigError("give two or more results folders to compare")
     first, *others = runs
     for other in others:
-        one, two = _conditions(first.card), _conditions(other.card)
+        left_out = (*COMPARED, *([EXECUTION] if any_execution else []))
+        one, two = _conditions(first.card, left_out), _conditions(other.card, left_out)
         refuse_unlike(
             one, two, first.name, f"in {other.name}", "Evaluate both under the same protocol."
         )
@@ -171,5 +178,5 @@ def _outcomes(results: Results, names: Sequence[str]) -> list[bool]:
     return [bool(results.finished[name].success) for name in names]
 
 
-def _conditions(card: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in card.items() if name not in COMPARED}
+def _conditions(card: Mapping[str, Any], left_out: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in card.items() if name not in left_out}

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dzrobot.errors import ModalityError, preview
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy
+from dzrobot.rollout.measures import Measures
 
 Watch = Callable[[Observation], None]
 """Called with the first observation and after every step, once the environment shows it."""
@@ -31,6 +32,15 @@ class Actor(Protocol):
         ...
 
 
+@runtime_checkable
+class MeasuringActor(Actor, Protocol):
+    """An actor in whose world time passes while it chooses."""
+
+    def measures(self) -> Measures:
+        """Return what was measured of the episode."""
+        ...
+
+
 @dataclass(kw_only=True)
 class PolicyActor:
     """A policy of this process, as an actor."""
@@ -40,7 +50,7 @@ class PolicyActor:
     noise_key: int | None = None
     """Number of the episode for keyed noise; None: the policy counts."""
 
-    def begin(self, env: gym.Env[Any, Any]) -> None:
+    def begin(self, env: gym.Env[Any, Any] | None) -> None:
         """Start a new episode in the session."""
         reset_policy(self.policy, self.session, self.noise_key)
 
@@ -82,6 +92,9 @@ class Outcome:
     wall_s: float
     robot: Mapping[str, Any] | None = None
     """What the environment says of its robot besides, as plain values."""
+
+    measures: Measures | None = None
+    """Of an episode in which time passes while the policy thinks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +175,7 @@ def run_episode(
         env_ms={**percentiles(clock.env_ms), "reset": round(clock.reset_ms, 3)},
         wall_s=round(time.perf_counter() - began, 3),
         robot=info.get("robot"),
+        measures=actor.measures() if isinstance(actor, MeasuringActor) else None,
     )
 
 

@@ -12,18 +12,21 @@ from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.rollout.ablation import Ablation
 from dzrobot.rollout.card import build_card, keep_card, read_card, read_cases, refuse_unlike
+from dzrobot.rollout.engine import Engines, check_player
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
     check_fits,
     environment_arguments,
     look_at,
 )
+from dzrobot.rollout.execution import ExecutionOptions, Schedule, schedule
+from dzrobot.rollout.latency import ZERO
 from dzrobot.rollout.players import Player, Ready, find_player, open_player
 from dzrobot.rollout.protocol import Case, Selection, plan_cases, shard_of
 from dzrobot.rollout.records import Record, RecordFile, locked
 from dzrobot.rollout.report import Summary, summarise, write_summary
 from dzrobot.rollout.video import Wanted, remove_unfinished
-from dzrobot.rollout.workers import Crew, Opened, Stage, same_environment
+from dzrobot.rollout.workers import Acting, Crew, Opened, Stage, same_environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,9 @@ class Evaluation:
     ablation: Ablation = "none"
     batched: bool = False
     """Whether the policy acts for several episodes in one call; the last bits then vary."""
+
+    execution: ExecutionOptions | None = None
+    """How plans are executed that take time to make. None: time stands still meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +94,8 @@ class Prepared:
 
     ready: Ready
     card: Mapping[str, Any] = field(repr=False)
+    schedule: Schedule | None = None
+    """How plans are executed, where time passes while they are made."""
 
     @property
     def moves_an_arm(self) -> bool:
@@ -114,18 +122,25 @@ def prepare(evaluation: Evaluation) -> Prepared:
         noise=options.noise or protocol.noise,
         noise_slots=options.noise_slots or protocol.slots,
     )
+    timed = _schedule(evaluation, first, robot)
+    if timed is not None:
+        settled = replace(settled, execute=timed.execute)
     player = replace(evaluation.player, options=settled)
-    selection = _changes_named(selection, options, robot)
+    selection = _changes_named(selection, options, robot, timed)
     arguments = {
         name: environment_arguments(name, protocol, robot, selection.arguments) for name in names
     }
     needed = robot.observation_keys if player.looks else ()
     facts = _check_spaces(cases, arguments, robot, needed=needed)
     ready = open_player(replace(found, player=player))
+    if timed is not None:
+        check_player(ready.policy, timed)
     behaviour = {**ready.card, "embodiment": robot.tag, "ablation": evaluation.ablation}
     if evaluation.batched:
         behaviour["batched"] = True
     card = build_card(selection, cases, behaviour, arguments, facts)
+    if timed is not None:
+        card["execution"] = timed.card()
     return Prepared(
         evaluation=evaluation,
         cases=cases,
@@ -133,6 +148,7 @@ def prepare(evaluation: Evaluation) -> Prepared:
         facts=facts,
         ready=ready,
         card=card,
+        schedule=timed,
     )
 
 
@@ -212,15 +228,49 @@ def _run(
         ablation=prepared.evaluation.ablation,
         videos=options.videos,
     )
-    batched = prepared.evaluation.batched
+    acting = Acting(
+        policy=prepared.ready.policy,
+        batched=prepared.evaluation.batched,
+        engines=_engines(prepared),
+    )
     errors = 0
-    policy = prepared.ready.policy
-    with Crew(stage, policy, options.workers, batched=batched, opened=options.opened) as crew:
+    with Crew(stage, acting, options.workers, opened=options.opened) as crew:
         for record in crew.run(cases):
             keep(record)
             errors += record.error is not None
             if errors >= options.max_errors:
                 break
+
+
+def _engines(prepared: Prepared) -> Engines | None:
+    if prepared.schedule is None:
+        return None
+    hands = {name: facts.hand_position for name, facts in prepared.facts.items()}
+    return Engines(prepared.schedule, prepared.evaluation.selection.seed, hands)
+
+
+def _schedule(
+    evaluation: Evaluation, facts: EnvironmentFacts, robot: Embodiment
+) -> Schedule | None:
+    """Return how plans are executed; None where time stands still while they are made."""
+    options, execute = evaluation.execution, evaluation.player.options.execute
+    if options is None:
+        return None
+    if evaluation.batched:
+        raise ConfigError(
+            "--batch acts for several episodes in one call, whose plans are then due together: "
+            "leave out --batch, or --execution and --latency"
+        )
+    if facts.moves_an_arm:
+        if options.latency is not None:
+            raise ConfigError(
+                "an arm moves in real time: leave --latency out; it is for simulators"
+            )
+        if options.execution == "sync":
+            return None
+    elif options.latency is None:
+        options = replace(options, latency=ZERO)
+    return schedule(options, robot, facts.control_hz, execute)
 
 
 def _for_arms(options: RunOptions, prepared: Prepared) -> RunOptions:
@@ -253,7 +303,9 @@ def _progress(record: Record | None, part: Sequence[Case], records: RecordFile) 
     )
 
 
-def _changes_named(selection: Selection, options: PolicyOptions, robot: Embodiment) -> Selection:
+def _changes_named(
+    selection: Selection, options: PolicyOptions, robot: Embodiment, timed: Schedule | None
+) -> Selection:
     """Return the selection, which also says where the policy departs from the protocol."""
     protocol, said = selection.protocol, []
     history = protocol.history or robot.history
@@ -261,6 +313,10 @@ def _changes_named(selection: Selection, options: PolicyOptions, robot: Embodime
         said.append(f"history {options.history}, not {history}")
     if options.noise not in (None, protocol.noise):
         said.append(f"noise {options.noise}, not {protocol.noise}")
+    if timed is not None:
+        latency = timed.options.latency
+        taken = "real time" if latency is None else f"latency {latency.text}"
+        said.append(f"execution {timed.options.execution} every {timed.execute} steps, {taken}")
     return replace(selection, policy_changes=tuple(said))
 
 

@@ -13,6 +13,7 @@ from dzrobot import files
 from dzrobot.documents import parse_json, read_bytes, shorten
 from dzrobot.errors import ProtocolError
 from dzrobot.rollout.episode import Outcome
+from dzrobot.rollout.measures import Measures
 from dzrobot.rollout.protocol import Case, Count
 
 RECORDS_FILE = "records.jsonl"
@@ -65,6 +66,9 @@ class Record:
     wall_s: Duration | None
     video: str | None
     """Path below the results folder."""
+
+    measures: Measures | None = None
+    """Of an episode in which time passes while the policy thinks."""
 
     error: str | None
     """What was raised; such an episode is neither success nor failure, and is run again."""

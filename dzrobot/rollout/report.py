@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from dzrobot.files import write_json
 from dzrobot.rollout.episode import percentiles
+from dzrobot.rollout.measures import Average, averages
 from dzrobot.rollout.protocol import Case
 from dzrobot.rollout.records import Record, ordered, storing
 
@@ -72,6 +73,9 @@ class Summary:
     """How many of these by cause: what the environment said (a fault of the hardware, discarded by
     a person), or ``exception``."""
 
+    measures: Mapping[str, Average] = field(default_factory=dict)
+    """Where time passed while the policy thought."""
+
     @property
     def complete(self) -> bool:
         """Return whether every episode has a result."""
@@ -81,9 +85,12 @@ class Summary:
         """Return what is the same whenever the same run is repeated, as plain values."""
         rows = {"tasks": self.rows, "total": [self.total]}
         rows["distinct"] = [self.distinct] if self.distinct else []
-        return {
+        found: dict[str, Any] = {
             kind: [{**asdict(row), "rate": row.rate} for row in some] for kind, some in rows.items()
         }
+        if self.measures:
+            found["measures"] = {name: asdict(one) for name, one in self.measures.items()}
+        return found
 
 
 def wilson(successes: int, episodes: int) -> tuple[float, float]:
@@ -120,6 +127,7 @@ def summarise(records: Iterable[Record], cases: Sequence[Case]) -> Summary:
         timing=_timing(done),
         errors=tuple((r.case, r.error) for r in listed if r.error is not None),
         causes=Counter(r.ended or "exception" for r in listed if r.error is not None),
+        measures=averages([(r.steps or 0, r.measures) for r in done if r.measures], Z_95),
     )
 
 
@@ -152,6 +160,14 @@ def table(summary: Summary, title: str) -> Table:
         if whole is not None:
             shown.add_row(*map(Text, _cells(whole)), style="bold")
     return shown
+
+
+def measures_line(summary: Summary) -> str:
+    """Return the averages of what was measured, in one line; empty without any."""
+    return ", ".join(
+        f"{name} {one.mean:.3g}" + ("" if one.half_width is None else f" ± {one.half_width:.2g}")
+        for name, one in summary.measures.items()
+    )
 
 
 def _cells(row: Row) -> tuple[str, ...]:

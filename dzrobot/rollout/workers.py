@@ -12,7 +12,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Self
@@ -21,16 +21,16 @@ import gymnasium as gym
 
 from dzrobot.errors import ProtocolError, StoppedError
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import Action, BatchPolicy, Policy
+from dzrobot.policies.base import DEFAULT_SESSION, Action, AsyncPolicy, BatchPolicy, Policy
 from dzrobot.rollout.ablation import Ablation, spoil
 from dzrobot.rollout.caught import Caught, Failed
+from dzrobot.rollout.engine import EngineActor, Engines
 from dzrobot.rollout.environment import make_environment
 from dzrobot.rollout.episode import (
     Actor,
     EpisodeRules,
     Outcome,
     PolicyActor,
-    reset_policy,
     run_episode,
 )
 from dzrobot.rollout.players import PrivilegedActor
@@ -177,6 +177,9 @@ class _Worker:
     number: int
     stage: Stage
     case: Case | None = None
+    actor: PolicyActor | EngineActor | None = None
+    """Acts for it; None where each environment has its own policy."""
+
     last_key: tuple[object, ...] | None = None
     process: Any = field(init=False)
     connection: Connection = field(init=False)
@@ -231,31 +234,51 @@ class _Worker:
             return Failed(f"the worker process died with exit code {code}", "")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Acting:
+    """What acts in the main process."""
+
+    policy: Policy | None
+    """None where each environment has a policy of its own."""
+
+    batched: bool = False
+    """Whether observations that wait at the same time are given to the policy in one call. Faster
+    on a GPU; the last bits of the actions then depend on the timing."""
+
+    engines: Engines | None = None
+    """Make the actors where time passes while the policy thinks; None: it stands still."""
+
+    def actor(self, session: str, case: Case) -> PolicyActor | EngineActor | None:
+        """Return what acts for ``case``; None where its environment has a policy of its own."""
+        if self.policy is None:
+            return None
+        if self.engines is None:
+            return PolicyActor(policy=self.policy, session=session, noise_key=case.noise_key)
+        assert isinstance(self.policy, AsyncPolicy), "checked beforehand"
+        return self.engines.actor(self.policy, session, case)
+
+
 class Crew:
     """Workers and the policy that acts for all of them; a context manager.
 
     Args:
         stage: What the environments have in common.
-        policy: Acts in this process; None where each environment has its own.
+        acting: What acts in this process.
         count: Processes; 0 runs the environments in this process, one after the other.
-        batched: Whether observations that wait at the same time are given to the policy in one
-            call. Faster on a GPU; the last bits of the actions then depend on the timing.
         opened: Called with every environment of this process, before its first reset.
     """
 
     def __init__(
         self,
         stage: Stage,
-        policy: Policy | None,
+        acting: Acting,
         count: int,
         *,
-        batched: bool = False,
         opened: Opened = same_environment,
     ) -> None:
         self._stage = stage
-        self._policy = policy
+        self._acting = acting
         self._count = count
-        self._batched = batched
         self._opened = opened
         self._workers: list[_Worker] = []
 
@@ -297,15 +320,19 @@ class Crew:
             return
         same = next((c for c in waiting if environment_key(c) == worker.last_key), waiting[0])
         waiting.remove(same)
-        if self._policy is not None:
-            reset_policy(self._policy, worker.session, same.noise_key)
+        worker.actor = self._acting.actor(worker.session, same)
+        if worker.actor is not None:
+            worker.actor.begin(None)
         worker.give(same)
 
     def _concluded(self, worker: _Worker, message: _Finished | Failed) -> Record:
         assert worker.case is not None, "busy"
         case, worker.case = worker.case, None
         if isinstance(message, _Finished):
-            return Record.of(case, message.outcome, message.video)
+            outcome = message.outcome
+            if isinstance(worker.actor, EngineActor):
+                outcome = replace(outcome, measures=worker.actor.measures())
+            return Record.of(case, outcome, message.video)
         worker.stop(patient=False)
         worker.start()
         return _error_record(self._stage, case, message)
@@ -314,32 +341,34 @@ class Crew:
         self, asking: list[tuple[_Worker, Observation]]
     ) -> Iterator[tuple[_Worker, Failed]]:
         """Send every asking worker its action; yield those for which the policy raised."""
-        if not asking or self._policy is None:
+        if not asking:
             return
-        together = self._batched and isinstance(self._policy, BatchPolicy)
+        together = self._acting.batched and isinstance(self._acting.policy, BatchPolicy)
         for group in [asking] if together else [[one] for one in asking]:
-            began = time.perf_counter()
             with Caught() as caught:
-                actions = self._act([o for _, o in group], [w.session for w, _ in group])
+                answers = self._act(group)
             if caught.failure is not None:
                 yield from ((worker, caught.failure) for worker, _ in group)
                 continue
-            spent = 1000 * (time.perf_counter() - began) / len(group)
-            for (worker, _), action in zip(group, actions, strict=True):
-                worker.send((action, spent))
+            for (worker, _), answer in zip(group, answers, strict=True):
+                worker.send(answer)
 
-    def _act(self, observations: list[Observation], sessions: list[str]) -> list[Action]:
-        assert self._policy is not None
-        if len(sessions) > 1 and isinstance(self._policy, BatchPolicy):
-            return self._policy.act_batch(observations, sessions)
-        return [self._policy.act(observations[0], session=sessions[0])]
+    def _act(self, group: list[tuple[_Worker, Observation]]) -> list[tuple[Action, float]]:
+        """Return for each worker its action and the milliseconds that it took."""
+        policy = self._acting.policy
+        if len(group) > 1 and isinstance(policy, BatchPolicy):
+            began = time.perf_counter()
+            actions = policy.act_batch([o for _, o in group], [w.session for w, _ in group])
+            spent = 1000 * (time.perf_counter() - began) / len(group)
+            return [(action, spent) for action in actions]
+        [(worker, observation)] = group
+        assert worker.actor is not None, "only workers without a policy of their own ask"
+        return [worker.actor.act(observation)]
 
     def _alone(self, cases: Sequence[Case]) -> Iterator[Record]:
         with contextlib.closing(Performer(self._stage, self._opened)) as player:
             for case in cases:
-                actor, stop = None, ""
-                if self._policy is not None:
-                    actor = PolicyActor(policy=self._policy, noise_key=case.noise_key)
+                actor, stop = self._acting.actor(DEFAULT_SESSION, case), ""
                 with Caught() as caught:
                     outcome, film = player.play(case, actor)
                     record, stop = Record.of(case, outcome, film), outcome.stop

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from dzrobot.embodiments.spec import Embodiment, History
 from dzrobot.modality.window import Observation, Window, stacked
+from dzrobot.policies.base import Leftover
 from dzrobot.policies.dreamzero.network.session import SessionCache
 from dzrobot.policies.history import RECENT, frame_offsets
 
@@ -63,6 +65,10 @@ class Episode:
         newest = len(self._seen) - 1
         return stacked([self._seen[max(0, newest + o)] for o in offsets], self._embodiment)
 
+    def ticket(self, offsets: Sequence[int], leftover: Leftover | None = None) -> "Ticket":
+        """Return the question for a plan, with all that is known now; see :meth:`window`."""
+        return Ticket(self, self.window(offsets), self.state, leftover)
+
     def step_offsets(self) -> tuple[int, ...]:
         """Return which frames a plan is made from where every step of the robot was seen."""
         return frame_offsets(self._embodiment, self._history)
@@ -78,3 +84,15 @@ class Episode:
     def next_action(self) -> NDArray[np.float32]:
         """Return the next planned action (A,) and forget it."""
         return self._pending.popleft()
+
+
+@dataclass(frozen=True, eq=False)
+class Ticket:
+    """The question for one plan, as things stood when it was asked."""
+
+    episode: Episode
+    window: Window
+    state: Mapping[str, object]
+    """What relative actions are measured from, there and back."""
+
+    leftover: Leftover | None

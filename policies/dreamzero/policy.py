@@ -1,7 +1,7 @@
 """DreamZero as a policy: observations in, actions out, for any number of episodes at a time."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -16,12 +16,16 @@ from dzrobot.embodiments.spec import Embodiment, History
 from dzrobot.errors import CheckpointError, SessionError, preview
 from dzrobot.modality.pipeline import Pipeline
 from dzrobot.modality.stats import Statistics
-from dzrobot.modality.window import Observation, Window, read_observation
+from dzrobot.modality.window import Observation, read_observation
 from dzrobot.policies.base import (
     DEFAULT_SESSION,
     Action,
     Footprint,
+    Leftover,
+    Method,
     Observations,
+    Plan,
+    check_continuing,
     check_session,
     check_sessions,
     observations_of,
@@ -37,7 +41,8 @@ from dzrobot.policies.dreamzero.checkpoints.passport import (
     check_passport,
     passport_for,
 )
-from dzrobot.policies.dreamzero.episode import Episode
+from dzrobot.policies.dreamzero.continuing import Continuing
+from dzrobot.policies.dreamzero.episode import Episode, Ticket
 from dzrobot.policies.dreamzero.footprint import footprint
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.prompt import (
@@ -63,6 +68,9 @@ class PolicyParts:
     source: str
     """Where the weights come from, for records."""
 
+    trained_delay: int = 0
+    """Most first rows that the network was trained to be given of a plan; 0: none."""
+
 
 class DreamZeroPolicy:
     """A DreamZero network behind the policy protocol. Not to be called from two threads at once.
@@ -86,6 +94,8 @@ class DreamZeroPolicy:
         check_compatible(self.embodiment, self._network.config, shorter=True)
         self._generate = self.options.generate(self.embodiment)
         self._requests = Requests(parts.tokenizer, self._network, self.embodiment, self.options)
+        self._continuing = Continuing(parts.pipeline, self._network.config.head.action_horizon)
+        self._trained_delay = parts.trained_delay
         self._embeddings = PromptCache()
         self._episodes: dict[str, Episode] = {}
         self._evicted: set[str] = set()
@@ -159,6 +169,7 @@ class DreamZeroPolicy:
             pipeline=Pipeline(robot, statistics),
             tokenizer=prompts,
             source=str(checkpoint.path if path_or_repo is checkpoint else path_or_repo),
+            trained_delay=checkpoint.passport.rtc_training_max_delay or 0,
         )
         return cls(parts, options)
 
@@ -267,9 +278,9 @@ class DreamZeroPolicy:
         episodes = self._take(observations, sessions)
         due = [episode for episode in episodes if episode.needs_plan]
         if due:
-            chunks, _ = self._plan(due, [e.window(e.step_offsets()) for e in due])
-            for episode, chunk in zip(due, chunks, strict=True):
-                episode.plan(chunk[: self.options.execute])
+            plans = self._plan([episode.ticket(episode.step_offsets()) for episode in due])
+            for episode, plan in zip(due, plans, strict=True):
+                episode.plan(plan.actions[: self.options.execute])
         return [episode.next_action() for episode in episodes]
 
     def infer(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> dict[str, Any]:
@@ -288,8 +299,46 @@ class DreamZeroPolicy:
     ) -> list[dict[str, Any]]:
         """Return a plan for each session, made together; see :meth:`infer`, :meth:`act_batch`."""
         episodes = self._take(observations, sessions)
-        chunks, timing = self._plan(episodes, [e.window(e.call_offsets()) for e in episodes])
-        return [{"actions": chunk, "timing": dict(timing)} for chunk in chunks]
+        plans = self._plan([episode.ticket(episode.call_offsets()) for episode in episodes])
+        return [{"actions": plan.actions, "timing": dict(plan.timing)} for plan in plans]
+
+    def longest_delay(self, method: Method) -> int:
+        """Return the most rows of a running plan that a new one can be made to begin with."""
+        if method == "trained":
+            return self._trained_delay
+        return self.embodiment.timing.action_horizon
+
+    def observe(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> None:
+        """Take in what the robot sees at this step; see :class:`~.policies.base.AsyncPolicy`.
+
+        Raises:
+            ModalityError, SessionError: As :meth:`act`.
+        """
+        self._take([obs], [session])
+
+    def request(
+        self, *, session: str = DEFAULT_SESSION, leftover: Leftover | None = None
+    ) -> Ticket:
+        """Return the question for a plan from the newest observation on; nothing is computed.
+
+        Args:
+            session: Whose.
+            leftover: What the robot executes in the meantime; None: the plan begins anew.
+
+        Raises:
+            ConfigError: ``trained`` is asked of a network that was not, or not for such a delay.
+            SessionError: The session is not open.
+        """
+        if leftover is not None:
+            check_continuing(self, leftover.method, leftover.delay)
+        episode = self._open(session)
+        return episode.ticket(episode.step_offsets(), leftover)
+
+    def result(self, ticket: Ticket) -> Plan | None:
+        """Return the plan that was requested; None if its episode is over."""
+        if all(episode is not ticket.episode for episode in tuple(self._episodes.values())):
+            return None
+        return self._plan([ticket])[0]
 
     def predict_action_chunk(
         self, obs: Observation, *, session: str = DEFAULT_SESSION
@@ -384,32 +433,33 @@ class DreamZeroPolicy:
                 "raise PolicyOptions.max_sessions"
             )
 
-    def _plan(
-        self, episodes: Sequence[Episode], windows: Sequence[Window]
-    ) -> tuple[list[NDArray[np.float32]], Mapping[str, float]]:
-        """Return the actions (H, A) of every episode, and where the time went in milliseconds."""
+    def _plan(self, tickets: Sequence[Ticket]) -> list[Plan]:
+        """Return the plan of every episode."""
         began = time.perf_counter()
+        leftovers = [self._continuing.leftover(ticket) for ticket in tickets]
         requests = [
-            self._requests.make(self._pipeline.encode(window), episode)
-            for episode, window in zip(episodes, windows, strict=True)
+            self._requests.make(self._pipeline.encode(ticket.window), ticket.episode, leftover)
+            for ticket, leftover in zip(tickets, leftovers, strict=True)
         ]
         encoded = time.perf_counter()
         group = 1 if self.options.independent else len(requests)
         predicted: list[Tensor] = []
         for first in range(0, len(requests), group):
             part = slice(first, first + group)
-            predicted += self._predict(episodes[part], requests[part])
+            predicted += self._predict([t.episode for t in tickets[part]], requests[part])
         generated = time.perf_counter()
-        horizon = self.embodiment.timing.action_horizon
-        chunks = [
-            # Of a mixture's network, the beginning: as many as this robot was trained with.
-            self._pipeline.decode_actions(action[:horizon], episode.state)
-            for episode, action in zip(episodes, predicted, strict=True)
+        decoded = [
+            self._continuing.decoded(action, ticket)
+            for ticket, action in zip(tickets, predicted, strict=True)
         ]
         done = time.perf_counter()
         marks = {"encode_ms": (began, encoded), "generate_ms": (encoded, generated)}
         marks |= {"decode_ms": (generated, done), "total_ms": (began, done)}
-        return chunks, {name: 1000 * (stop - start) for name, (start, stop) in marks.items()}
+        timing = {name: 1000 * (stop - start) for name, (start, stop) in marks.items()}
+        return [
+            Plan(actions=actions, targets=targets, normalized=normalized, timing=timing)
+            for actions, targets, normalized in decoded
+        ]
 
     def _predict(self, episodes: Sequence[Episode], requests: Sequence[Request]) -> list[Tensor]:
         """Return the normalised actions (H, 32) of each episode, on the host."""

@@ -8,6 +8,7 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import CheckpointError
 from dzrobot.modality.pipeline import Encoded
 from dzrobot.policies.dreamzero.episode import Episode
+from dzrobot.policies.dreamzero.network.continuation import Continuation
 from dzrobot.policies.dreamzero.network.prompt import PromptTokenizer
 from dzrobot.policies.dreamzero.network.session import (
     InferenceNoise,
@@ -43,9 +44,12 @@ class Requests:
         self._guided = options.generate(embodiment).prompts == 2
         self._prompts: dict[str, Prompt] = {}
 
-    def make(self, encoded: Encoded, episode: Episode) -> Request:
+    def make(
+        self, encoded: Encoded, episode: Episode, continuation: Continuation | None = None
+    ) -> Request:
         """Return the request of the coming plan of ``episode``."""
         return Request(
+            continuation=continuation,
             images_THW3=encoded["images"],
             state_SM=encoded["state"],
             prompt=self._prompt(encoded["prompt"]),

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, ServerError, SessionError, SessionLostError
 from dzrobot.modality.window import Observation, read_observation, stacked
-from dzrobot.policies.base import DEFAULT_SESSION, Action, check_session
+from dzrobot.policies.base import (
+    DEFAULT_SESSION,
+    Action,
+    Leftover,
+    Method,
+    Plan,
+    check_continuing,
+    check_session,
+)
 from dzrobot.policies.history import frame_offsets
 from dzrobot.policies.serving.connection import Answer, Connection, ConnectOptions
 from dzrobot.policies.serving.dialects import Dialect, wire_names, write_observation
@@ -55,6 +63,15 @@ class _Episode:
     pending: deque[NDArray[np.float32]] = field(default_factory=deque)
     life: int = 0
     """Of the connection that the episode began on."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ticket:
+    """The question for one plan, as things stood when it was asked."""
+
+    session: str
+    episode: _Episode
+    message: Mapping[str, Any]
 
 
 class RemotePolicy:
@@ -149,15 +166,55 @@ class RemotePolicy:
         """
         episode = self._see(obs, session)
         if not episode.pending:
-            plan = self._plan(episode, session)
+            plan = self._plan(self._ticket(episode, session))
             episode.pending.extend(plan[: self.execute])
         return episode.pending.popleft()
 
     def infer(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> dict[str, Any]:
         """Return a whole plan: ``actions`` (H, A) float32 and ``timing`` in milliseconds."""
         episode = self._see(obs, session)
-        plan = self._plan(episode, session)
+        plan = self._plan(self._ticket(episode, session))
         return {"actions": plan, "timing": dict(self._answers[-1].timing)}
+
+    def longest_delay(self, method: Method) -> int:
+        """Return 0: no server's dialect has words for a running plan."""
+        return 0
+
+    def observe(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> None:
+        """Take in what the robot sees at this step; see :class:`~.policies.base.AsyncPolicy`.
+
+        Raises:
+            ModalityError, SessionLostError: As :meth:`act`.
+        """
+        self._see(obs, session)
+
+    def request(
+        self, *, session: str = DEFAULT_SESSION, leftover: Leftover | None = None
+    ) -> Ticket:
+        """Return the question for a plan from the newest observation on; nothing is sent.
+
+        Raises:
+            ConfigError: the plan is to continue another one.
+            SessionError: nothing was observed in the session.
+        """
+        if leftover is not None:
+            check_continuing(self, leftover.method, leftover.delay)
+        if session not in self._episodes:
+            raise SessionError(f"session {session!r} has observed nothing: call observe first")
+        return self._ticket(self._episodes[session], session)
+
+    def result(self, ticket: Ticket) -> Plan | None:
+        """Return the plan that the server makes; None if its episode is over.
+
+        Raises:
+            SessionLostError, ServerError: As :meth:`act`.
+        """
+        if self._episodes.get(ticket.session) is not ticket.episode:
+            return None
+        actions = self._plan(ticket)
+        timing = self._answers[-1].timing
+        # What the network predicted stays on the server.
+        return Plan(actions=actions, targets=actions, normalized=actions, timing=timing)
 
     def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
         """Start a new episode in ``session``; without a name, end all sessions.
@@ -224,16 +281,18 @@ class RemotePolicy:
             self._connections[name] = Connection(self._server, self._options)
         return self._connections[name]
 
-    def _plan(self, episode: _Episode, session: str) -> NDArray[np.float32]:
-        connection = self._connection(session)
-        message = self._message(episode)
+    def _ticket(self, episode: _Episode, session: str) -> Ticket:
+        return Ticket(session, episode, self._message(episode))
+
+    def _plan(self, ticket: Ticket) -> NDArray[np.float32]:
+        episode, connection = ticket.episode, self._connection(ticket.session)
         if not episode.plans:
             # Nothing is lost yet: a connection that broke in between may be made anew.
             connection.ensure()
             if self._dialect is Dialect.DZROBOT and episode.number is not None:
                 connection.reset(episode.name, episode.number)
             episode.life = connection.life
-        answer = connection.ask(message, first=not episode.plans)
+        answer = connection.ask(ticket.message, first=not episode.plans)
         plan = self._checked(answer)
         episode.plans += 1
         self._plans += 1

@@ -11,8 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 POLICIES = '''
-import os, time
+import os, threading, time
 import numpy as np
+from dzrobot.policies.base import Plan
 
 class Steer:
     """Steers to the mark, more or less: noise keyed by the episode, memory by the session."""
@@ -88,6 +89,39 @@ class Asleep(Steer):
     def act(self, obs, *, session="default"):
         open(os.environ["ASLEEP"], "a").close()
         time.sleep(600)
+
+class Paced:
+    """Plans on another thread; the second step after a request waits until the plan is made."""
+
+    def __init__(self, robot):
+        self.embodiment, self.made, self.since = robot, threading.Event(), None
+        self.threads, self.leftovers = set(), []
+
+    def reset(self, session=None, *, episode=None):
+        self.since = None
+
+    def act(self, obs, *, session="default"):
+        raise AssertionError("plans are asked for")
+
+    def longest_delay(self, method):
+        return self.embodiment.timing.action_horizon
+
+    def observe(self, obs, *, session="default"):
+        if self.since is not None:
+            self.since += 1
+            assert self.since < 2 or self.made.wait(60)
+
+    def request(self, *, session="default", leftover=None):
+        self.since = 0
+        self.made.clear()
+        self.leftovers.append(leftover)
+
+    def result(self, ticket):
+        self.threads.add(threading.current_thread().name)
+        rows = np.zeros((self.embodiment.timing.action_horizon, 7), np.float32)
+        self.made.set()
+        Paced.last = self
+        return Plan(actions=rows, targets=rows, normalized=rows, timing={})
 
 class Torn(Steer):
     """Its worker dies in the middle of a message to the main process."""

@@ -136,6 +136,9 @@ WRONG = {
         {"model__target_video_height": 176, "model__target_video_width": 320},
         ("176 x 320", "no multiple of", "set target_video_height="),
     ),
+    "model.rtc_training_max_delay": (
+        {"model__rtc_training_max_delay": 9}, ("9 of the 16", "choose 0 to 8"),
+    ),
     "model.tokenizer_path": (
         {"model__tokenizer_path": "/nowhere/tokenizer"},
         ("/nowhere/tokenizer does not exist", "owner/name"),

@@ -4,11 +4,11 @@ Each check yields faults: a dotted field, what is wrong and what to do. All chec
 shows every mistake. Only small text files are read and torch is not imported.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dzrobot.errors import DzrobotError
-from dzrobot.training.architecture import source_plans
+from dzrobot.training.architecture import SourcePlan, source_plans
 from dzrobot.training.config import SFTConfig, uneven_batch
 from dzrobot.training.validate.data import mixture_faults, relative_faults, source_faults
 from dzrobot.training.validate.faults import Fault
@@ -33,6 +33,7 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Fault]:
     except DzrobotError as error:
         return [*faults, Fault("model.embodiment_tag", str(error))]
     faults += [*source_faults(config, sources), *relative_faults(config.model, sources)]
+    faults += _given(config, sources)
     return [*faults, *network_faults(config, sources)]
 
 
@@ -40,6 +41,18 @@ def _batch(config: SFTConfig, world_size: int) -> Iterator[Fault]:
     runner = config.runner
     if fault := uneven_batch(runner.global_batch_size, runner.micro_batch_size, world_size):
         yield Fault("runner.global_batch_size", fault)
+
+
+def _given(config: SFTConfig, sources: Sequence[SourcePlan]) -> Iterator[Fault]:
+    most = config.model.rtc_training_max_delay
+    for source in sources:
+        horizon = source.embodiment.timing.action_horizon
+        if 2 * most > horizon:
+            yield Fault(
+                "model.rtc_training_max_delay",
+                f"{most} of the {horizon} actions of {source.embodiment.tag}: a robot that does "
+                f"not wait has at most {horizon // 2} steps for a plan; choose 0 to {horizon // 2}",
+            )
 
 
 def _schedule(config: SFTConfig) -> Iterator[Fault]:

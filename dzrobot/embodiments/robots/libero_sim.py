@@ -37,6 +37,7 @@ LIBERO_SIM = Embodiment(
             aliases=("actions",),
             dim=7,
             gripper=Gripper(index=6),
+            hold="zero",
         ),
     ),
     tiles=side_by_side("video.image", "video.wrist_image"),

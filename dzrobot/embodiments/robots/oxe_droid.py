@@ -50,6 +50,7 @@ OXE_DROID = Embodiment(
             dim=7,
             start=14,
             reference="state.joint_position",
+            hold="state.joint_position",
         ),
         Part(
             key="action.gripper_position",
@@ -58,6 +59,7 @@ OXE_DROID = Embodiment(
             dim=1,
             start=12,
             gripper=Gripper(index=0, threshold=0.5, low=0.0, high=1.0),
+            hold="state.gripper_position",
         ),
     ),
     tiles=wrist_on_top(

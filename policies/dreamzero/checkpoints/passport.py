@@ -78,6 +78,9 @@ class Passport:
     transforms: _Count | None = None
     """:data:`TRANSFORM_VERSION` of the pipeline it was trained with."""
 
+    rtc_training_max_delay: _Count | None = None
+    """Most first rows of a plan that the network was trained to be given without noise."""
+
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """Training configuration, plain values."""
 

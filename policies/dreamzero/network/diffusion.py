@@ -191,6 +191,9 @@ class Noise:
     action_index_BA: Tensor
     """Noise level of every action, int64."""
 
+    given_BA: Tensor | None = None
+    """True on actions that the network sees without noise and is not asked for; None: none."""
+
     @classmethod
     def of(
         cls,
@@ -255,6 +258,27 @@ def draw_noise(
     )
     decoupled = head.decouple_video_action_noise
     return Noise.of(dit, video, action, frames, actions if decoupled else None)
+
+
+def draw_given(
+    dit: DiTConfig, actions: int, most: int, generators: Sequence[torch.Generator]
+) -> Tensor:
+    """Return which actions are given, (B, actions): the first of every block, 0 to ``most``.
+
+    Raises:
+        ConfigError: no action of a block would be left to predict.
+    """
+    block = dit.num_action_per_block
+    if not 0 < most < block:
+        raise ConfigError(
+            f"rtc_training_max_delay={most} of {block} actions in a block: choose 1 to {block - 1}"
+        )
+    counts = [
+        torch.randint(most + 1, (actions // block, 1), generator=generator, device=generator.device)
+        for generator in generators
+    ]
+    rows = torch.arange(block, device=counts[0].device)
+    return torch.stack([(rows < count).flatten() for count in counts])
 
 
 def _draw(

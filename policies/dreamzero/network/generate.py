@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.network.continuation import Continuations
 from dzrobot.policies.dreamzero.network.diffusion import inference_schedule
 from dzrobot.policies.dreamzero.network.dit import Controls, Prompting, StepInputs
 from dzrobot.policies.dreamzero.network.layers import Context, ContextKV
@@ -323,14 +324,18 @@ class _Call:
         video = video_schedule.start(torch.stack([n.video_CFYX for n in noise]))
         action = action_schedule.start(torch.stack([n.action_AM for n in noise]))
         state_BSM = torch.stack([r.state_SM for r in self.requests]).to(self._device)
+        joint = self._continuations(action.sample)
         evaluations = 0
         for step in range(options.solver_steps):
             if plan.due(step):
                 timestep_BA = torch.full_like(
                     action.sample[..., 0], action_schedule.timesteps[step], dtype=torch.int64
                 )
+                shown_BAM = action.sample
+                if joint is not None:
+                    shown_BAM, timestep_BA = joint.shown(shown_BAM, timestep_BA)
                 controls = Controls(
-                    action_BAM=action.sample, timestep_BA=timestep_BA, state_BSM=state_BSM
+                    action_BAM=shown_BAM, timestep_BA=timestep_BA, state_BSM=state_BSM
                 )
                 video_flow, action_flow = self._velocities(
                     video.sample, video_schedule.timesteps[step], start, cache, controls
@@ -338,8 +343,21 @@ class _Call:
                 plan.executed(video_flow)
                 evaluations += 1
             video.step(video_flow)
-            action.step(action_flow)
-        return action.sample, video.sample, evaluations
+            if joint is None:
+                action.step(action_flow)
+            else:
+                # At a step that skips the network as well: the sample has moved on.
+                sigma = action_schedule.sigmas[step]
+                action.step(joint.guided(action_flow, action.sample, sigma))
+        action_BAM = action.sample if joint is None else joint.closed(action.sample)
+        return action_BAM, video.sample, evaluations
+
+    def _continuations(self, like_BAM: Tensor) -> Continuations | None:
+        """Return what the plans continue; None where all begin anew."""
+        parts = [request.continuation for request in self.requests]
+        if all(part is None for part in parts):
+            return None
+        return Continuations(parts, like_BAM, self.options.solver_steps)
 
     def _noise(self, request: Request, like_BCFYX: Tensor) -> InferenceNoise:
         if request.noise is not None:
@@ -363,8 +381,10 @@ class _Call:
             ),
             start_frame=start,
             controls=controls,
-            # Video and actions are denoised in step, unless the video is to keep some noise.
-            one_timestep=not self.model.config.head.decouple_inference_noise,
+            # Video and actions are denoised in step, unless the video is to keep some noise or
+            # actions are given.
+            one_timestep=not self.model.config.head.decouple_inference_noise
+            and (controls is None or not self._given),
             first_frame_BCFYX=self._first_frames(start, video_BCFYX.shape[2]),
         )
         videos: list[Tensor] = []
@@ -394,6 +414,12 @@ class _Call:
         if start + frames > first_BCFYX.shape[2]:
             return first_BCFYX[:, :, -frames:]
         return first_BCFYX[:, :, start : start + frames]
+
+    @cached_property
+    def _given(self) -> bool:
+        """Return whether the network is shown some actions without noise."""
+        parts = [request.continuation for request in self.requests]
+        return any(part is not None and part.method == "trained" for part in parts)
 
     @cached_property
     def _passes(self) -> list[slice]:

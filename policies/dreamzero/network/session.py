@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dzrobot.errors import ConfigError, ModalityError
 from dzrobot.policies.dreamzero.network.config import DiTConfig, NetworkConfig
+from dzrobot.policies.dreamzero.network.continuation import Continuation
 from dzrobot.policies.dreamzero.network.prompt import PromptCache, PromptRows
 
 
@@ -137,6 +138,9 @@ class Request:
 
     noise: InferenceNoise | None = None
     """None for the noise of ``GenerateOptions.seed``."""
+
+    continuation: Continuation | None = None
+    """What of the running plan the new one begins with; None: it begins anew."""
 
 
 @dataclass(frozen=True, kw_only=True)

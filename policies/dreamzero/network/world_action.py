@@ -222,7 +222,7 @@ class WorldActionModel(nn.Module):
 
         error_BAM = action_BAM.float() - velocity(prepared.action_BAM, noise.action_BAM)
         error_BA = _mean_action_error(error_BAM.square(), prepared, options)
-        action_B = (schedule.weights[noise.action_index_BA] * error_BA).mean(dim=1)
+        action_B = _mean_of_rows(schedule.weights[noise.action_index_BA] * error_BA, noise.given_BA)
         counted_B = torch.ones_like(action_B)
         if options.action_loss_norm == "masked":
             counted_B = prepared.has_real_action_B.to(action_B.dtype)
@@ -246,12 +246,15 @@ class WorldActionModel(nn.Module):
     ) -> TrainInputs:
         """Return the transformer's inputs: samples mixed with their noise."""
         latents_BCFYX, frame_index_BF = prepared.latents_BCFYX, noise.frame_index_BF
+        noisy_BAM = schedule.add_noise(
+            prepared.action_BAM, noise.action_BAM, noise.action_index_BA, axis=1
+        )
+        timestep_BA = schedule.timesteps[noise.action_index_BA]
+        if noise.given_BA is not None:
+            noisy_BAM = torch.where(noise.given_BA[..., None], prepared.action_BAM, noisy_BAM)
+            timestep_BA = timestep_BA.masked_fill(noise.given_BA, 0)
         controls = Controls(
-            action_BAM=schedule.add_noise(
-                prepared.action_BAM, noise.action_BAM, noise.action_index_BA, axis=1
-            ),
-            timestep_BA=schedule.timesteps[noise.action_index_BA],
-            state_BSM=prepared.state_BSM,
+            action_BAM=noisy_BAM, timestep_BA=timestep_BA, state_BSM=prepared.state_BSM
         )
         return TrainInputs(
             noisy_BCFYX=schedule.add_noise(
@@ -300,6 +303,14 @@ def training_schedule(device: torch.device) -> TrainingSchedule:
     """Return the training tables on ``device``, made once."""
     with torch.inference_mode(mode=False):
         return TrainingSchedule.on(device)
+
+
+def _mean_of_rows(error_BA: Tensor, given_BA: Tensor | None) -> Tensor:
+    """Return the mean over the actions that were to be predicted, (B,)."""
+    if given_BA is None:
+        return error_BA.mean(dim=1)
+    asked_BA = ~given_BA
+    return (error_BA * asked_BA).sum(dim=1) / asked_BA.sum(dim=1)
 
 
 def _mean_action_error(error_BAM: Tensor, prepared: Prepared, options: LossOptions) -> Tensor:

@@ -6,12 +6,19 @@ import pytest
 import torch
 
 from dzrobot.errors import ConfigError
-from dzrobot.policies.dreamzero.network.diffusion import TRAIN_STEPS, Noise, NoiseShape, draw_noise
+from dzrobot.policies.dreamzero.network.diffusion import (
+    TRAIN_STEPS,
+    Noise,
+    NoiseShape,
+    draw_given,
+    draw_noise,
+)
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
 from dzrobot.policies.dreamzero.network.world_action import (
     LossCounts,
     LossOptions,
     WorldActionModel,
+    training_schedule,
 )
 
 PADDED, MASKED = LossOptions(), LossOptions(action_loss_norm="masked")
@@ -180,3 +187,34 @@ def test_pixels_are_resized_only_to_another_size(network, frames):
     with torch.device("meta"):
         other = WorldActionModel(replace(network.config, head=head), text_encoder=False)
     assert other.pixels(images).shape == (1, 3, 5, *size)
+
+
+def test_given_actions_are_seen_clean_and_are_no_part_of_the_loss(network, make_batch):
+    """Each block its own number of them; what is said of them, and their targets, count nothing."""
+    prepared = network.prepare(make_batch([0, 1]))
+    noise = noise_for(network, prepared, [0, 1])
+    generators = [torch.Generator().manual_seed(seed) for seed in (4, 5)]
+    given_BA = draw_given(network.config.dit, prepared.action_BAM.shape[1], 3, generators)
+    assert 0 < given_BA.sum() < given_BA.numel()
+    blocks = given_BA.unflatten(1, (-1, network.config.dit.num_action_per_block))
+    # The first ones of a block, and never all.
+    assert (blocks[..., 1:] <= blocks[..., :-1]).all()
+    assert not blocks[..., -1].any()
+
+    noise = replace(noise, given_BA=given_BA)
+    inputs = network.train_inputs(prepared, noise, training_schedule(torch.device("cpu")))
+    assert torch.equal(inputs.controls.action_BAM[given_BA], prepared.action_BAM[given_BA])
+    assert not inputs.controls.timestep_BA[given_BA].any()
+    # Other noise on them is neither seen nor asked for.
+    other = noise.action_BAM.masked_fill(given_BA[..., None], 9.0)
+    one, two = (
+        network.loss(prepared, replace(noise, action_BAM=value)).action_B
+        for value in (noise.action_BAM, other)
+    )
+    assert torch.equal(one, two)
+    assert not torch.equal(one, network.loss(prepared, replace(noise, given_BA=None)).action_B)
+
+
+def test_a_whole_block_cannot_be_given(dit_config):
+    with pytest.raises(ConfigError, match="rtc_training_max_delay=4 of 4"):
+        draw_given(dit_config, 8, 4, [torch.Generator()])

@@ -1,0 +1,110 @@
+"""What latency costs a policy, and what executing plans without waiting gives back: one table.
+
+One evaluation of the same episodes for every execution and latency; a folder that holds part of one
+is gone on with, so the same command finishes what was interrupted.
+
+    python benchmarks/latency.py              the bundled policy on Lift, 10 starts
+    python benchmarks/latency.py --episodes 100      100 starts
+    python benchmarks/latency.py --checkpoint PATH --executions sync,rtc,trained --device cuda
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import get_args
+
+from rich.console import Console
+from rich.table import Table
+
+from dzrobot.commands import flags
+from dzrobot.policies.dreamzero.bundled import default_checkpoint
+from dzrobot.policies.dreamzero.options import PolicyOptions
+from dzrobot.progress import progress_bar
+from dzrobot.rollout.evaluate import Evaluation, RunOptions, evaluate, prepare
+from dzrobot.rollout.execution import Execution, ExecutionOptions
+from dzrobot.rollout.latency import parse_latency
+from dzrobot.rollout.players import Player
+from dzrobot.rollout.protocol import PROTOCOLS, Selection
+from dzrobot.rollout.report import Summary
+
+SHOWN = ("seconds", "idle_ratio", "stale_ratio", "late", "seam_jump", "jerk")
+
+
+def main() -> None:
+    """Run what is missing, and print the table."""
+    arguments = _arguments()
+    runs: list[tuple[Execution, int]] = [("sync", 0)]
+    runs += [(name, steps) for steps in arguments.steps for name in arguments.executions]
+    found = {}
+    for execution, steps in runs:
+        with progress_bar(f"{execution}, {steps} steps") as advance:
+            found[execution, steps] = evaluate(
+                prepare(_evaluation(arguments, execution, steps)),
+                arguments.output / f"{execution}-{steps}",
+                RunOptions(workers=arguments.workers, videos="none"),
+                lambda far, advance=advance: advance(far.done, far.total, ""),  # type: ignore[misc]
+            )
+    Console(width=130, highlight=False).print(_table(found))
+    plain = {f"{name}-{steps}": summary.results() for (name, steps), summary in found.items()}
+    (arguments.output / "table.json").write_text(json.dumps(plain, indent=1) + "\n")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--checkpoint", default=str(default_checkpoint()))
+    parser.add_argument("--device", type=flags.device, default="cpu")
+    parser.add_argument("--episodes", type=flags.whole(1), default=10)
+    parser.add_argument("--steps", type=flags.numbers, default="1,2,3", help="latencies")
+    parser.add_argument("--executions", type=_executions, default="sync,naive,rtc")
+    parser.add_argument("--execute", type=flags.whole(1), help="default: the robot's number")
+    parser.add_argument("--noise", choices=["keyed", "fixed"], default="keyed")
+    parser.add_argument("--workers", type=flags.whole(0), default=1)
+    parser.add_argument("--output", type=Path, default=Path("results/latency"))
+    return parser.parse_args()
+
+
+def _executions(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := set(names) - set(get_args(Execution)):
+        raise argparse.ArgumentTypeError(f"{unknown}: choose of {', '.join(get_args(Execution))}")
+    return names
+
+
+def _evaluation(arguments: argparse.Namespace, execution: Execution, steps: int) -> Evaluation:
+    return Evaluation(
+        selection=Selection(
+            protocol=PROTOCOLS["lift-100"], env="dzrobot/lift-v0", episodes=arguments.episodes
+        ),
+        player=Player(
+            name=arguments.checkpoint,
+            device=arguments.device,
+            options=PolicyOptions(execute=arguments.execute, noise=arguments.noise),
+        ),
+        execution=ExecutionOptions(execution=execution, latency=parse_latency(f"steps:{steps}")),
+    )
+
+
+def _table(found: dict[tuple[Execution, int], Summary]) -> Table:
+    table = Table(title="mean ± half width of the 95 % interval", title_justify="left")
+    for name in ("execution", "latency", "success", "95 %", "steps", *SHOWN):
+        table.add_column(name, justify="right", no_wrap=True)
+    for (execution, steps), summary in found.items():
+        total = summary.total
+        cells = []
+        for name in SHOWN:
+            one = summary.measures.get(name)
+            spread = "" if one is None or one.half_width is None else f" ± {one.half_width:.2g}"
+            cells.append("-" if one is None else f"{one.mean:.3g}{spread}")
+        table.add_row(
+            execution,
+            f"{steps} steps",
+            f"{total.successes}/{total.episodes}",
+            f"{100 * total.low:.0f} to {100 * total.high:.0f}",
+            "-" if total.mean_steps is None else f"{total.mean_steps:.0f}",
+            *cells,
+        )
+    return table
+
+
+if __name__ == "__main__":
+    main()
