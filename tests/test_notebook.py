@@ -12,7 +12,7 @@ def test_the_notebook_runs(monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "commit it without outputs"
-    NotebookClient(notebook, timeout=280, kernel_name="python3").execute()
+    NotebookClient(notebook, timeout=800, kernel_name="python3").execute()
     figures = [
         output
         for cell in notebook.cells

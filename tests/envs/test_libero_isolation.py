@@ -47,7 +47,7 @@ def run(tmp_path):
         done = subprocess.run(
             [sys.executable, "-c", EPISODE, env_id],
             env=environment, cwd=tmp_path / "work", stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, check=False, timeout=200,
+            capture_output=True, text=True, check=False, timeout=800,
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
         digest, torch = done.stdout.split()

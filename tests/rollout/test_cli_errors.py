@@ -16,7 +16,7 @@ from dzrobot.errors import ConfigError
 def run(*arguments):
     return subprocess.run(
         [sys.executable, "-m", "dzrobot.cli", *arguments],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 

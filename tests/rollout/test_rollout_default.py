@@ -26,7 +26,7 @@ def test_with_no_argument_the_bundled_policy_lifts_and_says_how_to_go_on(command
     process = command(
         "--episodes", 3, "--output", tmp_path, program=("examples/eval_libero.py",)
     )  # fmt: skip
-    printed, errors = process.communicate(timeout=250)
+    printed, errors = process.communicate(timeout=800)
     assert process.returncode == 0, errors
     lines = printed.splitlines()
     assert lines[0].startswith("Embedded default: dzrobot/lift-v0")

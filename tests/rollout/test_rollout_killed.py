@@ -15,6 +15,8 @@ RUN = (
     "--env-arg", "resolution=32", "--policy", "rollout_policies:Slow", "--videos", "failures",
 )  # fmt: skip
 EPISODES = 12
+PATIENCE_S = 200
+"""Ends a test that hangs; a busy machine is no failure."""
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,7 @@ def uninterrupted(command, tmp_path_factory):
 
 def finish(command, folder, workers):
     process = command(*RUN, "--workers", workers, "--output", folder)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     table = [line for line in out.splitlines() if line.startswith(("│", "┃", "├", "└", "┏", "┡"))]
     results = {name: record.result() for name, record in RecordFile(folder).records.items()}
@@ -39,13 +41,13 @@ def films(folder):
 
 def wait_for(count, folder, process):
     path = folder / "records.jsonl"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if path.exists() and path.read_bytes().count(b"\n") >= count:
             return
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.01)
-    pytest.fail(f"no {count} records after a minute")
+    pytest.fail(f"no {count} records in time")
 
 
 def wait_until_gone(group):
@@ -83,7 +85,7 @@ def test_workers_that_look_at_no_pipe_end_too(command, tmp_path, monkeypatch):
     monkeypatch.setenv("ASLEEP", str(mark))
     words = ("--policy", "rollout_policies:Asleep", "--privileged", "--workers", 2)
     process = command(*RUN, *words, "--output", tmp_path / "run")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not mark.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -95,7 +97,7 @@ def test_workers_that_look_at_no_pipe_end_too(command, tmp_path, monkeypatch):
 def test_a_worker_killed_in_the_middle_of_a_message_is_an_error_record(command, tmp_path):
     words = ("--policy", "rollout_policies:Torn", "--privileged", "--workers", 1)
     process = command(*RUN, *words, "--max-errors", 2, "--output", tmp_path)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1, err
     assert "Traceback" not in err
     errors = [record.error for record in RecordFile(tmp_path).records.values()]
@@ -106,7 +108,7 @@ def test_a_termination_request_finishes_the_line(command, uninterrupted, tmp_pat
     process = command(*RUN, "--workers", 2, "--output", tmp_path)
     wait_for(2, tmp_path, process)
     process.terminate()
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, err) == (143, "dzrobot eval: terminated\n")
     assert (tmp_path / "records.jsonl").read_bytes().endswith(b"\n")
     wait_until_gone(process.pid)
@@ -120,7 +122,7 @@ def test_of_two_runs_started_at_once_one_wins(command, tmp_path):
     started = [
         command(*words, "--policy", name, "--workers", 1, "--output", tmp_path) for name in policies
     ]
-    said = [process.communicate(timeout=60)[1] for process in started]
+    said = [process.communicate(timeout=PATIENCE_S)[1] for process in started]
     assert sorted(process.returncode for process in started) == [0, 2], said
     loser = [process.returncode for process in started].index(2)
     assert "another run is writing" in said[loser] or "do not compare" in said[loser]
@@ -133,7 +135,7 @@ def test_interrupted_by_the_keyboard(command, uninterrupted, tmp_path):
     process = command(*RUN, "--workers", 2, "--output", tmp_path)
     wait_for(2, tmp_path, process)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert "Traceback" not in err
     wait_until_gone(process.pid)
@@ -143,11 +145,13 @@ def test_interrupted_by_the_keyboard(command, uninterrupted, tmp_path):
 def test_a_second_run_in_the_same_folder_is_refused(command, tmp_path):
     process = command(*RUN, "--workers", 1, "--output", tmp_path)
     wait_for(1, tmp_path, process)
+    # It holds on to the folder, however long the second takes to start.
+    os.killpg(process.pid, signal.SIGSTOP)
     second = command(*RUN, "--workers", 1, "--output", tmp_path)
-    _, err = second.communicate(timeout=30)
+    _, err = second.communicate(timeout=PATIENCE_S)
     assert second.returncode == 2
     assert "another run is writing" in err
-    process.kill()
+    os.killpg(process.pid, signal.SIGKILL)
 
 
 def _alive(group):

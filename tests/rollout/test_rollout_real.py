@@ -30,7 +30,7 @@ def checkpoint(tmp_path_factory):
     return write_tiny_checkpoint(folder, load_embodiment("libero_sim"))
 
 
-def finish(process, timeout=200):
+def finish(process, timeout=800):
     out, err = process.communicate(timeout=timeout)
     assert process.returncode == 0, err
     return out

@@ -65,7 +65,7 @@ class Launches:
             str(self.output), *names,
         ]  # fmt: skip
         done = subprocess.run(
-            command, cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=280
+            command, cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=800
         )
         assert done.returncode == 0, done.stderr[-4000:]
 

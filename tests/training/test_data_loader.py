@@ -289,6 +289,6 @@ def test_processes_with_workers_exit_cleanly(world):
     """A20: also where the loop is left early, and where the parent had files open."""
     script = LAUNCH.format(here=str(HERE), world=str(world))
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=800, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "4\n", "")

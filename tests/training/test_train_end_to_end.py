@@ -27,7 +27,7 @@ def launch(entry, environment, folder, recipe, *overrides):
         *entry, str(recipe), *overrides,
     ]  # fmt: skip
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=800
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stderr

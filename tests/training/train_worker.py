@@ -245,7 +245,10 @@ def whole(tensor):
 
 
 def killed(world, root, output):
-    """Eight steps; the first time, the last rank dies in step 6. Restarted by torchrun."""
+    """Eight steps; the first time, the last rank dies in step 6. Restarted by torchrun.
+
+    It dies once step 4 is saved, which otherwise may still be going on in the background.
+    """
     folder = output / "killed"
     changes = {"runner__output_dir": folder, "runner__resume_dir": "auto"}
     run = trainer(world, root, **changes, checkpoint__save_interval=2)
@@ -254,7 +257,11 @@ def killed(world, root, output):
     step = run.train_step
 
     def dying(batches):
+        if first_time and run.step == 5:
+            run._checkpoints.finish()
         if first_time and run.step == 5 and world.rank == world.size - 1:
+            while not (folder / "checkpoints" / "step_00000004").exists():
+                time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGKILL)
         return step(batches)
 
