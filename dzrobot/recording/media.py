@@ -96,6 +96,10 @@ class VideoFile:
             # Without B frames and with a fixed key-frame grid, reading order is showing order and a
             # seek lands exactly.
             options |= {"bf": "0", "preset": "veryfast", "sc_threshold": "0"}
+            # x264 weighs macroblocks by how much later pictures need them (mbtree). The weight of a
+            # picture's last one is not the same in every run: once in some hundred videos it got
+            # another quantizer, so that the same pictures, on one thread, gave other bytes.
+            options["mbtree"] = "0"
         else:
             # The library reports every setting of every file unless told otherwise.
             os.environ.setdefault("SVT_LOG", "1")

@@ -56,7 +56,7 @@ class FrankyArm:
         """
         if self._driver is None:
             raise DisconnectedError(
-                "the arm is not connected; the environment's reset() connects it"
+                "the arm is not connected, or no longer; the environment's next reset() connects it"
             )
         return self._driver
 

@@ -231,7 +231,9 @@ class FrankyDriver:
         if self._lost:
             raise DisconnectedError(self._lost)
         if self._robot is None:
-            raise DisconnectedError("the arm is not connected; reset() connects it")
+            raise DisconnectedError(
+                "the arm is not connected, or no longer; the next reset() connects it"
+            )
         return self._robot
 
     def _construct(self, franky: Any) -> Any:
