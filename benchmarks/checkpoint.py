@@ -35,7 +35,7 @@ from dzrobot.policies.dreamzero.checkpoints.writer import ShardOptions
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.keymap import load_official
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
-from dzrobot.policies.dreamzero.tiny import RandomSource, tiny_config
+from dzrobot.policies.dreamzero.tiny import TinyWeightsSource, tiny_config
 
 SHARDS = 10
 
@@ -135,7 +135,7 @@ def main() -> None:
 def _write(folder: Path, gigabytes: float) -> Path:
     config = sized_config(gigabytes)
     shapes = expected_shapes(config)
-    source = RandomSource(shapes, 0, torch.bfloat16)
+    source = TinyWeightsSource(shapes, 0, torch.bfloat16)
     total = sum(info.nbytes for info in source.tensors.values())
     options = ShardOptions(shard_bytes=total // SHARDS + 20_000_000)
     write_directory(folder, source, Sidecars(config_json=config.to_dict()), options)

@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.envs.franka.cells import EmulatedCell
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.make import connectable, load_workcell
+from dzrobot.envs.franka.workcells import EmulatedWorkcell
 
 Array = NDArray[np.float64]
 
 _FRAMES_MAY_BE_LATE = {"frame_age_s": 5.0, "state_age_s": 2.0, "hold_after_s": 2.0}
 
 
-def make(cell: EmulatedCell, **values: Any) -> FrankaEnv:
+def make(cell: EmulatedWorkcell, **values: Any) -> FrankaEnv:
     """Return an environment on ``cell`` that a busy machine does not stop."""
     given = {"limits": _FRAMES_MAY_BE_LATE, "reward": {"rule": "none"}}
     return connectable(cell, load_workcell("emulated", given | values))
 
 
 def drift_under_load(
-    cell: EmulatedCell, env: FrankaEnv, *, newtons: float, seconds: float
+    cell: EmulatedWorkcell, env: FrankaEnv, *, newtons: float, seconds: float
 ) -> Array:
     """Return how far the hand is from where it began (steps,), with zero actions and a load."""
     cell.bench.set(payload_kg=newtons / 9.81)
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=8)
     parser.add_argument("--anchor", choices=["target", "measured"], default="target")
     arguments = parser.parse_args()
-    cell = EmulatedCell()
+    cell = EmulatedWorkcell()
     env = make(cell, action={"frame": "base", "anchor": arguments.anchor})
     try:
         env.reset()

@@ -20,12 +20,12 @@ from dzrobot.commands import flags
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.progress import progress_bar
-from dzrobot.rollout.evaluate import Evaluation, RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.protocol import PROTOCOLS, Selection
+from dzrobot.rollout.evaluation.report import Summary
 from dzrobot.rollout.execution import Execution, ExecutionOptions
 from dzrobot.rollout.latency import parse_latency
-from dzrobot.rollout.players import Player
-from dzrobot.rollout.protocol import PROTOCOLS, Selection
-from dzrobot.rollout.report import Summary
+from dzrobot.rollout.policy_spec import Player
 
 SHOWN = ("seconds", "idle_ratio", "stale_ratio", "late", "seam_jump", "jerk")
 

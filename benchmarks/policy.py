@@ -31,8 +31,8 @@ from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
+    InferenceRequest,
     Prompt,
-    Request,
     SessionCache,
 )
 from dzrobot.policies.dreamzero.network.world_action import (
@@ -95,7 +95,7 @@ class Bench:
             f"{name:46s} {slow:10.1f} ms {quick:10.1f} ms {slow / quick:6.2f}x   error {error:.0e}"
         )
 
-    def request(self, seed: int, frames: int) -> Request:
+    def request(self, seed: int, frames: int) -> InferenceRequest:
         """Return one call's question."""
         generator = torch.Generator().manual_seed(seed)
         config = self.model.config
@@ -103,7 +103,9 @@ class Bench:
         images = torch.randint(0, 256, (frames, *size, 3), generator=generator, dtype=torch.uint8)
         prompt, negative = (self.prompt(seed), self.prompt(1000))
         state = torch.rand(1, config.dit.max_state_dim, generator=generator)
-        return Request(images_THW3=images, state_SM=state, prompt=prompt, negative=negative)
+        return InferenceRequest(
+            images_THW3=images, state_SM=state, prompt=prompt, negative=negative
+        )
 
     def prompt(self, seed: int) -> Prompt:
         """Return an embedded prompt."""

@@ -21,7 +21,7 @@ from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
 from dzrobot.policies.dreamzero.network.world_action import (
     LossCounts,
-    Prepared,
+    PreparedBatch,
     TrainBatch,
     WorldActionModel,
 )
@@ -107,7 +107,7 @@ def build(bench: Bench, case: Case) -> tuple[WorldActionModel, Optimizer | None]
         model.get_submodule(owner).register_buffer(leaf, buffer.to(compute))
     parallelize(model.model, model.model.blocks, parallel, bench.world)
     model.to_empty(device=bench.world.device)
-    randomise(model)
+    randomize(model)
     trained = {clean_name(n): p for n, p in model.model.named_parameters() if p.requires_grad}
     if not case.optimizer:
         return model, None
@@ -115,7 +115,7 @@ def build(bench: Bench, case: Case) -> tuple[WorldActionModel, Optimizer | None]
 
 
 @torch.no_grad()
-def randomise(model: WorldActionModel) -> None:
+def randomize(model: WorldActionModel) -> None:
     """Fill weights on the device they lie on: norms one, biases zero, matrices by their width."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -228,7 +228,7 @@ def recorded_frame(robot: Embodiment, rng: np.random.Generator, i: int) -> tuple
 def one_step(
     bench: Bench, running: Running, step: int, stages: dict[str, float] | None = None
 ) -> None:
-    """Do one optimiser step; with ``stages``, time its parts, which costs their overlap."""
+    """Do one optimizer step; with ``stages``, time its parts, which costs their overlap."""
     model, optimizer = running.model, running.optimizer
     device = bench.world.device
 
@@ -266,7 +266,7 @@ def one_step(
 
 def prepare(
     model: WorldActionModel, images: Tensor, vectors: dict[str, Tensor], given: PromptEmbedding
-) -> Prepared:
+) -> PreparedBatch:
     device = images.device
     return model.prepare(
         TrainBatch(

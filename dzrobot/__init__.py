@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
     from dzrobot.recording.writer import EpisodeWriter
     from dzrobot.rollout.episode import run_episode
-    from dzrobot.rollout.evaluate import evaluate
+    from dzrobot.rollout.evaluation.evaluate import evaluate
     from dzrobot.training.launch import train
 
 __version__ = "0.1.0"
@@ -54,7 +54,7 @@ __getattr__, __dir__ = lazy_exports(
         "PolicyOptions": "dzrobot.policies.dreamzero.options",
         "Timing": "dzrobot.embodiments.timing",
         "View": "dzrobot.embodiments.spec",
-        "evaluate": "dzrobot.rollout.evaluate",
+        "evaluate": "dzrobot.rollout.evaluation.evaluate",
         "load_embodiment": "dzrobot.embodiments.registry",
         "run_episode": "dzrobot.rollout.episode",
         "train": "dzrobot.training.launch",

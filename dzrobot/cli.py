@@ -26,7 +26,7 @@ COMMANDS = {
     "init": ("init", "write a small untrained checkpoint to train from"),
     "inspect": ("inspect", "show what a checkpoint holds"),
     "convert": ("convert", "write a checkpoint in another layout"),
-    "stats": ("stats", "measure normalisation statistics of datasets"),
+    "stats": ("stats", "measure normalization statistics of datasets"),
     "inspect-data": ("inspect_data", "show what a dataset holds"),
     "consolidate": ("consolidate", "pack the files of a recording"),
     "import-rlinf": ("import_rlinf", "write one of RLinf's recipes as one of ours"),

@@ -28,7 +28,7 @@ class ModalityError(DzrobotError):
 
 
 class StatisticsError(DzrobotError):
-    """Normalisation statistics that are missing, stale or of the wrong size."""
+    """Normalization statistics that are missing, stale or of the wrong size."""
 
 
 class CheckpointError(DzrobotError):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.envs.libero.grasps import Grasp, choose_grasp, half_turn
-from dzrobot.envs.libero.scene import Destination, Scene
+from dzrobot.envs.libero.scene import Destination, TaskScene
 from dzrobot.errors import SimulatorError
 
 Array = NDArray[np.float64]
@@ -49,7 +49,7 @@ PATIENCE_STEPS = 50
 _UP = np.array([0.0, 0.0, 1.0])
 
 
-class Phase(Enum):
+class GraspPhase(Enum):
     """What the expert is doing."""
 
     HOVER = auto()
@@ -97,7 +97,7 @@ class Expert:
         Raises:
             SimulatorError: the task is none that the expert knows.
         """
-        scene = Scene(self._simulation.env)
+        scene = TaskScene(self._simulation.env)
         if self._grasp is None:
             self._plan(scene)
         self._steps += 1
@@ -117,18 +117,18 @@ class Expert:
         self._travel_m = 0.0
         self._lifted_m = 0.0
         self._phases = {
-            Phase.HOVER: self._hover,
-            Phase.DESCEND: self._descend,
-            Phase.GRASP: self._close,
-            Phase.LIFT: self._lift,
-            Phase.CARRY: self._carry,
-            Phase.LOWER: self._lower,
-            Phase.RELEASE: self._release,
-            Phase.RETREAT: self._retreat,
+            GraspPhase.HOVER: self._hover,
+            GraspPhase.DESCEND: self._descend,
+            GraspPhase.GRASP: self._close,
+            GraspPhase.LIFT: self._lift,
+            GraspPhase.CARRY: self._carry,
+            GraspPhase.LOWER: self._lower,
+            GraspPhase.RELEASE: self._release,
+            GraspPhase.RETREAT: self._retreat,
         }
-        self._enter(Phase.HOVER)
+        self._enter(GraspPhase.HOVER)
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: GraspPhase) -> None:
         self._phase = phase
         self._steps = 0
         self._push_m = np.zeros(3)
@@ -138,7 +138,7 @@ class Expert:
             self._failed.append(self._grasp)
         self._begin()
 
-    def _plan(self, scene: Scene) -> None:
+    def _plan(self, scene: TaskScene) -> None:
         obstacles = scene.obstacles
         yaw = float(np.arctan2(scene.hand_axes[1, 0], scene.hand_axes[0, 0]))
         grasp = choose_grasp(scene.object, scene.position, obstacles, yaw, self._failed)
@@ -150,20 +150,20 @@ class Expert:
         over = obstacles.top_between(scene.hand, target, margin=0.06)
         self._travel_m = max(float(target[2]) + HOVER_M, over + 0.06)
 
-    def _lost(self, scene: Scene) -> bool:
+    def _lost(self, scene: TaskScene) -> bool:
         match self._phase:
-            case Phase.HOVER | Phase.DESCEND:
+            case GraspPhase.HOVER | GraspPhase.DESCEND:
                 return bool(np.linalg.norm(scene.position - self._planned_at) > 0.015)
-            case Phase.LIFT | Phase.CARRY | Phase.LOWER:
+            case GraspPhase.LIFT | GraspPhase.CARRY | GraspPhase.LOWER:
                 slipped = scene.position - scene.hand - self._held_offset
                 return bool(np.linalg.norm(slipped) > 0.05)
-            case Phase.RETREAT:
+            case GraspPhase.RETREAT:
                 # The object rolled away. Counted from the last step at which the goal held.
                 return self._steps > 2 * OPENING_STEPS
             case _:
                 return False
 
-    def _target(self, scene: Scene) -> Array:
+    def _target(self, scene: TaskScene) -> Array:
         assert self._grasp is not None, "planned before any phase"
         target: Array = scene.position + self._grasp.offset
         return target
@@ -172,90 +172,90 @@ class Expert:
         assert self._grasp is not None, "planned before any phase"
         return self._grasp.yaw
 
-    def _hover(self, scene: Scene) -> Action:
+    def _hover(self, scene: TaskScene) -> Action:
         target = self._target(scene)
         aside = float(np.linalg.norm((target - scene.hand)[:2]))
         goal = np.array([*target[:2], self._travel_m if aside > 0.05 else target[2] + HOVER_M])
         late = self._steps > PATIENCE_STEPS // 2
         near = aside < (2 * NEAR_M if late else ALIGNED_M)
         if near and abs(_turn(scene, self._yaw())[2]) < 0.1:
-            self._enter(Phase.DESCEND)
+            self._enter(GraspPhase.DESCEND)
         return self._move(scene, goal, self._yaw(), OPEN)
 
-    def _descend(self, scene: Scene) -> Action:
+    def _descend(self, scene: TaskScene) -> Action:
         target = self._target(scene)
         deep = scene.hand[2] - target[2] < NEAR_M / 2
         aligned = np.linalg.norm((target - scene.hand)[:2]) < ALIGNED_M
         if (deep and aligned) or self._steps > PATIENCE_STEPS // 2:
-            self._enter(Phase.GRASP)
+            self._enter(GraspPhase.GRASP)
         return self._move(scene, target, self._yaw(), OPEN)
 
-    def _close(self, scene: Scene) -> Action:
+    def _close(self, scene: TaskScene) -> Action:
         if self._steps >= CLOSING_STEPS:
             self._held_offset = scene.position - scene.hand
             self._lifted_m = self._carrying_height(scene)
-            self._enter(Phase.LIFT)
+            self._enter(GraspPhase.LIFT)
         return self._move(scene, scene.hand, self._yaw(), CLOSE)
 
-    def _carrying_height(self, scene: Scene) -> float:
+    def _carrying_height(self, scene: TaskScene) -> float:
         """Return the height of the hand at which what it holds clears everything on its way."""
         place = scene.destination
         if place is None:
             return float(scene.hand[2]) + LIFT_M
         hanging = float(scene.hand[2] - scene.object.corners[:, 2].min())
-        over = scene.obstacles.top_between(scene.hand, place.centre, margin=0.05)
+        over = scene.obstacles.top_between(scene.hand, place.center, margin=0.05)
         return max(over + hanging + 0.03, float(scene.hand[2]) + 0.05)
 
-    def _lift(self, scene: Scene) -> Action:
+    def _lift(self, scene: TaskScene) -> Action:
         place = scene.destination
         if scene.hand[2] > self._lifted_m - 0.02:
             # Where lifting is all, this goes on for as long as the episode does.
-            self._enter(Phase.LIFT if place is None else Phase.CARRY)
+            self._enter(GraspPhase.LIFT if place is None else GraspPhase.CARRY)
         return self._move(scene, np.array([*scene.hand[:2], self._lifted_m]), self._yaw(), CLOSE)
 
-    def _carry(self, scene: Scene) -> Action:
+    def _carry(self, scene: TaskScene) -> Action:
         over = self._over(scene, scene.destination)
         if np.linalg.norm(over - scene.hand[:2]) < NEAR_M:
-            self._enter(Phase.LOWER)
+            self._enter(GraspPhase.LOWER)
         return self._move(scene, np.array([*over, self._lifted_m]), self._yaw(), CLOSE)
 
-    def _lower(self, scene: Scene) -> Action:
+    def _lower(self, scene: TaskScene) -> Action:
         place = scene.destination
         assert place is not None, "there is a place to lower it to"
         hanging = float(scene.hand[2] - scene.object.corners[:, 2].min())
-        height = max(float(place.centre[2]) + hanging + 0.012, place.rim + 0.01)
+        height = max(float(place.center[2]) + hanging + 0.012, place.rim + 0.01)
         if scene.hand[2] - height < NEAR_M or self._steps > PATIENCE_STEPS // 2:
-            self._enter(Phase.RELEASE)
+            self._enter(GraspPhase.RELEASE)
         return self._move(scene, np.array([*self._over(scene, place), height]), self._yaw(), CLOSE)
 
-    def _release(self, scene: Scene) -> Action:
+    def _release(self, scene: TaskScene) -> Action:
         if self._steps > OPENING_STEPS:
             self._travel_m = float(scene.hand[2]) + HOVER_M
-            self._enter(Phase.RETREAT)
+            self._enter(GraspPhase.RETREAT)
         return self._move(scene, scene.hand, self._yaw(), OPEN)
 
-    def _retreat(self, scene: Scene) -> Action:
+    def _retreat(self, scene: TaskScene) -> Action:
         if self._simulation.success:
-            self._enter(Phase.RETREAT)
+            self._enter(GraspPhase.RETREAT)
         return self._move(scene, np.array([*scene.hand[:2], self._travel_m]), self._yaw(), OPEN)
 
-    def _move(self, scene: Scene, goal: Array, yaw: float | None, gripper: float) -> Action:
+    def _move(self, scene: TaskScene, goal: Array, yaw: float | None, gripper: float) -> Action:
         away = goal - scene.hand
         if np.linalg.norm(away) < FULL_SPEED_M:
-            # With the arm stretched out, the last centimetre needs a lasting push.
+            # With the arm stretched out, the last centimeter needs a lasting push.
             self._push_m = np.clip(self._push_m + PUSH * away, -FULL_SPEED_M, FULL_SPEED_M)
         move = np.clip((away + self._push_m) / FULL_SPEED_M, -1.0, 1.0)
         turn = np.zeros(3) if yaw is None else _turn(scene, yaw) / FULL_SPEED_RAD
         return np.array([*move, *np.clip(turn, -1.0, 1.0), gripper], np.float32)
 
-    def _over(self, scene: Scene, place: Destination | None) -> Array:
+    def _over(self, scene: TaskScene, place: Destination | None) -> Array:
         """Return where the hand has to be, (2,), for the object to be over its place."""
         assert place is not None, "there is a place to carry it to"
-        over: Array = place.centre[:2] - (scene.position - scene.hand)[:2]
+        over: Array = place.center[:2] - (scene.position - scene.hand)[:2]
         return over
 
 
-def _turn(scene: Scene, yaw: float) -> Array:
+def _turn(scene: TaskScene, yaw: float) -> Array:
     """Return the rotation vector (rad) that makes the hand point down and close at ``yaw``."""
     axes = scene.hand_axes
     level = half_turn(yaw - float(np.arctan2(axes[1, 0], axes[0, 0])))

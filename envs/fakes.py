@@ -6,14 +6,14 @@ import gymnasium as gym
 import numpy as np
 
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.initial_states import InitialStates
 from dzrobot.envs.spaces import action_space, at_resolution, observation_space, plain_action
-from dzrobot.envs.starts import Starts
 from dzrobot.errors import ModalityError, SimulatorError
 
 Observation = dict[str, Any]
 
-COLOURS = {"red": (200, 40, 40), "green": (40, 160, 40), "yellow": (220, 200, 40)}
-"""One task per colour of the mark."""
+COLORS = {"red": (200, 40, 40), "green": (40, 160, 40), "yellow": (220, 200, 40)}
+"""One task per color of the mark."""
 
 STARTS = 50
 """Numbered starts per task, as in LIBERO."""
@@ -24,7 +24,7 @@ _NEAR = 0.1
 
 
 class PointEnv(gym.Env[Observation, np.ndarray]):
-    """Move a point in the square [-1, 1] x [-1, 1] onto a coloured mark.
+    """Move a point in the square [-1, 1] x [-1, 1] onto a colored mark.
 
     Observation and action have the keys and dimensions of ``libero_sim``; nothing is simulated, so
     thousands of steps take a second. ``video.image`` shows the square from above,
@@ -33,7 +33,7 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
     the last closes the gripper above 0.
 
     Args:
-        task_id: Which colour the mark has; in [0, 3).
+        task_id: Which color the mark has; in [0, 3).
         resolution: Height and width of both pictures in pixels.
         render_mode: ``"rgb_array"`` or None.
         crash_at: Step of each episode, from 1, that raises :class:`SimulatorError`. None: never.
@@ -49,9 +49,9 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
         render_mode: str | None = None,
         crash_at: int | None = None,
     ) -> None:
-        if task_id not in range(len(COLOURS)):
+        if task_id not in range(len(COLORS)):
             raise ModalityError(
-                f"task_id={task_id} does not exist; there are 0 to {len(COLOURS) - 1}."
+                f"task_id={task_id} does not exist; there are 0 to {len(COLORS) - 1}."
             )
         self.observation_space = observation_space(
             load_embodiment("libero_sim"),
@@ -64,10 +64,10 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
         self.action_space = action_space(self.embodiment)
         self.render_mode = render_mode
         self.task_id = task_id
-        self.task = f"move the point to the {list(COLOURS)[task_id]} mark"
+        self.task = f"move the point to the {list(COLORS)[task_id]} mark"
         self._resolution = resolution
         self._crash_at = crash_at
-        self._starts = Starts(STARTS)
+        self._starts = InitialStates(STARTS)
         self._start = -1
         self._steps = 0
         self._point = np.zeros(2, np.float32)
@@ -77,7 +77,7 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode; see :class:`Starts` for which start it takes."""
+        """Begin an episode; see :class:`InitialStates` for which start it takes."""
         super().reset(seed=seed)
         self._start = self._starts.choose(seed, options)
         generator = np.random.default_rng([self.task_id, self._start])
@@ -126,15 +126,15 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
             "reset_reason": "success" if reached else "",
         }
 
-    def _picture(self, centre: np.ndarray, reach: float) -> np.ndarray:
-        """Return the part of the square within ``reach`` of ``centre``."""
+    def _picture(self, center: np.ndarray, reach: float) -> np.ndarray:
+        """Return the part of the square within ``reach`` of ``center``."""
         picture = np.full((self._resolution, self._resolution, 3), 230, np.uint8)
         grid = np.linspace(-reach, reach, self._resolution, dtype=np.float32)
-        for place, colour in (
-            (self._mark, list(COLOURS.values())[self.task_id]),
+        for place, color in (
+            (self._mark, list(COLORS.values())[self.task_id]),
             (self._point, _POINT),
         ):
-            columns = np.abs(grid + centre[0] - place[0]) < _NEAR
-            rows = np.abs(grid + centre[1] - place[1]) < _NEAR
-            picture[np.ix_(rows, columns)] = colour
+            columns = np.abs(grid + center[0] - place[0]) < _NEAR
+            rows = np.abs(grid + center[1] - place[1]) < _NEAR
+            picture[np.ix_(rows, columns)] = color
         return picture

@@ -107,7 +107,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--task", type=int, default=0, help="task of the LIBERO suite")
     parser.add_argument("--episodes", type=int, default=150, help="demonstrations")
     parser.add_argument("--autoencoder-steps", type=int, default=600)
-    parser.add_argument("--steps", type=int, default=3000, help="optimiser steps")
+    parser.add_argument("--steps", type=int, default=3000, help="optimizer steps")
     parser.add_argument("--evaluate", type=int, default=100, help="episodes of the final score")
     parser.add_argument("--workers", type=int, default=2, help="simulators at the same time")
     parser.add_argument("--processes", type=int, default=2, help="training processes")

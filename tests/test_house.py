@@ -1,7 +1,8 @@
-"""Budgets of the house: file and function length, no prints in the library."""
+"""Budgets of the repository: file and function length, no prints in the library."""
 
 import ast
 import io
+import re
 import tokenize
 from pathlib import Path
 
@@ -49,3 +50,42 @@ def test_budgets(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = len(code & set(range(node.lineno, (node.end_lineno or node.lineno) + 1)))
             assert length <= 60, f"{node.name} has {length} code lines"
+
+
+def test_a_public_class_name_means_one_thing():
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        if path.relative_to(ROOT).parts[0] in ("examples", "benchmarks"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+BRITISH = re.compile(
+    r"(?:colour|centre|centring|grey|neighbour|behaviour|favour|honour|flavour|labour|"
+    r"(?:milli|centi|kilo)?metres?\b|licence|artefact|catalogue|analyse|practise|learnt|judgement|"
+    r"labell|modell|travell|cancell(?!ed)|signall|"
+    r"(?:de|un|re)?(?:normal|initial|optim|summar|util|recogn|token|random|quant|final|serial|"
+    r"synchron|organ|standard|general|special|categor|parallel|discret|minim|maxim|visual|emphas|"
+    r"author|custom|local|material|vector|binar|penal|character)is(?:e|ed|es|er|ers|ing|ation|ations)\b)",
+    re.IGNORECASE,
+)
+SERIALIZED = re.compile(r"newly_initialised|\butilisation\b|light_grey\w*")
+"""Names in files of others or in files that runs have left; they stay as they are."""
+
+TEXTS = sorted(
+    path for pattern in ("*.md", "docs/**/*.md", "examples/*.ipynb", "tests/**/*.py")
+    for path in ROOT.glob(pattern)
+)  # fmt: skip
+
+
+def test_spelling_is_american():
+    found = {
+        f"{path.relative_to(ROOT)}: {word}"
+        for path in FILES + TEXTS
+        if path != Path(__file__)
+        for word in BRITISH.findall(SERIALIZED.sub("", path.read_text()))
+    }
+    assert found == set()

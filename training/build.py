@@ -21,7 +21,6 @@ from dzrobot.errors import CheckpointError
 from dzrobot.modality.augment import PUBLISHED, AugmentConfig
 from dzrobot.policies.dreamzero.checkpoints.coldstart import Components, cold_start
 from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint, open_checkpoint
-from dzrobot.policies.dreamzero.checkpoints.drawn import DrawnSource
 from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.hub import locate
 from dzrobot.policies.dreamzero.checkpoints.load import (
@@ -39,16 +38,17 @@ from dzrobot.policies.dreamzero.checkpoints.lora import (
     trained_with_adapters,
 )
 from dzrobot.policies.dreamzero.checkpoints.names import DIT, canonical, is_adapter
+from dzrobot.policies.dreamzero.checkpoints.random_init import RandomInitSource
 from dzrobot.policies.dreamzero.checkpoints.sources import UnionSource, WeightSource
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.prompt import DEFAULT_TOKENIZER, PromptTokenizer
 from dzrobot.policies.dreamzero.network.world_action import (
-    Encoded,
-    Prepared,
+    EncodedImages,
+    PreparedBatch,
     TrainBatch,
     WorldActionModel,
 )
-from dzrobot.policies.dreamzero.tiny import RandomSource
+from dzrobot.policies.dreamzero.tiny import TinyWeightsSource
 from dzrobot.training.architecture import (
     METADATA_FILE,
     SourcePlan,
@@ -58,16 +58,16 @@ from dzrobot.training.architecture import (
 )
 from dzrobot.training.config import ModelConfig, SFTConfig
 from dzrobot.training.data import (
+    CollatedBatch,
     EpisodeSelection,
     ReaderOptions,
     SourceSpec,
-    TrainingBatch,
     TrainingData,
     encode_views,
 )
 from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.distributed import DistributedEnvironment
-from dzrobot.training.metrics import Metrics, Rates
+from dzrobot.training.metrics import Rates, TrainMetrics
 from dzrobot.training.optim import Ema, Optimizer
 from dzrobot.training.parallel import DTYPES, clean_name, parallelize, shard_frozen
 from dzrobot.training.planning.flops import device_peak, sample_cost
@@ -98,7 +98,7 @@ class TrainingComponents:
 
     optimizer: Optimizer
     ema: Ema | None
-    metrics: Metrics
+    metrics: TrainMetrics
 
 
 def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponents:
@@ -150,7 +150,7 @@ def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponent
         ),
         optimizer=Optimizer(trained.items(), config.optim, config.runner.max_steps),
         ema=Ema(trained, config.optim.ema_decay) if config.optim.ema_decay else None,
-        metrics=Metrics(rates, world.device),
+        metrics=TrainMetrics(rates, world.device),
     )  # fmt: skip
 
 
@@ -189,7 +189,7 @@ def open_initial_weights(model: ModelConfig, seed: int) -> InitialWeights:
     base = base_network(model, _config_json(model.config_path))
     shapes = expected_shapes(base)
     if model.random_init:
-        drawn = RandomSource(shapes, seed, torch.float32)
+        drawn = TinyWeightsSource(shapes, seed, torch.float32)
         return InitialWeights(base=base, source=drawn, folder=None)
     return InitialWeights(
         base=base,
@@ -355,10 +355,10 @@ def fill(network: WorldActionModel, initial: InitialWeights, seed: int) -> None:
     fill_network(network, source)
 
 
-class NewAdapters(DrawnSource):
+class NewAdapters(RandomInitSource):
     """Adapters that change nothing yet: A uniform as the adapter library draws it, B zero."""
 
-    origin = "newly initialised adapters"
+    origin = "newly initialized adapters"
     key = "adapter/"
 
     def draw(self, name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -381,7 +381,7 @@ class NetworkInputs:
 
     device: torch.device
     augment: AugmentConfig | None = None
-    """Ranges of crop and color; None for the centre crop of evaluation."""
+    """Ranges of crop and color; None for the center crop of evaluation."""
 
     features: StoredFeatures | None = None
     """Latents of every sample; None where images are encoded."""
@@ -393,7 +393,7 @@ class NetworkInputs:
         """Return the same for the held-out ``data``: as recorded, nothing stored, prompts whole."""
         return replace(self, data=data, augment=None, features=None, cut_prompts=False)
 
-    def prepare(self, batch: TrainingBatch) -> Prepared:
+    def prepare(self, batch: CollatedBatch) -> PreparedBatch:
         """Return a micro-batch after augmentation and the frozen encoders."""
         prompt = self.prompts.embed(batch["prompt"], self.device)
         return self.model.prepare(
@@ -407,7 +407,7 @@ class NetworkInputs:
             )
         )
 
-    def _images(self, batch: TrainingBatch) -> Tensor | Encoded:
+    def _images(self, batch: CollatedBatch) -> Tensor | EncodedImages:
         if self.features is not None:
             like = next(self.model.image_encoder.parameters())
             return self.features.rows(batch["sample_id"], like)

@@ -79,7 +79,7 @@ class Saved:
 
     @property
     def step(self) -> int:
-        """Return the optimiser steps done."""
+        """Return the optimizer steps done."""
         return self.meta.step
 
 
@@ -272,7 +272,7 @@ class CheckpointWriter:
         """Write ``state``; returns once it is copied, so that training may change it.
 
         Args:
-            step: Optimiser steps done.
+            step: Optimizer steps done.
             state: Nested dictionaries of tensors, sharded or not.
             meta: What identifies the run; plain values.
             wait: Return only when the checkpoint is complete.

@@ -69,7 +69,7 @@ class ModelConfig(FrozenConfig):
     policy."""
 
     metadata_json_path: Path | None = None
-    """Normalisation statistics; null: those of ``model_path``."""
+    """Normalization statistics; null: those of ``model_path``."""
 
     embodiment_tag: str
     """Robot of the run: a built-in tag or ``module:NAME``."""
@@ -132,7 +132,7 @@ class SourceConfig(FrozenConfig):
     """Robot of this source."""
 
     metadata_json_path: Path
-    """Normalisation statistics of this source."""
+    """Normalization statistics of this source."""
 
     distribute_weights: bool = False
     """Spread ``weight`` over several folders by their size instead of giving it to each."""
@@ -266,7 +266,7 @@ class ParallelConfig(FrozenConfig):
     """Free gathered weights between forward and backward."""
 
     cpu_offload: bool = False
-    """Keep master weights, gradients and optimiser state in host memory."""
+    """Keep master weights, gradients and optimizer state in host memory."""
 
     prefetch_blocks: NonNegative = 1
     """Blocks whose weights are gathered ahead."""
@@ -314,13 +314,13 @@ class RunnerConfig(FrozenConfig):
     """Everything the run writes: checkpoints, logs, export."""
 
     max_steps: Positive
-    """Optimiser steps in the whole run."""
+    """Optimizer steps in the whole run."""
 
     micro_batch_size: Positive
     """Samples one process computes at once."""
 
     global_batch_size: Positive
-    """Samples of one optimiser step over all processes."""
+    """Samples of one optimizer step over all processes."""
 
     seed: NonNegative = 0
     """Key of sample order, augmentation, noise and new weights."""
@@ -349,7 +349,7 @@ class SFTConfig(FrozenConfig):
     """Recordings and their reading."""
 
     optim: OptimConfig = OptimConfig()
-    """Optimiser."""
+    """Optimizer."""
 
     parallel: ParallelConfig = ParallelConfig()
     """Layout over processes."""
@@ -364,5 +364,5 @@ class SFTConfig(FrozenConfig):
     """Size and course of the run."""
 
     def accumulation(self, world_size: int) -> int:
-        """Return the micro-batches each process computes per optimiser step."""
+        """Return the micro-batches each process computes per optimizer step."""
         return self.runner.global_batch_size // (self.runner.micro_batch_size * world_size)

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from dzrobot.policies.dreamzero.network.diffusion import inference_schedule
 from dzrobot.policies.dreamzero.network.dit import Controls, TrainInputs
-from dzrobot.policies.dreamzero.network.world_action import Prepared
+from dzrobot.policies.dreamzero.network.world_action import PreparedBatch
 from dzrobot.training.build import TrainingComponents
 from dzrobot.training.data import (
+    CollatedBatch,
     LoaderPlan,
-    TrainingBatch,
     TrainingData,
     build_loader,
 )
@@ -50,7 +50,7 @@ def evaluate_open_loop(components: TrainingComponents) -> dict[str, float]:
     return dict(_named(gathered))
 
 
-def _batches(components: TrainingComponents, data: TrainingData) -> Iterator[TrainingBatch]:
+def _batches(components: TrainingComponents, data: TrainingData) -> Iterator[CollatedBatch]:
     runner, world = components.config.runner, components.world
     whole = runner.micro_batch_size * world.size
     steps = -(-runner.eval_windows // whole)
@@ -62,7 +62,7 @@ def _batches(components: TrainingComponents, data: TrainingData) -> Iterator[Tra
 
 
 def predict_actions(
-    components: TrainingComponents, prepared: Prepared, batch: TrainingBatch
+    components: TrainingComponents, prepared: PreparedBatch, batch: CollatedBatch
 ) -> Tensor:
     """Return denoised actions (B, A, 32) in [-1, 1] for every block of a micro-batch."""
     noise = sample_noise(
@@ -94,7 +94,7 @@ def predict_actions(
 
 
 def action_errors(
-    data: TrainingData, batch: TrainingBatch, predicted: Tensor
+    data: TrainingData, batch: CollatedBatch, predicted: Tensor
 ) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """Yield (``tag/action key``, absolute error) of every block of every sample.
 

@@ -105,7 +105,7 @@ def gather_trained(components: TrainingComponents) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class TrainedAlone:
+class PartialExport:
     """What lies beside the tensors that a run trains: which network they are part of, and its base.
 
     The same at every step, so that it is put together once.
@@ -154,7 +154,7 @@ def _write_adapters(components: TrainingComponents, own: StateDictSource, target
     """Write only what was trained, under the published names, and which base it belongs to."""
     adapted = adapted_names(own.values)
     options = ShardOptions(dtype=torch.float32, rename=lambda name: peft_name(name, adapted))
-    write_directory(target, own, TrainedAlone(components).sidecars, options)
+    write_directory(target, own, PartialExport(components).sidecars, options)
 
 
 def _metadata(components: TrainingComponents) -> dict[str, Any]:

@@ -7,8 +7,13 @@ from dataclasses import replace
 import torch
 
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
-from dzrobot.policies.dreamzero.network.diffusion import Noise, NoiseShape, draw_given, draw_noise
-from dzrobot.policies.dreamzero.network.world_action import Prepared
+from dzrobot.policies.dreamzero.network.diffusion import (
+    DiffusionNoise,
+    NoiseShape,
+    draw_given,
+    draw_noise,
+)
+from dzrobot.policies.dreamzero.network.world_action import PreparedBatch
 
 
 def keyed_generator(purpose: str, *key: int | str) -> torch.Generator:
@@ -18,8 +23,8 @@ def keyed_generator(purpose: str, *key: int | str) -> torch.Generator:
 
 
 def sample_noise(
-    config: NetworkConfig, prepared: Prepared, seed: int, step: int, slots: Sequence[int]
-) -> Noise:
+    config: NetworkConfig, prepared: PreparedBatch, seed: int, step: int, slots: Sequence[int]
+) -> DiffusionNoise:
     """Return the noise of a micro-batch: each sample's follows from seed, step and slot alone."""
     latents = prepared.latents_BCFYX
     channels, frames, rows, columns = latents.shape[1:]
@@ -30,8 +35,12 @@ def sample_noise(
 
 
 def with_given(
-    config: NetworkConfig, noise: Noise, key: tuple[int, int], slots: Sequence[int], most: int
-) -> Noise:
+    config: NetworkConfig,
+    noise: DiffusionNoise,
+    key: tuple[int, int],
+    slots: Sequence[int],
+    most: int,
+) -> DiffusionNoise:
     """Return ``noise`` with the first actions of every block given, up to ``most`` of them.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a log record says: global losses, throughput, utilisation, waiting, memory, skips.
+"""What a log record says: global losses, throughput, utilization, waiting, memory, skips.
 
 Losses, gradient norms and skip flags stay on the device until a record is due; then one stacked
 tensor is summed over ranks and read once.
@@ -72,7 +72,7 @@ class LogRecord:
 
 
 @dataclass(frozen=True)
-class Skip:
+class SkippedStep:
     """One step that was not applied."""
 
     step: int
@@ -91,7 +91,7 @@ class _Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What turns samples per second into utilisation."""
+    """What turns samples per second into utilization."""
 
     cost: SampleCost
     """Operations of one sample."""
@@ -109,7 +109,7 @@ class Rates:
         return operations * samples_per_s / (self.peak_tflops * 1e12 * self.devices)
 
 
-class Metrics:
+class TrainMetrics:
     """Collects step outcomes without reading them; see :meth:`record`."""
 
     def __init__(
@@ -127,7 +127,7 @@ class Metrics:
         self._unreadable = 0
         self.skips = skips
         self.skips_in_row = 0
-        self.recent_skips: list[Skip] = []
+        self.recent_skips: list[SkippedStep] = []
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -139,11 +139,11 @@ class Metrics:
     def add(
         self, losses: Tensor, outcome: StepOutcome, samples: int, sample_ids: Sequence[int]
     ) -> None:
-        """Take one step: this rank's share of (dynamics, action) loss and what the optimiser did.
+        """Take one step: this rank's share of (dynamics, action) loss and what the optimizer did.
 
         Args:
             losses: ``(2,)`` on the device; the sum over ranks is the global mean.
-            outcome: Result of the optimiser step.
+            outcome: Result of the optimizer step.
             samples: Samples of the step, all ranks.
             sample_ids: Samples this rank computed.
         """
@@ -209,7 +209,7 @@ class Metrics:
             if was_skipped:
                 self.skips += 1
                 self.skips_in_row += 1
-                self.recent_skips.append(Skip(first + i, ids))
+                self.recent_skips.append(SkippedStep(first + i, ids))
             else:
                 self.skips_in_row = 0
                 self.recent_skips.clear()

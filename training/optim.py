@@ -42,7 +42,7 @@ def schedule_factor(updates: Tensor, config: OptimConfig, max_steps: int) -> Ten
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What one optimiser step did; every field is a 0-d float32 tensor on the device."""
+    """What one optimizer step did; every field is a 0-d float32 tensor on the device."""
 
     grad_norm: Tensor
     """Global L2 norm of the gradient before clipping."""
@@ -95,7 +95,7 @@ class Optimizer:
             }
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """Return both moments of every parameter, by name; the optimiser's own tensors."""
+        """Return both moments of every parameter, by name; the optimizer's own tensors."""
         return {
             name: {key: self.adamw.state[p][key] for key in ("exp_avg", "exp_avg_sq")}
             for name, p in self.named.items()

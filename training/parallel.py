@@ -151,7 +151,7 @@ def reading_outputs() -> Iterator[None]:
 def precision(config: ParallelConfig) -> MixedPrecisionPolicy:
     """Return weights and products in ``param_dtype``, sums over ranks in ``reduce_dtype``.
 
-    Inputs are never cast: in bfloat16 neighbouring timesteps above 256 round to the same value.
+    Inputs are never cast: in bfloat16 neighboring timesteps above 256 round to the same value.
     """
     compute = None if config.param_dtype == "fp32" else DTYPES[config.param_dtype]
     return MixedPrecisionPolicy(

@@ -20,11 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dzrobot.errors import DzrobotError
-from dzrobot.policies.dreamzero.network.diffusion import Noise
+from dzrobot.policies.dreamzero.network.diffusion import DiffusionNoise
 from dzrobot.policies.dreamzero.network.world_action import (
     LossCounts,
     LossOptions,
-    Prepared,
+    PreparedBatch,
     WorldActionModel,
 )
 from dzrobot.training.build import TrainingComponents
@@ -38,13 +38,13 @@ from dzrobot.training.checkpoint import (
     training_state,
 )
 from dzrobot.training.data import (
+    CollatedBatch,
     LoaderOptions,
     LoaderPlan,
-    TrainingBatch,
     build_loader,
 )
 from dzrobot.training.evaluate import evaluate_open_loop
-from dzrobot.training.export import TrainedAlone, export
+from dzrobot.training.export import PartialExport, export
 from dzrobot.training.keyed import sample_noise, with_given
 from dzrobot.training.logs import RunLog, describe
 from dzrobot.training.optim import StepOutcome
@@ -63,7 +63,7 @@ class Trainer:
 
     components: TrainingComponents
     step: int = 0
-    """Optimiser steps done."""
+    """Optimizer steps done."""
 
     _stop_asked: bool = field(default=False, init=False)
 
@@ -72,7 +72,7 @@ class Trainer:
         self._checkpoints = CheckpointWriter(
             config.runner.output_dir / "checkpoints", config.checkpoint, world
         )
-        self._beside = TrainedAlone(self.components)
+        self._beside = PartialExport(self.components)
         self._loss_options = LossOptions(action_loss_norm=config.model.action_loss_norm)
         self._count = config.accumulation(world.size)
 
@@ -141,7 +141,7 @@ class Trainer:
         self._checkpoints.finish()
         return True
 
-    def _batches(self, last: int) -> Iterator[TrainingBatch]:
+    def _batches(self, last: int) -> Iterator[CollatedBatch]:
         config, world = self.components.config, self.components.world
         plan = LoaderPlan(
             global_batch=config.runner.global_batch_size,
@@ -154,8 +154,8 @@ class Trainer:
         )  # fmt: skip
         return iter(build_loader(self.components.datasets.train, plan, options))
 
-    def train_step(self, batches: Iterator[TrainingBatch]) -> StepOutcome:
-        """Do one optimiser step: all its micro-batches, then clip and update, or skip."""
+    def train_step(self, batches: Iterator[CollatedBatch]) -> StepOutcome:
+        """Do one optimizer step: all its micro-batches, then clip and update, or skip."""
         config, metrics = self.components.config, self.components.metrics
         with metrics.waiting():
             parts = list(islice(batches, self._count))
@@ -169,7 +169,7 @@ class Trainer:
         metrics.add(losses, outcome, config.runner.global_batch_size, ids)
         return outcome
 
-    def _counts(self, parts: list[TrainingBatch]) -> LossCounts:
+    def _counts(self, parts: list[CollatedBatch]) -> LossCounts:
         """Return what losses are divided by: the whole step's samples, not this micro-batch's."""
         samples = float(self.components.config.runner.global_batch_size)
         if self._loss_options.action_loss_norm == "padded":
@@ -179,12 +179,12 @@ class Trainer:
         dist.all_reduce(total)
         return LossCounts(samples=samples, actions=total.clamp(min=1))
 
-    def prepare(self, batch: TrainingBatch) -> Prepared:
+    def prepare(self, batch: CollatedBatch) -> PreparedBatch:
         """Return a micro-batch after augmentation and the frozen encoders."""
         return self.components.inputs.prepare(batch)
 
     def forward_backward(
-        self, prepared: Prepared, batch: TrainingBatch, counts: LossCounts
+        self, prepared: PreparedBatch, batch: CollatedBatch, counts: LossCounts
     ) -> Tensor:
         """Add a micro-batch's gradients; return its share of the (dynamics, action) loss."""
         seed, slots = self.components.config.runner.seed, batch["slot"].tolist()
@@ -237,8 +237,8 @@ class Trainer:
 
 def backward(
     model: WorldActionModel,
-    prepared: Prepared,
-    noise: Noise,
+    prepared: PreparedBatch,
+    noise: DiffusionNoise,
     counts: LossCounts,
     options: LossOptions,
 ) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dzrobot.commands import flags
 from dzrobot.commands.signals import Terminated
-from dzrobot.rollout.attended import Attended, Attention, attended
+from dzrobot.rollout.attended import Attended, OperatorOptions, attended
 
 
 def add_attention(group: Any) -> None:
@@ -40,7 +40,7 @@ def looked_after(arguments: argparse.Namespace, title: str, log: Path | None) ->
     file = arguments.log or log
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-    attention = Attention(
+    attention = OperatorOptions(
         title=title, unattended=arguments.unattended, preview=arguments.preview, log=file
     )
     try:

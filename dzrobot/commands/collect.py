@@ -4,7 +4,7 @@ import argparse
 
 from dzrobot.commands import flags
 from dzrobot.progress import progress_bar
-from dzrobot.rollout.collection import CollectionPlan, Progress, collect
+from dzrobot.rollout.demonstrations.collection import CollectionPlan, CollectionProgress, collect
 
 SUMMARY = "record demonstrations of the scripted expert as a LeRobot dataset"
 
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     with progress_bar("episodes") as advance:
 
-        def show(progress: Progress) -> None:
+        def show(progress: CollectionProgress) -> None:
             text = f"episodes ({progress.attempts} attempts)"
             advance(progress.episodes, plan.episodes, text)
 

@@ -10,9 +10,9 @@ from rich.table import Table
 from dzrobot.commands import flags
 from dzrobot.errors import ConfigError
 from dzrobot.files import explained, write_json
-from dzrobot.rollout.comparison import Comparison, Results, compare, read_results
-from dzrobot.rollout.report import wilson
-from dzrobot.rollout.statistics import compare_counts
+from dzrobot.rollout.evaluation.comparison import Comparison, Results, compare, read_results
+from dzrobot.rollout.evaluation.report import wilson
+from dzrobot.rollout.evaluation.statistics import compare_counts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

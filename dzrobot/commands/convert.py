@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
     )
     done = convert(args.source, args.target, options)
     print(f"wrote {done.tensors} tensors to {done.path}")
-    if done.initialised:
-        print(f"{len(done.initialised)} of them are in no file and were drawn fresh:")
-        for name in done.initialised:
+    if done.initialized:
+        print(f"{len(done.initialized)} of them are in no file and were drawn fresh:")
+        for name in done.initialized:
             print(f"  {name}")
     return 0

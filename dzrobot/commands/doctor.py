@@ -5,13 +5,13 @@ import argparse
 from rich.console import Console
 
 from dzrobot.commands import flags
-from dzrobot.envs.franka.checkup import checkup
+from dzrobot.envs.franka.diagnostics import diagnose
 from dzrobot.envs.franka.make import load_workcell, located
 from dzrobot.errors import ConfigError
 
 SUMMARY = "check a robot cell"
 
-_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+_COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,10 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True)
     failed = 0
     try:
-        for line in checkup(cell, config, arguments.images):
+        for line in diagnose(cell, config, arguments.images):
             failed += line.verdict == "fail"
-            colour = _COLOURS[line.verdict]
-            console.print(f"[{colour}]{line.verdict:<5}[/] {line.what:<20} ", end="")
+            color = _COLORS[line.verdict]
+            console.print(f"[{color}]{line.verdict:<5}[/] {line.what:<20} ", end="")
             console.print(line.found, markup=False)
     finally:
         cell.close()

@@ -6,7 +6,12 @@ import signal
 import threading
 
 from dzrobot.commands import flags
-from dzrobot.envs.emulators.bench import LARGEST_DOMAIN, SERIALS, Bench, BenchAddress
+from dzrobot.envs.emulators.launcher import (
+    LARGEST_DOMAIN,
+    SERIALS,
+    EmulatorLauncher,
+    LauncherAddress,
+)
 
 SUMMARY = "start an emulated robot and cameras on the loopback interface"
 
@@ -29,11 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until interrupted."""
     serials = () if arguments.no_cameras else SERIALS
-    address = BenchAddress(host=arguments.host, domain=arguments.domain)
+    address = LauncherAddress(host=arguments.host, domain=arguments.domain)
     stopped = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: stopped.set())
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    with Bench(address, serials, arguments.rate) as bench:
+    with EmulatorLauncher(address, serials, arguments.rate) as bench:
         print(f"robot and gripper at {address.host} (robot server 10, gripper server 3)")
         if serials:
             print(f"cameras {', '.join(serials)} on the loopback camera bus; context settings:")

@@ -21,19 +21,19 @@ from dzrobot.policies.dreamzero.options import Noise, PolicyOptions
 from dzrobot.policies.serving.client import RemotePolicy
 from dzrobot.progress import progress_bar
 from dzrobot.rollout.arms import slowed
-from dzrobot.rollout.card import card_digest
 from dzrobot.rollout.environment import look_at, make_environment
-from dzrobot.rollout.evaluate import (
+from dzrobot.rollout.evaluation.card import card_digest
+from dzrobot.rollout.evaluation.evaluate import (
+    EvalProgress,
     Evaluation,
-    Prepared,
-    Progress,
+    PreparedEvaluation,
     RunOptions,
     evaluate,
     prepare,
 )
-from dzrobot.rollout.players import BUILT_IN, REMOTE, Player
-from dzrobot.rollout.protocol import PROTOCOLS, Selection
-from dzrobot.rollout.report import Summary, measures_line, table
+from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.evaluation.report import Summary, measures_line, table
+from dzrobot.rollout.policy_spec import BUILT_IN, REMOTE, PolicySpec
 
 SUMMARY = "evaluate a policy in an environment"
 DEFAULT_ENV = "dzrobot/lift-v0"
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _in_simulation(
-    _: argparse.Namespace, prepared: Prepared, output: Path, options: RunOptions
+    _: argparse.Namespace, prepared: PreparedEvaluation, output: Path, options: RunOptions
 ) -> Summary:
     with progress_bar("episodes") as advance, terminable():
         return evaluate(
@@ -106,20 +106,20 @@ def _in_simulation(
 
 
 def _on_an_arm(
-    arguments: argparse.Namespace, prepared: Prepared, output: Path, options: RunOptions
+    arguments: argparse.Namespace, prepared: PreparedEvaluation, output: Path, options: RunOptions
 ) -> Summary:
     with looked_after(arguments, "dzrobot eval", output / "operator.jsonl") as people:
         first = prepared.cases[0]
         with closing(make_environment(first, prepared.arguments[first.env], render=False)) as env:
             people.check(env)
 
-        def show(far: Progress) -> None:
+        def show(far: EvalProgress) -> None:
             people.progress(f"{far.done} of {far.total} episodes; {_how_far(far)}")
 
         return evaluate(prepared, output, replace(options, opened=people.opened), show)
 
 
-def _how_far(progress: Progress) -> str:
+def _how_far(progress: EvalProgress) -> str:
     failed = f", {progress.errors} errors" if progress.errors else ""
     return f"{progress.successes} of {progress.done} succeeded{failed}"
 
@@ -283,7 +283,7 @@ def _setup(arguments: argparse.Namespace) -> _Setup:
     player = _player(arguments, greeting)
     if not suites and arguments.env is None:
         greeting.append(f"LIBERO with a real checkpoint: {EXAMPLE}")
-    selection = Selection(
+    selection = EvalSpec(
         protocol=protocol,
         suites=suites,
         env=env,
@@ -325,10 +325,10 @@ def _checked_for_arms(
     return slowed(given)
 
 
-def _player(arguments: argparse.Namespace, greeting: list[str]) -> Player:
+def _player(arguments: argparse.Namespace, greeting: list[str]) -> PolicySpec:
     if arguments.checkpoint and arguments.policy:
         raise ConfigError("give --checkpoint or --policy, not both")
-    if arguments.policy and Player(name=arguments.policy).is_checkpoint:
+    if arguments.policy and PolicySpec(name=arguments.policy).is_checkpoint:
         raise UnknownNameError(
             f"unknown policy {arguments.policy!r}.{suggest(arguments.policy, BUILT_IN)} Known: "
             f"{', '.join(BUILT_IN)}, module:factory; a checkpoint is given with --checkpoint."
@@ -340,7 +340,7 @@ def _player(arguments: argparse.Namespace, greeting: list[str]) -> Player:
         raise ConfigError("--policy remote and --server URL go together, without another policy")
     if name == REMOTE:
         _refuse_elsewhere(arguments)
-    return Player(
+    return PolicySpec(
         name=name,
         privileged=arguments.privileged,
         embodiment=arguments.embodiment,

@@ -10,10 +10,10 @@ import numpy as np
 from dzrobot.commands import flags
 from dzrobot.envs.franka.arm import Arm
 from dzrobot.envs.franka.camera import list_cameras
-from dzrobot.envs.franka.cells import EmulatedCell
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.make import connectable, load_workcell, located
 from dzrobot.envs.franka.teaching import assign, teach, workcell_text
+from dzrobot.envs.franka.workcells import EmulatedWorkcell
 from dzrobot.errors import ConfigError, RobotError
 from dzrobot.files import explained, write_text
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--address",
         type=flags.text,
         required=True,
-        help="of the arm; `emulated` to practise without one",
+        help="of the arm; `emulated` to practice without one",
     )
     parser.add_argument("--task", type=flags.text, help="the instruction (default: asked for)")
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         found = [device.serial for device in list_cameras(cell.camera_settings())]
         print(f"cameras: {', '.join(found) or 'none'}")
         env.arm.connect()
-        ask = _Practice(cell, env.arm) if isinstance(cell, EmulatedCell) else _ask
+        ask = _Practice(cell, env.arm) if isinstance(cell, EmulatedWorkcell) else _ask
         taught = teach(env.arm, ask)
         cameras = assign(found, _ask)
         task = arguments.task or _ask("The task, as the policy is told it: ").strip()
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 class _Practice:
     """Asks as :func:`_ask` does, and guides the emulated hand, which nobody can take hold of."""
 
-    def __init__(self, cell: EmulatedCell, arm: Arm) -> None:
+    def __init__(self, cell: EmulatedWorkcell, arm: Arm) -> None:
         self._cell, self._arm, self._places = cell, arm, list(_PLACES)
 
     def __call__(self, question: str) -> str:

@@ -62,7 +62,7 @@ def _first_window(reader: DatasetReader) -> list[str]:
         return [str(error)]
     for look in looks:
         print(f"  first frame   {look.key}  {look.shape}  mean {look.mean:.1f} of 255")
-    return [f"{look.key}: the first frame is all one colour" for look in looks if look.blank]
+    return [f"{look.key}: the first frame is all one color" for look in looks if look.blank]
 
 
 def _range(array: np.ndarray) -> str:

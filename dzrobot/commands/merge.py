@@ -6,8 +6,8 @@ from rich.console import Console
 
 from dzrobot.commands import flags
 from dzrobot.commands.eval import conclude, title
-from dzrobot.rollout.card import read_card
-from dzrobot.rollout.evaluate import merge
+from dzrobot.rollout.evaluation.card import read_card
+from dzrobot.rollout.evaluation.evaluate import merge
 
 SUMMARY = "put shards of one evaluation together"
 

@@ -15,14 +15,14 @@ from dzrobot.importing import is_reference, load_reference
 from dzrobot.recording import EpisodeWriter
 from dzrobot.rollout.arms import check_conventions
 from dzrobot.rollout.attended import Attended
-from dzrobot.rollout.demonstration import (
+from dzrobot.rollout.demonstrations.record import (
     DISCARDED,
     KEYBOARD_HELP,
     KEYBOARD_NUMBERS,
     CallableActor,
     KeyboardActor,
-    Recorded,
     RecordedEnv,
+    RecordedEpisode,
     ReplayActor,
     record_episode,
 )
@@ -33,7 +33,7 @@ from dzrobot.rollout.environment import (
     needed_robot,
 )
 from dzrobot.rollout.episode import Actor, EpisodeRules, PolicyActor
-from dzrobot.rollout.players import Player, find_player, open_player
+from dzrobot.rollout.policy_spec import PolicySpec, load_policy, resolve_policy
 
 SUMMARY = "record demonstrations on the robot"
 
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_policy(
     arguments: argparse.Namespace, env: gym.Env[Any, Any], facts: EnvironmentFacts
 ) -> None:
-    if Player(name=arguments.policy).looks and facts.robot is not None:
+    if PolicySpec(name=arguments.policy).looks and facts.robot is not None:
         check_conventions(env, facts.robot)
     if facts.is_real and not arguments.full_speed:
         raise ConfigError(
@@ -130,7 +130,7 @@ def _record(
     return 1 if cut_short else 0
 
 
-def _line(number: int, done: Recorded, hz: float, rows_needed: int) -> str:
+def _line(number: int, done: RecordedEpisode, hz: float, rows_needed: int) -> str:
     said = "kept" if done.kept else "not kept"
     text = f"episode {number}: {done.frames} frames, {done.outcome.ended}, {said}"
     if done.measured_hz < SLOW * hz:
@@ -159,8 +159,8 @@ def _actor(arguments: argparse.Namespace, facts: EnvironmentFacts) -> Actor:
         if not is_reference(arguments.call):
             raise ConfigError(f"--call {arguments.call!r}: write MODULE:FUNCTION")
         return CallableActor(load_reference(arguments.call, "--call", Callable))
-    player = Player(name=arguments.policy, device=arguments.device)
-    policy = open_player(find_player(player, facts.robot, exact=facts.moves_an_arm)).policy
+    player = PolicySpec(name=arguments.policy, device=arguments.device)
+    policy = load_policy(resolve_policy(player, facts.robot, exact=facts.moves_an_arm)).policy
     if policy is None:
         raise ConfigError(f"{arguments.policy!r} needs privileges that a robot does not give")
     return PolicyActor(policy=policy)

@@ -18,14 +18,14 @@ from dzrobot.embodiments.spec import Embodiment, Part
 from dzrobot.errors import DatasetError, StoppedError
 from dzrobot.recording import layout
 from dzrobot.recording.formats import EpisodeFacts
-from dzrobot.rollout.demonstration import NO_START, ReplayActor
+from dzrobot.rollout.demonstrations.record import NO_START, ReplayActor
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
     look_at,
     made_environment,
     needed_robot,
 )
-from dzrobot.rollout.episode import EpisodeRules, Outcome, run_episode
+from dzrobot.rollout.episode import EpisodeResult, EpisodeRules, run_episode
 from dzrobot.training.data.columns import episode_rows, matrix, read_data_file
 from dzrobot.training.data.lerobot import RATE_TOLERANCE, DatasetCatalog
 from dzrobot.training.data.resolution import ColumnSource, resolve_vectors
@@ -39,7 +39,7 @@ _LAST_START = 2**24
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordedActions:
     """One episode of a dataset, without its pictures."""
 
     actions: NDArray[np.float32]
@@ -113,8 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def replay(
-    env: gym.Env[Any, Any], recording: Recording, robot: Embodiment
-) -> tuple[Outcome, NDArray[np.float32]]:
+    env: gym.Env[Any, Any], recording: RecordedActions, robot: Embodiment
+) -> tuple[EpisodeResult, NDArray[np.float32]]:
     """Send ``recording`` to ``env``; return what came of it and the states (steps, S)."""
     seen: list[NDArray[np.float32]] = []
 
@@ -133,7 +133,7 @@ def replay(
 
 def load_recording(
     path: Path, episode: int, robot: Embodiment, facts: EnvironmentFacts | None = None
-) -> Recording:
+) -> RecordedActions:
     """Return the vectors of one episode.
 
     Args:
@@ -171,7 +171,7 @@ def load_recording(
         _joined(values, [sources[key] for key in keys])
         for keys in (robot.action_keys, robot.state_keys)
     )
-    return Recording(action, state, start)
+    return RecordedActions(action, state, start)
 
 
 def _checked_start(values: Mapping[str, NDArray[np.float32]]) -> int | None:

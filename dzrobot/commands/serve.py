@@ -17,7 +17,7 @@ from dzrobot.policies.serving.recorder import Recorder
 from dzrobot.policies.serving.server import PolicyServer
 from dzrobot.policies.serving.warmup import MOST_SESSIONS
 from dzrobot.policies.serving.wire import LARGEST_MESSAGE
-from dzrobot.rollout.players import BUILT_IN, Player, find_player, open_player
+from dzrobot.rollout.policy_spec import BUILT_IN, PolicySpec, load_policy, resolve_policy
 
 SUMMARY = "let robots and simulators elsewhere use a policy of this machine"
 
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until stopped; return 0, or 1 after the policy has failed."""
     options = _options(arguments)
     player = _player(arguments)
-    ready = open_player(find_player(player, None))
+    ready = load_policy(resolve_policy(player, None))
     if not isinstance(ready.policy, PlanningPolicy):
         raise ConfigError(
             f"the policy {player.name} plans no chunks, and only such a policy can be served"
@@ -183,7 +183,7 @@ def _options(arguments: argparse.Namespace) -> ServeOptions:
     )
 
 
-def _player(arguments: argparse.Namespace) -> Player:
+def _player(arguments: argparse.Namespace) -> PolicySpec:
     if arguments.checkpoint in BUILT_IN:
         raise ConfigError(
             f"{arguments.checkpoint!r} plans no chunks: give a checkpoint, or module:factory"
@@ -195,7 +195,7 @@ def _player(arguments: argparse.Namespace) -> Player:
         name = str(default_checkpoint())
     # The server counts; the policy's own limit lies above, with room for the warm-up.
     room = 1 + (arguments.max_sessions or MOST_SESSIONS)
-    return Player(
+    return PolicySpec(
         name=name,
         embodiment=arguments.embodiment,
         options=PolicyOptions(

@@ -1,4 +1,4 @@
-"""``dzrobot stats``: measure the statistics that training and acting normalise by."""
+"""``dzrobot stats``: measure the statistics that training and acting normalize by."""
 
 import argparse
 from pathlib import Path
@@ -13,7 +13,7 @@ from dzrobot.progress import progress_bar
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 from dzrobot.training.data.statistics import measure, merge
 
-SUMMARY = "measure normalisation statistics of LeRobot datasets"
+SUMMARY = "measure normalization statistics of LeRobot datasets"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Random crop and colour for training: one draw per sample, shared by all its views and frames."""
+"""Random crop and color for training: one draw per sample, shared by all its views and frames."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _LUMA = (0.2989, 0.587, 0.114)
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    """How far colours may go; the defaults are those of the published checkpoints."""
+    """How far colors may go; the defaults are those of the published checkpoints."""
 
     brightness: float = 0.3
     """Factor drawn from 1 - x to 1 + x."""
@@ -31,7 +31,7 @@ class AugmentConfig:
     """Factor drawn from 1 - x to 1 + x."""
 
     hue: float = 0.08
-    """Turn drawn from -x to x, in turns of the colour circle."""
+    """Turn drawn from -x to x, in turns of the color circle."""
 
     def __post_init__(self) -> None:
         for name in ("brightness", "contrast", "saturation"):
@@ -85,17 +85,17 @@ def draw_augmentation(seed: int, sample_id: int, config: AugmentConfig = PUBLISH
     )
 
 
-def adjust_colours(frames: Tensor, augmentation: Augmentation) -> Tensor:
+def adjust_colors(frames: Tensor, augmentation: Augmentation) -> Tensor:
     """Return ``frames`` with the four adjustments applied in their order.
 
     Args:
         frames: ``(N, 3, H, W)`` float in [0, 1], red, green, blue.
-        augmentation: Factors and order. Contrast turns about each frame's own mean grey.
+        augmentation: Factors and order. Contrast turns about each frame's own mean gray.
     """
     steps: dict[Adjustment, Callable[[Tensor], Tensor]] = {
         "brightness": lambda x: _blend(x, 0.0, augmentation.brightness),
-        "contrast": lambda x: _blend(x, _mean_grey(x), augmentation.contrast),
-        "saturation": lambda x: _blend(x, _grey(x), augmentation.saturation),
+        "contrast": lambda x: _blend(x, _mean_gray(x), augmentation.contrast),
+        "saturation": lambda x: _blend(x, _gray(x), augmentation.saturation),
         "hue": lambda x: _turn_hue(x, augmentation.hue),
     }
     for name in augmentation.order:
@@ -107,13 +107,13 @@ def _blend(frames: Tensor, other: Tensor | float, factor: float) -> Tensor:
     return (frames * factor + (1 - factor) * other).clamp_(0, 1)
 
 
-def _grey(frames: Tensor) -> Tensor:
+def _gray(frames: Tensor) -> Tensor:
     red, green, blue = frames.unbind(1)
     return (red * _LUMA[0] + green * _LUMA[1] + blue * _LUMA[2]).unsqueeze(1)
 
 
-def _mean_grey(frames: Tensor) -> Tensor:
-    return _grey(frames).mean(dim=(1, 2, 3), keepdim=True)
+def _mean_gray(frames: Tensor) -> Tensor:
+    return _gray(frames).mean(dim=(1, 2, 3), keepdim=True)
 
 
 def _turn_hue(frames: Tensor, turn: float) -> Tensor:

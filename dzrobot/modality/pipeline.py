@@ -39,7 +39,7 @@ class EncodedVectors(TypedDict):
     """``()`` bool."""
 
 
-class Encoded(EncodedVectors):
+class EncodedSample(EncodedVectors):
     """One sample."""
 
     images: Tensor
@@ -59,7 +59,7 @@ class Pipeline:
         self.statistics = statistics
         self._vectors = Vectors(embodiment, statistics)
 
-    def encode(self, window: Window) -> Encoded:
+    def encode(self, window: Window) -> EncodedSample:
         """Return the tensors of one window, with actions if it holds them.
 
         Raises:
@@ -68,7 +68,7 @@ class Pipeline:
         views = {key: array(window, key) for key in self.embodiment.video_keys if key in window}
         rest = {key: value for key, value in window.items() if key not in views}
         images = self.encode_video({key: _tensor(frames) for key, frames in views.items()})
-        return Encoded(images=images, **self.encode_vectors(rest))
+        return EncodedSample(images=images, **self.encode_vectors(rest))
 
     def encode_vectors(self, window: Window) -> EncodedVectors:
         """Return all but the pictures.

@@ -1,4 +1,4 @@
-"""Normalisation statistics, read from a checkpoint's or dataset's ``metadata.json``."""
+"""Normalization statistics, read from a checkpoint's or dataset's ``metadata.json``."""
 
 import hashlib
 import json
@@ -41,7 +41,7 @@ class Statistics:
     """By modality key."""
 
     fingerprint: str
-    """Hex digest of everything that changes a normalised number: checkpoints carry it."""
+    """Hex digest of everything that changes a normalized number: checkpoints carry it."""
 
     @classmethod
     def from_metadata(
@@ -53,7 +53,7 @@ class Statistics:
             source: A ``metadata.json`` or its content, ``{tag: {"statistics": {"state" | "action":
                 {name: {"q01": [...], "q99": [...]}}}}}`` (docs/model.md, section 1.1). Parts that
                 the embodiment does not have are left out.
-            embodiment: Says which parts are needed, their sizes, how normalised, relative or not.
+            embodiment: Says which parts are needed, their sizes, how normalized, relative or not.
 
         Raises:
             StatisticsError: unreadable, or tag, part, field or number missing, or sizes differ, or
@@ -137,7 +137,7 @@ def _bounds(entry: Mapping[str, Any], where: str, kind: str, part: Part) -> Boun
 def _numbers(at: Mapping[str, Any], where: str, field: str, part: Part) -> tuple[float, ...]:
     if field not in at:
         raise StatisticsError(
-            f"{where} has no {field!r}, which the normalisation {part.normalization!r} of "
+            f"{where} has no {field!r}, which the normalization {part.normalization!r} of "
             f"{part.key} needs; it has {preview(at)}."
         )
     values = at[field]

@@ -56,7 +56,7 @@ class _Scale:
 
 
 class Vectors:
-    """Normalises, concatenates, pads and masks; and the way back."""
+    """Normalizes, concatenates, pads and masks; and the way back."""
 
     def __init__(self, embodiment: Embodiment, statistics: Statistics) -> None:
         """Prepare the bounds.
@@ -81,14 +81,14 @@ class Vectors:
         }
 
     def encode_state(self, window: Mapping[str, object]) -> tuple[Floats, Bools]:
-        """Return the normalised state ``(S, 64)`` and the mask of its real numbers."""
+        """Return the normalized state ``(S, 64)`` and the mask of its real numbers."""
         raw = {part.key: rows(window, part) for part in self._embodiment.state}
         _check_lengths(raw)
         parts = [self._scales[key].normalize(values) for key, values in raw.items()]
         return _pad(np.clip(np.concatenate(parts, axis=1), -1, 1), MAX_STATE_DIM)
 
     def encode_action(self, window: Mapping[str, object]) -> tuple[Floats, Bools]:
-        """Return the normalised actions ``(S * horizon, 32)`` and the mask of their real numbers.
+        """Return the normalized actions ``(S * horizon, 32)`` and the mask of their real numbers.
 
         Relative parts first lose the state at the start of their block.
         """

@@ -1,4 +1,4 @@
-"""Frames of several cameras to one picture: crop, resize, colour, tile."""
+"""Frames of several cameras to one picture: crop, resize, color, tile."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ from torch.nn.functional import interpolate
 
 from dzrobot.embodiments.spec import Embodiment, View
 from dzrobot.errors import ModalityError
-from dzrobot.modality.augment import Augmentation, adjust_colours
+from dzrobot.modality.augment import Augmentation, adjust_colors
 from dzrobot.modality.window import check_frames, check_keys
 
 
@@ -24,7 +24,7 @@ def encode_views(
     Args:
         views: By view key, ``(..., T, H, W, 3)`` uint8, all with the same leading sizes.
         embodiment: Says resolution, crop, size and tiling.
-        augmentations: One per sample. None: centre crop, colours untouched.
+        augmentations: One per sample. None: center crop, colors untouched.
 
     Raises:
         ModalityError: a view missing or unknown, of another shape or type, or not one augmentation
@@ -65,7 +65,7 @@ def tile(views: Mapping[str, Tensor], tiles: Sequence[Sequence[str | None]]) -> 
 def _frames(
     frames: Tensor, view: View, crop_scale: float, augmentation: Augmentation | None
 ) -> Tensor:
-    """Crop, resize and recolour the frames ``(T, H, W, 3)`` of one view of one sample."""
+    """Crop, resize and recolor the frames ``(T, H, W, 3)`` of one view of one sample."""
     height, width = (int(crop_scale * size) for size in view.resolution)
     places = (None, None) if augmentation is None else augmentation.crop
     top = _corner(view.resolution[0] - height, places[0])
@@ -73,7 +73,7 @@ def _frames(
     cropped = frames[:, top : top + height, left : left + width].permute(0, 3, 1, 2).contiguous()
     resized = interpolate(cropped / 255.0, size=view.size, mode="bilinear", antialias=True)
     if augmentation is not None:
-        resized = adjust_colours(resized, augmentation)
+        resized = adjust_colors(resized, augmentation)
     # Truncated, not rounded: the checkpoints saw pictures made this way.
     return (resized * 255.0).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 

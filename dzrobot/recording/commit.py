@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 from dzrobot.documents import read_json_lines
 from dzrobot.errors import DatasetError, preview
 from dzrobot.files import move, write_json, write_json_lines
-from dzrobot.recording import files, layout, moments
+from dzrobot.recording import column_statistics, files, layout
+from dzrobot.recording.column_statistics import ColumnStatistics
 from dzrobot.recording.formats import EpisodeStatistics, TaskRow
-from dzrobot.recording.moments import Moments
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished:
+class FinishedEpisode:
     """An episode whose files lie complete in the aside folder."""
 
     index: int
@@ -34,7 +34,7 @@ class Finished:
     tasks: tuple[str, ...]
     data: Path
     videos: dict[str, Path]
-    statistics: dict[str, Moments]
+    statistics: dict[str, ColumnStatistics]
 
     @property
     def row(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class Finished:
         }
 
 
-class Catalog(Protocol):
+class MetaFiles(Protocol):
     """The list of episodes and tasks of one format version."""
 
     version: str
@@ -59,18 +59,18 @@ class Catalog(Protocol):
         """
         ...
 
-    def add(self, episode: Finished, tasks: list[str]) -> None:
+    def add(self, episode: FinishedEpisode, tasks: list[str]) -> None:
         """Move the episode's files into place and enter it in the lists."""
         ...
 
 
-class CatalogV2:
+class MetaFilesV2:
     """One file per episode, lists as JSON lines (v2.0 and v2.1)."""
 
     def __init__(self, root: Path, version: str) -> None:
         self._root = root
         self.version = version
-        self._total: dict[str, Moments] = {}
+        self._total: dict[str, ColumnStatistics] = {}
 
     def recover(self, episodes: int, tasks: int) -> list[str]:
         """Forget all but the first ``episodes`` and ``tasks``; return the tasks in index order."""
@@ -96,10 +96,10 @@ class CatalogV2:
             return
         path = self._root / layout.EPISODES_STATS_V2
         for line in read_json_lines(path, EpisodeStatistics, DatasetError, limit=episodes):
-            self._total = moments.add(self._total, line.stats)
+            self._total = column_statistics.add(self._total, line.stats)
         write_json(self._root / layout.STATS, self._total)
 
-    def add(self, episode: Finished, tasks: list[str]) -> None:
+    def add(self, episode: FinishedEpisode, tasks: list[str]) -> None:
         """Move the episode's files into place and enter it in the lists."""
         where = layout.place(episode.index)
         move(episode.data, self._root / layout.DATA_PATH[self.version].format(**where))
@@ -111,7 +111,7 @@ class CatalogV2:
             [{"task_index": i, "task": task} for i, task in enumerate(tasks)],
         )
         if self.version == "v2.0":
-            self._total = moments.add(self._total, episode.statistics)
+            self._total = column_statistics.add(self._total, episode.statistics)
             write_json(self._root / layout.STATS, self._total)
         # v2.0 knows no statistics per episode; we need them to take an episode back.
         line = {"episode_index": episode.index, "stats": episode.statistics}
@@ -119,7 +119,7 @@ class CatalogV2:
         files.append_json_line(self._root / layout.EPISODES_V2, episode.row)
 
 
-class CatalogV3:
+class MetaFilesV3:
     """Numbered files that may hold many episodes, lists as parquet (v3.0).
 
     Each episode first gets files of its own; :func:`dzrobot.recording.consolidate` packs them.
@@ -154,7 +154,7 @@ class CatalogV3:
         self._remove_unlisted()
         return texts
 
-    def add(self, episode: Finished, tasks: list[str]) -> None:
+    def add(self, episode: FinishedEpisode, tasks: list[str]) -> None:
         """Move the episode's files into place and enter it in the lists."""
         number = self._next_number()
         where = layout.place(number)
@@ -278,19 +278,19 @@ def listed_files(root: Path, rows: pa.Table) -> list[Path]:
     return paths
 
 
-def merged_statistics(rows: pa.Table) -> dict[str, Moments]:
+def merged_statistics(rows: pa.Table) -> dict[str, ColumnStatistics]:
     """Return the statistics over all episodes of a v3.0 list."""
     names = [name for name in rows.column_names if name.startswith("stats/")]
     episodes = []
     for row in rows.select(names).to_pylist():
-        table: dict[str, Moments] = {}
+        table: dict[str, ColumnStatistics] = {}
         for name, value in row.items():
             _, rest = name.split("/", 1)
             column, measure = rest.rsplit("/", 1)
             if value is not None:
                 table.setdefault(column, {})[measure] = value
         episodes.append(table)
-    return moments.merge(episodes)
+    return column_statistics.merge(episodes)
 
 
 def write_tasks(root: Path, tasks: list[str]) -> None:

@@ -36,7 +36,7 @@ class _Stored:
 
 
 def consolidate(root: Path, *, data_mb: float = 100, video_mb: float = 200) -> None:
-    """Join neighbouring files of ``root`` up to the given sizes.
+    """Join neighboring files of ``root`` up to the given sizes.
 
     Args:
         root: Folder of a v3.0 dataset.

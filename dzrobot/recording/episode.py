@@ -9,15 +9,15 @@ import numpy as np
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import DatasetError, preview
 from dzrobot.recording import features
-from dzrobot.recording.features import Feature, Slot
+from dzrobot.recording.column_statistics import ColumnStatistics, ImageStatistics
+from dzrobot.recording.features import ColumnSlice, Feature
 from dzrobot.recording.media import VideoCodec, VideoFile, encode_png
-from dzrobot.recording.moments import Moments, PictureMoments
 
 _PICTURE_SAMPLE_HZ = 2.0
 """Pictures per second that enter the statistics."""
 
 
-class Episode:
+class OpenEpisode:
     """Frames since the last save: numbers in memory, videos in the aside folder."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Episode:
         self._state = features.slots(embodiment.state)
         self._action = features.slots(embodiment.action)
         self._rows: dict[str, list[Any]] = {}
-        self._moments = {view.feature: PictureMoments() for view in embodiment.views}
+        self._moments = {view.feature: ImageStatistics() for view in embodiment.views}
         self._sample_every = max(1, round(fps / _PICTURE_SAMPLE_HZ))
         self._videos: dict[str, VideoFile] = {}
         self._paths: dict[str, Path] = {}
@@ -79,7 +79,7 @@ class Episode:
                 table[name] = rows
         return table
 
-    def picture_statistics(self) -> dict[str, Moments]:
+    def picture_statistics(self) -> dict[str, ColumnStatistics]:
         """Return the statistics of every camera."""
         return {name: sampled.result() for name, sampled in self._moments.items()}
 
@@ -145,7 +145,7 @@ def _picture(observation: Mapping[str, Any], key: str, resolution: tuple[int, in
     return picture
 
 
-def _vector(table: Mapping[str, Any], slot: Slot) -> np.ndarray:
+def _vector(table: Mapping[str, Any], slot: ColumnSlice) -> np.ndarray:
     value = np.asarray(_present(table, slot.key), dtype=np.float32)
     if value.shape != (slot.stop - slot.start,):
         raise DatasetError(
@@ -160,7 +160,9 @@ def _finite(key: str, value: np.ndarray) -> np.ndarray:
     return value
 
 
-def _join(slots: tuple[Slot, ...], vectors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _join(
+    slots: tuple[ColumnSlice, ...], vectors: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     columns: dict[str, list[np.ndarray]] = {}
     for slot in slots:
         columns.setdefault(slot.column, []).append(vectors[slot.key])

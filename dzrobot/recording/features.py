@@ -17,7 +17,7 @@ Feature = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Slot:
+class ColumnSlice:
     """Where one state or action part lies: ``column[start:stop]``."""
 
     key: str
@@ -26,7 +26,7 @@ class Slot:
     stop: int
 
 
-def slots(parts: tuple[Part, ...]) -> tuple[Slot, ...]:
+def slots(parts: tuple[Part, ...]) -> tuple[ColumnSlice, ...]:
     """Return where each part is written.
 
     Parts that share a column lie side by side, in order of ``start``. A recording holds the parts
@@ -38,7 +38,7 @@ def slots(parts: tuple[Part, ...]) -> tuple[Slot, ...]:
     for part in sorted(parts, key=lambda part: (part.feature, part.start or 0)):
         start = widths.get(part.feature, 0)
         widths[part.feature] = start + part.dim
-        placed.append(Slot(part.key, part.feature, start, start + part.dim))
+        placed.append(ColumnSlice(part.key, part.feature, start, start + part.dim))
     return tuple(placed)
 
 
@@ -133,7 +133,7 @@ def arrow_type(feature: Feature) -> pa.DataType:
 
 
 def arrow_schema(features: Mapping[str, Feature]) -> pa.Schema:
-    """Return the schema of data files, with the note by which `datasets` recognises pictures."""
+    """Return the schema of data files, with the note by which `datasets` recognizes pictures."""
     stored = {name: feature for name, feature in features.items() if feature["dtype"] != "video"}
     note = {"info": {"features": {name: _note(feature) for name, feature in stored.items()}}}
     fields = [pa.field(name, arrow_type(feature)) for name, feature in stored.items()]

@@ -13,9 +13,9 @@ from dzrobot.documents import read_json, read_json_lines, validated
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import DatasetError
 from dzrobot.files import explained, write_json
-from dzrobot.recording import features, files, layout, moments
-from dzrobot.recording.commit import Catalog, CatalogV2, CatalogV3, Finished
-from dzrobot.recording.episode import Episode
+from dzrobot.recording import column_statistics, features, files, layout
+from dzrobot.recording.commit import FinishedEpisode, MetaFiles, MetaFilesV2, MetaFilesV3
+from dzrobot.recording.episode import OpenEpisode
 from dzrobot.recording.features import Feature
 from dzrobot.recording.formats import EpisodeFacts, Info, Rate, Writer
 from dzrobot.recording.lock import lock
@@ -66,8 +66,8 @@ class EpisodeWriter:
         self._fps = _whole(validated(fps, Rate, "fps", DatasetError))
         self._codec = VideoCodec() if video is True else (video or None)
         self._features = self._base_features()
-        self._catalog: Catalog = (
-            CatalogV3(self._root) if version == "v3.0" else CatalogV2(self._root, version)
+        self._catalog: MetaFiles = (
+            MetaFilesV3(self._root) if version == "v3.0" else MetaFilesV2(self._root, version)
         )
         self._lock = lock(self._root)
         try:
@@ -76,7 +76,7 @@ class EpisodeWriter:
         except BaseException:
             self._lock.close()
             raise
-        self._episode: Episode | None = None
+        self._episode: OpenEpisode | None = None
 
     @property
     def episodes(self) -> int:
@@ -108,7 +108,7 @@ class EpisodeWriter:
         """
         if self._episode is None:
             with explained(f"record to {self._root}", DatasetError):
-                self._episode = Episode(
+                self._episode = OpenEpisode(
                     self._root / layout.ASIDE, self._embodiment, self._fps, self._codec
                 )
         self._episode.add(observation, action, dict(extras or {}))
@@ -245,7 +245,7 @@ class EpisodeWriter:
         frame = {} if robot.action_frame is None else {"action_frame": robot.action_frame}
         return {"writer": "dzrobot", "embodiment": robot.tag, **frame}
 
-    def _finish(self, episode: Episode) -> Finished:
+    def _finish(self, episode: OpenEpisode) -> FinishedEpisode:
         for task in episode.tasks:
             if task not in self._tasks:
                 self._tasks.append(task)
@@ -258,11 +258,11 @@ class EpisodeWriter:
             data, table, row_group_size=PICTURE_ROWS_PER_GROUP if pictures else None
         )
         numbers = {
-            name: moments.of_rows(np.array(columns[name]))
+            name: column_statistics.of_rows(np.array(columns[name]))
             for name, feature in self._features.items()
             if feature["dtype"] not in ("image", "video", "string")
         }
-        return Finished(
+        return FinishedEpisode(
             index=self._episodes,
             first_row=self._rows,
             length=episode.length,
@@ -273,7 +273,7 @@ class EpisodeWriter:
             statistics=numbers | episode.picture_statistics(),
         )
 
-    def _standard_columns(self, episode: Episode) -> dict[str, Any]:
+    def _standard_columns(self, episode: OpenEpisode) -> dict[str, Any]:
         steps = np.arange(episode.length)
         return {
             "timestamp": (steps / self._fps).astype(np.float32),

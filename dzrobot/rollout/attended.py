@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 
 from dzrobot.envs.franka.console import OperatorConsole
-from dzrobot.envs.franka.outcomes import Operator, Outcome
+from dzrobot.envs.franka.outcomes import Operator, OperatorVerdict
 from dzrobot.envs.franka.preview import Preview
 from dzrobot.errors import ConfigError, RobotError, StoppedError
 from dzrobot.rollout.arms import AttendedArm
@@ -27,7 +27,7 @@ _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
+class OperatorOptions:
     """How an arm is looked after."""
 
     title: str = "dzrobot"
@@ -45,7 +45,7 @@ class Attention:
 class Attended:
     """A run on an arm that is looked after; use :func:`attended`."""
 
-    attention: Attention
+    attention: OperatorOptions
     console: OperatorConsole | None
     """None without a terminal."""
 
@@ -118,7 +118,7 @@ class Attended:
 
 
 @contextlib.contextmanager
-def attended(attention: Attention) -> Iterator[Attended]:
+def attended(attention: OperatorOptions) -> Iterator[Attended]:
     """Look after the arms of a run while the block runs.
 
     Ctrl-C, SIGTERM and SIGHUP end the block by KeyboardInterrupt; meanwhile the arm is stopped by
@@ -217,9 +217,9 @@ class Judged(gym.Wrapper[Any, Any, Any, Any]):
             reward = float(info["is_success"])
         return observation, reward, terminated, truncated, info
 
-    def _judged(self, arm: AttendedArm) -> Outcome:
+    def _judged(self, arm: AttendedArm) -> OperatorVerdict:
         if not self._asks:
-            return Outcome.FAILURE
+            return OperatorVerdict.FAILURE
         try:
             return self._operator.judge()
         except StoppedError as error:

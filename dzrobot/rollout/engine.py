@@ -29,6 +29,7 @@ from dzrobot.policies.base import (
     check_continuing,
 )
 from dzrobot.rollout.episode import reset_policy
+from dzrobot.rollout.evaluation.protocol import EpisodeSpec
 from dzrobot.rollout.execution import Execution, Schedule, forecast, hold_command
 from dzrobot.rollout.latency import Latency, steps_of
 from dzrobot.rollout.measures import (
@@ -38,7 +39,6 @@ from dzrobot.rollout.measures import (
     path_ratio,
     seam_jump,
 )
-from dzrobot.rollout.protocol import Case
 
 Think = Callable[[], Plan | None]
 
@@ -49,7 +49,7 @@ first costs another time than the rest."""
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class EngineAnswer:
     """What came back of a request."""
 
     plan: Plan | None
@@ -68,7 +68,7 @@ class Desk(Protocol):
     def submit(self, step: int, think: Think) -> None:
         """Take the request of control step ``step``."""
 
-    def answer(self, step: int) -> Answer | None:
+    def answer(self, step: int) -> EngineAnswer | None:
         """Return the answer if it is there at ``step``, and be free again."""
 
     def clear(self) -> None:
@@ -91,7 +91,7 @@ class VirtualDesk:
         """
         self._latency, self._hz, self._key, self._first_free = latency, hz, key, first_free
         self._count = 0
-        self._waiting: tuple[int, Answer] | None = None
+        self._waiting: tuple[int, EngineAnswer] | None = None
 
     @property
     def busy(self) -> bool:
@@ -107,9 +107,9 @@ class VirtualDesk:
         if self._first_free and not self._count:
             taken_s = 0.0
         self._count += 1
-        self._waiting = step + steps_of(taken_s, self._hz), Answer(plan, taken_s)
+        self._waiting = step + steps_of(taken_s, self._hz), EngineAnswer(plan, taken_s)
 
-    def answer(self, step: int) -> Answer | None:
+    def answer(self, step: int) -> EngineAnswer | None:
         """Return the answer if its time has come."""
         if self._waiting is None or step < self._waiting[0]:
             return None
@@ -126,7 +126,7 @@ class ThreadDesk:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="plans")
-        self._future: Future[Answer] | None = None
+        self._future: Future[EngineAnswer] | None = None
 
     @property
     def busy(self) -> bool:
@@ -137,7 +137,7 @@ class ThreadDesk:
         """Have the plan made."""
         self._future = self._pool.submit(_timed, think)
 
-    def answer(self, step: int) -> Answer | None:
+    def answer(self, step: int) -> EngineAnswer | None:
         """Return the answer if it is there; what was raised on the thread is raised here."""
         if self._future is None or not self._future.done():
             return None
@@ -152,10 +152,10 @@ class ThreadDesk:
         self._future = None
 
 
-def _timed(think: Think) -> Answer:
+def _timed(think: Think) -> EngineAnswer:
     began = time.perf_counter()
     plan = think()
-    return Answer(plan, time.perf_counter() - began)
+    return EngineAnswer(plan, time.perf_counter() - began)
 
 
 @dataclass(kw_only=True)
@@ -364,7 +364,7 @@ class Engines:
         # One for all episodes: the policy is not to be called from two threads.
         self._desk = ThreadDesk() if schedule.options.latency is None else None
 
-    def actor(self, policy: AsyncPolicy, session: str, case: Case) -> EngineActor:
+    def actor(self, policy: AsyncPolicy, session: str, case: EpisodeSpec) -> EngineActor:
         """Return the actor of one episode."""
         desk = self._desk or self._virtual(case)
         return EngineActor(
@@ -376,7 +376,7 @@ class Engines:
             hand=self._hands[case.env],
         )
 
-    def _virtual(self, case: Case) -> VirtualDesk:
+    def _virtual(self, case: EpisodeSpec) -> VirtualDesk:
         options = self.schedule.options
         assert options.latency is not None, "a virtual clock"
         key = (self._seed, case.suite, case.task_id, case.episode)

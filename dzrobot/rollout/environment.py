@@ -18,8 +18,8 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError, suggest
 from dzrobot.importing import current_folder_importable, load_module
 from dzrobot.rollout.arms import AttendedArm, check_conventions
-from dzrobot.rollout.caught import Caught
-from dzrobot.rollout.protocol import Case, Protocol
+from dzrobot.rollout.evaluation.protocol import EpisodeSpec, Protocol
+from dzrobot.rollout.failures import ErrorCapture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def facts_of(env: gym.Env[Any, Any]) -> EnvironmentFacts:
 
 def look_at(
     env: str,
-    case: Case | None,
+    case: EpisodeSpec | None,
     arguments: Mapping[str, Any],
     check: Callable[[gym.Env[Any, Any]], None] = lambda _: None,
 ) -> EnvironmentFacts:
@@ -111,7 +111,7 @@ def look_at(
     """
     check_arguments(env, arguments)
     own = {} if case is None else case.arguments
-    with Caught() as caught:
+    with ErrorCapture() as caught:
         made = made_environment(env, {**own, **arguments})
     if caught.failure is not None:
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
@@ -288,7 +288,7 @@ def _strict(annotation: Any) -> Any:
     return Annotated[annotation, Strict()]
 
 
-def make_environment(case: Case, arguments: Mapping[str, Any], *, render: bool) -> Any:
+def make_environment(case: EpisodeSpec, arguments: Mapping[str, Any], *, render: bool) -> Any:
     """Return the environment of ``case``; ``render``: it can be asked for pictures for people."""
     limits: dict[str, Any] = {} if case.max_steps is None else {"max_episode_steps": case.max_steps}
     known, open_ended = accepted(case.env)

@@ -62,7 +62,7 @@ class PolicyActor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class EpisodeResult:
     """What came of one episode."""
 
     task: str
@@ -123,7 +123,7 @@ def run_episode(
     rules: EpisodeRules | None = None,
     *,
     watch: Watch = lambda _: None,
-) -> Outcome:
+) -> EpisodeResult:
     """Reset ``env``, let ``policy`` act until the episode is over, and return what came of it.
 
     Args:
@@ -162,7 +162,7 @@ def run_episode(
         success = success or bool(_stated(info, "is_success"))
         over = terminated or truncated or (success and rules.stop_at_success)
         over = over or steps == rules.max_steps
-    return Outcome(
+    return EpisodeResult(
         task=str(_stated(info, "task")),
         init_state_id=info.get("init_state_id", rules.init_state_id),
         steps=steps,

@@ -160,7 +160,7 @@ def seam_jump(plans: Sequence[NDArray[np.floating]]) -> float | None:
     """Return how much farther actions jump from plan to plan than within one; medians.
 
     Args:
-        plans: Executed rows (k, A) of every plan, in order, in normalised units.
+        plans: Executed rows (k, A) of every plan, in order, in normalized units.
     """
     plans = [np.asarray(plan, np.float64) for plan in plans if len(plan)]
     within = [np.linalg.norm(np.diff(plan, axis=0), axis=1) for plan in plans]

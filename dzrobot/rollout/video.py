@@ -21,7 +21,7 @@ FALLBACK_FPS = 20.0
 _PARTIAL = "unfinished"
 
 
-class Film:
+class EpisodeVideo:
     """The film of one episode, one frame per observation; kept or dropped when it is over.
 
     The environment's own upright picture comes first, then every view in the order of its key, as

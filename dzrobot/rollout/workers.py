@@ -22,28 +22,28 @@ import gymnasium as gym
 from dzrobot.errors import ProtocolError, StoppedError
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Action, AsyncPolicy, BatchPolicy, Policy
-from dzrobot.rollout.ablation import Ablation, spoil
-from dzrobot.rollout.caught import Caught, Failed
 from dzrobot.rollout.engine import EngineActor, Engines
 from dzrobot.rollout.environment import make_environment
 from dzrobot.rollout.episode import (
     Actor,
+    EpisodeResult,
     EpisodeRules,
-    Outcome,
     PolicyActor,
     run_episode,
 )
-from dzrobot.rollout.players import PrivilegedActor
+from dzrobot.rollout.evaluation.ablation import Ablation, ablated
+from dzrobot.rollout.evaluation.protocol import EpisodeSpec
+from dzrobot.rollout.evaluation.records import Record, storing
+from dzrobot.rollout.failures import EpisodeError, ErrorCapture
+from dzrobot.rollout.policy_spec import PrivilegedActor
 from dzrobot.rollout.processes import end_with_parent
-from dzrobot.rollout.protocol import Case
-from dzrobot.rollout.records import Record, storing
-from dzrobot.rollout.video import Film, Wanted
+from dzrobot.rollout.video import EpisodeVideo, Wanted
 
 ERROR_FOLDER = "errors"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class RolloutSettings:
     """What all environments of a run have in common; plain values, sent to every process."""
 
     folder: Path
@@ -67,11 +67,11 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Finished:
-    outcome: Outcome
+    outcome: EpisodeResult
     video: str | None
 
 
-Opened = Callable[[Any], Any]
+OnOpen = Callable[[Any], Any]
 """Called with every environment that this process opens; returns what is used in its place."""
 
 
@@ -80,19 +80,19 @@ def same_environment(env: Any) -> Any:
     return env
 
 
-class Performer:
+class EpisodeRunner:
     """Runs episodes in the environments of one process; keeps the last one open for the next."""
 
-    def __init__(self, stage: Stage, opened: Opened = same_environment) -> None:
+    def __init__(self, stage: RolloutSettings, opened: OnOpen = same_environment) -> None:
         self._stage = stage
         self._opened = opened
         self._key: tuple[object, ...] | None = None
         self._env: Any = None
 
-    def play(self, case: Case, actor: Actor | None) -> tuple[Outcome, str | None]:
+    def play(self, case: EpisodeSpec, actor: Actor | None) -> tuple[EpisodeResult, str | None]:
         """Run ``case``; without an actor, its privileged policy acts. Return outcome and film."""
         stage = self._stage
-        env = spoil(self._environment(case), stage.ablation, case)
+        env = ablated(self._environment(case), stage.ablation, case)
         actor = actor or PrivilegedActor(str(stage.privileged), case.noise_key)
         rules = EpisodeRules(
             seed=case.seed,
@@ -102,7 +102,7 @@ class Performer:
         )
         if stage.videos == "none":
             return run_episode(env, actor, rules), None
-        film = Film(stage.folder, case.name, env)
+        film = EpisodeVideo(stage.folder, case.name, env)
         outcome = run_episode(env, actor, rules, watch=film.add)
         keep = stage.videos == "all" or not outcome.success
         ending = "success" if outcome.success else "failure"
@@ -114,7 +114,7 @@ class Performer:
             self._env.close()
         self._env, self._key = None, None
 
-    def _environment(self, case: Case) -> Any:
+    def _environment(self, case: EpisodeSpec) -> Any:
         key = environment_key(case)
         if key != self._key:
             self.close()
@@ -125,7 +125,7 @@ class Performer:
         return self._env
 
 
-def environment_key(case: Case) -> tuple[object, ...]:
+def environment_key(case: EpisodeSpec) -> tuple[object, ...]:
     """Return what two cases must have in common to run in one environment."""
     return case.env, tuple(sorted(case.arguments.items())), case.max_steps
 
@@ -145,16 +145,16 @@ class _Asking:
         return action, spent
 
 
-def _work(connection: Connection, stage: Stage, environment: Mapping[str, str]) -> None:
+def _work(connection: Connection, stage: RolloutSettings, environment: Mapping[str, str]) -> None:
     """Be a worker: run the cases that come in until None comes or the main process is gone."""
     # Ctrl-C reaches every process of the terminal; the main one decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     os.environ.update(environment)
     actor = None if stage.privileged else _Asking(connection)
-    player = Performer(stage)
+    player = EpisodeRunner(stage)
     # A simulator that has raised is in no known state: the process ends with its first exception.
-    with Caught() as caught:
+    with ErrorCapture() as caught:
         while True:
             try:
                 case = connection.recv()
@@ -175,8 +175,8 @@ class _Worker:
     """One process as the main one sees it."""
 
     number: int
-    stage: Stage
-    case: Case | None = None
+    stage: RolloutSettings
+    case: EpisodeSpec | None = None
     actor: PolicyActor | EngineActor | None = None
     """Acts for it; None where each environment has its own policy."""
 
@@ -205,7 +205,7 @@ class _Worker:
         theirs.close()
         self.last_key = None
 
-    def give(self, case: Case) -> None:
+    def give(self, case: EpisodeSpec) -> None:
         self.case = case
         self.last_key = environment_key(case)
         self.send(case)
@@ -231,7 +231,7 @@ class _Worker:
             # OSError: it was killed in the middle of a message.
             self.process.join(timeout=10)
             code = self.process.exitcode
-            return Failed(f"the worker process died with exit code {code}", "")
+            return EpisodeError(f"the worker process died with exit code {code}", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +248,7 @@ class Acting:
     engines: Engines | None = None
     """Make the actors where time passes while the policy thinks; None: it stands still."""
 
-    def actor(self, session: str, case: Case) -> PolicyActor | EngineActor | None:
+    def actor(self, session: str, case: EpisodeSpec) -> PolicyActor | EngineActor | None:
         """Return what acts for ``case``; None where its environment has a policy of its own."""
         if self.policy is None:
             return None
@@ -258,7 +258,7 @@ class Acting:
         return self.engines.actor(self.policy, session, case)
 
 
-class Crew:
+class WorkerPool:
     """Workers and the policy that acts for all of them; a context manager.
 
     Args:
@@ -270,11 +270,11 @@ class Crew:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: RolloutSettings,
         acting: Acting,
         count: int,
         *,
-        opened: Opened = same_environment,
+        opened: OnOpen = same_environment,
     ) -> None:
         self._stage = stage
         self._acting = acting
@@ -289,7 +289,7 @@ class Crew:
         for worker in self._workers:
             worker.stop(patient=kind is None and worker.case is None)
 
-    def run(self, cases: Sequence[Case]) -> Iterator[Record]:
+    def run(self, cases: Sequence[EpisodeSpec]) -> Iterator[Record]:
         """Yield the record of every case as it finishes; exceptions become records too."""
         if self._count == 0:
             yield from self._alone(cases)
@@ -314,7 +314,7 @@ class Crew:
                 yield self._concluded(worker, failure)
                 self._hand_out(waiting, worker)
 
-    def _hand_out(self, waiting: deque[Case], worker: _Worker) -> None:
+    def _hand_out(self, waiting: deque[EpisodeSpec], worker: _Worker) -> None:
         """Give ``worker`` a case of the environment it has open, if any is left."""
         if not waiting:
             return
@@ -325,7 +325,7 @@ class Crew:
             worker.actor.begin(None)
         worker.give(same)
 
-    def _concluded(self, worker: _Worker, message: _Finished | Failed) -> Record:
+    def _concluded(self, worker: _Worker, message: _Finished | EpisodeError) -> Record:
         assert worker.case is not None, "busy"
         case, worker.case = worker.case, None
         if isinstance(message, _Finished):
@@ -339,13 +339,13 @@ class Crew:
 
     def _answer(
         self, asking: list[tuple[_Worker, Observation]]
-    ) -> Iterator[tuple[_Worker, Failed]]:
+    ) -> Iterator[tuple[_Worker, EpisodeError]]:
         """Send every asking worker its action; yield those for which the policy raised."""
         if not asking:
             return
         together = self._acting.batched and isinstance(self._acting.policy, BatchPolicy)
         for group in [asking] if together else [[one] for one in asking]:
-            with Caught() as caught:
+            with ErrorCapture() as caught:
                 answers = self._act(group)
             if caught.failure is not None:
                 yield from ((worker, caught.failure) for worker, _ in group)
@@ -365,11 +365,11 @@ class Crew:
         assert worker.actor is not None, "only workers without a policy of their own ask"
         return [worker.actor.act(observation)]
 
-    def _alone(self, cases: Sequence[Case]) -> Iterator[Record]:
-        with contextlib.closing(Performer(self._stage, self._opened)) as player:
+    def _alone(self, cases: Sequence[EpisodeSpec]) -> Iterator[Record]:
+        with contextlib.closing(EpisodeRunner(self._stage, self._opened)) as player:
             for case in cases:
                 actor, stop = self._acting.actor(DEFAULT_SESSION, case), ""
-                with Caught() as caught:
+                with ErrorCapture() as caught:
                     outcome, film = player.play(case, actor)
                     record, stop = Record.of(case, outcome, film), outcome.stop
                 if caught.failure is not None:
@@ -382,7 +382,7 @@ class Crew:
                     raise StoppedError(stop)
 
 
-def _error_record(stage: Stage, case: Case, failure: Failed) -> Record:
+def _error_record(stage: RolloutSettings, case: EpisodeSpec, failure: EpisodeError) -> Record:
     """Return the record of an exception; its traceback is kept in the results folder.
 
     Raises:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dzrobot.envs.emulators import dynamics, kinematics, reflexes
-from dzrobot.envs.emulators.dynamics import Noise
+from dzrobot.envs.emulators.dynamics import SensorNoise
 from dzrobot.envs.emulators.faults import Faults
 from dzrobot.envs.emulators.kinematics import Array, Posture, posture
 from dzrobot.envs.emulators.settings import Settings
@@ -61,7 +61,7 @@ class EmulatedArm:
 
     def __post_init__(self) -> None:
         """Compute what follows from the joints."""
-        self.noise = Noise(self.seed)
+        self.noise = SensorNoise(self.seed)
         self._push_until_ms = 0
         self._rate = self._change = np.zeros(7)
         self._steady_ms = _STEADY_MS

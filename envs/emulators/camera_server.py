@@ -40,11 +40,11 @@ def bus_settings(domain: int) -> dict[str, Any]:
     }
 
 
-class Scene:
+class CameraScene:
     """What one camera sees: a table, and the hand above it where the arm says it is.
 
     Args:
-        serial: Sets the colours.
+        serial: Sets the colors.
     """
 
     def __init__(self, serial: str) -> None:
@@ -106,11 +106,11 @@ class Exposures:
 
 
 class EmulatedCamera:
-    """One colour camera on the bus; it streams while a client has its stream open."""
+    """One color camera on the bus; it streams while a client has its stream open."""
 
     def __init__(self, bus: Any, participant: Any, serial: str, exposures: Exposures) -> None:
         self._bus = bus
-        self._scene = Scene(serial)
+        self._scene = CameraScene(serial)
         self._exposures = exposures
         self._rate_hz = RATES_HZ[0]
         self._color = _stream(bus, bus.color_stream_server("Color", "RGB Camera"), "yuyv")

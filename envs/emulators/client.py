@@ -41,7 +41,7 @@ class Order:
         )
 
 
-class Client:
+class EmulatorClient:
     """Requests, answers, states and commands of one client; nothing here blocks for long."""
 
     def __init__(self, connection: socket.socket, address: str, host: str) -> None:

@@ -41,7 +41,7 @@ _SPHERES = np.cumsum((0.4 * LINK_SPHERE_M**2 * kinematics.LINK_MASS)[::-1])[::-1
 """Inertia of the links beyond both of two joints, as spheres (kg m^2), (7, 7)."""
 
 
-class Noise:
+class SensorNoise:
     """Sensor noise that a seed and the arm's clock decide.
 
     Args:

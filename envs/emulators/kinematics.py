@@ -1,6 +1,6 @@
 """Forward kinematics, Jacobian and inverse steps of a 7-joint Franka arm, in NumPy.
 
-Constants are the published kinematic parameters of the arm with the Franka Hand. Lengths in metres,
+Constants are the published kinematic parameters of the arm with the Franka Hand. Lengths in meters,
 angles in radians; poses are 4x4 homogeneous matrices of the end effector in the base frame.
 """
 
@@ -31,7 +31,7 @@ TORQUE_RATE = 1000.0
 
 CARTESIAN_VELOCITY = np.array([3.0, 2.5])
 CARTESIAN_ACCELERATION = np.array([9.0, 17.0])
-"""Of the end effector: metres, then radians."""
+"""Of the end effector: meters, then radians."""
 
 LINK_MASS = np.array([2.93, 2.94, 2.25, 2.50, 2.37, 1.43, 0.73])
 

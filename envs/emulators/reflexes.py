@@ -54,7 +54,7 @@ def discontinuities(generator: Generator, rates: tuple[Array, Array, Array]) -> 
     Args:
         generator: What is commanded.
         rates: Velocity, acceleration and jerk in its own units: of joints (7,), or of the end
-            effector, (2,), metres then radians.
+            effector, (2,), meters then radians.
     """
     cartesian = generator in (Generator.POSE, Generator.TWIST)
     limits = _CARTESIAN if cartesian else _JOINTS

@@ -20,7 +20,7 @@ import numpy as np
 
 from dzrobot.envs.emulators import wire
 from dzrobot.envs.emulators.arm import EmulatedArm, Target
-from dzrobot.envs.emulators.client import Client
+from dzrobot.envs.emulators.client import EmulatorClient
 from dzrobot.envs.emulators.faults import Faults
 from dzrobot.envs.emulators.gripper_server import GripperServer
 from dzrobot.envs.emulators.message import StateMessage
@@ -78,7 +78,7 @@ class RobotServer:
         self._stopping = threading.Event()
         self._host = host
         self._listener: socket.socket | None = None
-        self._client: Client | None = None
+        self._client: EmulatorClient | None = None
         self._message = StateMessage()
         self._last_state = b""
         self._repeated_s = 0.0
@@ -209,7 +209,7 @@ class RobotServer:
             if client is not None and client is self._client:
                 self._hear(client)
 
-    def _exchange(self, client: Client) -> None:
+    def _exchange(self, client: EmulatorClient) -> None:
         if self._is_silent():
             return
         self._last_state = self._message.of(self.arm)
@@ -219,7 +219,7 @@ class RobotServer:
         if not client.silent:
             self.page.sent_ms = self.arm.clock_ms
 
-    def _await_answer(self, client: Client) -> None:
+    def _await_answer(self, client: EmulatorClient) -> None:
         """Wait for the command to the last state, where one is due."""
         patience = ANSWER_PATIENCE_S if self.page.limit_ms == FREE else LOCKSTEP_PATIENCE_S
         if not client.commanding:
@@ -242,7 +242,7 @@ class RobotServer:
             if self._client is not client:
                 return
 
-    def _hear(self, client: Client) -> None:
+    def _hear(self, client: EmulatorClient) -> None:
         for command, identity, body in client.requests():
             self._answer(client, command, identity, body)
 
@@ -280,7 +280,7 @@ class RobotServer:
             # One client at a time: a second one is refused at once instead of left waiting.
             connection.close()
             return
-        self._client = Client(connection, address[0], self._host)
+        self._client = EmulatorClient(connection, address[0], self._host)
         self._client.wake_on(self._bell)
 
     def _is_silent(self) -> bool:
@@ -289,7 +289,7 @@ class RobotServer:
     def _fall_silent(self, seconds: float) -> None:
         self._silent_until_ms = self.arm.clock_ms + round(1000 * seconds)
 
-    def _target(self, client: Client) -> Target | None:
+    def _target(self, client: EmulatorClient) -> Target | None:
         order = client.take_order()
         if order is not None and self.faults.lost(self.arm.clock_ms):
             order = None
@@ -314,7 +314,7 @@ class RobotServer:
         zeros = np.zeros(7)
         return Target(kind, self.arm.q.copy(), zeros, self.arm.pose, np.zeros(6), zeros)
 
-    def _end_motion_if_due(self, client: Client) -> None:
+    def _end_motion_if_due(self, client: EmulatorClient) -> None:
         if client.move_id is None:
             return
         if client.finishing:
@@ -335,7 +335,7 @@ class RobotServer:
             # The arm does not know why its client went away; it brakes and says so.
             self.arm.trip("communication_constraints_violation")
 
-    def _answer(self, client: Client, command: int, identity: int, body: bytes) -> None:
+    def _answer(self, client: EmulatorClient, command: int, identity: int, body: bytes) -> None:
         match command:
             case Command.CONNECT:
                 self._connect(client, identity, body)
@@ -357,7 +357,7 @@ class RobotServer:
             case _:
                 raise MalformedError(f"command {command}")
 
-    def _connect(self, client: Client, identity: int, body: bytes) -> None:
+    def _connect(self, client: EmulatorClient, identity: int, body: bytes) -> None:
         version, port = wire.unpack(wire.CONNECT_REQUEST, body)
         ours = self.faults.version or wire.ROBOT_VERSION
         fits = version == ours
@@ -374,7 +374,7 @@ class RobotServer:
             return SetterStatus.INVALID
         return SetterStatus.SUCCESS
 
-    def _move(self, client: Client, identity: int, body: bytes) -> None:
+    def _move(self, client: EmulatorClient, identity: int, body: bytes) -> None:
         controller, generator = wire.unpack(wire.MOVE_REQUEST, body)[:2]
         ready = self.arm.mode is RobotMode.IDLE or client.move_id is not None
         if self.faults.reject_moves or not ready:

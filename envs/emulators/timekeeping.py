@@ -11,7 +11,7 @@ from dzrobot.envs.emulators.timebase import ArmClock
 from dzrobot.envs.franka.arm import Arm, ArmState
 from dzrobot.envs.franka.camera import Camera, Frame
 from dzrobot.envs.franka.config import CameraConfig
-from dzrobot.envs.franka.gripper import Gripper, GripperState
+from dzrobot.envs.franka.gripper import GripperDevice, GripperState
 from dzrobot.envs.franka.poses import Array
 
 _IN_TRANSIT_S = 1.0
@@ -96,7 +96,7 @@ class TimedGripper:
         clock: The arm's clock.
     """
 
-    def __init__(self, gripper: Gripper, clock: ArmClock) -> None:
+    def __init__(self, gripper: GripperDevice, clock: ArmClock) -> None:
         self._gripper = gripper
         self._clock = clock
         self._since_s: float | None = None

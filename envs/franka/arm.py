@@ -9,7 +9,7 @@ from dzrobot.errors import RobotError
 
 if TYPE_CHECKING:
     # The real hand is a driver's process, whose errors stand here.
-    from dzrobot.envs.franka.gripper import Gripper
+    from dzrobot.envs.franka.gripper import GripperDevice
 
 
 class Mode(StrEnum):
@@ -101,7 +101,7 @@ class Arm(Protocol):
     """One robot arm with its gripper, real or not. Nothing is opened before ``connect``."""
 
     @property
-    def gripper(self) -> "Gripper":
+    def gripper(self) -> "GripperDevice":
         """The hand."""
         ...
 

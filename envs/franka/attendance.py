@@ -3,7 +3,7 @@
 import logging
 
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.outcomes import Operator, Phase
+from dzrobot.envs.franka.outcomes import ArmPhase, Operator
 from dzrobot.envs.franka.safety import (
     HARDWARE_FAULTS,
     RECOVERS_ALONE,
@@ -44,7 +44,7 @@ class Attendance:
             _log.warning("going on after %s", stop)
         elif self.operator is not None and self.asks:
             self.operator.confirm(
-                Phase.STOPPED, f"The arm was stopped ({stop}). Look at it, then press Enter."
+                ArmPhase.STOPPED, f"The arm was stopped ({stop}). Look at it, then press Enter."
             )
         else:
             raise StoppedError(self.refusal(stop))
@@ -69,7 +69,7 @@ class Attendance:
         """Whether somebody is asked."""
         return self.operator is not None and not self.unattended
 
-    def ask(self, phase: Phase, question: str) -> None:
+    def ask(self, phase: ArmPhase, question: str) -> None:
         """Return when the operator agrees; at once where nobody is to be asked.
 
         Raises:
@@ -78,7 +78,7 @@ class Attendance:
         if self.operator is not None and self.asks:
             self.operator.confirm(phase, question)
 
-    def show(self, phase: Phase, text: str = "") -> None:
+    def show(self, phase: ArmPhase, text: str = "") -> None:
         """Tell the operator what the arm is doing."""
         if self.operator is not None:
             self.operator.show(phase, text)

@@ -82,7 +82,7 @@ def fit(image: Image, config: CameraConfig, size: tuple[int, int]) -> Image:
 
 
 class RealSenseCamera:
-    """A RealSense colour stream; its driver runs in a process of its own, frames in shared memory.
+    """A RealSense color stream; its driver runs in a process of its own, frames in shared memory.
 
     A camera that stops sending is opened anew by the driver, less and less often; meanwhile
     ``latest`` returns the last frame, whose age tells. A driver that hangs is replaced by ``open``.

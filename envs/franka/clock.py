@@ -28,7 +28,7 @@ class SystemClock:
         time.sleep(max(0.0, deadline_s - time.monotonic()))
 
 
-class Pace:
+class RateLimiter:
     """A fixed control rate, and how often it was missed.
 
     Args:

@@ -1,4 +1,4 @@
-"""What one workcell is: address, cameras, limits, rates, rules. Lengths in metres, angles in rad.
+"""What one workcell is: address, cameras, limits, rates, rules. Lengths in meters, angles in rad.
 
 A value is never edited after construction; everything has a safe default except the address and the
 camera serial numbers.
@@ -37,13 +37,13 @@ class CameraConfig(FrozenConfig):
     """Serial number, as ``dzrobot doctor franka`` lists it."""
 
     width: Annotated[int, Field(ge=16)] = 640
-    """Columns of the colour stream (pixels)."""
+    """Columns of the color stream (pixels)."""
 
     height: Annotated[int, Field(ge=16)] = 480
-    """Rows of the colour stream (pixels)."""
+    """Rows of the color stream (pixels)."""
 
     fps: Annotated[int, Field(gt=0)] = 15
-    """Frames per second of the colour stream."""
+    """Frames per second of the color stream."""
 
     crop: tuple[int, int, int, int] | None = None
     """Top, left, bottom, right (pixels) of what is kept. None: the largest square in the middle."""
@@ -313,10 +313,10 @@ class LoadConfig(FrozenConfig):
     mass_kg: Annotated[float, Field(ge=0, le=5)]
 
     center_m: Vector3
-    """Centre of mass, from the flange, in its axes."""
+    """Center of mass, from the flange, in its axes."""
 
     inertia_kg_m2: tuple[float, float, float, float, float, float, float, float, float] = (0.0,) * 9
-    """Inertia about the centre of mass, one column after another."""
+    """Inertia about the center of mass, one column after another."""
 
 
 class FrameConfig(FrozenConfig):

@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from dzrobot.envs.franka.keyboard import Keyboard, terminal
-from dzrobot.envs.franka.outcomes import Outcome, Phase
+from dzrobot.envs.franka.outcomes import ArmPhase, OperatorVerdict
 from dzrobot.errors import StoppedError
 
 KEYS = {
@@ -31,19 +31,23 @@ KEYS = {
 
 KEYS_HELP = "space stops the arm; c success, b failure, z discard, p pause, n note"
 
-_VERDICTS = {"c": Outcome.SUCCESS, "b": Outcome.FAILURE, "z": Outcome.DISCARDED}
+_VERDICTS = {
+    "c": OperatorVerdict.SUCCESS,
+    "b": OperatorVerdict.FAILURE,
+    "z": OperatorVerdict.DISCARDED,
+}
 _ENTER = "\r\n"
 _ERASE = "\x7f\x08"
 _POLL_S = 0.02
 _SHOWN_EVENTS = 6
-_COLOURS = {
-    Phase.STOPPED: "bold white on red",
-    Phase.STAND_CLEAR: "bold yellow",
-    Phase.SCENE: "bold yellow",
-    Phase.MOVING: "bold red",
-    Phase.RUNNING: "bold green",
-    Phase.PAUSED: "bold cyan",
-    Phase.JUDGING: "bold magenta",
+_COLORS = {
+    ArmPhase.STOPPED: "bold white on red",
+    ArmPhase.STAND_CLEAR: "bold yellow",
+    ArmPhase.SCENE: "bold yellow",
+    ArmPhase.MOVING: "bold red",
+    ArmPhase.RUNNING: "bold green",
+    ArmPhase.PAUSED: "bold cyan",
+    ArmPhase.JUDGING: "bold magenta",
 }
 
 
@@ -74,7 +78,7 @@ class OperatorConsole:
         self._owned = keyboard is None
         self._screen = screen or Console()
         self._live: Live | None = None
-        self._phase = Phase.DONE
+        self._phase = ArmPhase.DONE
         self._text = ""
         self._progress = ""
         self._typed: str | None = None
@@ -97,7 +101,7 @@ class OperatorConsole:
             self._live.start()
             self._warnings.attach()
 
-    def show(self, phase: Phase, text: str) -> None:
+    def show(self, phase: ArmPhase, text: str) -> None:
         """Show what the arm is doing."""
         self._phase, self._text = phase, text
         self.note_event("phase", phase=phase.value, text=text)
@@ -107,25 +111,25 @@ class OperatorConsole:
         self._progress = text
         self.note_event("progress", text=text)
 
-    def confirm(self, phase: Phase, question: str) -> None:
+    def confirm(self, phase: ArmPhase, question: str) -> None:
         """Return when Enter is pressed."""
         stops = self._ask(phase, question)
         while not self._keyboard.take(_ENTER):
             self._wait(phase, stops)
         self.note_event("answer", phase=phase.value, answer="enter")
 
-    def judge(self) -> Outcome:
+    def judge(self) -> OperatorVerdict:
         """Return the verdict on the episode that is over, once one is given."""
-        stops = self._ask(Phase.JUDGING, "Success (c), failure (b), or discard (z)?")
+        stops = self._ask(ArmPhase.JUDGING, "Success (c), failure (b), or discard (z)?")
         while not (said := self.verdict()):
-            self._wait(Phase.JUDGING, stops)
+            self._wait(ArmPhase.JUDGING, stops)
         return said
 
-    def verdict(self) -> Outcome:
+    def verdict(self) -> OperatorVerdict:
         """Return the newest verdict."""
         keys = self._keyboard.take("".join(_VERDICTS))
         if not keys:
-            return Outcome.OPEN
+            return OperatorVerdict.OPEN
         said = _VERDICTS[keys[-1]]
         self.note_event("verdict", verdict=said.value)
         return said
@@ -179,7 +183,7 @@ class OperatorConsole:
         with self._writing, self._log.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def _ask(self, phase: Phase, question: str) -> int:
+    def _ask(self, phase: ArmPhase, question: str) -> int:
         """Show a question; return how often the arm had been stopped before it."""
         stops = self._stops
         # What was typed before the question is no answer to it.
@@ -188,7 +192,7 @@ class OperatorConsole:
         self.note_event("question", phase=phase.value, text=question)
         return stops
 
-    def _wait(self, phase: Phase, stops: int) -> None:
+    def _wait(self, phase: ArmPhase, stops: int) -> None:
         """Let a moment pass; take a note where one was asked for.
 
         Raises:
@@ -202,7 +206,7 @@ class OperatorConsole:
         if self._stops > stops or self._keyboard.gone:
             raise StoppedError("the operator stopped the arm")
 
-    def _take_note(self, phase: Phase) -> None:
+    def _take_note(self, phase: ArmPhase) -> None:
         """Read a line of text while the arm rests."""
         self._typed = ""
         # From here on a space is a space.
@@ -220,7 +224,7 @@ class OperatorConsole:
         self._typed = None
 
     def _drawn(self) -> RenderableType:
-        style = _COLOURS.get(self._phase, "bold")
+        style = _COLORS.get(self._phase, "bold")
         lines = [Text(f" {self._phase.value.upper()} ", style=style), Text(self._text)]
         if self._typed is not None:
             lines.append(Text(f"note: {self._typed}_ (Enter ends it)", style="cyan"))

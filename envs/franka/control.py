@@ -18,9 +18,9 @@ from dzrobot.envs.franka.poses import (
 )
 from dzrobot.envs.franka.safety import (
     Abort,
-    Limited,
+    CommandTimeout,
+    LimitedTarget,
     RefusalError,
-    Silence,
     Workspace,
     check_contact,
     check_first_target,
@@ -91,12 +91,12 @@ class Control:
         self._lock = threading.RLock()
         self._last: Array | None = None
         self._last_action_s = 0.0
-        self._silence = Silence.NONE
+        self._silence = CommandTimeout.NONE
         self._latched = threading.Event()
         self._pace = 1.0
         self._steps = 0
         self._homing = False
-        self.has_travelled = False
+        self.has_traveled = False
         """Whether the arm was moved towards a start, since control was given up last."""
         joints = config.reset.joints
         self._joints: Array | None = None if joints is None else np.array(joints, np.float64)
@@ -173,7 +173,7 @@ class Control:
                 raise RobotError(f"the arm cannot be moved now; it says {state.said}")
             self._check_reach(state.pose, goal)
             self._arm.start()
-            self._last, self.has_travelled = state.pose, True
+            self._last, self.has_traveled = state.pose, True
             self._heard()
         deadline = self._clock.now() + reset.timeout_s
         lifted = state.pose.copy()
@@ -186,7 +186,7 @@ class Control:
             self._go_home(self._joints, deadline)
         self._go(goal, deadline)
 
-    def apply(self, action: Array, state: ArmState) -> Limited:
+    def apply(self, action: Array, state: ArmState) -> LimitedTarget:
         """Command what the limits leave of ``action`` (7,) and return it.
 
         Raises:
@@ -206,7 +206,7 @@ class Control:
                 self._arm.command(limited.target, self._config.period_s)
             except ControllerEndedError as error:
                 held = self._recover_here(self._arm.state(), str(error))
-                return Limited(held, (*limited.by, "recovered"))
+                return LimitedTarget(held, (*limited.by, "recovered"))
             self._last = limited.target
             return limited
 
@@ -253,10 +253,10 @@ class Control:
     def release(self) -> None:
         """Give control up and come to rest."""
         with self._lock:
-            self._last, self.has_travelled = None, False
+            self._last, self.has_traveled = None, False
             self._arm.stop()
 
-    def check_silence(self) -> Silence:
+    def check_silence(self) -> CommandTimeout:
         """Hold or stop the arm when no action has come for long; return what was done."""
         with self._lock:
             if self._last is None:
@@ -264,9 +264,9 @@ class Control:
             silence = on_silence(self._clock.now() - self._last_action_s, self._config.limits)
             if silence is not self._silence:
                 self._silence = silence
-                if silence is Silence.HOLD:
+                if silence is CommandTimeout.HOLD:
                     self.hold()
-                elif silence is Silence.STOP:
+                elif silence is CommandTimeout.STOP:
                     self.release()
             return silence
 
@@ -284,7 +284,7 @@ class Control:
         check_joints(state.joints, self._config.limits)
 
     def _check_silence(self) -> None:
-        if self.check_silence() is Silence.STOP:
+        if self.check_silence() is CommandTimeout.STOP:
             limit = self._config.limits.stop_after_s
             raise RefusalError(
                 Abort.WATCHDOG, f"no action came for {limit} s, so control was given up"
@@ -292,7 +292,7 @@ class Control:
 
     def _heard(self) -> None:
         self._last_action_s = self._clock.now()
-        self._silence = Silence.NONE
+        self._silence = CommandTimeout.NONE
 
     def _hold_here(self) -> Array:
         pose = self._arm.state().pose
@@ -433,7 +433,7 @@ class Control:
             # A target that runs ahead of an arm that is blocked would build up force.
             if distance_between(self._arm.state().pose, target) < limits.step_m:
                 target = towards(
-                    target, goal, metres=reset.speed_m_s * period, radians=reset.turn_rad_s * period
+                    target, goal, meters=reset.speed_m_s * period, radians=reset.turn_rad_s * period
                 )
             self._last = target
             self._arm.command(target, period)

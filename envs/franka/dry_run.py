@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from dzrobot.envs.franka.arm import Arm, ArmState
-from dzrobot.envs.franka.gripper import Gripper, GripperState
+from dzrobot.envs.franka.gripper import GripperDevice, GripperState
 from dzrobot.envs.franka.poses import Array
 
 
@@ -14,7 +14,7 @@ class DryRunGripper:
         gripper: The hand.
     """
 
-    def __init__(self, gripper: Gripper) -> None:
+    def __init__(self, gripper: GripperDevice) -> None:
         self._gripper = gripper
         self._opened = True
 

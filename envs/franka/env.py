@@ -12,18 +12,18 @@ import numpy as np
 from dzrobot.envs.franka.arm import Arm, ControllerEndedError, DisconnectedError, Mode
 from dzrobot.envs.franka.attendance import Attendance
 from dzrobot.envs.franka.camera import Camera
-from dzrobot.envs.franka.clock import Clock, Pace, SystemClock
+from dzrobot.envs.franka.clock import Clock, RateLimiter, SystemClock
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.control import Control
-from dzrobot.envs.franka.facts import EpisodeFacts, lasting_facts
+from dzrobot.envs.franka.facts import ArmEpisodeFacts, lasting_facts
 from dzrobot.envs.franka.gripper import GripperState, wants_change
 from dzrobot.envs.franka.lock import ArmLock
-from dzrobot.envs.franka.outcomes import Operator, Outcome, Phase, rule_for
+from dzrobot.envs.franka.outcomes import ArmPhase, Operator, OperatorVerdict, rule_for
 from dzrobot.envs.franka.poses import Array, pose_of
 from dzrobot.envs.franka.safety import (
     SAFETY_STOPS,
     Abort,
-    Limited,
+    LimitedTarget,
     RefusalError,
     check_finite,
     check_fresh,
@@ -31,8 +31,8 @@ from dzrobot.envs.franka.safety import (
 )
 from dzrobot.envs.franka.sensing import STATE_LIMITS, Reading, Sensors
 from dzrobot.envs.franka.watchdog import Watchdog
+from dzrobot.envs.initial_states import InitialStates
 from dzrobot.envs.spaces import action_space, observation_space
-from dzrobot.envs.starts import Starts
 from dzrobot.errors import ConfigError, RobotError, StoppedError
 
 _log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._lasting = lasting_facts(config, self.workcell, self.libraries)
         self._lock = ArmLock(config.address, config.lock_folder) if config.address else None
         self._watchdog: Watchdog | None = None
-        self._starts = Starts(STARTS)
+        self._starts = InitialStates(STARTS)
         self._episode: _Episode | None = None
         embodiment = self._sensors.embodiment
         self.embodiment = embodiment
@@ -201,10 +201,12 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         except BaseException as error:
             self._give_up(error)
             raise
-        pace = Pace(self._clock, self.config.period_s)
-        self._episode = _Episode(start, reading, pace, EpisodeFacts(self.config, self._lasting))
-        self._attendance.show(Phase.RUNNING, self.task)
-        return self._observe(reading), self._info(Outcome.OPEN, Limited(reading.state.pose, ()))
+        pace = RateLimiter(self._clock, self.config.period_s)
+        self._episode = _Episode(start, reading, pace, ArmEpisodeFacts(self.config, self._lasting))
+        self._attendance.show(ArmPhase.RUNNING, self.task)
+        return self._observe(reading), self._info(
+            OperatorVerdict.OPEN, LimitedTarget(reading.state.pose, ())
+        )
 
     def step(self, action: np.ndarray) -> StepResult:
         """Carry out one action (7,) and return what the sensors say one period later.
@@ -219,7 +221,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         except BaseException:
             self._control.hold()
             raise
-        limited = Limited(episode.reading.state.pose, ("refused",))
+        limited = LimitedTarget(episode.reading.state.pose, ("refused",))
         try:
             limited = self._act(check_finite(values))
             episode.pace.wait()
@@ -261,11 +263,13 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         """Return the newest picture (H, W, 3) uint8 RGB of every camera that is open."""
         return self._sensors.pictures()
 
-    def told(self, info: Info, outcome: Outcome) -> Info:
+    def told(self, info: Info, outcome: OperatorVerdict) -> Info:
         """Return ``info`` as it is when ``outcome`` is what came of the episode."""
-        fault = "discarded by the operator" if outcome is Outcome.DISCARDED else info["fault"]
+        fault = (
+            "discarded by the operator" if outcome is OperatorVerdict.DISCARDED else info["fault"]
+        )
         return info | {
-            "is_success": outcome is Outcome.SUCCESS,
+            "is_success": outcome is OperatorVerdict.SUCCESS,
             "reset_reason": outcome.value,
             "fault": fault,
         }
@@ -343,15 +347,16 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     def _approach(self, start: int) -> Reading:
         """Bring the arm to its start, with consent, and return the first reading there."""
         people = self._attendance
-        people.ask(Phase.STAND_CLEAR, "The arm will move to its start. Stand clear, press Enter.")
+        question = "The arm will move to its start. Stand clear, press Enter."
+        people.ask(ArmPhase.STAND_CLEAR, question)
         self._home_hand()
-        people.show(Phase.MOVING)
+        people.show(ArmPhase.MOVING)
         self._open_hand()
         self._control.travel(self._start_pose(start))
         if people.asks:
             # Nobody reaches into the workspace of an arm that follows a controller.
             self._control.release()
-            people.ask(Phase.SCENE, "Set the scene, stand clear, press Enter.")
+            people.ask(ArmPhase.SCENE, "Set the scene, stand clear, press Enter.")
         self._rule.begin()
         if people.operator is not None:
             people.operator.verdict()
@@ -365,7 +370,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             return
         if people.asks:
             people.ask(
-                Phase.STAND_CLEAR,
+                ArmPhase.STAND_CLEAR,
                 "The hand was never homed: its fingers will close and open all the way, once. Take "
                 "everything from between them, press Enter.",
             )
@@ -375,7 +380,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
                 "set gripper: {homing: true}, which lets reset() move them all the way once, or "
                 "home it in Desk"
             )
-        people.show(Phase.MOVING, "homing the hand")
+        people.show(ArmPhase.MOVING, "homing the hand")
         hand.home()
 
     def _open_hand(self) -> None:
@@ -394,7 +399,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         Raises:
             StoppedError: the reset failed for such a reason.
         """
-        moved = self._control.has_travelled
+        moved = self._control.has_traveled
         self._control.hold()
         match error:
             case RefusalError():
@@ -416,15 +421,15 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         """Rest until the operator goes on; what is seen then is fresh."""
         began = self._clock.now()
         self._control.release()
-        self._attendance.ask(Phase.PAUSED, "Paused. Press Enter to go on.")
+        self._attendance.ask(ArmPhase.PAUSED, "Paused. Press Enter to go on.")
         self._control.resume()
         episode.reading = self._sensors.read_fresh()
         episode.pace.begin_slot()
         episode.paused_s += self._clock.now() - began
         episode.facts.restart()
-        self._attendance.show(Phase.RUNNING, self.task)
+        self._attendance.show(ArmPhase.RUNNING, self.task)
 
-    def _act(self, action: Array) -> Limited:
+    def _act(self, action: Array) -> LimitedTarget:
         # The policy may have taken long: limits are measured from where the arm is now.
         now = self._sensors.read()
         check_fresh(now.state_age_s, now.frame_ages_s.values(), self.config.limits)
@@ -458,7 +463,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             fault = gripper.fault or f"the gripper has not answered for {timeout} s"
             raise RefusalError(Abort.GRIPPER, fault)
 
-    def _abort(self, refusal: RefusalError, limited: Limited) -> StepResult:
+    def _abort(self, refusal: RefusalError, limited: LimitedTarget) -> StepResult:
         """Hold, and end the episode with the last observation that could be made."""
         episode = self._running()
         episode.abort, episode.message = refusal.abort, str(refusal)
@@ -466,28 +471,30 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._control.hold()
         self._attendance.stops.put(refusal.abort, str(refusal))
         observation = self._observe(episode.reading)
-        return self._result(observation, Outcome.OPEN, limited)
+        return self._result(observation, OperatorVerdict.OPEN, limited)
 
-    def _result(self, observation: Observation, outcome: Outcome, limited: Limited) -> StepResult:
-        success = outcome is Outcome.SUCCESS
+    def _result(
+        self, observation: Observation, outcome: OperatorVerdict, limited: LimitedTarget
+    ) -> StepResult:
+        success = outcome is OperatorVerdict.SUCCESS
         aborted = self._episode is not None and self._episode.abort is not Abort.NONE
-        terminated = outcome is Outcome.FAILURE or (success and self.config.stop_on_success)
+        terminated = outcome is OperatorVerdict.FAILURE or (success and self.config.stop_on_success)
         if self._episode is not None:
             state, recoveries = self._episode.reading.state, self._control.recoveries
             self._episode.facts.note(state, limited.by, recoveries)
         info = self._info(outcome, limited)
-        truncated = aborted or outcome is Outcome.DISCARDED
+        truncated = aborted or outcome is OperatorVerdict.DISCARDED
         return observation, float(success), terminated and not truncated, truncated, info
 
     def _observe(self, reading: Reading) -> Observation:
         origin = reading.state.pose if self._episode is None else self._episode.origin
         return self._sensors.observation(reading, origin)
 
-    def _info(self, outcome: Outcome, limited: Limited) -> Info:
+    def _info(self, outcome: OperatorVerdict, limited: LimitedTarget) -> Info:
         episode = self._episode
         assert episode is not None, "made by reset"
         reading = episode.reading
-        ended = outcome is not Outcome.SUCCESS or self.config.stop_on_success
+        ended = outcome is not OperatorVerdict.SUCCESS or self.config.stop_on_success
         info: Info = {
             "task": self.task,
             "init_state_id": episode.start,
@@ -519,7 +526,9 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
 class _Episode:
     """What lasts an episode."""
 
-    def __init__(self, start: int, reading: Reading, pace: Pace, facts: EpisodeFacts) -> None:
+    def __init__(
+        self, start: int, reading: Reading, pace: RateLimiter, facts: ArmEpisodeFacts
+    ) -> None:
         self.start = start
         self.facts = facts
         self.reading = reading

@@ -24,7 +24,7 @@ _KEPT = ("abort", "abort_message", "recoveries", "late_steps", "paused_s", "is_g
 """What of the last info of an episode is kept."""
 
 
-class EpisodeFacts:
+class ArmEpisodeFacts:
     """Counts what happens in one episode, and warns of a poor connection once.
 
     Args:

@@ -9,7 +9,7 @@ from dzrobot.envs.franka.arm import ArmState, ControllerEndedError, Disconnected
 from dzrobot.envs.franka.camera import Frame
 from dzrobot.envs.franka.config import CameraConfig, ResetConfig
 from dzrobot.envs.franka.gripper import GripperState
-from dzrobot.envs.franka.outcomes import Outcome, Phase
+from dzrobot.envs.franka.outcomes import ArmPhase, OperatorVerdict
 from dzrobot.envs.franka.poses import Array, towards
 from dzrobot.errors import RobotError, StoppedError
 
@@ -213,7 +213,7 @@ class FakeArm:
             return
         before = self._pose
         self._pose = towards(
-            before, self._target, metres=_SPEED_M_S * elapsed, radians=_TURN_RAD_S * elapsed
+            before, self._target, meters=_SPEED_M_S * elapsed, radians=_TURN_RAD_S * elapsed
         )
         self._twist[:3] = (self._pose[:3, 3] - before[:3, 3]) / elapsed
 
@@ -275,36 +275,36 @@ class FakeOperator:
     """A person who says what a test tells them to."""
 
     def __init__(self) -> None:
-        self.said = Outcome.OPEN
+        self.said = OperatorVerdict.OPEN
         self.stops = False
         self.pauses = False
-        self.refuses: Phase | None = None
+        self.refuses: ArmPhase | None = None
         """The question that is answered by a stop."""
 
-        self.shown: list[Phase] = []
+        self.shown: list[ArmPhase] = []
         """What they were shown and asked, in order."""
 
     def start(self) -> None:
         """Listen."""
 
-    def show(self, phase: Phase, text: str) -> None:
+    def show(self, phase: ArmPhase, text: str) -> None:
         """Take note."""
         self.shown.append(phase)
 
-    def confirm(self, phase: Phase, question: str) -> None:
+    def confirm(self, phase: ArmPhase, question: str) -> None:
         """Agree, unless a test says otherwise."""
         self.shown.append(phase)
         if phase is self.refuses:
             raise StoppedError(f"the operator answered {question!r} with a stop")
 
-    def verdict(self) -> Outcome:
+    def verdict(self) -> OperatorVerdict:
         """Return what was said, once."""
-        said, self.said = self.said, Outcome.OPEN
+        said, self.said = self.said, OperatorVerdict.OPEN
         return said
 
-    def judge(self) -> Outcome:
+    def judge(self) -> OperatorVerdict:
         """Return what was said; nothing is a failure."""
-        return self.verdict() or Outcome.FAILURE
+        return self.verdict() or OperatorVerdict.FAILURE
 
     def wants_pause(self) -> bool:
         """Return whether a pause was asked for, once."""

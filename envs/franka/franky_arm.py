@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from dzrobot.envs.franka.arm import ArmState, DisconnectedError
-from dzrobot.envs.franka.cells import Cell
 from dzrobot.envs.franka.clock import Clock, SystemClock
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.franky_driver import HAND_OVER_S, MISSING, RECOVER_S, FrankyDriver
-from dzrobot.envs.franka.gripper import FrankyGripper, Gripper, NoGripper
+from dzrobot.envs.franka.gripper import FrankyGripper, GripperDevice, NoGripper
 from dzrobot.envs.franka.poses import Array
 from dzrobot.envs.franka.process import DriverProcess, require
+from dzrobot.envs.franka.workcells import Workcell
 from dzrobot.errors import RobotError
 
 _CONNECT_S = HAND_OVER_S + 12.0
@@ -31,11 +31,11 @@ class FrankyArm:
         clock: What the age of a state is measured by. None: this machine's.
     """
 
-    def __init__(self, cell: Cell, config: FrankaConfig, clock: Clock | None = None) -> None:
+    def __init__(self, cell: Workcell, config: FrankaConfig, clock: Clock | None = None) -> None:
         self._cell = cell
         self._config = config
         self._clock: Clock = clock or SystemClock()
-        self._gripper: Gripper = (
+        self._gripper: GripperDevice = (
             NoGripper() if config.gripper.kind == "none"
             else FrankyGripper(lambda: cell.address, config.gripper)
         )  # fmt: skip
@@ -43,7 +43,7 @@ class FrankyArm:
         self._seen: ArmState | None = None
 
     @property
-    def gripper(self) -> Gripper:
+    def gripper(self) -> GripperDevice:
         """The hand."""
         return self._gripper
 

@@ -47,7 +47,7 @@ class GripperState:
     """Whether the hand knows how far it opens; before, it opens and grasps nothing."""
 
 
-class Gripper(Protocol):
+class GripperDevice(Protocol):
     """One gripper, real or not; no call but ``connect`` may take longer than a moment."""
 
     def connect(self) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 from dzrobot.config import read_config
 from dzrobot.envs.franka.arm import Arm
 from dzrobot.envs.franka.camera import Camera, RealSenseCamera
-from dzrobot.envs.franka.cells import Cell, EmulatedCell, RealCell
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.console import OperatorConsole
 from dzrobot.envs.franka.dry_run import DryRunArm
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.franky_arm import FrankyArm
+from dzrobot.envs.franka.workcells import EmulatedWorkcell, RealWorkcell, Workcell
 from dzrobot.errors import ConfigError, suggest
 
 EMULATED = "emulated"
@@ -52,12 +52,12 @@ def is_real(workcell: str | None, config: FrankaConfig) -> bool:
     return workcell not in WORKCELLS and config.address not in (None, EMULATED)
 
 
-def located(workcell: str | None, config: FrankaConfig) -> tuple[Cell, FrankaConfig]:
+def located(workcell: str | None, config: FrankaConfig) -> tuple[Workcell, FrankaConfig]:
     """Return where the devices of a workcell are, and its configuration as it is used there."""
     if config.address == EMULATED:
         # It is nobody else's: there is no lock and no stop that outlasts the program.
-        return EmulatedCell(), config.model_copy(update={"address": None})
-    return EmulatedCell() if workcell == EMULATED else RealCell(config.address), config
+        return EmulatedWorkcell(), config.model_copy(update={"address": None})
+    return EmulatedWorkcell() if workcell == EMULATED else RealWorkcell(config.address), config
 
 
 def _require_taught(config: FrankaConfig) -> None:
@@ -88,7 +88,7 @@ def _assembled(workcell: str | None, config: FrankaConfig, render_mode: str | No
     return env
 
 
-def connectable(cell: Cell, config: FrankaConfig, render_mode: str | None = None) -> FrankaEnv:
+def connectable(cell: Workcell, config: FrankaConfig, render_mode: str | None = None) -> FrankaEnv:
     """Return an environment with the real drivers on ``cell``."""
     drivers: list[Camera] = [
         RealSenseCamera(camera, cell.camera_settings) for camera in config.cameras
@@ -122,7 +122,7 @@ def load_workcell(workcell: str | None, values: Mapping[str, Any] | None = None)
 
 
 def _emulated() -> dict[str, Any]:
-    from dzrobot.envs.emulators.bench import SERIALS
+    from dzrobot.envs.emulators.launcher import SERIALS
 
     keys = ("video.image", "video.wrist_image")
     return {

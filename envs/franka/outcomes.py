@@ -13,7 +13,7 @@ from dzrobot.importing import load_reference
 Observation = Mapping[str, Any]
 
 
-class Outcome(StrEnum):
+class OperatorVerdict(StrEnum):
     """What is known about the task."""
 
     OPEN = ""
@@ -22,7 +22,7 @@ class Outcome(StrEnum):
     DISCARDED = "discarded"
 
 
-class Phase(StrEnum):
+class ArmPhase(StrEnum):
     """What the arm is doing, as an operator sees it."""
 
     STOPPED = "stopped"
@@ -42,11 +42,11 @@ class Operator(Protocol):
         """Begin to listen; twice is harmless."""
         ...
 
-    def show(self, phase: Phase, text: str) -> None:
+    def show(self, phase: ArmPhase, text: str) -> None:
         """Take note of what the arm is doing."""
         ...
 
-    def confirm(self, phase: Phase, question: str) -> None:
+    def confirm(self, phase: ArmPhase, question: str) -> None:
         """Return when they agree.
 
         Raises:
@@ -54,11 +54,11 @@ class Operator(Protocol):
         """
         ...
 
-    def verdict(self) -> Outcome:
+    def verdict(self) -> OperatorVerdict:
         """Return what was said since the last call."""
         ...
 
-    def judge(self) -> Outcome:
+    def judge(self) -> OperatorVerdict:
         """Return the verdict on the episode that is over, asking for it.
 
         Raises:
@@ -96,10 +96,10 @@ class PredicateRule:
         """Forget what held before."""
         self._held = 0
 
-    def judge(self, observation: Observation, state: ArmState) -> Outcome:
+    def judge(self, observation: Observation, state: ArmState) -> OperatorVerdict:
         """Count the steps in a row."""
         self._held = self._held + 1 if self._holds(observation, state) else 0
-        return Outcome.SUCCESS if self._held >= self._steps else Outcome.OPEN
+        return OperatorVerdict.SUCCESS if self._held >= self._steps else OperatorVerdict.OPEN
 
 
 def rule_for(config: RewardConfig) -> PredicateRule:

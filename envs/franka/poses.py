@@ -1,4 +1,4 @@
-"""Rotations and poses in NumPy: (4, 4) homogeneous matrices, metres and radians.
+"""Rotations and poses in NumPy: (4, 4) homogeneous matrices, meters and radians.
 
 Euler angles are roll, pitch, yaw about fixed axes, in that order:
 ``R = Rz(yaw) Ry(pitch) Rx(roll)``.
@@ -91,14 +91,14 @@ def skew(vector: ArrayLike) -> Array:
     return np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
 
 
-def towards(start: Array, goal: Array, *, metres: float, radians: float) -> Array:
+def towards(start: Array, goal: Array, *, meters: float, radians: float) -> Array:
     """Return the pose on the way from ``start`` to ``goal`` that both limits allow.
 
     Position and rotation advance by the same share of the way, so they arrive together.
     """
     turn = rotation_vector(goal[:3, :3] @ start[:3, :3].T)
     way = goal[:3, 3] - start[:3, 3]
-    need = max(np.linalg.norm(way) / metres, np.linalg.norm(turn) / radians)
+    need = max(np.linalg.norm(way) / meters, np.linalg.norm(turn) / radians)
     return goal.copy() if need <= 1.0 else between(start, goal, 1.0 / float(need))
 
 

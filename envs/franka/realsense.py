@@ -63,7 +63,7 @@ class FrameHead:
 
 
 class RealSenseDriver:
-    """One colour stream, opened anew, less and less often, when it fails.
+    """One color stream, opened anew, less and less often, when it fails.
 
     Args:
         config: Serial number, stream, whether exposure is locked.

@@ -187,17 +187,17 @@ def check_joints(joints: Array, limits: LimitsConfig) -> None:
 
 def check_first_target(target: Array, measured: Array, limits: LimitsConfig) -> None:
     """Raise :class:`RefusalError` when a first target is far from the measured pose."""
-    metres = float(np.linalg.norm(target[:3, 3] - measured[:3, 3]))
+    meters = float(np.linalg.norm(target[:3, 3] - measured[:3, 3]))
     radians = angle_between(measured, target)
-    if not (metres <= limits.first_m and radians <= limits.first_rad):
+    if not (meters <= limits.first_m and radians <= limits.first_rad):
         raise RefusalError(
             Abort.FIRST_TARGET,
-            f"the first target lies {metres:.3f} m and {radians:.2f} rad from the arm; allowed are "
+            f"the first target lies {meters:.3f} m and {radians:.2f} rad from the arm; allowed are "
             f"{limits.first_m} m and {limits.first_rad} rad",
         )
 
 
-class Silence(StrEnum):
+class CommandTimeout(StrEnum):
     """What a lack of actions calls for."""
 
     NONE = "none"
@@ -205,15 +205,15 @@ class Silence(StrEnum):
     STOP = "stop"
 
 
-def on_silence(seconds: float, limits: LimitsConfig) -> Silence:
+def on_silence(seconds: float, limits: LimitsConfig) -> CommandTimeout:
     """Return what ``seconds`` without an action call for."""
     if seconds >= limits.stop_after_s:
-        return Silence.STOP
-    return Silence.HOLD if seconds >= limits.hold_after_s else Silence.NONE
+        return CommandTimeout.STOP
+    return CommandTimeout.HOLD if seconds >= limits.hold_after_s else CommandTimeout.NONE
 
 
 @dataclass(frozen=True)
-class Reach:
+class SlewLimits:
     """How far a target may be from the measured pose (step) and from the target before (call)."""
 
     step_m: float
@@ -225,7 +225,7 @@ class Reach:
     """How far the arm may be from its last target before it counts as not following."""
 
     @classmethod
-    def of(cls, config: FrankaConfig) -> "Reach":
+    def of(cls, config: FrankaConfig) -> "SlewLimits":
         """Return the slew limits of one period; of distance and speed the smaller counts."""
         limits, period = config.limits, config.period_s
         step, call = (limits.step_m, limits.step_rad), (limits.call_m, limits.call_rad)
@@ -239,7 +239,7 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class Limited:
+class LimitedTarget:
     """A target that may be commanded, and what it was limited by."""
 
     target: Array
@@ -256,7 +256,7 @@ class Workspace:
         self._low = np.concatenate([limits.workspace_low, -tilt])
         self._high = np.concatenate([limits.workspace_high, tilt])
         self._margin_m = limits.margin_m
-        self._reach = Reach.of(config)
+        self._reach = SlewLimits.of(config)
 
     def coordinates(self, pose: Array) -> Array:
         """Return the box coordinates (6,) of a pose."""
@@ -274,11 +274,11 @@ class Workspace:
         return self.pose(self._clipped(pose))
 
     def contains(self, pose: Array, slack: float = 1e-9) -> bool:
-        """Return whether a pose lies in the box, up to ``slack`` in metres and radians."""
+        """Return whether a pose lies in the box, up to ``slack`` in meters and radians."""
         place = self.coordinates(pose)
         return bool(((place >= self._low - slack) & (place <= self._high + slack)).all())
 
-    def limit(self, desired: Array, measured: Array, last: Array) -> Limited:
+    def limit(self, desired: Array, measured: Array, last: Array) -> LimitedTarget:
         """Return the target nearest to ``desired`` that every limit allows.
 
         Args:
@@ -306,8 +306,8 @@ class Workspace:
             # Where both limits cannot be met at once, the target comes closer to the arm as fast as
             # it may.
             closer = _between(before, stepped, self._reach.call_m, self._reach.call_rad)
-            return Limited(self.pose(closer), (*reasons, "hold"))
-        return Limited(self.pose(stepped), tuple(reasons))
+            return LimitedTarget(self.pose(closer), (*reasons, "hold"))
+        return LimitedTarget(self.pose(stepped), tuple(reasons))
 
     def _check_measured(self, measured: Array, last: Array) -> None:
         outside = float(np.linalg.norm(measured[:3, 3] - self._clipped(measured)[:3]))
@@ -330,13 +330,13 @@ class Workspace:
         return np.clip(self.coordinates(pose), self._low, self._high)
 
 
-def _between(start: Array, goal: Array, metres: float, radians: float) -> Array:
+def _between(start: Array, goal: Array, meters: float, radians: float) -> Array:
     """Return the point on the way from ``start`` to ``goal`` that both limits allow."""
     place = goal.copy()
     way = goal[:3] - start[:3]
     length = float(np.linalg.norm(way))
-    if length > metres:
-        place[:3] = start[:3] + way * (metres / length)
+    if length > meters:
+        place[:3] = start[:3] + way * (meters / length)
     if _angle(start, goal) > radians:
         allowed, refused = 0.0, 1.0
         for _ in range(_BISECTIONS):
@@ -349,9 +349,9 @@ def _between(start: Array, goal: Array, metres: float, radians: float) -> Array:
     return place
 
 
-def _within(start: Array, goal: Array, metres: float, radians: float) -> bool:
+def _within(start: Array, goal: Array, meters: float, radians: float) -> bool:
     distance = float(np.linalg.norm(goal[:3] - start[:3]))
-    return distance <= metres + 1e-9 and _angle(start, goal) <= radians + 1e-9
+    return distance <= meters + 1e-9 and _angle(start, goal) <= radians + 1e-9
 
 
 def _angle(first: Array, second: Array) -> float:

@@ -21,8 +21,8 @@ _LEAST_SIDE_M = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taught:
-    """What was shown on the arm; metres and radians in its base frame."""
+class TaughtPose:
+    """What was shown on the arm; meters and radians in its base frame."""
 
     position: tuple[float, ...]
     euler: tuple[float, ...]
@@ -33,7 +33,7 @@ class Taught:
     high: tuple[float, ...]
 
 
-def teach(arm: Arm, ask: Ask) -> Taught:
+def teach(arm: Arm, ask: Ask) -> TaughtPose:
     """Return the reset pose and the workspace that a person shows by guiding the hand.
 
     Raises:
@@ -59,7 +59,7 @@ def teach(arm: Arm, ask: Ask) -> Taught:
             "show two opposite corners, one of them high"
         )
     euler = euler_of(start[:3, :3])
-    return Taught(
+    return TaughtPose(
         position=_rounded(start[:3, 3]), euler=_rounded(euler), joints=_rounded(there.joints),
         low=_rounded(low, np.floor), high=_rounded(high, np.ceil),
     )  # fmt: skip
@@ -87,7 +87,7 @@ def assign(serials: Sequence[str], ask: Ask) -> dict[str, str]:
 
 
 def workcell_text(
-    address: str, cameras: Mapping[str, str], taught: Taught, *, task: str, firmware: str
+    address: str, cameras: Mapping[str, str], taught: TaughtPose, *, task: str, firmware: str
 ) -> str:
     """Return the YAML of a workcell, with every value that people change and what it means."""
     default = FrankaConfig()
@@ -96,7 +96,7 @@ def workcell_text(
         f"- key: {key}  # {_NAMES[key]}\n  serial: '{serial}'" for key, serial in cameras.items()
     )
     return f"""\
-# A workcell of dzrobot. Lengths in metres, angles in radians, in the base frame of the arm.
+# A workcell of dzrobot. Lengths in meters, angles in radians, in the base frame of the arm.
 # Every field: `FrankaConfig` in envs/franka/config.py. `dzrobot doctor franka --config` checks it.
 
 address: {_text(address)}
@@ -143,7 +143,7 @@ slow_pace: {default.slow_pace}
 
 
 def _rounded(values: Array, how: Callable[[Array], Array] = np.round) -> tuple[float, ...]:
-    """Return numbers to the millimetre (milliradian)."""
+    """Return numbers to the millimeter (milliradian)."""
     return tuple(float(value) for value in how(np.asarray(values) * 1000.0) / 1000.0)
 
 

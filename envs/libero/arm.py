@@ -7,10 +7,10 @@ import gymnasium as gym
 import numpy as np
 
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.initial_states import InitialStates
 from dzrobot.envs.libero.rendering import choose_backend
-from dzrobot.envs.libero.sim import CONTROL_HZ, Picture, Raw, Simulation
+from dzrobot.envs.libero.sim import CONTROL_HZ, CameraOptions, Raw, Simulation
 from dzrobot.envs.spaces import action_space, at_resolution, observation_space, plain_action
-from dzrobot.envs.starts import Starts
 from dzrobot.errors import ConfigError
 
 Observation = dict[str, Any]
@@ -20,7 +20,7 @@ STATE_LIMITS = (
     (-3.0, -3.0, -3.0, -6.2832, -6.2832, -6.2832, -0.1, -0.1),
     (3.0, 3.0, 3.0, 6.2832, 6.2832, 6.2832, 0.1, 0.1),
 )
-"""Lowest and highest state: metres, radians (a rotation vector of up to one turn), metres."""
+"""Lowest and highest state: meters, radians (a rotation vector of up to one turn), meters."""
 
 SETTLE = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
 """What is done while the objects come to rest: stand still, gripper open."""
@@ -68,7 +68,7 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
         self._sim: Simulation | None = None
         self._refuse_bad_options(render_mode, settle_steps, quality)
         self.render_mode = render_mode
-        self._picture = Picture(
+        self._picture = CameraOptions(
             resolution=resolution,
             cameras=cameras,
             on_demand=render_mode is not None,
@@ -76,7 +76,7 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
         )
         self._settle_steps = settle_steps
         self._stop_on_success = stop_on_success
-        self._starts = Starts(starts)
+        self._starts = InitialStates(starts)
         self._start = -1
         self._frame: np.ndarray | None = None
         self.observation_space = observation_space(
@@ -124,8 +124,8 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
     ) -> tuple[Observation, Info]:
         """Begin an episode: build the scene, restore its start, let it settle.
 
-        ``seed`` fixes everything. :class:`~dzrobot.envs.starts.Starts` says which numbered start is
-        taken.
+        ``seed`` fixes everything. :class:`~dzrobot.envs.initial_states.InitialStates` says which
+        initial state is taken.
 
         Raises:
             ModalityError: an unknown option or start.

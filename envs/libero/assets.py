@@ -97,7 +97,7 @@ def needed(suites: Iterable[str] = ()) -> tuple[Asset, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class AssetCheck:
     """How a folder compares with the official files."""
 
     official: tuple[str, ...]
@@ -120,7 +120,7 @@ class Verdict:
         return line
 
 
-def verify(folder: Path, assets: Iterable[Asset]) -> Verdict:
+def verify(folder: Path, assets: Iterable[Asset]) -> AssetCheck:
     """Compare ``folder`` with ``assets`` by size and SHA-256."""
     official, missing, altered = [], [], []
     for asset in assets:
@@ -132,7 +132,7 @@ def verify(folder: Path, assets: Iterable[Asset]) -> Verdict:
         else:
             altered.append(asset.path)
     declared = folder / "STANDINS.json"
-    return Verdict(
+    return AssetCheck(
         official=tuple(official),
         missing=tuple(missing),
         altered=tuple(altered),

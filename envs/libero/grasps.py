@@ -81,15 +81,15 @@ def _across(shape: Boxes, position: Array) -> Iterator[tuple[Grasp, float]]:
         along, across = points @ closing, points @ aside
         width = float(np.ptp(along))
         if width < OPENING_M - SPARE_M:
-            centre = (along.max() + along.min()) / 2 * closing
-            centre = centre + (across.max() + across.min()) / 2 * aside
-            yield Grasp(np.array([*centre, height]) - position, float(yaw)), width
+            center = (along.max() + along.min()) / 2 * closing
+            center = center + (across.max() + across.min()) / 2 * aside
+            yield Grasp(np.array([*center, height]) - position, float(yaw)), width
 
 
 def _by_the_rim(shape: Boxes, position: Array) -> Iterator[tuple[Grasp, float]]:
     corners = shape.corners
-    centre = (corners[:, :2].min(0) + corners[:, :2].max(0)) / 2
-    away = corners[:, :2] - centre
+    center = (corners[:, :2].min(0) + corners[:, :2].max(0)) / 2
+    away = corners[:, :2] - center
     angles, radii = np.arctan2(away[:, 1], away[:, 0]), np.linalg.norm(away, axis=1)
     for angle in np.deg2rad(np.arange(0, 360, 15)):
         turned = np.abs((angles - angle + np.pi) % (2 * np.pi) - np.pi) < _SECTOR
@@ -98,7 +98,7 @@ def _by_the_rim(shape: Boxes, position: Array) -> Iterator[tuple[Grasp, float]]:
         rim = float(corners[turned, 2].max())
         upper = turned & (corners[:, 2] > rim - 0.01)
         radius = float(radii[upper].mean())
-        point = centre + radius * np.array([np.cos(angle), np.sin(angle)])
+        point = center + radius * np.array([np.cos(angle), np.sin(angle)])
         yield Grasp(np.array([*point, rim - RIM_M]) - position, float(angle)), 0.0
 
 

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_versions() -> None:
-    """Raise unless the simulator is one that gives LIBERO's physics and colours; imports nothing.
+    """Raise unless the simulator is one that gives LIBERO's physics and colors; imports nothing.
 
     Raises:
         MissingDependencyError: mujoco or robosuite is not installed.

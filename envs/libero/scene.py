@@ -1,6 +1,6 @@
 """What the physics know of a scene: the hand, the object to take, where it goes, and what is near.
 
-All lengths are metres, all axes the world's.
+All lengths are meters, all axes the world's.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ _ROBOT = ("robot0_", "gripper0_", "mount0_")
 class Boxes:
     """``N`` boxes around the collision shapes of some bodies."""
 
-    centre: Array
+    center: Array
     """(N, 3)."""
 
     axes: Array
@@ -36,14 +36,14 @@ class Boxes:
         """All corners, (8 N, 3)."""
         signs = np.array(np.meshgrid((-1, 1), (-1, 1), (-1, 1))).reshape(3, 8).T
         offsets = np.einsum("nij,nkj->nki", self.axes, signs[None] * self.half[:, None])
-        corners: Array = (self.centre[:, None] + offsets).reshape(-1, 3)
+        corners: Array = (self.center[:, None] + offsets).reshape(-1, 3)
         return corners
 
     def distance(self, points: Array) -> float:
         """Return the smallest distance of ``points`` (M, 3) to any box: 0 inside one."""
-        if not len(self.centre):
+        if not len(self.center):
             return float("inf")
-        away = points[None] - self.centre[:, None]
+        away = points[None] - self.center[:, None]
         local = np.einsum("nij,nmi->nmj", self.axes, away)
         outside = np.maximum(np.abs(local) - self.half[:, None], 0.0)
         return float(np.linalg.norm(outside, axis=-1).min())
@@ -62,16 +62,16 @@ class Boxes:
 
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """Where the object's centre has to go."""
+    """Where the object's center has to go."""
 
-    centre: Array
+    center: Array
     """(3,); the height is that of the surface it comes to rest on."""
 
     rim: float
     """Height that the hand must stay above."""
 
 
-class Scene:
+class TaskScene:
     """The physics of a robosuite environment, read when asked.
 
     Raises:
@@ -130,13 +130,13 @@ class Scene:
         _, place = self._names
         if place in self._env.object_sites_dict:
             site = self._env.object_sites_dict[place]
-            centre = np.array(self._data.get_site_xpos(place))
+            center = np.array(self._data.get_site_xpos(place))
             half = float(np.asarray(site.size)[2])
-            return Destination(centre=centre - (0.0, 0.0, half), rim=float(centre[2]) + half)
+            return Destination(center=center - (0.0, 0.0, half), rim=float(center[2]) + half)
         body = self._env.obj_body_id[place]
         corners = self._boxes(self._below(body)).corners
-        centre = np.array(self._data.body_xpos[body])
-        return Destination(centre=centre, rim=float(corners[:, 2].max()))
+        center = np.array(self._data.body_xpos[body])
+        return Destination(center=center, rim=float(corners[:, 2].max()))
 
     def _object_model(self) -> Any:
         return self._env.cube if self._names is None else self._env.get_object(self._names[0])
@@ -157,8 +157,8 @@ class Scene:
         ids = [i for i in geoms if self._model.geom_contype[i]]
         axes = np.array(self._data.geom_xmat[ids]).reshape(-1, 3, 3)
         bounds = np.array(self._model.geom_aabb[ids]).reshape(-1, 6)
-        centre = self._data.geom_xpos[ids] + np.einsum("nij,nj->ni", axes, bounds[:, :3])
-        return Boxes(centre=centre, axes=axes, half=bounds[:, 3:])
+        center = self._data.geom_xpos[ids] + np.einsum("nij,nj->ni", axes, bounds[:, :3])
+        return Boxes(center=center, axes=axes, half=bounds[:, 3:])
 
 
 def _goal(env: Any) -> tuple[str, str] | None:

@@ -31,7 +31,7 @@ _open: "weakref.WeakSet[Simulation]" = weakref.WeakSet()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class CameraOptions:
     """How the cameras draw."""
 
     resolution: int = 256
@@ -54,7 +54,7 @@ class Simulation:
         environment_class: Lift, or the class LIBERO maps a problem to.
         arguments: For its constructor, beyond the robot, controller and cameras, which are the same
             for all.
-        picture: How the cameras draw.
+        image: How the cameras draw.
         seed: For what the constructor samples.
 
     Raises:
@@ -62,14 +62,18 @@ class Simulation:
     """
 
     def __init__(
-        self, environment_class: type, arguments: Mapping[str, Any], picture: Picture, seed: int
+        self,
+        environment_class: type,
+        arguments: Mapping[str, Any],
+        image: CameraOptions,
+        seed: int,
     ) -> None:
-        if picture.cameras or picture.on_demand:
+        if image.cameras or image.on_demand:
             check_rendering()
-        self._picture = picture
+        self._image = image
         with _numpy_seeded(seed):
             self._env = _sparing(environment_class)(
-                **arguments, **_common_arguments(picture), picture=picture
+                **arguments, **_common_arguments(image), image=image
             )
         _open.add(self)
         _close_all_at_exit()
@@ -86,7 +90,7 @@ class Simulation:
 
     def draw(self, *, wanted: bool) -> None:
         """Let the cameras draw from now on, or return black pictures at no cost."""
-        self._env.drawing = wanted and self._picture.cameras
+        self._env.drawing = wanted and self._image.cameras
 
     def reset(self, seed: int) -> Raw:
         """Build the scene anew; what is sampled follows from ``seed`` alone.
@@ -145,9 +149,9 @@ class Simulation:
     def photograph(self) -> np.ndarray:
         """Return a new picture of the exterior camera, ``(H, W, 3)`` uint8, bottom row first."""
         use_context(self._env.sim)
-        size = self._picture.resolution
-        picture: np.ndarray = self._env.sim.render(camera_name=CAMERAS[0], width=size, height=size)
-        return picture
+        size = self._image.resolution
+        image: np.ndarray = self._env.sim.render(camera_name=CAMERAS[0], width=size, height=size)
+        return image
 
     def close(self) -> None:
         """Free the scene and its drawing context; closing twice is harmless."""
@@ -183,8 +187,8 @@ class _SparingCameras:
     sim: Any
     """robosuite's; None while there is no scene."""
 
-    def __init__(self, *, picture: Picture, **arguments: Any) -> None:
-        self.picture = picture
+    def __init__(self, *, image: CameraOptions, **arguments: Any) -> None:
+        self.image = image
         self._kept: Any = None
         super().__init__(**arguments)
 
@@ -209,7 +213,7 @@ class _SparingCameras:
         return [self._sparing(sensor) for sensor in sensors], names
 
     def _sparing(self, sensor: Callable[[dict[str, Any]], np.ndarray]) -> Any:
-        black = np.zeros((self.picture.resolution, self.picture.resolution, 3), np.uint8)
+        black = np.zeros((self.image.resolution, self.image.resolution, 3), np.uint8)
         decorate = import_module("robosuite.utils.observables").sensor
         return decorate(modality="image")(
             lambda seen: sensor(seen) if self.drawing else black.copy()
@@ -217,7 +221,7 @@ class _SparingCameras:
 
     def _initialize_sim(self, xml_string: str | None = None) -> None:
         super()._initialize_sim(xml_string)  # type: ignore[misc]
-        if self.picture.quality == "draft":
+        if self.image.quality == "draft":
             # Read when the drawing context is made, right after this.
             self.sim.model.vis.quality.offsamples = 0
 
@@ -228,7 +232,7 @@ class _SparingCameras:
         self.drop_context()
         super()._reset_internal()  # type: ignore[misc]
         context = self.sim._render_context_offscreen
-        if self.picture.quality == "draft" and context is not None:
+        if self.image.quality == "draft" and context is not None:
             import mujoco
 
             context.scn.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
@@ -241,16 +245,16 @@ def _sparing(environment_class: type) -> type:
     return type(environment_class.__name__, (_SparingCameras, environment_class), {})
 
 
-def _common_arguments(picture: Picture) -> dict[str, Any]:
+def _common_arguments(image: CameraOptions) -> dict[str, Any]:
     controller = import_module("robosuite").load_controller_config(default_controller="OSC_POSE")
     return {
         "robots": ["Panda"],
         "controller_configs": controller,
-        "use_camera_obs": picture.cameras,
-        "has_offscreen_renderer": picture.cameras or picture.on_demand,
+        "use_camera_obs": image.cameras,
+        "has_offscreen_renderer": image.cameras or image.on_demand,
         "camera_names": list(CAMERAS),
-        "camera_heights": picture.resolution,
-        "camera_widths": picture.resolution,
+        "camera_heights": image.resolution,
+        "camera_widths": image.resolution,
         "control_freq": CONTROL_HZ,
         # Time limits are Gymnasium's; robosuite would end in an exception.
         "ignore_done": True,

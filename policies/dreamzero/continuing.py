@@ -47,7 +47,7 @@ class Continuing:
         )
 
     def decoded(self, action: Tensor, ticket: Ticket) -> tuple[Floats, Floats, Floats]:
-        """Return a plan: actions, targets and normalised numbers, each (H, A)."""
+        """Return a plan: actions, targets and normalized numbers, each (H, A)."""
         robot = self._pipeline.embodiment
         # Of a mixture's network, the beginning: as many as this robot was trained with.
         action = action[: robot.timing.action_horizon]

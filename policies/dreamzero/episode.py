@@ -15,7 +15,7 @@ from dzrobot.policies.dreamzero.network.session import SessionCache
 from dzrobot.policies.history import RECENT, frame_offsets
 
 
-class Episode:
+class SessionState:
     """One episode; a new one is a new object, so nothing of the last one can survive."""
 
     def __init__(self, embodiment: Embodiment, history: History, number: int) -> None:
@@ -90,7 +90,7 @@ class Episode:
 class Ticket:
     """The question for one plan, as things stood when it was asked."""
 
-    episode: Episode
+    episode: SessionState
     window: Window
     state: Mapping[str, object]
     """What relative actions are measured from, there and back."""

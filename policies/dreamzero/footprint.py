@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from dzrobot.policies.base import Footprint
-from dzrobot.policies.dreamzero.episode import Episode
+from dzrobot.policies.dreamzero.episode import SessionState
 
 _MEMORY = Path("/proc/meminfo")
 
 
-def footprint(episode: Episode, device: torch.device) -> Footprint:
+def footprint(episode: SessionState, device: torch.device) -> Footprint:
     """Return the bytes that ``episode`` holds and that are free on ``device``.
 
     Shared prompt embeddings are not counted: they stay however many sessions there are.
@@ -27,7 +27,7 @@ def footprint(episode: Episode, device: torch.device) -> Footprint:
     return Footprint(session=taken, free=free)
 
 
-def _tensors(episode: Episode) -> Iterator[Tensor]:
+def _tensors(episode: SessionState) -> Iterator[Tensor]:
     yield from episode.video
     if episode.memory is not None:
         memory = episode.memory

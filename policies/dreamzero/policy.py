@@ -42,7 +42,7 @@ from dzrobot.policies.dreamzero.checkpoints.passport import (
     passport_for,
 )
 from dzrobot.policies.dreamzero.continuing import Continuing
-from dzrobot.policies.dreamzero.episode import Episode, Ticket
+from dzrobot.policies.dreamzero.episode import SessionState, Ticket
 from dzrobot.policies.dreamzero.footprint import footprint
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.prompt import (
@@ -50,7 +50,7 @@ from dzrobot.policies.dreamzero.network.prompt import (
     PromptCache,
     PromptTokenizer,
 )
-from dzrobot.policies.dreamzero.network.session import Request, SessionCache
+from dzrobot.policies.dreamzero.network.session import InferenceRequest, SessionCache
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions
 from dzrobot.policies.dreamzero.request import Requests
@@ -97,7 +97,7 @@ class DreamZeroPolicy:
         self._continuing = Continuing(parts.pipeline, self._network.config.head.action_horizon)
         self._trained_delay = parts.trained_delay
         self._embeddings = PromptCache()
-        self._episodes: dict[str, Episode] = {}
+        self._episodes: dict[str, SessionState] = {}
         self._evicted: set[str] = set()
 
     @classmethod
@@ -216,10 +216,10 @@ class DreamZeroPolicy:
         if last is None:
             self._check_room([session])
         number = self._next_number(last) if episode is None else episode
-        self._episodes[session] = Episode(self.embodiment, self._history, number)
+        self._episodes[session] = SessionState(self.embodiment, self._history, number)
         self._evicted.discard(session)
 
-    def _next_number(self, last: Episode | None) -> int:
+    def _next_number(self, last: SessionState | None) -> int:
         if self.options.noise != "slot":
             return 0 if last is None else last.number + 1
         if last is not None:
@@ -352,7 +352,7 @@ class DreamZeroPolicy:
         return self.act(obs, session=session)
 
     def video_latents(self, session: str = DEFAULT_SESSION) -> Tensor:
-        """Return the normalised latents (C, F, Y, X) that the last plan predicts.
+        """Return the normalized latents (C, F, Y, X) that the last plan predicts.
 
         Where the network began anew, the latent of the observed frame comes first.
 
@@ -382,7 +382,7 @@ class DreamZeroPolicy:
             raise SessionError(f"session {session!r} has made no plan yet; call act or infer first")
         return video
 
-    def _take(self, observations: Observations, sessions: Sequence[str]) -> list[Episode]:
+    def _take(self, observations: Observations, sessions: Sequence[str]) -> list[SessionState]:
         """Return the episodes of ``sessions`` after they have seen their observations.
 
         Everything is checked before anything changes.
@@ -406,7 +406,7 @@ class DreamZeroPolicy:
             episode.see(seen)
         return episodes
 
-    def _open(self, session: str) -> Episode:
+    def _open(self, session: str) -> SessionState:
         check_session(session)
         if session in self._episodes:
             return self._episodes[session]
@@ -461,8 +461,10 @@ class DreamZeroPolicy:
             for actions, targets, normalized in decoded
         ]
 
-    def _predict(self, episodes: Sequence[Episode], requests: Sequence[Request]) -> list[Tensor]:
-        """Return the normalised actions (H, 32) of each episode, on the host."""
+    def _predict(
+        self, episodes: Sequence[SessionState], requests: Sequence[InferenceRequest]
+    ) -> list[Tensor]:
+        """Return the normalized actions (H, 32) of each episode, on the host."""
         memories = []
         for episode in episodes:
             if episode.memory is None:

@@ -6,14 +6,14 @@ import torch
 
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import CheckpointError
-from dzrobot.modality.pipeline import Encoded
-from dzrobot.policies.dreamzero.episode import Episode
+from dzrobot.modality.pipeline import EncodedSample
+from dzrobot.policies.dreamzero.episode import SessionState
 from dzrobot.policies.dreamzero.network.continuation import Continuation
 from dzrobot.policies.dreamzero.network.prompt import PromptTokenizer
 from dzrobot.policies.dreamzero.network.session import (
     InferenceNoise,
+    InferenceRequest,
     Prompt,
-    Request,
     seeded_noise,
 )
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
@@ -45,10 +45,13 @@ class Requests:
         self._prompts: dict[str, Prompt] = {}
 
     def make(
-        self, encoded: Encoded, episode: Episode, continuation: Continuation | None = None
-    ) -> Request:
+        self,
+        encoded: EncodedSample,
+        episode: SessionState,
+        continuation: Continuation | None = None,
+    ) -> InferenceRequest:
         """Return the request of the coming plan of ``episode``."""
-        return Request(
+        return InferenceRequest(
             continuation=continuation,
             images_THW3=encoded["images"],
             state_SM=encoded["state"],
@@ -70,7 +73,7 @@ class Requests:
             self._prompts[text] = Prompt(ids[0], mask[0])
         return self._prompts[text]
 
-    def _noise(self, episode: Episode) -> InferenceNoise | None:
+    def _noise(self, episode: SessionState) -> InferenceNoise | None:
         """Return what the coming plan starts from; None for the published noise."""
         if self._kind == "fixed":
             return None
@@ -88,7 +91,7 @@ class Requests:
         return InferenceNoise(video, action)
 
 
-def _key(seed: int, episode: Episode) -> int:
+def _key(seed: int, episode: SessionState) -> int:
     """Return the generator seed of the coming plan."""
     text = f"policy noise/{seed}/{episode.number}/{episode.chunks}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)

@@ -25,9 +25,9 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
     TOKENIZER_FOLDER,
     TRAINING_FILE,
 )
-from dzrobot.policies.dreamzero.checkpoints.drawn import DrawnSource
 from dzrobot.policies.dreamzero.checkpoints.load import expected_shapes
 from dzrobot.policies.dreamzero.checkpoints.passport import passport_for, write_passport
+from dzrobot.policies.dreamzero.checkpoints.random_init import RandomInitSource
 from dzrobot.policies.dreamzero.checkpoints.writer import (
     SHARD_BYTES,
     ShardOptions,
@@ -125,7 +125,7 @@ def write_tiny_checkpoint(
     metadata = tiny_metadata(embodiment, options.seed)
     with written_aside(target) as folder:
         (folder / METADATA_FILE).parent.mkdir(parents=True)
-        weights = RandomSource(expected_shapes(config), options.seed, options.dtype)
+        weights = TinyWeightsSource(expected_shapes(config), options.seed, options.dtype)
         write_weights(folder, weights, ShardOptions(shard_bytes=options.shard_bytes))
         write_json(folder / CONFIG_FILE, config.to_dict())
         write_json(folder / METADATA_FILE, metadata)
@@ -140,7 +140,7 @@ def write_tiny_checkpoint(
     return target
 
 
-class RandomSource(DrawnSource):
+class TinyWeightsSource(RandomInitSource):
     """Random weights that keep activations near unit size."""
 
     origin = "random weights"

@@ -22,12 +22,12 @@ from dzrobot.policies.base import (
     check_session,
 )
 from dzrobot.policies.history import frame_offsets
-from dzrobot.policies.serving.connection import Answer, Connection, ConnectOptions
+from dzrobot.policies.serving.connection import Connection, ConnectOptions, ServerAnswer
 from dzrobot.policies.serving.dialects import Dialect, wire_names, write_observation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timing:
+class ClientTiming:
     """How long plans took, in milliseconds; medians and 95th percentiles."""
 
     plans: int
@@ -66,7 +66,7 @@ class _Episode:
 
 
 @dataclass(frozen=True, eq=False)
-class Ticket:
+class RemoteTicket:
     """The question for one plan, as things stood when it was asked."""
 
     session: str
@@ -123,7 +123,7 @@ class RemotePolicy:
         self._offsets = frame_offsets(embodiment, "recent") if remembers else (0,)
         self._connections: dict[str, Connection] = {"": first}
         self._episodes: dict[str, _Episode] = {}
-        self._answers: deque[Answer] = deque(maxlen=10_000)
+        self._answers: deque[ServerAnswer] = deque(maxlen=10_000)
         self._plans = 0
         self._bytes = [0, 0]
 
@@ -141,13 +141,13 @@ class RemotePolicy:
         }
 
     @property
-    def timing(self) -> Timing | None:
+    def timing(self) -> ClientTiming | None:
         """Return how long the latest 10,000 plans took; None before the first."""
         if not self._answers:
             return None
         trips = [answer.round_trip_ms for answer in self._answers]
         served = [a.server_ms for a in self._answers if a.server_ms is not None]
-        return Timing(
+        return ClientTiming(
             plans=self._plans,
             round_trip_p50=float(np.percentile(trips, 50)),
             round_trip_p95=float(np.percentile(trips, 95)),
@@ -190,7 +190,7 @@ class RemotePolicy:
 
     def request(
         self, *, session: str = DEFAULT_SESSION, leftover: Leftover | None = None
-    ) -> Ticket:
+    ) -> RemoteTicket:
         """Return the question for a plan from the newest observation on; nothing is sent.
 
         Raises:
@@ -203,7 +203,7 @@ class RemotePolicy:
             raise SessionError(f"session {session!r} has observed nothing: call observe first")
         return self._ticket(self._episodes[session], session)
 
-    def result(self, ticket: Ticket) -> Plan | None:
+    def result(self, ticket: RemoteTicket) -> Plan | None:
         """Return the plan that the server makes; None if its episode is over.
 
         Raises:
@@ -281,10 +281,10 @@ class RemotePolicy:
             self._connections[name] = Connection(self._server, self._options)
         return self._connections[name]
 
-    def _ticket(self, episode: _Episode, session: str) -> Ticket:
-        return Ticket(session, episode, self._message(episode))
+    def _ticket(self, episode: _Episode, session: str) -> RemoteTicket:
+        return RemoteTicket(session, episode, self._message(episode))
 
-    def _plan(self, ticket: Ticket) -> NDArray[np.float32]:
+    def _plan(self, ticket: RemoteTicket) -> NDArray[np.float32]:
         episode, connection = ticket.episode, self._connection(ticket.session)
         if not episode.plans:
             # Nothing is lost yet: a connection that broke in between may be made anew.
@@ -314,7 +314,7 @@ class RemotePolicy:
             message |= {"endpoint": "infer", "session_id": episode.name}
         return message
 
-    def _checked(self, answer: Answer) -> NDArray[np.float32]:
+    def _checked(self, answer: ServerAnswer) -> NDArray[np.float32]:
         robot, plan = self.embodiment, answer.actions
         fits = plan.ndim == 2 and plan.shape[1] == robot.action_dim and len(plan) >= self.execute
         if not fits or plan.dtype.kind != "f" or not np.isfinite(plan).all():

@@ -44,7 +44,7 @@ class ConnectOptions:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Answer:
+class ServerAnswer:
     """One plan as it came."""
 
     actions: NDArray[Any]
@@ -113,7 +113,7 @@ class Connection:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def ask(self, request: Mapping[str, Any], *, first: bool) -> Answer:
+    def ask(self, request: Mapping[str, Any], *, first: bool) -> ServerAnswer:
         """Return the plan that answers ``request``.
 
         Args:
@@ -132,7 +132,7 @@ class Connection:
         if isinstance(answer, str):
             raise ServerError(f"{self._server} refuses: {answer.strip()[-2000:]}")
         actions, timing = self._read(answer)
-        return Answer(
+        return ServerAnswer(
             actions=actions,
             round_trip_ms=spent,
             timing=timing,

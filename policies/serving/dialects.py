@@ -92,7 +92,7 @@ class Greeting(BaseModel):
 
 
 @dataclass(frozen=True)
-class Request:
+class ClientRequest:
     """One message of a client, read."""
 
     envelope: Envelope
@@ -111,7 +111,7 @@ def wire_names(robot: Embodiment) -> dict[str, str]:
     return {**table, robot.language: PROMPT}
 
 
-def read_request(message: object, robot: Embodiment) -> Request:
+def read_request(message: object, robot: Embodiment) -> ClientRequest:
     """Return what a client asks.
 
     Raises:
@@ -129,13 +129,13 @@ def read_request(message: object, robot: Embodiment) -> Request:
         ProtocolError,
     )
     if envelope.endpoint == "reset":
-        return Request(envelope, {}, 0)
+        return ClientRequest(envelope, {}, 0)
     names = wire_names(robot)
     _check_names(message, names, robot)
     observation: dict[str, Any] = {key: message[name] for key, name in names.items()}
     for part in robot.state:
         observation[part.key] = _single(observation[part.key])
-    return Request(envelope, observation, _frames(observation, robot))
+    return ClientRequest(envelope, observation, _frames(observation, robot))
 
 
 def write_observation(given: Observation, robot: Embodiment) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from websockets.http11 import Request, Response
 
 from dzrobot.errors import ConfigError
 from dzrobot.policies.serving.dialects import VLLM_PATH
-from dzrobot.policies.serving.metrics import CONTENT_TYPE, Metrics
+from dzrobot.policies.serving.metrics import CONTENT_TYPE, ServerMetrics
 from dzrobot.policies.serving.options import ServeOptions
 
 RETRY_AFTER_S = 5
@@ -18,7 +18,7 @@ _PATHS = ("/", VLLM_PATH)
 _SCHEMES = ("Api-Key ", "Bearer ")
 
 
-class Door:
+class HttpEndpoint:
     """Answers plain HTTP, and lets WebSockets in or not.
 
     Args:
@@ -31,7 +31,7 @@ class Door:
     def __init__(
         self,
         options: ServeOptions,
-        metrics: Metrics,
+        metrics: ServerMetrics,
         *,
         unwell: Callable[[], str],
         unready: Callable[[], str],

@@ -10,7 +10,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _BATCHES = (1, 2, 4, 8, 16, 32)
 
 
-class Metrics:
+class ServerMetrics:
     """Counters of one server; a registry of its own, so that servers of one process do not mix.
 
     Raises:

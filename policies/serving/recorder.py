@@ -19,9 +19,9 @@ import numpy as np
 
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import DzrobotError
-from dzrobot.policies.serving.dialects import Request
-from dzrobot.policies.serving.scheduler import Plan
-from dzrobot.policies.serving.sessions import Client, Session
+from dzrobot.policies.serving.dialects import ClientRequest
+from dzrobot.policies.serving.scheduler import ScheduledPlan
+from dzrobot.policies.serving.sessions import ClientConnection, Session
 from dzrobot.policies.serving.wire import pack, unpack
 from dzrobot.recording import EpisodeWriter
 
@@ -63,7 +63,13 @@ class Recorder:
         self._open: dict[Session, _Kept] = {}
         self._stopped = False
 
-    def note(self, client: Client, session: Session, request: Request, plan: Plan) -> None:
+    def note(
+        self,
+        client: ClientConnection,
+        session: Session,
+        request: ClientRequest,
+        plan: ScheduledPlan,
+    ) -> None:
         """Keep one request and its answer."""
         line = {
             "time": time.time(),
@@ -77,7 +83,7 @@ class Recorder:
         row = {"observation": self._newest(request), "action": np.asarray(plan.actions)[0]}
         self._do(lambda: self._add(client, session, line, row))
 
-    def end(self, client: Client, session: Session) -> None:
+    def end(self, client: ClientConnection, session: Session) -> None:
         """Make what was kept of an episode part of the dataset."""
         self._do(lambda: self._save(client, session))
 
@@ -89,7 +95,7 @@ class Recorder:
         self._writer.close()
         self._lines.close()
 
-    def _newest(self, request: Request) -> dict[str, Any]:
+    def _newest(self, request: ClientRequest) -> dict[str, Any]:
         observation: dict[str, Any] = dict(request.observation)
         for view in self._robot.views:
             frames = observation[view.key]
@@ -106,7 +112,7 @@ class Recorder:
             _log.error("the recording in %s has stopped", self._root, exc_info=error)
 
     def _add(
-        self, client: Client, session: Session, line: dict[str, Any], row: dict[str, Any]
+        self, client: ClientConnection, session: Session, line: dict[str, Any], row: dict[str, Any]
     ) -> None:
         if self._stopped:
             return
@@ -120,7 +126,7 @@ class Recorder:
         self._lines.write(json.dumps(line) + "\n")
         self._lines.flush()
 
-    def _save(self, client: Client | None, session: Session) -> None:
+    def _save(self, client: ClientConnection | None, session: Session) -> None:
         kept = self._open.pop(session, None)
         if kept is None or self._stopped:
             return

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from dzrobot.errors import DzrobotError, ServerError
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import PlanningPolicy
-from dzrobot.policies.serving.metrics import Metrics
+from dzrobot.policies.serving.metrics import ServerMetrics
 from dzrobot.policies.serving.sessions import Session
 
 _log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ScheduledPlan:
     """What came of one request."""
 
     actions: Any
@@ -40,7 +40,7 @@ class _Waiting:
     observation: Observation
     deadline: float
     number: int
-    answer: "asyncio.Future[Plan]"
+    answer: "asyncio.Future[ScheduledPlan]"
     arrived: float = field(default_factory=time.monotonic)
 
 
@@ -58,7 +58,12 @@ class Scheduler:
     """
 
     def __init__(
-        self, policy: PlanningPolicy, metrics: Metrics, *, max_batch: int = 1, window_s: float = 0.0
+        self,
+        policy: PlanningPolicy,
+        metrics: ServerMetrics,
+        *,
+        max_batch: int = 1,
+        window_s: float = 0.0,
     ) -> None:
         self._policy = policy
         self._metrics = metrics
@@ -80,7 +85,9 @@ class Scheduler:
         """Return whether nothing is waited for."""
         return not self._waiting and not self.running
 
-    async def plan(self, session: Session, observation: Observation, within_s: float) -> Plan:
+    async def plan(
+        self, session: Session, observation: Observation, within_s: float
+    ) -> ScheduledPlan:
         """Return the plan of ``session`` for what it sees.
 
         Args:
@@ -93,7 +100,7 @@ class Scheduler:
             ServerError: the policy has failed.
         """
         self._refuse_when_broken()
-        answer: asyncio.Future[Plan] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[ScheduledPlan] = asyncio.get_running_loop().create_future()
         waiting = _Waiting(
             session, observation, time.monotonic() + within_s, next(self._numbers), answer
         )
@@ -180,14 +187,14 @@ class Scheduler:
             answer.timing["queue_ms"] = 1000 * (began - waiting.arrived)
             waiting.answer.set_result(answer)
 
-    def _count(self, waiting: _Waiting, plan: Plan) -> None:
+    def _count(self, waiting: _Waiting, plan: ScheduledPlan) -> None:
         self._metrics.batch.observe(plan.batch)
         for part, milliseconds in plan.timing.items():
             self._metrics.part.labels(part.removesuffix("_ms")).observe(milliseconds / 1000)
         if time.monotonic() > waiting.deadline:
             self._metrics.late.inc()
 
-    def _plan(self, group: Sequence[_Waiting]) -> list[Plan | DzrobotError]:
+    def _plan(self, group: Sequence[_Waiting]) -> list[ScheduledPlan | DzrobotError]:
         """Plan in the policy's thread; who is refused costs the others nothing."""
         for waiting in group:
             session = waiting.session
@@ -204,7 +211,9 @@ class Scheduler:
                 return [error]
             return [answer for waiting in group for answer in self._plan([waiting])]
         return [
-            Plan(actions=result["actions"], timing=dict(result["timing"]), batch=len(group))
+            ScheduledPlan(
+                actions=result["actions"], timing=dict(result["timing"]), batch=len(group)
+            )
             for result in results
         ]
 

@@ -20,22 +20,22 @@ from dzrobot.policies.base import PlanningPolicy
 from dzrobot.policies.serving.dialects import (
     SUBPROTOCOL,
     VLLM_PATH,
+    ClientRequest,
     Dialect,
     Greeting,
-    Request,
     arena_greeting,
     read_request,
     write_actions,
     write_error,
     write_reset,
 )
-from dzrobot.policies.serving.door import Door, tls
-from dzrobot.policies.serving.metrics import Metrics
+from dzrobot.policies.serving.door import HttpEndpoint, tls
+from dzrobot.policies.serving.metrics import ServerMetrics
 from dzrobot.policies.serving.options import ServeOptions
 from dzrobot.policies.serving.recorder import Recorder
-from dzrobot.policies.serving.scheduler import Plan, Scheduler
-from dzrobot.policies.serving.sessions import Client, Seats, Session
-from dzrobot.policies.serving.warmup import Room, warm_up
+from dzrobot.policies.serving.scheduler import ScheduledPlan, Scheduler
+from dzrobot.policies.serving.sessions import ClientConnection, Session, SessionTable
+from dzrobot.policies.serving.warmup import SessionCapacity, warm_up
 from dzrobot.policies.serving.wire import pack, unpack
 
 _log = logging.getLogger(__name__)
@@ -78,16 +78,16 @@ class PolicyServer:
         self._policy = policy
         self._robot = policy.embodiment
         self.options = options or ServeOptions()
-        self.metrics = Metrics()
+        self.metrics = ServerMetrics()
         self._card = dict(card or {})
         self._recorder = recorder
         self._scheduler = Scheduler(
             policy, self.metrics,
             max_batch=self.options.max_batch, window_s=self.options.window_s,
         )  # fmt: skip
-        self._seats = Seats(0, self.options.forget_s)
+        self._seats = SessionTable(0, self.options.forget_s)
         self._room_news = asyncio.Event()
-        self._clients: set[Client] = set()
+        self._clients: set[ClientConnection] = set()
         self._numbers = itertools.count(1)
         self._listeners: list[Server] = []
         self._state = "warming up"
@@ -132,7 +132,7 @@ class PolicyServer:
         return self._robot.execute or self._robot.timing.action_horizon
 
     async def _listen(self) -> None:
-        door = Door(self.options, self.metrics, unwell=self._unwell, unready=self._unready)
+        door = HttpEndpoint(self.options, self.metrics, unwell=self._unwell, unready=self._unready)
         context = tls(self.options)
         wanted = [(self.options.port, Dialect.OPENPI)]
         if self.options.array_port is not None:
@@ -165,8 +165,10 @@ class PolicyServer:
             self._listeners.append(listener)
 
     async def _make_room(self) -> None:
-        room: Room = await self._scheduler.call(lambda: warm_up(self._policy, self.options))
-        self._seats = Seats(room.sessions, self.options.forget_s)
+        room: SessionCapacity = await self._scheduler.call(
+            lambda: warm_up(self._policy, self.options)
+        )
+        self._seats = SessionTable(room.sessions, self.options.forget_s)
         self.metrics.room.set(room.sessions)
         self.metrics.session_bytes.set(room.session_bytes)
         self._state, self.room = "", room.text
@@ -189,7 +191,7 @@ class PolicyServer:
             dialect = Dialect.DZROBOT
         elif socket.request is not None and socket.request.path.startswith(VLLM_PATH):
             dialect = Dialect.VLLM
-        client = Client(next(self._numbers))
+        client = ClientConnection(next(self._numbers))
         self._clients.add(client)
         self.metrics.connections.set(len(self._clients))
         _log.info("client %d: %s from %s", client.number, dialect.value, socket.remote_address[0])
@@ -219,7 +221,9 @@ class PolicyServer:
         )
         return pack(greeting.model_dump())
 
-    async def _exchange(self, dialect: Dialect, client: Client, socket: ServerConnection) -> bool:
+    async def _exchange(
+        self, dialect: Dialect, client: ClientConnection, socket: ServerConnection
+    ) -> bool:
         """Take one message and answer it; return whether another one may follow."""
         try:
             async with asyncio.timeout(self.options.idle_s):
@@ -252,12 +256,14 @@ class PolicyServer:
             return False
         return True
 
-    def _read(self, message: bytes | str) -> Request:
+    def _read(self, message: bytes | str) -> ClientRequest:
         if isinstance(message, str):
             raise ProtocolError(f"requests are binary messages, got the text {shorten(message)}")
         return read_request(unpack(message), self._robot)
 
-    async def _infer(self, dialect: Dialect, client: Client, request: Request) -> bytes:
+    async def _infer(
+        self, dialect: Dialect, client: ClientConnection, request: ClientRequest
+    ) -> bytes:
         envelope = request.envelope
         session = await self._session(client, envelope.session_id or "")
         within = self._period_s if envelope.deadline_ms is None else envelope.deadline_ms / 1000
@@ -273,7 +279,13 @@ class PolicyServer:
         timing["server_ms"] = 1000 * (time.perf_counter() - began)
         return write_actions(dialect, plan.actions, timing)
 
-    def _note(self, client: Client, session: Session, request: Request, plan: Plan) -> None:
+    def _note(
+        self,
+        client: ClientConnection,
+        session: Session,
+        request: ClientRequest,
+        plan: ScheduledPlan,
+    ) -> None:
         session.plans += 1
         session.frames += request.frames
         _log.info(
@@ -291,7 +303,7 @@ class PolicyServer:
         if self._recorder is not None:
             self._recorder.note(client, session, request, plan)
 
-    async def _session(self, client: Client, name: str) -> Session:
+    async def _session(self, client: ClientConnection, name: str) -> Session:
         """Return the episode under ``name``; a new one waits until there is room."""
         found = self._seats.find(client, name, restart_lost=self.options.restart_lost)
         if found is not None:
@@ -310,7 +322,9 @@ class PolicyServer:
         self.metrics.sessions.set(self._seats.count - self._seats.free)
         return session
 
-    def _reset(self, dialect: Dialect, client: Client, request: Request) -> bytes | str:
+    def _reset(
+        self, dialect: Dialect, client: ClientConnection, request: ClientRequest
+    ) -> bytes | str:
         """End what a client names, else all that is its own; nobody else's."""
         envelope = request.envelope
         names: Sequence[str] = list(client.sessions)
@@ -323,7 +337,7 @@ class PolicyServer:
         _log.info("client %d: reset of %d sessions", client.number, len(names))
         return write_reset(dialect)
 
-    def _end(self, client: Client, session: Session | None) -> None:
+    def _end(self, client: ClientConnection, session: Session | None) -> None:
         """Let go of an episode whose client is through with it."""
         if session is None:
             return

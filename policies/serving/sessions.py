@@ -58,7 +58,7 @@ class Session:
 
 
 @dataclass(eq=False)
-class Client:
+class ClientConnection:
     """One connection and its episodes."""
 
     number: int
@@ -76,7 +76,7 @@ class Client:
     """Ids of sessions that ended although nobody reset them."""
 
 
-class Seats:
+class SessionTable:
     """The policy's sessions, free and taken. What holds one is never put out of it while in use."""
 
     def __init__(self, count: int, forget_s: float, clock: Clock = time.monotonic) -> None:
@@ -90,7 +90,7 @@ class Seats:
         """Return how many are free."""
         return len(self._free)
 
-    def find(self, client: Client, name: str, *, restart_lost: bool) -> Session | None:
+    def find(self, client: ClientConnection, name: str, *, restart_lost: bool) -> Session | None:
         """Return the episode that runs under ``name``, or None where one is to begin.
 
         Raises:
@@ -105,7 +105,7 @@ class Seats:
             )
         return session
 
-    def take(self, client: Client, name: str) -> Session | None:
+    def take(self, client: ClientConnection, name: str) -> Session | None:
         """Begin an episode under ``name``, or return None where there is no room now.
 
         Raises:
@@ -125,7 +125,9 @@ class Seats:
         client.lost.discard(name)
         return session
 
-    def end(self, client: Client, name: str, *, next_episode: int | None = None) -> Session | None:
+    def end(
+        self, client: ClientConnection, name: str, *, next_episode: int | None = None
+    ) -> Session | None:
         """End what runs under ``name``, as its client asks; see :meth:`give_back`.
 
         Args:
@@ -142,7 +144,7 @@ class Seats:
                 client.episodes.pop(next(iter(client.episodes)))
         return session
 
-    def forget(self, client: Client, session: Session) -> None:
+    def forget(self, client: ClientConnection, session: Session) -> None:
         """End a session that was abandoned; see :meth:`give_back`.
 
         Raises:
@@ -157,7 +159,7 @@ class Seats:
         """Let others have the seat; the policy has let go of it."""
         self._free.append(session.seat)
 
-    def abandoned(self, client: Client) -> Iterator[Session]:
+    def abandoned(self, client: ClientConnection) -> Iterator[Session]:
         """Yield episodes that ``client`` has left for newer ones long ago, without a reset.
 
         Never the newest one, and never one with a request in flight.

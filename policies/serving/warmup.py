@@ -22,7 +22,7 @@ _SESSION = "warm-up"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class SessionCapacity:
     """How many sessions are taken, and why."""
 
     sessions: int
@@ -39,7 +39,7 @@ class Room:
         )
 
 
-def warm_up(policy: PlanningPolicy, options: ServeOptions) -> Room:
+def warm_up(policy: PlanningPolicy, options: ServeOptions) -> SessionCapacity:
     """Plan as a first and a later call would, and return how many sessions fit.
 
     Raises:
@@ -63,7 +63,7 @@ def warm_up(policy: PlanningPolicy, options: ServeOptions) -> Room:
             f"{measured.free} bytes are free, which is room for {max(0, fitting)}; lower "
             "--max-sessions or --max-batch, or choose a smaller network"
         )
-    return Room(
+    return SessionCapacity(
         sessions=wanted or min(fitting, MOST_SESSIONS),
         session_bytes=measured.session,
         free_bytes=measured.free,

@@ -12,10 +12,10 @@ from dzrobot.envs.franka.make import load_workcell, make_franka
 from dzrobot.envs.franka.teaching import assign, teach, workcell_text
 from dzrobot.errors import ConfigError, RobotError
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
-from dzrobot.rollout.card import card_digest
-from dzrobot.rollout.evaluate import Evaluation, prepare
-from dzrobot.rollout.players import Player
-from dzrobot.rollout.protocol import PROTOCOLS, Selection
+from dzrobot.rollout.evaluation.card import card_digest
+from dzrobot.rollout.evaluation.evaluate import Evaluation, prepare
+from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.policy_spec import PolicySpec
 
 FAKE = ["eval", "--env", "dzrobot/Franka-PnP-fake-v0", "--episodes", "1", "--max-steps", "3"]
 CELL = """
@@ -111,11 +111,11 @@ def test_a_policy_drives_a_real_arm_slowly_until_someone_says_otherwise(cell, tm
 
 
 def card_of(**arguments):
-    selection = Selection(
+    selection = EvalSpec(
         protocol=PROTOCOLS["custom"], suites=(), env="Franka-PnP-v0", tasks=None, episodes=2,
         max_steps=None, seed=0, arguments=arguments,
     )  # fmt: skip
-    return prepare(Evaluation(selection=selection, player=Player(name="hold"))).card
+    return prepare(Evaluation(selection=selection, player=PolicySpec(name="hold"))).card
 
 
 def test_the_card_holds_the_workcell_but_not_where_it_is(cell):

@@ -16,7 +16,7 @@ from operated import POLICY, Operated
 from dzrobot.cli import INTERRUPTED, STOPPED, TERMINATED, main
 from dzrobot.envs.franka.console import OperatorConsole
 from dzrobot.envs.franka.keyboard import Keyboard
-from dzrobot.envs.franka.outcomes import Outcome, Phase
+from dzrobot.envs.franka.outcomes import ArmPhase, OperatorVerdict
 from dzrobot.envs.franka.preview import Preview
 from dzrobot.errors import ConfigError, StoppedError
 from dzrobot.rollout.attended import leaving
@@ -299,21 +299,21 @@ def test_what_was_typed_before_a_question_is_no_answer():
     console = OperatorConsole(keyboard=keyboard)
     keyboard.press("\n")
     with pytest.raises(StoppedError):
-        console.confirm(Phase.STAND_CLEAR, "Stand clear?")
+        console.confirm(ArmPhase.STAND_CLEAR, "Stand clear?")
 
 
 def test_who_has_left_has_stopped_the_arm(console):
     console, keyboard, _ = console
     keyboard.gone = True
     with pytest.raises(StoppedError):
-        console.confirm(Phase.SCENE, "Ready?")
+        console.confirm(ArmPhase.SCENE, "Ready?")
     assert console._stops == 1
 
 
 def test_everything_is_logged_with_its_time(console):
     console, keyboard, folder = console
     keyboard.press("b ")
-    assert console.verdict() is Outcome.FAILURE
+    assert console.verdict() is OperatorVerdict.FAILURE
     assert console.wants_stop()
     events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == ["verdict", "stop"]

@@ -11,16 +11,16 @@ import pytest
 from dzrobot.cli import main
 from dzrobot.commands.replay import load_recording
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.emulators.bench import SERIALS
+from dzrobot.envs.emulators.launcher import SERIALS
 from dzrobot.envs.franka.arm import REMEDIES, Mode
-from dzrobot.envs.franka.cells import EmulatedCell
-from dzrobot.envs.franka.checkup import checkup
 from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.diagnostics import checkup
 from dzrobot.envs.franka.keyboard import Keyboard
 from dzrobot.envs.franka.make import load_workcell
+from dzrobot.envs.franka.workcells import EmulatedCell
 from dzrobot.errors import DatasetError
 from dzrobot.recording import EpisodeWriter
-from dzrobot.rollout.demonstration import KeyboardActor, RecordedEnv, record_episode
+from dzrobot.rollout.demonstrations.record import KeyboardActor, RecordedEnv, record_episode
 from dzrobot.rollout.environment import made_environment
 from dzrobot.rollout.episode import EpisodeRules
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
@@ -154,7 +154,7 @@ def test_only_success_keeps_nothing_else(record, capsys):
         (["--call", "no.such.module:drift"], "no.such.module"),
         (["--policy", "nonsense"], "nonsense"),
         (["--policy", "hold", "--env", "dzrobot/none-v0"], "unknown environment"),
-        (["--policy", "hold", "--env-arg", "colour=red"], "colour"),
+        (["--policy", "hold", "--env-arg", "color=red"], "color"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused_before_anything_moves(words, said, record, capsys):

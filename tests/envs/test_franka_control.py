@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dzrobot.envs.franka.arm import Mode
-from dzrobot.envs.franka.checkup import _mode, _states
 from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.diagnostics import _mode, _states
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fakes import HOME, READY, FakeArm, FakeCamera
 from dzrobot.envs.franka.franky_driver import _Way

@@ -16,8 +16,8 @@ import pytest
 from dzrobot.cli import main
 from dzrobot.envs.emulators import kinematics, wire
 from dzrobot.envs.emulators.arm import EmulatedArm
-from dzrobot.envs.emulators.bench import SERIALS, Bench, BenchAddress
 from dzrobot.envs.emulators.faults import Faults
+from dzrobot.envs.emulators.launcher import SERIALS, EmulatorLauncher, LauncherAddress
 from dzrobot.envs.emulators.message import StateMessage
 from dzrobot.envs.emulators.robot_server import RobotServer
 from dzrobot.errors import RobotError
@@ -66,7 +66,7 @@ def is_served(connection):
 
 
 def test_arm_takes_one_client_and_the_next_as_soon_as_it_left():
-    host = BenchAddress.for_process(2).host
+    host = LauncherAddress.for_process(2).host
     robot = RobotServer(host, Faults())
     robot.start()
     try:
@@ -103,8 +103,8 @@ GRIPPER_NOISE = {
 
 
 def test_noise_closes_its_own_connection_and_the_next_client_is_served():
-    address = BenchAddress.for_process(6)
-    with Bench(address, serials=()) as bench:
+    address = LauncherAddress.for_process(6)
+    with EmulatorLauncher(address, serials=()) as bench:
         for port, header, messages in (
             (wire.ROBOT_PORT, wire.ROBOT_HEADER, ROBOT_NOISE),
             (wire.GRIPPER_PORT, wire.GRIPPER_HEADER, GRIPPER_NOISE),
@@ -144,7 +144,7 @@ def test_emulators_listen_within_this_machine_alone(host, capsys):
 
 
 def test_emulate_ends_on_sigterm_without_children_or_a_traceback():
-    host = BenchAddress.for_process(7).host
+    host = LauncherAddress.for_process(7).host
     program = subprocess.Popen(
         [sys.executable, "-m", "dzrobot.cli", "emulate", "franka", "--no-cameras", "--host", host],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -161,8 +161,8 @@ def test_emulate_ends_on_sigterm_without_children_or_a_traceback():
 
 
 def test_an_arm_server_that_is_terminated_ends_without_a_traceback():
-    address = BenchAddress.for_process(8)
-    with Bench(address, serials=()) as bench:
+    address = LauncherAddress.for_process(8)
+    with EmulatorLauncher(address, serials=()) as bench:
         bench._arm.terminate()
         assert bench._arm.wait(timeout=60) == 0
 
@@ -171,7 +171,7 @@ def test_an_arm_server_that_is_terminated_ends_without_a_traceback():
 def bench():
     pytest.importorskip("franky", reason="needs franky-control (x86_64 Linux)")
     pytest.importorskip("pyrealsense2", reason="needs pyrealsense2 (x86_64 Linux)")
-    with Bench(BenchAddress.for_process(1)) as running:
+    with EmulatorLauncher(LauncherAddress.for_process(1)) as running:
         yield running
 
 

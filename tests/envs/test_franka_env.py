@@ -11,7 +11,7 @@ from gymnasium.utils.env_checker import check_env
 import dzrobot  # noqa: F401
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.franka.camera import fit
-from dzrobot.envs.franka.clock import Pace
+from dzrobot.envs.franka.clock import RateLimiter
 from dzrobot.envs.franka.config import CameraConfig, FrankaConfig
 from dzrobot.envs.franka.console import OperatorConsole
 from dzrobot.envs.franka.dry_run import DryRunArm
@@ -28,13 +28,13 @@ from dzrobot.envs.franka.franky_driver import version_hint
 from dzrobot.envs.franka.keyboard import Keyboard
 from dzrobot.envs.franka.lock import ArmLock
 from dzrobot.envs.franka.make import make_franka
-from dzrobot.envs.franka.outcomes import Outcome
+from dzrobot.envs.franka.outcomes import OperatorVerdict
 from dzrobot.envs.franka.poses import pose_of
 from dzrobot.errors import ConfigError, RobotError, StoppedError
-from dzrobot.rollout.demonstration import KeyboardActor
-from dzrobot.rollout.evaluate import Evaluation, prepare
-from dzrobot.rollout.players import Player
-from dzrobot.rollout.protocol import PROTOCOLS, Selection
+from dzrobot.rollout.demonstrations.record import KeyboardActor
+from dzrobot.rollout.evaluation.evaluate import Evaluation, prepare
+from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.policy_spec import PolicySpec
 
 STILL = np.zeros(7, np.float32)
 
@@ -199,7 +199,9 @@ def test_success_by_callback(monkeypatch):
     assert env.step(STILL)[2]
 
 
-@pytest.mark.parametrize(("said", "reward"), [(Outcome.SUCCESS, 1.0), (Outcome.FAILURE, 0.0)])
+@pytest.mark.parametrize(
+    ("said", "reward"), [(OperatorVerdict.SUCCESS, 1.0), (OperatorVerdict.FAILURE, 0.0)]
+)
 def test_an_operator_decides(said, reward):
     operator = FakeOperator()
     env, _, _ = make(operator, reward={"rule": "operator"})
@@ -216,7 +218,7 @@ def test_keys_are_verdicts_stops_and_actions():
     keyboard.press("wwaG xc g")
     action, _ = driver.act({})
     np.testing.assert_allclose(action, (0.5, 0.5, 0, 0, 0, 0, -1))
-    assert operator.verdict() is Outcome.SUCCESS
+    assert operator.verdict() is OperatorVerdict.SUCCESS
     assert operator.wants_stop()
     assert driver.wants_end()
     assert not driver.wants_end()
@@ -365,11 +367,11 @@ def test_the_gripper_has_a_published_and_a_gentle_preset():
 
 def test_a_policy_of_another_frame_is_refused_before_anything_moves(monkeypatch):
     monkeypatch.setitem(sys.modules, "franka_callbacks", sys.modules[__name__])
-    selection = Selection(
+    selection = EvalSpec(
         protocol=PROTOCOLS["custom"], env="dzrobot/Franka-PnP-fake-v0", episodes=1,
         arguments={"action": {"frame": "base"}},
     )  # fmt: skip
-    player = Player(name="franka_callbacks:always")
+    player = PolicySpec(name="franka_callbacks:always")
     with pytest.raises(ConfigError, match=r"'base'.*'ee_adjoint'.*action.frame"):
         prepare(Evaluation(selection=selection, player=player))
 
@@ -435,7 +437,7 @@ def test_one_program_moves_one_arm(tmp_path):
 
 def test_late_steps_are_counted_and_not_caught_up():
     clock = FakeClock()
-    pace = Pace(clock, 0.1)
+    pace = RateLimiter(clock, 0.1)
     pace.wait()
     clock.sleep_until(clock.now() + 0.35)
     pace.wait()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dzrobot.envs.emulators.faults import Faults
-from dzrobot.envs.franka.cells import EmulatedCell
 from dzrobot.envs.franka.make import connectable, load_workcell
+from dzrobot.envs.franka.workcells import EmulatedWorkcell
 from dzrobot.errors import DzrobotError, RobotError, SafetyError, StoppedError
 
 pytestmark = pytest.mark.robot
@@ -173,7 +173,7 @@ def workcell():
         "limits": {"stop_after_s": 1.5, "hold_after_s": 0.3, "step_rad": 0.18, "turn_rad_s": 4.0},
         "reward": {"rule": "none"},
     }
-    cell = EmulatedCell(rate=math.inf)
+    cell = EmulatedWorkcell(rate=math.inf)
     env = connectable(cell, load_workcell("emulated", values))
     yield cell, env
     env.close()

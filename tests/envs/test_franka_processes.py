@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from dzrobot.envs.franka.arm import DisconnectedError
-from dzrobot.envs.franka.cells import EmulatedCell
 from dzrobot.envs.franka.clock import SystemClock
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fakes import FakeArm, FakeCamera
 from dzrobot.envs.franka.make import connectable, load_workcell
 from dzrobot.envs.franka.process import DriverProcess, Latest
+from dzrobot.envs.franka.workcells import EmulatedWorkcell
 from dzrobot.errors import DzrobotError, RobotError
 
 GAP_S = 0.2
@@ -202,7 +202,7 @@ class Heartbeats:
         self._own.value = self._other.value = 0.0
 
 
-class KeptCell(EmulatedCell):
+class KeptCell(EmulatedWorkcell):
     """Emulators that stay when an environment closes."""
 
     def close(self):
@@ -343,11 +343,11 @@ def test_the_environments_process_imports_no_native_driver_and_ends_beside_a_stu
     script = textwrap.dedent("""
         import os, signal, sys
         import numpy as np
-        from dzrobot.envs.franka.cells import EmulatedCell
+        from dzrobot.envs.franka.workcells import EmulatedWorkcell
         from dzrobot.envs.franka.make import connectable, load_workcell
 
         values = {"reward": {"rule": "none"}, "limits": {"frame_age_s": 5.0, "state_age_s": 5.0}}
-        cell = EmulatedCell()
+        cell = EmulatedWorkcell()
         env = connectable(cell, load_workcell("emulated", values))
         env.reset()
         env.step(np.zeros(7, np.float32))

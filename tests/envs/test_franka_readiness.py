@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from dzrobot.envs.franka.arm import REMEDIES, ControllerEndedError, Mode
-from dzrobot.envs.franka.cells import EmulatedCell
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fakes import (
@@ -20,6 +19,7 @@ from dzrobot.envs.franka.fakes import (
 )
 from dzrobot.envs.franka.make import connectable, load_workcell
 from dzrobot.envs.franka.outcomes import Phase
+from dzrobot.envs.franka.workcells import EmulatedCell
 from dzrobot.errors import RobotError, StoppedError
 
 STILL = np.zeros(7, np.float32)

@@ -25,9 +25,9 @@ from dzrobot.envs.franka.safety import (
     COLLISIONS,
     RECOVERABLE,
     Abort,
-    Reach,
+    CommandTimeout,
     RefusalError,
-    Silence,
+    SlewLimits,
     Workspace,
     check_contact,
     check_first_target,
@@ -120,7 +120,7 @@ def restore(arm):
 @given(CONFIG, st.lists(EVENT, min_size=1, max_size=25))
 def test_no_sequence_of_events_moves_a_target_out_of_bounds(config, events):
     env, arm, cameras = make(config)
-    workspace, reach = Workspace(config), Reach.of(config)
+    workspace, reach = Workspace(config), SlewLimits.of(config)
     spring = config.controller
     env.reset()
     for event, value in events:
@@ -152,9 +152,9 @@ def test_no_sequence_of_events_moves_a_target_out_of_bounds(config, events):
             assert is_pose(target)
             assert workspace.contains(target, slack=1e-6)
             inside = workspace.clip(at)
-            metres = np.linalg.norm(target[:3, 3] - inside[:3, 3])
+            meters = np.linalg.norm(target[:3, 3] - inside[:3, 3])
             lag = np.linalg.norm(before[:3, 3] - inside[:3, 3])
-            assert metres <= max(reach.step_m, lag) + 1e-6
+            assert meters <= max(reach.step_m, lag) + 1e-6
             # What the spring may press with: it answers no more than its clip on each axis.
             stretch = np.minimum(np.abs(target[:3, 3] - inside[:3, 3]), spring.error_clip_m)
             pressed = spring.translational_stiffness * np.linalg.norm(stretch)
@@ -175,7 +175,7 @@ def test_no_sequence_of_events_moves_a_target_out_of_bounds(config, events):
 )
 def test_any_desired_pose_becomes_a_target_within_all_limits(desired, measured, last):
     config = FrankaConfig()
-    workspace, reach = Workspace(config), Reach.of(config)
+    workspace, reach = Workspace(config), SlewLimits.of(config)
     low = np.concatenate([config.limits.workspace_low, -np.array(config.limits.tilt)])
     high = np.concatenate([config.limits.workspace_high, np.array(config.limits.tilt)])
     here = workspace.pose(low + (np.array(measured) + 1) / 2 * (high - low))
@@ -285,8 +285,8 @@ def test_errors_are_recovered_from_only_when_all_are_allowed():
 @given(st.floats(0, 200))
 def test_silence_first_holds_then_stops(seconds):
     expected = (
-        Silence.STOP if seconds >= LIMITS.stop_after_s
-        else Silence.HOLD if seconds >= LIMITS.hold_after_s else Silence.NONE
+        CommandTimeout.STOP if seconds >= LIMITS.stop_after_s
+        else CommandTimeout.HOLD if seconds >= LIMITS.hold_after_s else CommandTimeout.NONE
     )  # fmt: skip
     assert on_silence(seconds, LIMITS) is expected
 
@@ -322,12 +322,12 @@ def test_wrapping_keeps_the_angle(angle):
 
 @SOME
 @given(st.lists(st.floats(-1, 1), min_size=6, max_size=6), st.floats(0.01, 0.5))
-def test_a_way_is_walked_in_limited_steps(place, metres):
+def test_a_way_is_walked_in_limited_steps(place, meters):
     goal = pose_of(place[:3], place[3:])
     pose = np.eye(4)
     for _ in range(400):
-        step = towards(pose, goal, metres=metres, radians=0.3)
-        assert np.linalg.norm(step[:3, 3] - pose[:3, 3]) <= metres + 1e-9
+        step = towards(pose, goal, meters=meters, radians=0.3)
+        assert np.linalg.norm(step[:3, 3] - pose[:3, 3]) <= meters + 1e-9
         assert angle_between(pose, step) <= 0.3 + 1e-9
         pose = step
     np.testing.assert_allclose(pose, goal, atol=1e-9)

@@ -18,7 +18,7 @@ from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.facts import workcell_digest
 from dzrobot.envs.franka.fakes import HOME, FakeArm, FakeCamera, FakeClock, FakeOperator
 from dzrobot.envs.franka.lock import ArmLock, private_folder, runtime_folder
-from dzrobot.envs.franka.outcomes import Outcome, Phase
+from dzrobot.envs.franka.outcomes import ArmPhase, OperatorVerdict
 from dzrobot.envs.franka.poses import distance_between
 from dzrobot.envs.franka.safety import HARDWARE_FAULTS, RECOVERS_ALONE, SAFETY_STOPS, Abort
 from dzrobot.envs.franka.stops import Stops
@@ -252,7 +252,7 @@ def test_a_reset_that_fails_leaves_the_arm_holding_where_it_is(happens, raised):
 def test_what_stops_a_reset_says_what_ends_the_stop():
     operator = FakeOperator()
     env, arm, _ = make(operator, arm=displaced(), address=ADDRESS)
-    operator.refuses = Phase.STAND_CLEAR
+    operator.refuses = ArmPhase.STAND_CLEAR
     with pytest.raises(StoppedError, match=f"dzrobot acknowledge {ADDRESS}"):
         env.reset()
     env.acknowledge()
@@ -326,11 +326,11 @@ def test_a_reflex_during_a_recovery_is_an_abort(when):
 def test_people_are_asked_before_anything_moves_and_before_the_episode():
     operator = FakeOperator()
     env, arm, _ = make(operator, arm=displaced())
-    operator.refuses = Phase.STAND_CLEAR
+    operator.refuses = ArmPhase.STAND_CLEAR
     with pytest.raises(StoppedError):
         env.reset()
     assert arm.moves == []
-    operator.refuses = Phase.STOPPED
+    operator.refuses = ArmPhase.STOPPED
     with pytest.raises(StoppedError):
         env.reset()
     assert arm.moves == []
@@ -338,7 +338,7 @@ def test_people_are_asked_before_anything_moves_and_before_the_episode():
     operator.shown.clear()
     env.reset()
     assert operator.shown == [
-        Phase.STOPPED, Phase.STAND_CLEAR, Phase.MOVING, Phase.SCENE, Phase.RUNNING
+        ArmPhase.STOPPED, ArmPhase.STAND_CLEAR, ArmPhase.MOVING, ArmPhase.SCENE, ArmPhase.RUNNING
     ]  # fmt: skip
     env.close()
 
@@ -352,7 +352,7 @@ def test_the_arm_is_not_controlled_while_the_scene_is_set():
     controlled = {}
     env, arm, _ = make(Looking(), arm=displaced())
     env.reset()
-    assert controlled == {Phase.STAND_CLEAR: False, Phase.SCENE: False}
+    assert controlled == {ArmPhase.STAND_CLEAR: False, ArmPhase.SCENE: False}
     assert arm.state().controlled
     env.close()
 
@@ -365,25 +365,30 @@ def test_a_pause_rests_the_arm_and_shows_what_is_new():
     operator.pauses = True
     *_, truncated, info = env.step(STILL)
     assert not truncated
-    assert operator.shown == [Phase.PAUSED, Phase.RUNNING]
-    operator.pauses, operator.refuses = True, Phase.PAUSED
+    assert operator.shown == [ArmPhase.PAUSED, ArmPhase.RUNNING]
+    operator.pauses, operator.refuses = True, ArmPhase.PAUSED
     *_, truncated, info = env.step(STILL)
     assert (truncated, info["abort"]) == (True, "operator_stop")
     env.close()
 
 
 @pytest.mark.parametrize("rule", ["none", "operator"])
-@pytest.mark.parametrize("said", [Outcome.SUCCESS, Outcome.FAILURE, Outcome.DISCARDED])
+@pytest.mark.parametrize(
+    "said", [OperatorVerdict.SUCCESS, OperatorVerdict.FAILURE, OperatorVerdict.DISCARDED]
+)
 def test_a_persons_word_counts_whatever_the_rule(rule, said):
     operator = FakeOperator()
     env, _, _ = make(operator, reward={"rule": rule})
     env.reset()
     operator.said = said
     _, reward, terminated, truncated, info = env.step(STILL)
-    assert reward == float(said is Outcome.SUCCESS)
-    assert (terminated, truncated) == (said is not Outcome.DISCARDED, said is Outcome.DISCARDED)
+    assert reward == float(said is OperatorVerdict.SUCCESS)
+    assert (terminated, truncated) == (
+        said is not OperatorVerdict.DISCARDED,
+        said is OperatorVerdict.DISCARDED,
+    )
     assert info["reset_reason"] == said.value
-    assert bool(info["fault"]) == (said is Outcome.DISCARDED)
+    assert bool(info["fault"]) == (said is OperatorVerdict.DISCARDED)
     env.close()
 
 

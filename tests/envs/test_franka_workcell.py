@@ -12,14 +12,14 @@ from gymnasium.utils.env_checker import check_env
 from dzrobot.cli import main
 from dzrobot.commands.replay import load_recording, replay
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.emulators.bench import SERIALS
+from dzrobot.envs.emulators.launcher import SERIALS
 from dzrobot.envs.franka.camera import RealSenseCamera
-from dzrobot.envs.franka.cells import EmulatedCell
 from dzrobot.envs.franka.config import CameraConfig
 from dzrobot.envs.franka.make import connectable, load_workcell
+from dzrobot.envs.franka.workcells import EmulatedWorkcell
 from dzrobot.errors import RobotError
 from dzrobot.recording import EpisodeWriter
-from dzrobot.rollout.demonstration import RecordedEnv, ReplayActor, record_episode
+from dzrobot.rollout.demonstrations.record import RecordedEnv, ReplayActor, record_episode
 from dzrobot.rollout.episode import EpisodeRules
 from dzrobot.training.data.dataset import DatasetReader
 
@@ -38,7 +38,7 @@ def _libraries():
 @pytest.fixture(scope="module")
 def env():
     values = {"reward": {"rule": "none"}, "reset": {"speed_m_s": 0.4}}
-    env = connectable(EmulatedCell(rate=math.inf), load_workcell("emulated", values))
+    env = connectable(EmulatedWorkcell(rate=math.inf), load_workcell("emulated", values))
     yield env
     env.close()
 
@@ -174,7 +174,7 @@ def test_a_change_of_the_gripper_delays_one_step_and_no_other(env):
 
 def test_planned_motions_follow_too():
     values = {"controller": {"kind": "motion"}, "reward": {"rule": "none"}}
-    env = connectable(EmulatedCell(rate=math.inf), load_workcell("emulated", values))
+    env = connectable(EmulatedWorkcell(rate=math.inf), load_workcell("emulated", values))
     env.reset()
     for _ in range(30):
         observation, _, _, truncated, info = env.step(np.array([0.5] + [0] * 6, np.float32))
@@ -196,7 +196,7 @@ def test_check_env_passes_on_the_emulators():
 
 
 def test_a_missing_camera_is_named_beside_those_found():
-    cell = EmulatedCell(rate=math.inf)
+    cell = EmulatedWorkcell(rate=math.inf)
     cell.open()
     config = CameraConfig(key="video.image", serial="0")
     with pytest.raises(RobotError, match=f"no camera 0; found: {', '.join(SERIALS)}"):

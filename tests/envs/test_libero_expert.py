@@ -12,12 +12,12 @@ from dzrobot.errors import SimulatorError
 
 
 def boxes(*items):
-    """Upright boxes, each (centre, half edges)."""
-    centres, halves = (np.array(part, float).reshape(-1, 3) for part in zip(*items, strict=True))
-    return Boxes(centre=centres, axes=np.tile(np.eye(3), (len(items), 1, 1)), half=halves)
+    """Upright boxes, each (center, half edges)."""
+    centers, halves = (np.array(part, float).reshape(-1, 3) for part in zip(*items, strict=True))
+    return Boxes(center=centers, axes=np.tile(np.eye(3), (len(items), 1, 1)), half=halves)
 
 
-NOTHING = Boxes(centre=np.zeros((0, 3)), axes=np.zeros((0, 3, 3)), half=np.zeros((0, 3)))
+NOTHING = Boxes(center=np.zeros((0, 3)), axes=np.zeros((0, 3, 3)), half=np.zeros((0, 3)))
 
 
 def test_boxes_measure_distance_and_height():

@@ -12,7 +12,7 @@ import dzrobot.commands.plan
 import dzrobot.commands.record
 import dzrobot.commands.replay
 import dzrobot.envs.fakes
-from dzrobot.rollout.protocol import PROTOCOLS
+from dzrobot.rollout.evaluation.protocol import PROTOCOLS
 
 WHOLE = (
     "",

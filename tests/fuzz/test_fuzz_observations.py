@@ -107,7 +107,7 @@ BAD = {
     "dates image": image(lambda x: np.zeros(x.shape, "M8[s]")),
     "CHW image": image(lambda x: x.transpose(2, 0, 1)),
     "other size": image(lambda x: x[::2, ::2]),
-    "grey image": image(lambda x: x[..., 0]),
+    "gray image": image(lambda x: x[..., 0]),
     "RGBA image": image(lambda x: np.concatenate([x, x[..., :1]], -1)),
     "0 x 0": image(lambda x: x[:0, :0]),
     "0-d image": image(lambda x: np.uint8(3)),

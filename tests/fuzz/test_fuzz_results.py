@@ -12,9 +12,9 @@ import dzrobot.commands.merge
 import dzrobot.envs.fakes  # noqa: F401 (loaded here, not in every child)
 from dzrobot.documents import parse_json
 from dzrobot.errors import ProtocolError
-from dzrobot.rollout.card import read_card, read_cases
-from dzrobot.rollout.protocol import Case
-from dzrobot.rollout.records import Record, RecordFile
+from dzrobot.rollout.evaluation.card import read_card, read_cases
+from dzrobot.rollout.evaluation.protocol import EpisodeSpec
+from dzrobot.rollout.evaluation.records import Record, RecordFile
 
 RUN = (
     "eval", "--env=dzrobot/point-v0", "--env-arg=resolution=32", "--policy=random", "--episodes=3",
@@ -184,7 +184,7 @@ def test_merging_what_cannot_be_merged(whole, copy, tmp_path):
     "init_state_id": None, "max_steps": 5, "noise_key": 6, "repeat_of": None,
 }))  # fmt: skip
 def test_cases_of_anything(content):
-    refuses(lambda: parse_json(content, Case, "cases.jsonl:1", ProtocolError))
+    refuses(lambda: parse_json(content, EpisodeSpec, "cases.jsonl:1", ProtocolError))
 
 
 @settings(max_examples=200, deadline=None)

@@ -54,7 +54,7 @@ REFUSED = {
     "has no 'statistics'": (STATE[:2], None),
     "has no 'state', needed for state.state": (STATE[:3], None),
     "has no 'state', needed for state.state. It has: none": (STATE, None),
-    "has no 'q99', which the normalisation 'q99' of state.state needs": ((*STATE, "q99"), None),
+    "has no 'q99', which the normalization 'q99' of state.state needs": ((*STATE, "q99"), None),
     "q01 has 2 numbers, state.state of the embodiment has 8": ((*STATE, "q01"), [0, 1]),
     "q01 must be a list of numbers": ((*STATE, "q01"), "0"),
     "q01 holds a number that is not finite": ((*STATE, "q01"), [float("nan")] * 8),

@@ -64,7 +64,7 @@ def test_decoding_what_was_encoded_returns_it(tag, fractions, joints, seed):
         np.testing.assert_allclose(decoded[key], window[key], atol=3e-6)
 
 
-def test_normalisation_by_hand():
+def test_normalization_by_hand():
     pipeline = bounded(LIBERO, -2.0, 6.0)
     state = np.asarray([[-2, 6, 2, 0, -3, 7, 4, 5]], np.float32)
     encoded = pipeline.encode_vectors({"state.state": state, LIBERO.language: "go"})

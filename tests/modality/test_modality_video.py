@@ -1,4 +1,4 @@
-"""Pictures: an independent resize, crops, tiles and colours."""
+"""Pictures: an independent resize, crops, tiles and colors."""
 
 import colorsys
 import itertools
@@ -14,7 +14,7 @@ from dzrobot.modality.augment import (
     ADJUSTMENTS,
     Augmentation,
     AugmentConfig,
-    adjust_colours,
+    adjust_colors,
     draw_augmentation,
 )
 from dzrobot.modality.video import encode_views, tile
@@ -28,14 +28,14 @@ def triangle_weights(source: int, target: int) -> np.ndarray:
     support = max(scale, 1.0)
     weights = np.zeros((target, source))
     for i in range(target):
-        centre = (i + 0.5) * scale
-        distance = np.abs(np.arange(source) + 0.5 - centre) / support
+        center = (i + 0.5) * scale
+        distance = np.abs(np.arange(source) + 0.5 - center) / support
         weights[i] = np.clip(1 - distance, 0, None)
     return weights / weights.sum(1, keepdims=True)
 
 
 def plain_resize(frames: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """``(T, H, W, 3)`` uint8 to the grey levels before truncation, in double precision."""
+    """``(T, H, W, 3)`` uint8 to the gray levels before truncation, in double precision."""
     rows = triangle_weights(frames.shape[1], size[0])
     columns = triangle_weights(frames.shape[2], size[1])
     return np.einsum("ih,thwc,jw->tijc", rows, frames.astype(float), columns, optimize=True)
@@ -56,7 +56,7 @@ def noise(resolution, frames=2, seed=0):
     ("resolution", "size"),
     [((64, 64), (64, 64)), ((60, 80), (32, 48)), ((30, 40), (64, 80)), ((61, 77), (33, 47))],
 )
-def test_evaluation_equals_a_plain_resize_of_the_centre(resolution, size):
+def test_evaluation_equals_a_plain_resize_of_the_center(resolution, size):
     robot = sized(resolution, size)
     frames = noise(resolution)
     height, width = (int(0.95 * n) for n in resolution)
@@ -106,9 +106,9 @@ def test_tiles_repeat_pixels_and_leave_black():
     assert wide.tolist() == [[1, 1, 2, 2], [1, 2, 1, 2]]
 
 
-def plain_colours(frame: np.ndarray, draw: Augmentation) -> np.ndarray:
+def plain_colors(frame: np.ndarray, draw: Augmentation) -> np.ndarray:
     """One frame ``(H, W, 3)`` in [0, 1], pixel by pixel in double precision."""
-    grey = np.array([0.2989, 0.587, 0.114])
+    gray = np.array([0.2989, 0.587, 0.114])
 
     def blend(x, other, factor):
         return np.clip(factor * x + (1 - factor) * other, 0, 1)
@@ -122,8 +122,8 @@ def plain_colours(frame: np.ndarray, draw: Augmentation) -> np.ndarray:
 
     steps = {
         "brightness": lambda x: blend(x, 0, draw.brightness),
-        "contrast": lambda x: blend(x, (x @ grey).mean(), draw.contrast),
-        "saturation": lambda x: blend(x, (x @ grey)[..., None], draw.saturation),
+        "contrast": lambda x: blend(x, (x @ gray).mean(), draw.contrast),
+        "saturation": lambda x: blend(x, (x @ gray)[..., None], draw.saturation),
         "hue": turn,
     }
     for name in draw.order:
@@ -132,19 +132,19 @@ def plain_colours(frame: np.ndarray, draw: Augmentation) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sample", range(24))
-def test_colours_equal_a_plain_reference(sample):
+def test_colors_equal_a_plain_reference(sample):
     draw = draw_augmentation(11, sample)
     frames = noise((9, 13), frames=2, seed=sample) / 255
-    # Greys, black, white and pure colours have edge cases of their own in the hue.
+    # Grays, black, white and pure colors have edge cases of their own in the hue.
     frames[0, 0, :7] = list(itertools.product((0, 1), repeat=3))[:7]
     frames[0, 1, :3] = [[0.5] * 3, [1.0] * 3, [0.2, 0.2, 0.9]]
-    moved = adjust_colours(torch.from_numpy(frames).float().permute(0, 3, 1, 2), draw)
-    expected = np.stack([plain_colours(frame, draw) for frame in frames])
+    moved = adjust_colors(torch.from_numpy(frames).float().permute(0, 3, 1, 2), draw)
+    expected = np.stack([plain_colors(frame, draw) for frame in frames])
     np.testing.assert_allclose(moved.permute(0, 2, 3, 1).numpy(), expected, atol=5e-6)
 
 
 def test_training_pictures_equal_a_plain_reference():
-    """Crop, resize, colour and truncation together: at most one grey level apart."""
+    """Crop, resize, color and truncation together: at most one gray level apart."""
     robot = sized((40, 60), (32, 48))
     for sample in range(4):
         draw = draw_augmentation(3, sample)
@@ -153,7 +153,7 @@ def test_training_pictures_equal_a_plain_reference():
         picture = encode_views(views, robot, [draw])[:, :, :48].numpy().astype(float)
         top, left = (int(place * (room + 1)) for place, room in zip(draw.crop, (2, 3), strict=True))
         resized = plain_resize(frames[:, top : top + 38, left : left + 57], (32, 48)) / 255
-        expected = np.stack([plain_colours(frame, draw) for frame in resized])
+        expected = np.stack([plain_colors(frame, draw) for frame in resized])
         levels = np.abs(picture - np.floor(expected * 255))
         assert levels.max() <= 1
         assert levels.mean() <= 0.01
@@ -161,7 +161,7 @@ def test_training_pictures_equal_a_plain_reference():
 
 def test_neutral_factors_change_nothing():
     frames = torch.from_numpy(noise((9, 13)) / 255).float().permute(0, 3, 1, 2)
-    torch.testing.assert_close(adjust_colours(frames, PLAIN), frames, rtol=0, atol=1e-6)
+    torch.testing.assert_close(adjust_colors(frames, PLAIN), frames, rtol=0, atol=1e-6)
 
 
 def test_draws_depend_on_seed_and_sample_alone():

@@ -62,7 +62,7 @@ def write_pickled(origin: Path, target: Path, nesting: str) -> Path:
 
 
 def write_dcp_run(origin: Path, target: Path) -> Path:
-    """Write ``actor/dcp_checkpoint`` of a training run, optimiser state included."""
+    """Write ``actor/dcp_checkpoint`` of a training run, optimizer state included."""
     folder = copy_sidecars(origin, target) / "actor/dcp_checkpoint"
     state = as_trainer_saves(tensors_of(origin))
     momenta = {name: {"exp_avg": tensor, "step": 3} for name, tensor in list(state.items())[:3]}

@@ -111,9 +111,9 @@ def test_cold_start(tiny, tmp_path):
     folder, wanted = write_components(tiny, tmp_path / "wan"), tensors_of(tiny)
     done = convert([folder], tmp_path / "start", ConvertOptions(config_from=tiny, seed=5))
     model_type = open_checkpoint(tiny).config.dit.model_type
-    assert set(done.initialised) == absent_from_components(wanted, model_type)
+    assert set(done.initialized) == absent_from_components(wanted, model_type)
     given = loaded(tmp_path / "start")
-    fresh = {name: given.pop(name) for name in done.initialised}
+    fresh = {name: given.pop(name) for name in done.initialized}
     assert_equal(given, {name: wanted[name] for name in given})
     for name, tensor in fresh.items():
         match name.rpartition(".")[2], tensor.ndim:

@@ -78,7 +78,7 @@ def test_passport_is_read_back_equal(passport, tmp_path):
         lambda data: data.update(surprise=1),
         lambda data: data.pop("embodiments"),
         lambda data: data.update(embodiments=[]),
-        lambda data: data.update(embodiments={"x": {"colour": 1}}),
+        lambda data: data.update(embodiments={"x": {"color": 1}}),
         lambda data: data.update(embodiments={"x": 3}),
     ],
 )

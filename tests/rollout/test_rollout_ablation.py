@@ -1,4 +1,4 @@
-"""Spoiled pictures: other places, the same colours; everything else stays."""
+"""Spoiled pictures: other places, the same colors; everything else stays."""
 
 from dataclasses import replace
 
@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 import dzrobot  # noqa: F401 (registers the ids)
-from dzrobot.rollout.ablation import spoil
-from dzrobot.rollout.protocol import PROTOCOLS, Selection, plan_cases
+from dzrobot.rollout.evaluation.ablation import ablated
+from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec, plan_episodes
 
-FIRST, SECOND = plan_cases(
-    Selection(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=2)
+FIRST, SECOND = plan_episodes(
+    EvalSpec(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=2)
 )
 LISTED = replace(FIRST, init_state_id=7)
 VIEWS = ("video.image", "video.wrist_image")
 
 
 def seen(kind, case, steps=3):
-    env = spoil(gym.make(case.env, disable_env_checker=True), kind, case)
+    env = ablated(gym.make(case.env, disable_env_checker=True), kind, case)
     options = None if case.init_state_id is None else {"init_state_id": case.init_state_id}
     observation, info = env.reset(seed=case.seed, options=options)
     found = [observation]
@@ -53,7 +53,7 @@ def test_shuffling_moves_tiles_in_one_order_per_episode():
             )
     # The same picture is shuffled alike, and unlike in another episode or view.
     env = gym.make(FIRST.env, disable_env_checker=True)
-    first, second = spoil(env, "shuffle", FIRST), spoil(env, "shuffle", SECOND)
+    first, second = ablated(env, "shuffle", FIRST), ablated(env, "shuffle", SECOND)
     picture = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
     given = dict.fromkeys(VIEWS, picture)
     one, other = first.observation(given), second.observation(given)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
-from dzrobot.rollout.collection import (
+from dzrobot.rollout.demonstrations.collection import (
     ATTEMPTS_FILE,
     PLAN_FILE,
     CollectionPlan,

@@ -6,20 +6,20 @@ import pytest
 
 from dzrobot import cli
 from dzrobot.errors import ConfigError, ProtocolError
-from dzrobot.rollout.comparison import compare, read_results
-from dzrobot.rollout.evaluate import Evaluation, RunOptions, evaluate, prepare
-from dzrobot.rollout.players import Player
-from dzrobot.rollout.protocol import PROTOCOLS, Selection
+from dzrobot.rollout.evaluation.comparison import compare, read_results
+from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.policy_spec import PolicySpec
 
 pytest.importorskip("statsmodels")
 
 
 def run(folder, policy="rollout_policies:Steer", **changes):
-    selection = Selection(
+    selection = EvalSpec(
         protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 2), episodes=3,
         max_steps=20, arguments={"resolution": 32}, **changes,
     )  # fmt: skip
-    evaluation = Evaluation(selection=selection, player=Player(name=policy))
+    evaluation = Evaluation(selection=selection, player=PolicySpec(name=policy))
     evaluate(prepare(evaluation), folder, RunOptions(workers=0, videos="none"))
 
 

@@ -10,19 +10,19 @@ import pytest
 from dzrobot import cli
 from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
 from dzrobot.policies.dreamzero.options import PolicyOptions
-from dzrobot.rollout.evaluate import Evaluation, RunOptions, evaluate, merge, prepare
-from dzrobot.rollout.players import Player
-from dzrobot.rollout.protocol import PROTOCOLS, Selection
-from dzrobot.rollout.records import RecordFile
+from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, merge, prepare
+from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.evaluation.records import RecordFile
+from dzrobot.rollout.policy_spec import PolicySpec
 
-SELECTION = Selection(
+SELECTION = EvalSpec(
     protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 2), episodes=3,
     max_steps=20, arguments={"resolution": 32},
 )  # fmt: skip
 
 
 def planned(policy="Steer", *, batched=False, **changes):
-    player = Player(name=f"rollout_policies:{policy}", privileged=policy == "Deadly")
+    player = PolicySpec(name=f"rollout_policies:{policy}", privileged=policy == "Deadly")
     selection = replace(SELECTION, **changes)
     return prepare(Evaluation(selection=selection, player=player, batched=batched))
 
@@ -190,9 +190,9 @@ def test_the_card_says_what_a_score_depends_on(alone):
 )
 def test_a_history_that_is_not_the_protocols_or_the_robots_is_said(of_protocol, asked, said):
     protocol = replace(PROTOCOLS["custom"], name="named", history=of_protocol)
-    selection = Selection(protocol=protocol, env="dzrobot/point-v0")
+    selection = EvalSpec(protocol=protocol, env="dzrobot/point-v0")
     options = PolicyOptions(history=asked)
-    player = Player(name="random", embodiment="libero_sim", options=options)
+    player = PolicySpec(name="random", embodiment="libero_sim", options=options)
     card = prepare(Evaluation(selection=selection, player=player)).card
     assert card["changes"] == said
 

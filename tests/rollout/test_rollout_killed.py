@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dzrobot.rollout.records import RecordFile
+from dzrobot.rollout.evaluation.records import RecordFile
 
 RUN = (
     "--env", "dzrobot/point-v0", "--tasks", "0-2", "--episodes", "4", "--max-steps", "25",

@@ -6,7 +6,7 @@ import pytest
 
 from dzrobot.envs.libero.suites import SUITES
 from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
-from dzrobot.rollout.protocol import PROTOCOLS, Selection, plan_cases, shard_of
+from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec, plan_episodes, shard_of
 
 STANDARD, RLINF, MAY, CUSTOM = (
     PROTOCOLS[n] for n in ("standard-10x50", "rlinf-500", "rlinf-may", "custom")
@@ -23,7 +23,7 @@ def starts(cases):
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_standard_is_every_start_of_every_task_once(suite):
-    cases = plan_cases(Selection(protocol=STANDARD, suites=(suite,)))
+    cases = plan_episodes(EvalSpec(protocol=STANDARD, suites=(suite,)))
     assert starts(cases) == [(suite, task, k) for task in range(SUITES[suite]) for k in range(50)]
     assert {case.max_steps for case in cases} == {STEPS[suite]}
     assert {case.env for case in cases} == {f"dzrobot/{suite}-v0"}
@@ -31,7 +31,7 @@ def test_standard_is_every_start_of_every_task_once(suite):
 
 
 def test_rlinf_since_june_is_every_start_once_without_memory():
-    cases = plan_cases(Selection(protocol=RLINF, suites=("libero_spatial",)))
+    cases = plan_episodes(EvalSpec(protocol=RLINF, suites=("libero_spatial",)))
     assert starts(cases) == [("libero_spatial", task, k) for task in range(10) for k in range(50)]
     assert not any(case.repeat_of for case in cases)
     assert {case.max_steps for case in cases} == {480}
@@ -39,7 +39,7 @@ def test_rlinf_since_june_is_every_start_once_without_memory():
 
 
 def test_rlinf_in_may_is_seven_rounds_of_64_and_the_first_again():
-    cases = plan_cases(Selection(protocol=MAY, suites=("libero_spatial", "libero_goal")))
+    cases = plan_episodes(EvalSpec(protocol=MAY, suites=("libero_spatial", "libero_goal")))
     for suite in ("libero_spatial", "libero_goal"):
         mine = [case for case in cases if case.suite == suite]
         once = [case for case in mine if case.repeat_of is None]
@@ -59,15 +59,15 @@ def test_rlinf_in_may_is_seven_rounds_of_64_and_the_first_again():
 
 
 def test_a_part_of_a_run_in_rounds_has_the_episodes_of_the_whole():
-    whole = plan_cases(Selection(protocol=MAY, suites=("libero_goal",)))
-    selection = Selection(protocol=MAY, suites=("libero_goal",), tasks=(1, 8))
-    assert plan_cases(selection) == tuple(case for case in whole if case.task_id in (1, 8))
-    short = plan_cases(replace(selection, tasks=None, episodes=2))
+    whole = plan_episodes(EvalSpec(protocol=MAY, suites=("libero_goal",)))
+    selection = EvalSpec(protocol=MAY, suites=("libero_goal",), tasks=(1, 8))
+    assert plan_episodes(selection) == tuple(case for case in whole if case.task_id in (1, 8))
+    short = plan_episodes(replace(selection, tasks=None, episodes=2))
     assert short == tuple(case for case in whole if case.init_state_id < 2)
     with pytest.raises(ConfigError, match="no episode was asked for that rlinf-may has"):
-        plan_cases(replace(selection, tasks=(9,)))
+        plan_episodes(replace(selection, tasks=(9,)))
     with pytest.raises(ProtocolError, match="64 episodes side by side, but dzrobot/lift-v0 has 50"):
-        plan_cases(Selection(protocol=MAY, env="dzrobot/lift-v0"))
+        plan_episodes(EvalSpec(protocol=MAY, env="dzrobot/lift-v0"))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=lambda protocol: protocol.name)
@@ -75,26 +75,26 @@ def test_names_and_noise_of_a_run_are_unique(protocol):
     chosen = {"env": protocol.suite or "dzrobot/point-v0"}
     if protocol in (STANDARD, RLINF, MAY):
         chosen = {"suites": tuple(suite for suite in SUITES if suite != "libero_90")}
-    cases = plan_cases(Selection(protocol=protocol, **chosen))
+    cases = plan_episodes(EvalSpec(protocol=protocol, **chosen))
     for values in ([case.name for case in cases], [case.noise_key for case in cases]):
         assert len(set(values)) == len(cases)
 
 
 def test_a_part_of_a_run_has_the_same_episodes_as_the_whole():
-    whole = plan_cases(Selection(protocol=STANDARD, suites=("libero_goal",)))
-    part = plan_cases(
-        Selection(protocol=STANDARD, suites=("libero_goal",), tasks=(3, 7), episodes=2)
+    whole = plan_episodes(EvalSpec(protocol=STANDARD, suites=("libero_goal",)))
+    part = plan_episodes(
+        EvalSpec(protocol=STANDARD, suites=("libero_goal",), tasks=(3, 7), episodes=2)
     )
     assert [case for case in whole if case.task_id in (3, 7) and case.episode < 2] == list(part)
-    other = plan_cases(
-        Selection(protocol=STANDARD, suites=("libero_goal",), tasks=(3, 7), episodes=2, seed=1)
+    other = plan_episodes(
+        EvalSpec(protocol=STANDARD, suites=("libero_goal",), tasks=(3, 7), episodes=2, seed=1)
     )
     assert not {c.noise_key for c in part} & {c.noise_key for c in other}
     assert starts(part) == starts(other)
 
 
 def test_changes_to_a_named_protocol_are_told():
-    selection = Selection(protocol=STANDARD, suites=("libero_goal",))
+    selection = EvalSpec(protocol=STANDARD, suites=("libero_goal",))
     assert selection.changes == ()
     changed = replace(selection, tasks=(1,), episodes=3, max_steps=40, arguments={"quality": "x"})
     assert len(changed.changes) == 4
@@ -102,7 +102,7 @@ def test_changes_to_a_named_protocol_are_told():
 
 @pytest.mark.parametrize("count", [1, 3, 7, 600])
 def test_shards_cut_a_run_into_disjoint_parts(count):
-    cases = plan_cases(Selection(protocol=MAY, suites=("libero_object",)))
+    cases = plan_episodes(EvalSpec(protocol=MAY, suites=("libero_object",)))
     parts = [shard_of(cases, index, count) for index in range(count)]
     assert sorted(case.name for part in parts for case in part) == sorted(c.name for c in cases)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -121,11 +121,11 @@ def test_shards_cut_a_run_into_disjoint_parts(count):
 )
 def test_runs_that_cannot_be_are_refused(chosen, error):
     with pytest.raises(error):
-        plan_cases(Selection(protocol=STANDARD, **chosen))
+        plan_episodes(EvalSpec(protocol=STANDARD, **chosen))
 
 
 @pytest.mark.parametrize(("index", "count"), [(-1, 2), (2, 2), (0, 0)])
 def test_shards_that_cannot_be_are_refused(index, count):
-    cases = plan_cases(Selection(protocol=CUSTOM, env="dzrobot/point-v0"))
+    cases = plan_episodes(EvalSpec(protocol=CUSTOM, env="dzrobot/point-v0"))
     with pytest.raises(ConfigError, match="shard"):
         shard_of(cases, index, count)

@@ -14,10 +14,10 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
-from dzrobot.rollout.evaluate import Evaluation, prepare
-from dzrobot.rollout.players import Player, find_player, open_player
-from dzrobot.rollout.protocol import PROTOCOLS, Selection
-from dzrobot.rollout.records import RecordFile
+from dzrobot.rollout.evaluation.evaluate import Evaluation, prepare
+from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.evaluation.records import RecordFile
+from dzrobot.rollout.policy_spec import PolicySpec, load_policy, resolve_policy
 
 EXAMPLE = ("examples/eval_libero.py",)
 FAST = ("--env-arg", "quality=draft", "--videos", "none")
@@ -45,10 +45,10 @@ def test_the_expert_lifts_without_cameras(command, tmp_path):
 
 
 def test_a_device_that_is_not_there_is_said(checkpoint):
-    player = Player(name=str(checkpoint), device=f"cuda:{torch.cuda.device_count()}")
-    found = find_player(player, load_embodiment("libero_sim"))
+    player = PolicySpec(name=str(checkpoint), device=f"cuda:{torch.cuda.device_count()}")
+    found = resolve_policy(player, load_embodiment("libero_sim"))
     with pytest.raises(ConfigError, match="visible to torch; give cpu"):
-        open_player(found)
+        load_policy(found)
 
 
 def test_a_checkpoint_is_opened_once(checkpoint):
@@ -61,8 +61,8 @@ def test_a_checkpoint_is_opened_once(checkpoint):
             read.append(Path(str(arguments[0])).parent)
 
     sys.addaudithook(listen)
-    selection = Selection(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=1)
-    prepare(Evaluation(selection=selection, player=Player(name=str(checkpoint))))
+    selection = EvalSpec(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=1)
+    prepare(Evaluation(selection=selection, player=PolicySpec(name=str(checkpoint))))
     listening.clear()
     assert read.count(checkpoint) == 1
 

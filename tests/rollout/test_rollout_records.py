@@ -6,10 +6,10 @@ from dataclasses import asdict, replace
 import pytest
 
 from dzrobot.errors import ProtocolError
-from dzrobot.rollout.protocol import PROTOCOLS, Selection, plan_cases
-from dzrobot.rollout.records import RECORDS_FILE, Record, RecordFile, locked, ordered
+from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec, plan_episodes
+from dzrobot.rollout.evaluation.records import RECORDS_FILE, Record, RecordFile, locked, ordered
 
-CASES = plan_cases(Selection(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=3))
+CASES = plan_episodes(EvalSpec(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=3))
 
 
 def failed(case, error="boom"):

@@ -4,12 +4,12 @@ from dataclasses import fields
 
 import pytest
 
-from dzrobot.rollout.protocol import PROTOCOLS, Selection, plan_cases
-from dzrobot.rollout.records import Record
-from dzrobot.rollout.report import summarise, wilson
+from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec, plan_episodes
+from dzrobot.rollout.evaluation.records import Record
+from dzrobot.rollout.evaluation.report import summarize, wilson
 
-CASES = plan_cases(
-    Selection(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 1), episodes=4)
+CASES = plan_episodes(
+    EvalSpec(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 1), episodes=4)
 )
 
 
@@ -38,7 +38,7 @@ def test_errors_and_missing_episodes_are_no_failures():
     first, second = CASES[:4], CASES[4:]
     records = [record(case, success=True, steps=10 + case.episode) for case in first[:3]]
     records += [record(first[3], error="it broke"), record(second[0], success=False)]
-    summary = summarise(reversed(records), CASES)
+    summary = summarize(reversed(records), CASES)
     rows = [(r.task_id, r.successes, r.episodes, r.errors, r.missing) for r in summary.rows]
     assert rows == [(0, 3, 3, 1, 0), (1, 0, 1, 0, 3)]
     total = summary.total
@@ -50,9 +50,9 @@ def test_errors_and_missing_episodes_are_no_failures():
 
 
 def test_repeats_are_counted_and_counted_apart():
-    cases = plan_cases(Selection(protocol=PROTOCOLS["rlinf-may"], suites=("libero_spatial",)))
+    cases = plan_episodes(EvalSpec(protocol=PROTOCOLS["rlinf-may"], suites=("libero_spatial",)))
     records = [record(case, success=case.repeat_of is None) for case in cases]
-    summary = summarise(records, cases)
+    summary = summarize(records, cases)
     assert (summary.total.successes, summary.total.episodes) == (448, 512)
     assert summary.distinct is not None
     assert (summary.distinct.successes, summary.distinct.episodes) == (448, 448)

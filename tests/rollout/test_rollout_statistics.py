@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dzrobot.errors import ConfigError
-from dzrobot.rollout.report import wilson
-from dzrobot.rollout.statistics import (
+from dzrobot.rollout.evaluation.report import wilson
+from dzrobot.rollout.evaluation.statistics import (
     adjusted_interval,
     compare_counts,
     count_pairs,

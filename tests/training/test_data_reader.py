@@ -93,7 +93,7 @@ def test_samples_are_what_was_recorded(recorded, options):
             for key in ROBOT.video_keys:
                 shown = np.stack([observation[key] for observation, _ in steps])
                 apart = np.abs(window[key].astype(int) - shown.astype(int))
-                # A neighbouring frame differs by about 17 on average.
+                # A neighboring frame differs by about 17 on average.
                 assert apart.mean() < (5 if "h264" in name or "av1" in name else 1e-9), name
 
 

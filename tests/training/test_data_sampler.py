@@ -20,7 +20,7 @@ def test_permutations_are_permutations(size):
 
 
 def test_permutations_are_spread():
-    """Neighbours of the stream are no neighbours of the dataset."""
+    """Neighbors of the stream are no neighbors of the dataset."""
     places = permute(np.arange(100_000), 100_000, key=1)
     assert abs(np.corrcoef(np.arange(100_000), places)[0, 1]) < 0.01
     gaps = np.abs(np.diff(places))

@@ -25,7 +25,7 @@ from dzrobot.training.tiny.autoencoder import (
     fit_decoder,
 )
 from dzrobot.training.tiny.network import mini_config
-from dzrobot.training.tiny.saves import Saves
+from dzrobot.training.tiny.saves import FitCheckpoint
 
 PLAN = AutoencoderPlan(steps=60, batch=2, decoder_steps=8)
 SHORT = AutoencoderPlan(steps=4, batch=1, decoder_steps=3, decoder_batch=1)
@@ -105,11 +105,11 @@ def test_a_stopped_fit_goes_on_to_the_same_bits(stop, vae, data, tmp_path):
             raise KeyboardInterrupt
 
     expected = copy.deepcopy(vae)
-    whole = fit(expected, data, Saves(), lambda _: None)
+    whole = fit(expected, data, FitCheckpoint(), lambda _: None)
     with pytest.raises(KeyboardInterrupt):
-        fit(copy.deepcopy(vae), data, Saves(path, every=2), interrupt)
+        fit(copy.deepcopy(vae), data, FitCheckpoint(path, every=2), interrupt)
     seen.clear()
-    assert fit(fresh, data, Saves(path, every=2), seen.append) == whole
+    assert fit(fresh, data, FitCheckpoint(path, every=2), seen.append) == whole
     assert len(seen) <= SHORT.steps + SHORT.decoder_steps - stop + 1
     for one, other in zip(fresh.parameters(), expected.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -117,13 +117,13 @@ def test_a_stopped_fit_goes_on_to_the_same_bits(stop, vae, data, tmp_path):
 
 def test_a_stopped_fit_of_something_else_is_refused(vae, data, tmp_path):
     path = tmp_path / "kept"
-    fit_autoencoder(vae, data[0], SHORT, saves=Saves(path, {"steps": "4"}))
-    assert Saves(path, {"steps": "4"}).result("autoencoder", vae) is not None
+    fit_autoencoder(vae, data[0], SHORT, saves=FitCheckpoint(path, {"steps": "4"}))
+    assert FitCheckpoint(path, {"steps": "4"}).result("autoencoder", vae) is not None
     with pytest.raises(CheckpointError, match="steps: 4, now 50"):
-        Saves(path, {"steps": "50"})
+        FitCheckpoint(path, {"steps": "50"})
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match="unreadable"):
-        Saves(path, {"steps": "4"})
+        FitCheckpoint(path, {"steps": "4"})
 
 
 @pytest.mark.long

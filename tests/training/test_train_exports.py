@@ -147,8 +147,8 @@ class Small(PointEnv):
         }
         self.observation_space = gym.spaces.Dict({**self.observation_space.spaces, **spaces})
 
-    def _picture(self, centre, reach):
-        return super()._picture(centre, reach)[: train_worlds.HEIGHT]
+    def _picture(self, center, reach):
+        return super()._picture(center, reach)[: train_worlds.HEIGHT]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 
 from dzrobot.training.config import LoggingConfig
 from dzrobot.training.logs import METRICS_FILE, RunLog
-from dzrobot.training.metrics import LogRecord, Metrics, Rates
+from dzrobot.training.metrics import LogRecord, Rates, TrainMetrics
 from dzrobot.training.optim import StepOutcome
 from dzrobot.training.planning.flops import SampleCost
 
@@ -33,7 +33,7 @@ def outcome(skipped=0.0, norm=2.0):
 
 
 def metrics(clock):
-    return Metrics(Rates(cost=COST, devices=1, peak_tflops=100.0), CPU, clock)
+    return TrainMetrics(Rates(cost=COST, devices=1, peak_tflops=100.0), CPU, clock)
 
 
 def test_numbers_follow_from_the_clock(solo):

@@ -1,4 +1,4 @@
-"""Optimiser, schedule, clipping and average, on plain parameters."""
+"""Optimizer, schedule, clipping and average, on plain parameters."""
 
 import math
 

@@ -159,7 +159,7 @@ def test_compiled_blocks_agree_and_are_compiled_once(train_root, solo, monkeypat
     assert counters["stats"]["unique_graphs"] == graphs
 
 
-def test_newly_initialised_adapters_change_nothing(train_root, solo):
+def test_newly_initialized_adapters_change_nothing(train_root, solo):
     """B is zero, so the first loss is that of the base; A is drawn by seed and layer."""
     full = train_worker.trainer(solo, train_root)
     lora = train_worker.trainer(solo, train_root, model__is_lora=True)

@@ -18,8 +18,8 @@ A batch is a dictionary (B samples, S anchors, A = S * longest horizon actions, 
 
 ``views``            ``{source: {video key: uint8 (b, T, H, W, 3)}}`` as recorded, in the order of
                      the rows with that ``source``; :func:`encode_views` joins them
-``state``            float32 (B, S, 64), normalised and padded; ``state_mask`` bool, same shape
-``action``           float32 (B, A, 32), normalised and padded; ``action_mask`` bool, same shape
+``state``            float32 (B, S, 64), normalized and padded; ``state_mask`` bool, same shape
+``action``           float32 (B, A, 32), normalized and padded; ``action_mask`` bool, same shape
 ``has_real_action``  bool (B,)
 ``prompt``           list of B strings
 ``sample_id``        int64 (B,): ``epoch * windows + window``, the key of all that is random in a
@@ -36,9 +36,9 @@ from dzrobot.importing import lazy_exports
 if TYPE_CHECKING:
     from dzrobot.training.data.dataset import DatasetReader, EpisodeSelection, ReaderOptions
     from dzrobot.training.data.loader import (
+        CollatedBatch,
         LoaderOptions,
         LoaderPlan,
-        TrainingBatch,
         build_loader,
         collate,
         encode_views,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from dzrobot.training.data.mixture import SampleKey, SourceSpec, TrainingData
 
 __all__ = [
+    "CollatedBatch",
     "DatasetReader",
     "EpisodeSelection",
     "LoaderOptions",
@@ -54,7 +55,6 @@ __all__ = [
     "ReaderOptions",
     "SampleKey",
     "SourceSpec",
-    "TrainingBatch",
     "TrainingData",
     "build_loader",
     "collate",

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from dzrobot.errors import DatasetError, preview
 from dzrobot.recording.formats import LONGEST_EPISODE
 from dzrobot.training.data.lerobot import DatasetCatalog
-from dzrobot.training.data.resolution import Resolution
+from dzrobot.training.data.resolution import ResolvedColumns
 
 Progress = Callable[[int, int], None]
 """Called with files done and files in all."""
@@ -82,7 +82,7 @@ class Columns:
 
 def open_columns(
     catalog: DatasetCatalog,
-    resolution: Resolution,
+    resolution: ResolvedColumns,
     cache: Path,
     progress: Progress | None = None,
 ) -> Columns:

@@ -21,7 +21,7 @@ from dzrobot.folders import cache_folder
 from dzrobot.training.data.columns import Columns, Progress, open_columns
 from dzrobot.training.data.frames import EmbeddedImages
 from dzrobot.training.data.lerobot import RATE_TOLERANCE, DatasetCatalog
-from dzrobot.training.data.resolution import ColumnSource, Resolution, resolve, table_lines
+from dzrobot.training.data.resolution import ColumnSource, ResolvedColumns, resolve, table_lines
 from dzrobot.training.data.video import DECODERS, Videos
 
 _ARRAYS = ("episode", "start", "count", "before")
@@ -235,7 +235,7 @@ class DatasetReader:
         self.options = options or ReaderOptions()
         self.embodiment = embodiment
         self.catalog = DatasetCatalog.open(path)
-        self.resolution: Resolution = resolve(self.catalog, embodiment)
+        self.resolution: ResolvedColumns = resolve(self.catalog, embodiment)
         cache = self.options.folder(self.catalog)
         self.columns: Columns = open_columns(self.catalog, self.resolution, cache, progress)
         self._videos = Videos(self.options.decoder, cache)
@@ -269,8 +269,8 @@ class DatasetReader:
             return ""
         return (
             f"{self.catalog.root} says {fps:g} frames per second, {self.embodiment.tag} acts at "
-            f"{hz:g} Hz. Rows are used as they are: what was recorded at another rate is learnt at "
-            "another speed. (The published LIBERO sets say 10 for 20 Hz data.)"
+            f"{hz:g} Hz. Rows are used as they are: what was recorded at another rate is learned "
+            "at another speed. (The published LIBERO sets say 10 for 20 Hz data.)"
         )
 
     def vectors(self, number: int, choice: float = 0.0) -> Window:

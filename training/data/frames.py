@@ -23,7 +23,7 @@ from dzrobot.errors import DatasetError
 _inherited: list[object] = []
 
 
-class Holder(Protocol):
+class FileHolder(Protocol):
     """Something with open files."""
 
     def hand_over(self) -> object:
@@ -31,10 +31,10 @@ class Holder(Protocol):
         ...
 
 
-_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+_holders: weakref.WeakSet[FileHolder] = weakref.WeakSet()
 
 
-def watch(holder: Holder) -> None:
+def watch(holder: FileHolder) -> None:
     """Make ``holder`` start empty in every process forked from now on."""
     _holders.add(holder)
 

@@ -17,7 +17,7 @@ from dzrobot.training.config import uneven_batch
 from dzrobot.training.data.mixture import Sample, SampleKey, TrainingData
 
 
-class TrainingBatch(TypedDict):
+class CollatedBatch(TypedDict):
     """One micro-batch; see :mod:`dzrobot.training.data` for the shapes."""
 
     views: dict[int, dict[str, Tensor]]
@@ -34,13 +34,13 @@ class TrainingBatch(TypedDict):
     skipped: int
 
 
-def collate(samples: Sequence[Sample]) -> TrainingBatch:
+def collate(samples: Sequence[Sample]) -> CollatedBatch:
     """Return ``samples``, all of one step, as one batch."""
     groups: dict[int, list[dict[str, Tensor]]] = {}
     for sample in samples:
         groups.setdefault(sample.source, []).append(sample.views)
     vectors = [sample.vectors for sample in samples]
-    return TrainingBatch(
+    return CollatedBatch(
         views={
             source: {key: torch.stack([views[key] for views in group]) for key in group[0]}
             for source, group in sorted(groups.items())
@@ -60,7 +60,7 @@ def collate(samples: Sequence[Sample]) -> TrainingBatch:
 
 
 def encode_views(
-    batch: TrainingBatch,
+    batch: CollatedBatch,
     data: TrainingData,
     *,
     augment: AugmentConfig | None,
@@ -71,7 +71,7 @@ def encode_views(
     Args:
         batch: From the loader.
         data: What the loader reads; its seed keys the augmentation together with the sample id.
-        augment: Ranges of crop and color; None for the centre crop of evaluation.
+        augment: Ranges of crop and color; None for the center crop of evaluation.
         device: Where the work is done.
     """
     images: Tensor | None = None
@@ -95,7 +95,7 @@ class LoaderPlan:
     """Which micro-batches a rank reads."""
 
     global_batch: int
-    """Samples of one optimiser step, over all ranks and accumulation parts."""
+    """Samples of one optimizer step, over all ranks and accumulation parts."""
 
     micro_batch: int
     """Samples of one forward pass on one rank."""
@@ -148,7 +148,7 @@ class Batches:
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __iter__(self) -> Iterator[TrainingBatch]:
+    def __iter__(self) -> Iterator[CollatedBatch]:
         """Yield the batches in order.
 
         Raises:

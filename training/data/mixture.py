@@ -38,7 +38,7 @@ class SourceSpec:
     """What the recordings hold, and with which horizon and stride windows are cut."""
 
     metadata: str | Path | Mapping[str, Any]
-    """``metadata.json`` with the statistics to normalise by."""
+    """``metadata.json`` with the statistics to normalize by."""
 
     weight: float = 1.0
     """Share in the mixture, relative to the other entries."""

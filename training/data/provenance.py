@@ -26,7 +26,7 @@ class Provenance(BaseModel):
     sampling: str
 
 
-class Noted(BaseModel):
+class RecordedProvenance(BaseModel):
     """An entry of ``metadata.json``, in the part that says where it comes from."""
 
     provenance: Provenance | None = None
@@ -56,9 +56,11 @@ def check_provenance(
     from a checkpoint needs its own statistics, not those of the new data.
     """
     if isinstance(metadata, Mapping):
-        content = validated(dict(metadata), dict[str, Noted], "metadata", StatisticsError)
+        content = validated(
+            dict(metadata), dict[str, RecordedProvenance], "metadata", StatisticsError
+        )
     else:
-        content = read_json(Path(metadata), dict[str, Noted], StatisticsError)
+        content = read_json(Path(metadata), dict[str, RecordedProvenance], StatisticsError)
     if embodiment.tag not in content:
         raise StatisticsError(
             f"no statistics for {embodiment.tag!r}; there are some for {preview(content)}"

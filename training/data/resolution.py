@@ -37,7 +37,7 @@ class ColumnSource:
 
 
 @dataclass(frozen=True)
-class Resolution:
+class ResolvedColumns:
     """The table for one dataset and one embodiment."""
 
     views: Mapping[str, ColumnSource]
@@ -53,7 +53,7 @@ class Resolution:
         return (*self.views.values(), *self.vectors.values(), *self.texts)
 
 
-def resolve(catalog: DatasetCatalog, embodiment: Embodiment) -> Resolution:
+def resolve(catalog: DatasetCatalog, embodiment: Embodiment) -> ResolvedColumns:
     """Return the source of every key of ``embodiment``.
 
     ``meta/modality.json`` decides where it names a key; then the column named by the embodiment, or
@@ -73,7 +73,7 @@ def resolve(catalog: DatasetCatalog, embodiment: Embodiment) -> Resolution:
         texts = _texts(catalog, embodiment)
     _refuse(catalog, embodiment, faults)
     _check_frame(catalog, embodiment)
-    return Resolution(views, vectors, texts)
+    return ResolvedColumns(views, vectors, texts)
 
 
 def resolve_vectors(catalog: DatasetCatalog, embodiment: Embodiment) -> Mapping[str, ColumnSource]:
@@ -256,7 +256,7 @@ def _width(catalog: DatasetCatalog, key: str, column: str) -> int:
     return feature.shape[0]
 
 
-def table_lines(resolution: Resolution) -> Iterator[str]:
+def table_lines(resolution: ResolvedColumns) -> Iterator[str]:
     """Yield the table as aligned text, one key a line."""
     rows = [(row.key, row.cell, row.kind, row.stated_by) for row in resolution.rows]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]

@@ -131,7 +131,7 @@ def _bounds(weights: Sequence[float]) -> list[int]:
 
 
 def _mix(value: int) -> int:
-    """Return ``value`` scrambled (the finaliser of SplitMix64)."""
+    """Return ``value`` scrambled (the finalizer of SplitMix64)."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -1,4 +1,4 @@
-"""Statistics for normalisation, measured on recordings: what ``dzrobot stats`` writes.
+"""Statistics for normalization, measured on recordings: what ``dzrobot stats`` writes.
 
 States and absolute actions are measured on every row of every usable episode. Relative actions are
 measured as they are trained: action minus the state at the start of its block, over all rows of the

@@ -13,7 +13,7 @@ from dzrobot.training.data.video import FrameTable
 
 
 @dataclass(frozen=True)
-class Look:
+class CameraPreview:
     """First frame of a camera, in numbers."""
 
     key: str
@@ -27,7 +27,7 @@ class Look:
         return self.deviation < 1.0
 
 
-def first_frames(reader: DatasetReader) -> list[Look]:
+def first_frames(reader: DatasetReader) -> list[CameraPreview]:
     """Return the first frame that training would see, of every camera.
 
     Raises:
@@ -37,7 +37,7 @@ def first_frames(reader: DatasetReader) -> list[Look]:
     looks = []
     for key, source in reader.resolution.views.items():
         frame = reader.frames(ordinal, source, [start])[0]
-        looks.append(Look(key, frame.shape, float(frame.mean()), float(frame.std())))
+        looks.append(CameraPreview(key, frame.shape, float(frame.mean()), float(frame.std())))
     return looks
 
 

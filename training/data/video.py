@@ -195,7 +195,7 @@ class PyAvDecoder:
 
 @cache
 def _one_thread() -> dict[str, int]:
-    """Return the option that keeps colour conversion on the calling thread, if PyAV has it."""
+    """Return the option that keeps color conversion on the calling thread, if PyAV has it."""
     try:
         av.VideoFrame(16, 16, "yuv420p").reformat(format="rgb24", threads=1)
     except TypeError:

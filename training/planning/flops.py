@@ -1,7 +1,7 @@
 """Floating-point operations of one training sample, by formula.
 
 A multiply-add counts as two. Two numbers are kept apart. The *model* cost is that of the published
-definition (every token, both halves of the sequence); utilisation against it can be compared
+definition (every token, both halves of the sequence); utilization against it can be compared
 between implementations. The *executed* cost is what this implementation runs: the last clean block
 is never attended and is left out, the last layer computes only the noisy half, and timesteps are
 embedded once per frame instead of once per token.

@@ -209,7 +209,7 @@ def _reading_bytes(setup: Setup) -> float:
     """Return the largest working set while images are resized and encoded."""
     network, frames = setup.network, setup.network.head.num_frames
     rows, columns = setup.image_size
-    # Frames as float32 and two temporaries of their normalisation.
+    # Frames as float32 and two temporaries of their normalization.
     pixels = 3 * 3 * 4 * frames * rows * columns
     height, width = network.target_size or setup.image_size
     patch = network.vae.patch_size

@@ -17,7 +17,7 @@ from dzrobot.training.planning.memory import (
     plan_memory,
 )
 
-ASSUMED_UTILISATION = 0.4
+ASSUMED_UTILIZATION = 0.4
 """Share of the peak that executed operations are assumed to reach."""
 
 ASSUMED_PROMPT = 100
@@ -60,7 +60,7 @@ def plan_run(
     rate = None
     if peak_tflops is not None:
         cost = sample_cost(config, network, longest.image_size, ASSUMED_PROMPT)
-        rate = devices * ASSUMED_UTILISATION * peak_tflops * 1e12 / cost.executed
+        rate = devices * ASSUMED_UTILIZATION * peak_tflops * 1e12 / cost.executed
     return RunPlan(setup, counts, plan_memory(setup, counts), rate)
 
 
@@ -83,7 +83,7 @@ def describe_plan(plan: RunPlan) -> str:
         lines.append(
             f"expected {plan.samples_per_s:.2f} samples/s "
             f"({plan.samples_per_s / setup.devices:.2f} per device) at "
-            f"{ASSUMED_UTILISATION:.0%} of the peak"
+            f"{ASSUMED_UTILIZATION:.0%} of the peak"
         )
     return "\n".join(lines)
 

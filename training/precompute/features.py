@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.writer import StateDictSource
-from dzrobot.policies.dreamzero.network.world_action import Encoded, WorldActionModel
+from dzrobot.policies.dreamzero.network.world_action import EncodedImages, WorldActionModel
 from dzrobot.progress import progress_bar
 from dzrobot.training.config import SFTConfig
 from dzrobot.training.data import LoaderOptions, SampleKey, TrainingData, encode_views, read_batches
@@ -45,7 +45,7 @@ class StoredFeatures:
             return list(range(self._samples))
         return np.flatnonzero(~self._map(_DONE)).tolist()
 
-    def create(self, example: Encoded) -> None:
+    def create(self, example: EncodedImages) -> None:
         """Make the files, each row as in ``example``."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for name, values in example.tensors().items():
@@ -54,13 +54,13 @@ class StoredFeatures:
         # Last: with this file there, the others are whole.
         np.lib.format.open_memmap(self._path(_DONE), "w+", np.bool_, (self._samples,)).flush()
 
-    def put(self, numbers: list[int], encoded: Encoded) -> None:
+    def put(self, numbers: list[int], encoded: EncodedImages) -> None:
         """Store the rows of ``encoded`` as samples ``numbers``."""
         for name, values in encoded.tensors().items():
             self._map(name)[numbers] = values.float().cpu().numpy()
         self._map(_DONE)[numbers] = True
 
-    def rows(self, sample_ids: Tensor, like: Tensor) -> Encoded:
+    def rows(self, sample_ids: Tensor, like: Tensor) -> EncodedImages:
         """Return what is stored of ``sample_ids`` (B,), on the device and in the type of ``like``.
 
         Latents and first frames stay float32, as the network uses them.
@@ -71,7 +71,7 @@ class StoredFeatures:
             for path in self._folder.glob("*.npy")
             if path.stem != _DONE
         }
-        return Encoded(
+        return EncodedImages(
             latents_BCFYX=found["latents_BCFYX"],
             image_BPE=found["image_BPE"].to(like.dtype),
             first_frame_BCFYX=found.get("first_frame_BCFYX"),
@@ -123,7 +123,7 @@ def _encode(
     parts: list[list[int]],
     config: SFTConfig,
     world: DistributedEnvironment,
-) -> Iterator[tuple[list[int], Encoded]]:
+) -> Iterator[tuple[list[int], EncodedImages]]:
     slots = [[SampleKey(0, 0, number) for number in numbers] for numbers in parts]
     options = LoaderOptions(num_workers=config.data.num_workers)
     for batch in read_batches(data, slots, options):

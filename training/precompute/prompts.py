@@ -87,7 +87,7 @@ class StoredPrompts:
         return [prompt for prompt in prompts if _key(prompt) not in self._found]
 
     def add(self, prompts: Sequence[str], encoder: TextEncoder, tokenizer: PromptTokenizer) -> None:
-        """Encode ``prompts`` into a new file, each alone: neighbours must not change it."""
+        """Encode ``prompts`` into a new file, each alone: neighbors must not change it."""
         if not prompts:
             return
         device = next(encoder.parameters()).device

@@ -24,7 +24,7 @@ from dzrobot.training.data import (
     encode_views,
 )
 from dzrobot.training.keyed import keyed_generator
-from dzrobot.training.tiny.saves import Saves
+from dzrobot.training.tiny.saves import FitCheckpoint
 
 _LATENT_WEIGHT = 1e-3
 _CALIBRATION_BATCHES = 16
@@ -35,7 +35,7 @@ class AutoencoderPlan:
     """How the autoencoder is fitted."""
 
     steps: int = 600
-    """Optimiser steps."""
+    """Optimizer steps."""
 
     batch: int = 8
     """Clips per step; each is one latent frame and the four pixel frames of the next."""
@@ -44,7 +44,7 @@ class AutoencoderPlan:
     """Highest learning rate; it falls to zero along a cosine."""
 
     latent_noise: float = 0.05
-    """Noise on latents of unit variance while decoding: neighbours must look alike."""
+    """Noise on latents of unit variance while decoding: neighbors must look alike."""
 
     focus: float = 12.0
     """Extra weight of what differs from the batch's mean image: cameras stand still, and a small
@@ -78,18 +78,18 @@ def fit_autoencoder(
     data: TrainingData,
     plan: AutoencoderPlan,
     report: Callable[[AutoencoderReport], None] = lambda _: None,
-    saves: Saves | None = None,
+    saves: FitCheckpoint | None = None,
 ) -> float:
     """Train ``vae`` in place on clips of ``data``; return the error after calibration.
 
     Args:
-        vae: Float32, newly initialised.
+        vae: Float32, newly initialized.
         data: Opened with :func:`clip_source`.
         plan: How.
         report: Called after every step.
         saves: Where to resume after a stop, with the same bits as without one.
     """
-    saves = saves or Saves()
+    saves = saves or FitCheckpoint()
     if (known := saves.result("autoencoder", vae)) is not None:
         return known
     vae.train().requires_grad_(requires_grad=True)
@@ -118,7 +118,7 @@ def fit_decoder(
     data: TrainingData,
     plan: AutoencoderPlan,
     report: Callable[[AutoencoderReport], None] = lambda _: None,
-    saves: Saves | None = None,
+    saves: FitCheckpoint | None = None,
 ) -> float:
     """Train the decoder of ``vae`` in place on whole samples; return the error afterwards.
 
@@ -131,7 +131,7 @@ def fit_decoder(
         report: Called after every step.
         saves: Those of :func:`fit_autoencoder`.
     """
-    saves = saves or Saves()
+    saves = saves or FitCheckpoint()
     decoder = [*vae.coder.decoder.parameters(), *vae.coder.post_quant_conv.parameters()]
     for parameter in decoder:
         parameter.requires_grad_(requires_grad=True)
@@ -151,7 +151,7 @@ def fit_decoder(
 
 
 class _Updates:
-    """An optimiser whose rate rises and falls once over ``steps``."""
+    """An optimizer whose rate rises and falls once over ``steps``."""
 
     def __init__(self, parameters: list[torch.nn.Parameter], lr: float, steps: int) -> None:
         self._parameters = parameters

@@ -23,7 +23,7 @@ from dzrobot.training.tiny.autoencoder import (
     fit_decoder,
 )
 from dzrobot.training.tiny.network import fresh_weights, mini_config, write_mini_checkpoint
-from dzrobot.training.tiny.saves import Saves
+from dzrobot.training.tiny.saves import FitCheckpoint
 
 _VAE_PREFIX = "action_head.vae."
 
@@ -73,15 +73,17 @@ def write_fitted_checkpoint(
     return recipe
 
 
-def _saves(output: Path, plan: AutoencoderPlan, data: list[TrainingData]) -> Saves:
+def _saves(output: Path, plan: AutoencoderPlan, data: list[TrainingData]) -> FitCheckpoint:
     """Return where a stopped fit is kept: beside ``output``, until that is there."""
     identity = {name: str(value) for name, value in asdict(plan).items()}
     del identity["num_workers"]  # It changes nothing but the time.
     place = output.with_name(f"{output.name}.unfinished")
-    return Saves(place, {**identity, "recordings": data[1].identity()})
+    return FitCheckpoint(place, {**identity, "recordings": data[1].identity()})
 
 
-def _fit(vae: Vae, data: list[TrainingData], plan: AutoencoderPlan, saves: Saves) -> dict[str, Any]:
+def _fit(
+    vae: Vae, data: list[TrainingData], plan: AutoencoderPlan, saves: FitCheckpoint
+) -> dict[str, Any]:
     """Train ``vae`` on short clips, its decoder on whole samples; return what was done."""
     with progress_bar("fitting the autoencoder") as advance:
         error = fit_autoencoder(

@@ -38,7 +38,7 @@ from dzrobot.policies.dreamzero.network.config import (
     TextConfig,
     VaeConfig,
 )
-from dzrobot.policies.dreamzero.tiny import RandomSource, training_config, write_tiny_tokenizer
+from dzrobot.policies.dreamzero.tiny import TinyWeightsSource, training_config, write_tiny_tokenizer
 
 _VOCABULARY = 768
 _TEXT_WIDTH = 64
@@ -135,5 +135,5 @@ def fresh_weights(embodiment: Embodiment, seed: int) -> UnionSource:
     """
     shapes = expected_shapes(mini_config(embodiment))
     zeros = {name: torch.zeros(shape) for name, shape in shapes.items() if name in LAST_LAYERS}
-    random = RandomSource(shapes, seed, torch.float32)
+    random = TinyWeightsSource(shapes, seed, torch.float32)
     return UnionSource(sources=(random, StateDictSource(values=zeros)))

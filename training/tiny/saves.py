@@ -30,7 +30,7 @@ class _Kept(BaseModel):
 
 
 @dataclass
-class Saves:
+class FitCheckpoint:
     """The file of a fit in several parts; without ``path`` nothing is kept.
 
     Args:

@@ -11,10 +11,10 @@ from dzrobot.recording.formats import EpisodeRow
 from dzrobot.training.architecture import METADATA_FILE, SourcePlan
 from dzrobot.training.config import ModelConfig, SFTConfig, SourceConfig
 from dzrobot.training.data.lerobot import read_info
-from dzrobot.training.validate.faults import Fault, missing_path
+from dzrobot.training.validate.faults import Problem, missing_path
 
 
-def source_faults(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Fault]:
+def source_faults(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Problem]:
     """Yield what is wrong with each source, and with sources that share a batch."""
     for source in sources:
         for path in source.paths:
@@ -24,7 +24,7 @@ def source_faults(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Faul
     for source in sources[1:]:
         robot = source.embodiment
         if robot.image_size != first.image_size:
-            yield Fault(
+            yield Problem(
                 f"{source.field}.embodiment_tag",
                 f"{robot.tag} tiles to {robot.image_size} pixels, {first.tag} to "
                 f"{first.image_size}; give both the "
@@ -32,20 +32,20 @@ def source_faults(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Faul
             )
 
 
-def _dataset(source: SourcePlan, folder: Path, given: str) -> Iterator[Fault]:
+def _dataset(source: SourcePlan, folder: Path, given: str) -> Iterator[Problem]:
     info = folder / layout.INFO
     if not folder.exists():
         yield from missing_path(source.field, given)
     elif not info.is_file():
-        yield Fault(source.field, f"{folder} is no LeRobot dataset: it has no meta/info.json")
+        yield Problem(source.field, f"{folder} is no LeRobot dataset: it has no meta/info.json")
     else:
         try:
             yield from _episodes(source, folder)
         except DatasetError as error:
-            yield Fault(source.field, str(error))
+            yield Problem(source.field, str(error))
 
 
-def _episodes(source: SourcePlan, folder: Path) -> Iterator[Fault]:
+def _episodes(source: SourcePlan, folder: Path) -> Iterator[Problem]:
     needed = source.embodiment.timing.rows_needed
     read_info(folder)
     listed = folder / layout.EPISODES_V2
@@ -54,7 +54,7 @@ def _episodes(source: SourcePlan, folder: Path) -> Iterator[Fault]:
     lengths = [row.length for row in read_json_lines(listed, EpisodeRow, DatasetError)]
     if lengths and max(lengths) < needed:
         timing = source.embodiment.timing
-        yield Fault(
+        yield Problem(
             source.field,
             f"{folder}: the longest of {len(lengths)} episodes has {max(lengths)} steps, a sample "
             f"of {timing.blocks} "
@@ -63,7 +63,7 @@ def _episodes(source: SourcePlan, folder: Path) -> Iterator[Fault]:
         )
 
 
-def _statistics(model: ModelConfig, source: SourcePlan) -> Iterator[Fault]:
+def _statistics(model: ModelConfig, source: SourcePlan) -> Iterator[Problem]:
     field = f"{source.field}.metadata_json_path" if source.metadata else "model.metadata_json_path"
     if source.field == "data.train_data_paths":
         field = "model.metadata_json_path"
@@ -74,7 +74,7 @@ def _statistics(model: ModelConfig, source: SourcePlan) -> Iterator[Fault]:
             return
         path = folder / METADATA_FILE
     if path is None:
-        yield Fault(
+        yield Problem(
             field,
             f"is needed: make one with `dzrobot stats {source.embodiment.tag} --dataset PATH`",
         )
@@ -82,10 +82,10 @@ def _statistics(model: ModelConfig, source: SourcePlan) -> Iterator[Fault]:
     try:
         Statistics.from_metadata(path, source.embodiment)
     except DzrobotError as error:
-        yield Fault(field, str(error))
+        yield Problem(field, str(error))
 
 
-def relative_faults(model: ModelConfig, sources: list[SourcePlan]) -> Iterator[Fault]:
+def relative_faults(model: ModelConfig, sources: list[SourcePlan]) -> Iterator[Problem]:
     """Yield where the recipe expects other relative actions than the robot has."""
     robot = next(
         (s.embodiment for s in sources if s.embodiment.tag == model.embodiment_tag),
@@ -93,25 +93,25 @@ def relative_faults(model: ModelConfig, sources: list[SourcePlan]) -> Iterator[F
     )
     names = {key.partition(".")[2] for key in robot.relative_keys}
     if model.relative_action is not None and model.relative_action != bool(names):
-        yield Fault(
+        yield Problem(
             "model.relative_action",
             f"is {model.relative_action}, but {robot.tag} measures {preview(names)} from the "
             "state; the embodiment "
             "decides (Part.reference): drop this field or choose another embodiment",
         )
     if model.relative_action_keys is not None and set(model.relative_action_keys) != names:
-        yield Fault(
+        yield Problem(
             "model.relative_action_keys",
             f"are {preview(model.relative_action_keys)}, {robot.tag} has {preview(names)} "
             "(Part.reference)",
         )
 
 
-def mixture_faults(config: SFTConfig) -> Iterator[Fault]:
+def mixture_faults(config: SFTConfig) -> Iterator[Problem]:
     """Yield what is wrong with the list of sources itself."""
     kinds = {type(entry) for entry in config.data.train_data_paths}
     if len(kinds) > 1:
-        yield Fault(
+        yield Problem(
             "data.train_data_paths",
             "plain folders and mixture entries are mixed; write all as entries",
         )
@@ -121,7 +121,7 @@ def mixture_faults(config: SFTConfig) -> Iterator[Fault]:
         if isinstance(entry, SourceConfig)
     ]
     if tags and config.model.embodiment_tag not in tags:
-        yield Fault(
+        yield Problem(
             "model.embodiment_tag",
             f"{config.model.embodiment_tag!r} is none of the mixture's: "
             f"{', '.join(tags)}.{suggest(config.model.embodiment_tag, tags)}",

@@ -8,7 +8,7 @@ from dzrobot.policies.dreamzero.checkpoints.hub import is_hub_file, is_hub_id
 
 
 @dataclass(frozen=True)
-class Fault:
+class Problem:
     """One thing that is wrong."""
 
     field: str
@@ -17,7 +17,7 @@ class Fault:
     message: str
 
 
-def missing_path(field: str, path: str, *, one_file: bool = False) -> Iterator[Fault]:
+def missing_path(field: str, path: str, *, one_file: bool = False) -> Iterator[Problem]:
     """Refuse a local path that is not there; hub ids are looked up later.
 
     Args:
@@ -28,4 +28,4 @@ def missing_path(field: str, path: str, *, one_file: bool = False) -> Iterator[F
     known = is_hub_file(path) if one_file else False
     if not Path(path).expanduser().exists() and not known and not is_hub_id(path):
         form = "owner/name/file.pth" if one_file else "owner/name"
-        yield Fault(field, f"{path} does not exist; give a local path or a hub id {form}")
+        yield Problem(field, f"{path} does not exist; give a local path or a hub id {form}")

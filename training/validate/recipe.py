@@ -11,11 +11,11 @@ from dzrobot.errors import DzrobotError
 from dzrobot.training.architecture import SourcePlan, source_plans
 from dzrobot.training.config import SFTConfig, uneven_batch
 from dzrobot.training.validate.data import mixture_faults, relative_faults, source_faults
-from dzrobot.training.validate.faults import Fault
+from dzrobot.training.validate.faults import Problem
 from dzrobot.training.validate.weights import adapter_faults, network_faults, weight_faults
 
 
-def find_faults(config: SFTConfig, world_size: int) -> list[Fault]:
+def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
     """Return everything that is wrong with a run of ``config`` on ``world_size`` processes."""
     faults = [
         *_batch(config, world_size),
@@ -31,112 +31,112 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Fault]:
     try:
         sources = source_plans(config)
     except DzrobotError as error:
-        return [*faults, Fault("model.embodiment_tag", str(error))]
+        return [*faults, Problem("model.embodiment_tag", str(error))]
     faults += [*source_faults(config, sources), *relative_faults(config.model, sources)]
     faults += _given(config, sources)
     return [*faults, *network_faults(config, sources)]
 
 
-def _batch(config: SFTConfig, world_size: int) -> Iterator[Fault]:
+def _batch(config: SFTConfig, world_size: int) -> Iterator[Problem]:
     runner = config.runner
     if fault := uneven_batch(runner.global_batch_size, runner.micro_batch_size, world_size):
-        yield Fault("runner.global_batch_size", fault)
+        yield Problem("runner.global_batch_size", fault)
 
 
-def _given(config: SFTConfig, sources: Sequence[SourcePlan]) -> Iterator[Fault]:
+def _given(config: SFTConfig, sources: Sequence[SourcePlan]) -> Iterator[Problem]:
     most = config.model.rtc_training_max_delay
     for source in sources:
         horizon = source.embodiment.timing.action_horizon
         if 2 * most > horizon:
-            yield Fault(
+            yield Problem(
                 "model.rtc_training_max_delay",
                 f"{most} of the {horizon} actions of {source.embodiment.tag}: a robot that does "
                 f"not wait has at most {horizon // 2} steps for a plan; choose 0 to {horizon // 2}",
             )
 
 
-def _schedule(config: SFTConfig) -> Iterator[Fault]:
+def _schedule(config: SFTConfig) -> Iterator[Problem]:
     steps, optim = config.runner.max_steps, config.optim
     warmup = optim.warmup_updates(steps)
     if warmup >= steps:
         field = (
             "optim.lr_warmup_ratio" if optim.lr_warmup_steps is None else "optim.lr_warmup_steps"
         )
-        yield Fault(
+        yield Problem(
             field,
             f"{warmup} warm-up steps leave none of runner.max_steps={steps} at full rate; lower it",
         )
     if optim.schedule_updates(steps) < steps:
-        yield Fault(
+        yield Problem(
             "optim.total_training_steps",
             f"the schedule ends at {optim.total_training_steps}, before runner.max_steps={steps}; "
             "raise it, or leave it out",
         )
     if optim.lr_scheduler == "constant" and optim.min_lr_ratio > 0:
-        yield Fault(
+        yield Problem(
             "optim.min_lr_ratio",
             "has no meaning for lr_scheduler='constant'; leave it out or choose 'cosine'",
         )
 
 
-def _layout(config: SFTConfig, world_size: int) -> Iterator[Fault]:
+def _layout(config: SFTConfig, world_size: int) -> Iterator[Problem]:
     parallel = config.parallel
     if parallel.strategy == "single" and world_size > 1:
-        yield Fault(
+        yield Problem(
             "parallel.strategy", f"'single' on {world_size} processes; choose fsdp, hsdp or ddp"
         )
     if parallel.shard_size is not None and parallel.strategy != "hsdp":
-        yield Fault(
+        yield Problem(
             "parallel.shard_size",
             f"only 'hsdp' has it, strategy is {parallel.strategy!r}; leave one out",
         )
     if parallel.shard_size is not None and world_size % parallel.shard_size:
-        yield Fault(
+        yield Problem(
             "parallel.shard_size", f"{parallel.shard_size} does not divide {world_size} processes"
         )
     if parallel.kept_blocks and parallel.activation_checkpointing == "none":
-        yield Fault(
+        yield Problem(
             "parallel.kept_blocks",
             "all blocks keep their activations when activation_checkpointing is 'none'",
         )
     if parallel.param_dtype == "fp32" and parallel.reduce_dtype == "bf16":
-        yield Fault("parallel.reduce_dtype", "'bf16' would round float32 gradients; choose fp32")
+        yield Problem("parallel.reduce_dtype", "'bf16' would round float32 gradients; choose fp32")
 
 
-def _evaluation(config: SFTConfig) -> Iterator[Fault]:
+def _evaluation(config: SFTConfig) -> Iterator[Problem]:
     if config.runner.eval_interval is not None and not config.data.holdout_episodes:
-        yield Fault("runner.eval_interval", "needs held-out episodes: set data.holdout_episodes")
+        yield Problem("runner.eval_interval", "needs held-out episodes: set data.holdout_episodes")
     data = config.data
     if data.pad_tail and (data.sampling_mode == "multi_anchor" or data.frame_grid is not None):
-        yield Fault(
+        yield Problem(
             "data.pad_tail",
             "needs sampling_mode='aligned' and no frame_grid; the published walk pads nothing",
         )
     if data.frame_grid is not None and data.sampling_mode == "aligned":
-        yield Fault(
+        yield Problem(
             "data.frame_grid",
             "published grids are drawn by sampling_mode='multi_anchor'; leave sampling_mode out",
         )
 
 
-def _features(config: SFTConfig) -> Iterator[Fault]:
+def _features(config: SFTConfig) -> Iterator[Problem]:
     if not config.data.cache_features:
         return
     if config.data.augment:
-        yield Fault(
+        yield Problem(
             "data.cache_features",
             "stored latents cannot be augmented; set data.augment=false too, or leave it out",
         )
     if config.data.on_corrupt != "refuse":
-        yield Fault(
+        yield Problem(
             "data.cache_features", "needs every image to be readable: data.on_corrupt=refuse"
         )
 
 
-def _resume(config: SFTConfig) -> Iterator[Fault]:
+def _resume(config: SFTConfig) -> Iterator[Problem]:
     resume = config.runner.resume_dir
     if isinstance(resume, Path) and not resume.is_dir():
-        yield Fault(
+        yield Problem(
             "runner.resume_dir",
             f"no folder {resume}; 'auto' takes the newest checkpoint of output_dir, if any",
         )

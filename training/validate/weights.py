@@ -10,10 +10,10 @@ from dzrobot.policies.dreamzero.checkpoints.names import ShardIndex
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.training.architecture import CONFIG_FILE, SourcePlan, base_network, run_network
 from dzrobot.training.config import ModelConfig, SFTConfig
-from dzrobot.training.validate.faults import Fault, missing_path
+from dzrobot.training.validate.faults import Problem, missing_path
 
 
-def weight_faults(model: ModelConfig) -> Iterator[Fault]:
+def weight_faults(model: ModelConfig) -> Iterator[Problem]:
     """Yield what is wrong with where weights, architecture and tokenizer come from."""
     parts = {
         name: value
@@ -28,13 +28,13 @@ def weight_faults(model: ModelConfig) -> Iterator[Fault]:
     }
     chosen = [way for way, is_used in ways.items() if is_used]
     if len(chosen) != 1:
-        yield Fault(
+        yield Problem(
             "model.model_path",
             f"weights come from {' and '.join(chosen) or 'nowhere'}; give exactly one of "
             f"{', '.join(ways)}",
         )
     if given and len(given) < len(parts):
-        yield Fault(
+        yield Problem(
             f"model.{min(set(parts) - set(given))}",
             f"a cold start needs all of {', '.join(sorted(parts))}",
         )
@@ -51,7 +51,7 @@ def weight_faults(model: ModelConfig) -> Iterator[Fault]:
         yield from _checkpoint(model.model_path)
 
 
-def _component_versions(model: ModelConfig) -> Iterator[Fault]:
+def _component_versions(model: ModelConfig) -> Iterator[Problem]:
     vae, image = model.vae_pretrained_path or "", model.image_encoder_pretrained_path or ""
     wanted = {"5b": "Wan2.2_VAE.pth", "14b": "Wan2.1_VAE.pth"}
     if (
@@ -59,12 +59,12 @@ def _component_versions(model: ModelConfig) -> Iterator[Fault]:
         and vae.endswith((".pth",))
         and not vae.endswith(wanted[model.preset])
     ):
-        yield Fault(
+        yield Problem(
             "model.vae_pretrained_path",
             f"the {model.preset} network needs {wanted[model.preset]}, got {vae}",
         )
     if image.endswith(".pth") and "clip" not in Path(image).name:
-        yield Fault(
+        yield Problem(
             "model.image_encoder_pretrained_path",
             f"{image} is no CLIP file; Wan 2.2 too uses "
             "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth of "
@@ -72,25 +72,25 @@ def _component_versions(model: ModelConfig) -> Iterator[Fault]:
         )
 
 
-def _architecture_origin(model: ModelConfig) -> Iterator[Fault]:
+def _architecture_origin(model: ModelConfig) -> Iterator[Problem]:
     if model.model_path is not None:
         if model.config_path is not None:
-            yield Fault("model.config_path", "the architecture is model_path's; leave it out")
+            yield Problem("model.config_path", "the architecture is model_path's; leave it out")
     elif (model.preset is None) == (model.config_path is None):
-        yield Fault(
+        yield Problem(
             "model.preset", "without model_path give either preset (5b, 14b) or config_path"
         )
     if model.config_path is not None and not model.config_path.is_file():
-        yield Fault("model.config_path", f"no file {model.config_path}")
+        yield Problem("model.config_path", f"no file {model.config_path}")
 
 
-def _checkpoint(path: str) -> Iterator[Fault]:
+def _checkpoint(path: str) -> Iterator[Problem]:
     folder = Path(path).expanduser()
     if not folder.exists():
         yield from missing_path("model.model_path", path)
         return
     if not (folder / CONFIG_FILE).is_file():
-        yield Fault(
+        yield Problem(
             "model.model_path", f"{folder} has no {CONFIG_FILE}; give a whole checkpoint folder"
         )
     index = folder / "model.safetensors.index.json"
@@ -98,10 +98,10 @@ def _checkpoint(path: str) -> Iterator[Fault]:
         try:
             shards = set(read_json(index, ShardIndex, CheckpointError).weight_map.values())
         except CheckpointError as error:
-            yield Fault("model.model_path", str(error))
+            yield Problem("model.model_path", str(error))
             return
         if absent := {shard for shard in shards if not (folder / shard).is_file()}:
-            yield Fault(
+            yield Problem(
                 "model.model_path",
                 f"{folder} lacks the shards {preview(absent)}; download them again",
             )
@@ -110,29 +110,29 @@ def _checkpoint(path: str) -> Iterator[Fault]:
         and not any(folder.rglob("*.pt"))
         and not any(folder.rglob("*.distcp"))
     ):
-        yield Fault(
+        yield Problem(
             "model.model_path",
             f"{folder} holds no weights; it needs model.safetensors or shards and an index",
         )
 
 
-def adapter_faults(model: ModelConfig) -> Iterator[Fault]:
+def adapter_faults(model: ModelConfig) -> Iterator[Problem]:
     """Yield adapter settings that do not go with the kind of training."""
     if not model.is_lora:
         for name in ("lora_rank", "lora_alpha"):
             if getattr(model, name) is not None:
-                yield Fault(
+                yield Problem(
                     f"model.{name}",
                     "is set, but is_lora is false: full training has no adapters; choose one",
                 )
     elif model.random_init:
-        yield Fault(
+        yield Problem(
             "model.is_lora",
             "adapters on random weights train nothing useful; start from a checkpoint",
         )
 
 
-def network_faults(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Fault]:
+def network_faults(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Problem]:
     """Yield where the network of the run does not fit its robots."""
     try:
         network = known_network(config.model)
@@ -140,15 +140,15 @@ def network_faults(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Fau
             return
         run = run_network(network, config.model, sources[0].embodiment)
     except DzrobotError as error:
-        yield Fault("model.model_path" if config.model.model_path else "model.preset", str(error))
+        yield Problem("model.model_path" if config.model.model_path else "model.preset", str(error))
         return
     if (config.model.target_video_height is None) != (config.model.target_video_width is None):
-        yield Fault("model.target_video_height", "give height and width, or neither")
+        yield Problem("model.target_video_height", "give height and width, or neither")
     yield from _is_preset(config.model, network)
     yield from _fits(run, sources)
 
 
-def _is_preset(model: ModelConfig, network: NetworkConfig) -> Iterator[Fault]:
+def _is_preset(model: ModelConfig, network: NetworkConfig) -> Iterator[Problem]:
     if model.preset is None or model.model_path is None:
         return
     wanted = base_network(model, None)
@@ -159,21 +159,21 @@ def _is_preset(model: ModelConfig, network: NetworkConfig) -> Iterator[Fault]:
         if getattr(network.dit, name) != getattr(wanted.dit, name)
     ]
     if unlike:
-        yield Fault(
+        yield Problem(
             "model.preset",
             f"the checkpoint is no {model.preset} network ({', '.join(unlike)}); choose the recipe "
             "of its size, or model.preset=null",
         )
 
 
-def _fits(network: NetworkConfig, sources: list[SourcePlan]) -> Iterator[Fault]:
+def _fits(network: NetworkConfig, sources: list[SourcePlan]) -> Iterator[Problem]:
     for source in sources:
         robot, dit = source.embodiment, network.dit
         rows, columns = network.target_size or robot.image_size
         step = network.size_multiple
         if rows % step or columns % step:
             near = [max(step, round(side / step) * step) for side in (rows, columns)]
-            yield Fault(
+            yield Problem(
                 "model.target_video_height",
                 f"frames of {rows} x {columns} pixels are no multiple of {step} (autoencoder "
                 "stride x patch): set "
@@ -181,7 +181,7 @@ def _fits(network: NetworkConfig, sources: list[SourcePlan]) -> Iterator[Fault]:
             )
             return
         if robot.state_dim > dit.max_state_dim or robot.action_dim > dit.action_dim:
-            yield Fault(
+            yield Problem(
                 f"{source.field}.embodiment_tag",
                 f"{robot.tag} has {robot.state_dim} state and {robot.action_dim} action numbers, "
                 "the network takes "
@@ -189,7 +189,7 @@ def _fits(network: NetworkConfig, sources: list[SourcePlan]) -> Iterator[Fault]:
             )
         frames = dit.num_frame_per_block * network.vae.temporal_stride
         if len(robot.timing.frame_offsets) != frames:
-            yield Fault(
+            yield Problem(
                 f"{source.field}.embodiment_tag",
                 f"{robot.tag} has {len(robot.timing.frame_offsets)} frames per block, the network "
                 f"{frames}",

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from dzrobot.errors import CheckpointError, preview
-from dzrobot.policies.dreamzero.checkpoints.drawn import DrawnSource
 from dzrobot.policies.dreamzero.checkpoints.names import DIT, IMAGE, TEXT, VAE
+from dzrobot.policies.dreamzero.checkpoints.random_init import RandomInitSource
 from dzrobot.policies.dreamzero.checkpoints.sources import (
     UnionSource,
     WeightSource,
@@ -53,7 +53,7 @@ class ColdStart:
     """A full set of weights, part of it freshly drawn."""
 
     source: WeightSource
-    initialised: tuple[str, ...]
+    initialized: tuple[str, ...]
     """Canonical names of the tensors that no file holds."""
 
 
@@ -111,8 +111,8 @@ def cold_start(
     """
     union = open_components(components)
     absent = fresh_names(shapes.keys(), union.tensors.keys(), config)
-    fresh = FreshSource({name: shapes[name] for name in absent}, seed)
-    return ColdStart(source=UnionSource(sources=(union, fresh)), initialised=tuple(sorted(absent)))
+    fresh = NewWeightsSource({name: shapes[name] for name in absent}, seed)
+    return ColdStart(source=UnionSource(sources=(union, fresh)), initialized=tuple(sorted(absent)))
 
 
 def fresh_names(wanted: Set[str], held: Set[str], config: NetworkConfig) -> Set[str]:
@@ -150,10 +150,10 @@ def _may_be_fresh(name: str, config: NetworkConfig) -> bool:
     return config.dit.model_type == "ti2v" and _IMAGE_CONDITION.match(name) is not None
 
 
-class FreshSource(DrawnSource):
+class NewWeightsSource(RandomInitSource):
     """Fresh tensors: Xavier-uniform matrices, biases 0, norms 1, per-category 0.02 * N(0, 1)."""
 
-    origin = "fresh initialisation"
+    origin = "fresh initialization"
     key = "cold start/"
 
     def draw(self, name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -169,5 +169,5 @@ class FreshSource(DrawnSource):
             case "b" | "bias":
                 pass
             case leaf:
-                raise AssertionError(f"no initialisation is documented for {leaf}")
+                raise AssertionError(f"no initialization is documented for {leaf}")
         return fresh

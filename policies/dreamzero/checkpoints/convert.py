@@ -77,7 +77,7 @@ class Converted:
 
     path: Path
     tensors: int
-    initialised: tuple[str, ...] = ()
+    initialized: tuple[str, ...] = ()
     """Tensors drawn fresh because no file holds them."""
 
 
@@ -139,7 +139,7 @@ def _convert_components(
     )
     check_weights(build_network(config), start.source)
     _write(start.source, Sidecars(config_json=config_json, copy_from=folder), target, options)
-    return Converted(path=target, tensors=len(start.source.tensors), initialised=start.initialised)
+    return Converted(path=target, tensors=len(start.source.tensors), initialized=start.initialized)
 
 
 def _checked(checkpoint: Checkpoint, options: ConvertOptions) -> tuple[WeightSource, bool]:

@@ -104,7 +104,7 @@ class Checkpoint:
         file = self.folder / METADATA_FILE
         if not file.is_file():
             raise CheckpointError(
-                f"{self.folder} has no {METADATA_FILE}, which holds the normalisation statistics; "
+                f"{self.folder} has no {METADATA_FILE}, which holds the normalization statistics; "
                 "copy it from where the "
                 "checkpoint was published, or make it from the training data with `dzrobot stats`"
             )
@@ -112,7 +112,7 @@ class Checkpoint:
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
-        """Return metadata.json: normalisation statistics by tag."""
+        """Return metadata.json: normalization statistics by tag."""
         return read_metadata(self.metadata_file)
 
     @cached_property
@@ -151,7 +151,7 @@ class Checkpoint:
 
 
 def read_metadata(file: Path) -> dict[str, Any]:
-    """Return metadata.json: normalisation statistics by tag.
+    """Return metadata.json: normalization statistics by tag.
 
     Raises:
         CheckpointError: It is missing, damaged, or no statistics by tag.

@@ -45,7 +45,7 @@ Adapters = Literal["merge", "keep"]
 
 
 @dataclass(frozen=True)
-class Slot:
+class TensorBinding:
     """Where one published tensor goes."""
 
     entry: Entry
@@ -63,14 +63,14 @@ class Slot:
         return dict(zip(self.entry.library, self.targets, strict=True))
 
 
-def slots(network: WorldActionModel) -> dict[str, Slot]:
+def slots(network: WorldActionModel) -> dict[str, TensorBinding]:
     """Return canonical name -> slot for every tensor of the network, adapters included."""
     table = {}
     for child, module in network.named_children():
         state = module.state_dict()
         for entry in entries(module):
             targets = tuple(state[name] for name in entry.library)
-            table[canonical(PREFIXES[child] + entry.official)] = Slot(entry, targets)
+            table[canonical(PREFIXES[child] + entry.official)] = TensorBinding(entry, targets)
     return table
 
 
@@ -285,7 +285,7 @@ def fill_network(network: WorldActionModel, source: WeightSource) -> None:
                 _copy(target, piece)
 
 
-def _pieces(slot: Slot, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _pieces(slot: TensorBinding, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     # Reshaped because a scalar may be stored with one axis.
     for name, piece in slot.entry.split(tensor.reshape(slot.shape)):
         yield slot.by_name[name], piece

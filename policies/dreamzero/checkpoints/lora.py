@@ -90,7 +90,7 @@ class MergedSource:
 
 
 def inject_adapters(transformer: nn.Module, head: HeadConfig) -> None:
-    """Put uninitialised adapters on the layers that ``head`` names, in place.
+    """Put uninitialized adapters on the layers that ``head`` names, in place.
 
     They have the device and dtype of their layers; the caller fills them.
     """

@@ -36,7 +36,7 @@ _EXACT = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainedEmbodiment:
     """What a checkpoint knows of one embodiment; None: not recorded."""
 
     __pydantic_config__ = _EXACT
@@ -47,7 +47,7 @@ class Trained:
     """Names of the action parts measured from the state."""
 
     statistics: str | None = None
-    """Fingerprint of the normalisation statistics."""
+    """Fingerprint of the normalization statistics."""
 
     action_frame: str | None = None
     """Axes of its Cartesian actions, as the embodiment names them."""
@@ -63,7 +63,7 @@ class Passport:
 
     __pydantic_config__ = _EXACT
 
-    embodiments: Mapping[str, Trained]
+    embodiments: Mapping[str, TrainedEmbodiment]
     """By tag."""
 
     action_horizon: _Count
@@ -110,7 +110,7 @@ def passport_for(
     recipe: Mapping[str, Any] | None = None,
 ) -> Passport:
     """Return the passport of a network that runs, or is trained, as described."""
-    trained = Trained(
+    trained = TrainedEmbodiment(
         state_dim=embodiment.state_dim,
         action_dim=embodiment.action_dim,
         relative=_relative(embodiment),
@@ -139,7 +139,7 @@ def published_passport(
     """
     relative = None if training is None else _published_relative(training)
     return Passport(
-        embodiments={tag: Trained(relative=relative) for tag in metadata},
+        embodiments={tag: TrainedEmbodiment(relative=relative) for tag in metadata},
         action_horizon=config.head.action_horizon,
         frame_size=config.target_size,
     )

@@ -29,7 +29,7 @@ _PROMPTS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StoredPart:
     """One part of the network as stored."""
 
     name: str
@@ -40,7 +40,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class MemoryEstimate:
     """Expected memory in bytes, without the working memory of a step."""
 
     inference: int
@@ -63,7 +63,7 @@ class Report:
     path: Path
     layout: str
     variant: str
-    parts: tuple[Part, ...]
+    parts: tuple[StoredPart, ...]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
     misshapen: tuple[str, ...]
@@ -79,7 +79,7 @@ class Report:
     sidecars: Mapping[str, bool]
     """File or folder beside the weights -> whether it is there."""
 
-    memory: Memory
+    memory: MemoryEstimate
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Report:
@@ -114,7 +114,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Report:
     )
 
 
-def expected_memory(config: NetworkConfig) -> Memory:
+def expected_memory(config: NetworkConfig) -> MemoryEstimate:
     """Return what a network of ``config`` needs, whatever dtype it is stored in."""
     network = build_network(config)
     total = _elements([slot.shape for slot in slots(network).values()])
@@ -122,7 +122,7 @@ def expected_memory(config: NetworkConfig) -> Memory:
     inject_adapters(network.model, config.head)
     adapted = slots(network)
     with_lora = _elements([s.shape for n, s in adapted.items() if trained_with_adapters(n)])
-    return Memory(
+    return MemoryEstimate(
         inference=_BF16 * total,
         session=_session_bytes(config),
         full=_BF16 * (total - trained) + _TRAINED * trained,
@@ -141,10 +141,10 @@ def _elements(shapes: Sequence[tuple[int, ...]]) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
 
-def _part(name: str, prefix: str, given: Mapping[str, TensorInfo]) -> Part:
+def _part(name: str, prefix: str, given: Mapping[str, TensorInfo]) -> StoredPart:
     infos = [info for key, info in given.items() if key.startswith(prefix)]
     counts = Counter(str(info.dtype).removeprefix("torch.") for info in infos)
-    return Part(
+    return StoredPart(
         name=name,
         tensors=len(infos),
         parameters=sum(info.numel for info in infos),

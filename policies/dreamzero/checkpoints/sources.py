@@ -234,7 +234,7 @@ def _check_dense(values: Mapping[str, Tensor], file: Path) -> None:
     if odd:
         raise CheckpointError(
             f"{file} holds {preview(map(str, odd))} as something other than stored numbers "
-            "(sparse, quantised, without data, or larger than the file); save plain tensors"
+            "(sparse, quantized, without data, or larger than the file); save plain tensors"
         )
 
 

@@ -157,7 +157,7 @@ class DiTConfig:
     """Width of the image embedding."""
 
     eps: float = 1e-6
-    """Added to variances inside the normalisations."""
+    """Added to variances inside the normalizations."""
 
     max_chunk_size: int = field(default=4, metadata={LIMITS: (-1, 1024)})
     """Blocks of history before the context is dropped; -1 for token-level causal clean frames."""
@@ -346,7 +346,7 @@ class HeadConfig:
     """Name endings of the adapted layers."""
 
     init_lora_weights: str | bool = "kaiming"
-    """How a fresh adapter is initialised."""
+    """How a fresh adapter is initialized."""
 
     def __post_init__(self) -> None:
         if (self.target_video_height is None) != (self.target_video_width is None):

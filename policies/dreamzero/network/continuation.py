@@ -30,7 +30,7 @@ class Continuation:
     """What the coming plan of one session continues."""
 
     action_AM: Tensor
-    """Normalised rows of the running plan, from the step of the newest frame on."""
+    """Normalized rows of the running plan, from the step of the newest frame on."""
 
     mask_M: Tensor
     """True on the robot's own dimensions."""

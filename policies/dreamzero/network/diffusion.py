@@ -180,7 +180,7 @@ def _library_solver(steps: int, shift: float, final_noise: float) -> UniPCMultis
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Noise:
+class DiffusionNoise:
     """What is random about the training samples of a batch."""
 
     video_BCFYX: Tensor
@@ -202,7 +202,7 @@ class Noise:
         action_BAM: Tensor,
         frame_index_BF: Tensor,
         action_index_BA: Tensor | None = None,
-    ) -> "Noise":
+    ) -> "DiffusionNoise":
         """Return noise from raw draws: the first frame of a block speaks for the block.
 
         Args:
@@ -247,7 +247,7 @@ def draw_noise(
     shape: NoiseShape,
     generators: Sequence[torch.Generator],
     device: torch.device | str,
-) -> Noise:
+) -> DiffusionNoise:
     """Return float32 noise on ``device``, sample b drawn from ``generators[b]`` alone.
 
     Order of the draws: video noise, frame indices, action noise, action indices if decoupled.
@@ -257,7 +257,7 @@ def draw_noise(
         torch.stack(parts).to(device, non_blocking=True) for parts in zip(*draws, strict=True)
     )
     decoupled = head.decouple_video_action_noise
-    return Noise.of(dit, video, action, frames, actions if decoupled else None)
+    return DiffusionNoise.of(dit, video, action, frames, actions if decoupled else None)
 
 
 def draw_given(

@@ -26,9 +26,9 @@ from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
     InferenceNoise,
+    InferenceRequest,
     KVCache,
     Prompt,
-    Request,
     SessionCache,
     clip_of_block,
     first_image,
@@ -154,7 +154,7 @@ class Prediction:
 def predict(
     model: WorldActionModel,
     sessions: Sequence[SessionCache],
-    requests: Sequence[Request],
+    requests: Sequence[InferenceRequest],
     options: GenerateOptions = _PUBLISHED,
 ) -> Prediction:
     """Generate the next actions of every session; the sessions remember what they saw.
@@ -201,7 +201,7 @@ class _Call:
 
     model: WorldActionModel
     sessions: list[SessionCache]
-    requests: list[Request]
+    requests: list[InferenceRequest]
     options: GenerateOptions
     start: int
     """Frames in the caches; 0 forgets them."""
@@ -359,7 +359,7 @@ class _Call:
             return None
         return Continuations(parts, like_BAM, self.options.solver_steps)
 
-    def _noise(self, request: Request, like_BCFYX: Tensor) -> InferenceNoise:
+    def _noise(self, request: InferenceRequest, like_BCFYX: Tensor) -> InferenceNoise:
         if request.noise is not None:
             return InferenceNoise(
                 request.noise.video_CFYX.to(self._device), request.noise.action_AM.to(self._device)
@@ -476,9 +476,10 @@ def _check_network(model: WorldActionModel, image_HW3: Tensor) -> None:
         )
 
 
-def _negative(request: Request) -> Prompt:
+def _negative(request: InferenceRequest) -> Prompt:
     if request.negative is None:
         raise ConfigError(
-            "guidance needs a negative prompt: give Request(negative=...), or set cfg_scale=1"
+            "guidance needs a negative prompt: give InferenceRequest(negative=...), or set "
+            "cfg_scale=1"
         )
     return request.negative

@@ -61,8 +61,8 @@ class ImageEncoder(nn.Module):
         return hidden_BND
 
     def pixels(self, frame_B3HW: Tensor) -> Tensor:
-        """Return the frames as the encoder sees them: (B, 3, S, S) float32, normalised."""
-        # In float32: bf16 weights of the bicubic kernel would cost a grey level.
+        """Return the frames as the encoder sees them: (B, 3, S, S) float32, normalized."""
+        # In float32: bf16 weights of the bicubic kernel would cost a gray level.
         pixels_B3SS = nn.functional.interpolate(
             frame_B3HW.float(), size=(self._size, self._size), mode="bicubic", align_corners=False
         )

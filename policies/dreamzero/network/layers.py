@@ -33,7 +33,7 @@ class Rope(NamedTuple):
 
 
 def rotate(x_BLHK: Tensor, rope: Rope) -> Tensor:
-    """Rotate each pair of neighbouring channels by its token's angle; keeps the dtype."""
+    """Rotate each pair of neighboring channels by its token's angle; keeps the dtype."""
     # Half-precision channels times float32 tables make float32 products, without a copy of x.
     even, odd = torch.unflatten(x_BLHK, -1, (-1, 2)).unbind(-1)
     turned = (even * rope.cos - odd * rope.sin, even * rope.sin + odd * rope.cos)
@@ -117,7 +117,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        """Return the normalised tokens in the dtype given."""
+        """Return the normalized tokens in the dtype given."""
         return F.rms_norm(x_BLD, (x_BLD.shape[-1],), self.weight, self.eps)
 
 
@@ -298,7 +298,7 @@ class Head(nn.Module):
 
 
 def modulate(x_BLD: Tensor, shift_BLD: Tensor, scale_BLD: Tensor, eps: float) -> Tensor:
-    """Return the normalised tokens, scaled and shifted."""
+    """Return the normalized tokens, scaled and shifted."""
     normal_BLD = F.layer_norm(x_BLD, (x_BLD.shape[-1],), eps=eps)
     return torch.addcmul(shift_BLD, normal_BLD, 1 + scale_BLD)
 

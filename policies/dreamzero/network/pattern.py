@@ -208,7 +208,7 @@ def _shift(span: Span, by: int) -> Span:
 
 
 def _joined(*spans: Span) -> tuple[Span, ...]:
-    """Return the spans in order, neighbours merged, empty ones dropped."""
+    """Return the spans in order, neighbors merged, empty ones dropped."""
     joined: list[Span] = []
     for span in spans:
         if joined and joined[-1].stop == span.start:

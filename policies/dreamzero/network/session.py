@@ -96,7 +96,7 @@ _TEMPORAL_STRIDE = 4
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """A tokenised prompt."""
+    """A tokenized prompt."""
 
     ids_N: Tensor
     mask_N: Tensor
@@ -120,14 +120,14 @@ class InferenceNoise:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Request:
+class InferenceRequest:
     """One call of one session."""
 
     images_THW3: Tensor
     """Tiled frames, uint8, oldest first: 1 starts anew; 4, 8 or 9 continue (blocks of two)."""
 
     state_SM: Tensor
-    """Normalised and padded states; one for the coming block."""
+    """Normalized and padded states; one for the coming block."""
 
     prompt: Prompt
     negative: Prompt | None = None
@@ -218,7 +218,7 @@ class SessionCache:
     first_frame_CFYX: Tensor | None = None
     """Mask and latents of the first frame; None where the network takes none."""
 
-    def next_start(self, request: Request, window: int) -> int:
+    def next_start(self, request: InferenceRequest, window: int) -> int:
         """Return where this call begins: 0 forgets the past (first match wins)."""
         if self.prompt_key is None or self.prompt_key != request.prompt.key:
             return 0
@@ -227,7 +227,7 @@ class SessionCache:
         return self.start
 
 
-def newest_frame_only(request: Request) -> Request:
+def newest_frame_only(request: InferenceRequest) -> InferenceRequest:
     """Return the request of a policy without memory."""
     return replace(request, images_THW3=request.images_THW3[-1:], latent_video_CFYX=None)
 

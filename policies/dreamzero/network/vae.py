@@ -1,4 +1,4 @@
-"""Video to normalised latents and back.
+"""Video to normalized latents and back.
 
 The weights sit in the library's causal autoencoder; the loop over time chunks is here, because the
 library keeps the state of a running call on the module.
@@ -63,7 +63,7 @@ class Vae(nn.Module):
         )
 
     def encode(self, video_B3THW: Tensor) -> Tensor:
-        """Return the normalised latents (B, C, F, h, w), F = 1 + (T - 1) / 4.
+        """Return the normalized latents (B, C, F, h, w), F = 1 + (T - 1) / 4.
 
         Args:
             video_B3THW: Clips in [-1, 1] of 1, 5, 9, ... frames.
@@ -87,25 +87,25 @@ class Vae(nn.Module):
             )
             for start, end in bounds
         ]
-        return self._normalise(torch.cat(moments, dim=2)[:, : self.config.z_dim])
+        return self._normalize(torch.cat(moments, dim=2)[:, : self.config.z_dim])
 
     def encode_first_frame(self, frame_B3HW: Tensor) -> Tensor:
         """Return the latent (B, C, 1, h, w) of single frames; equals latent 0 of any such clip."""
         return self.encode(frame_B3HW[:, :, None])
 
     def encode_conditioning(self, frame_B3HW: Tensor, frames: int) -> Tensor:
-        """Return the latents (B, C, F, h, w) of the frame followed by mid-grey ones."""
-        grey = torch.zeros_like(frame_B3HW)[:, :, None].expand(-1, -1, frames - 1, -1, -1)
-        return self.encode(torch.cat([frame_B3HW[:, :, None], grey], dim=2))
+        """Return the latents (B, C, F, h, w) of the frame followed by mid-gray ones."""
+        gray = torch.zeros_like(frame_B3HW)[:, :, None].expand(-1, -1, frames - 1, -1, -1)
+        return self.encode(torch.cat([frame_B3HW[:, :, None], gray], dim=2))
 
     def decode(self, latent_BCFhw: Tensor, *, clamp: bool = True) -> Tensor:
-        """Return the clips (B, 3, T, H, W) of normalised latents.
+        """Return the clips (B, 3, T, H, W) of normalized latents.
 
         Args:
-            latent_BCFhw: Normalised latents, as :meth:`encode` returns them.
+            latent_BCFhw: Normalized latents, as :meth:`encode` returns them.
             clamp: Whether to cut the result to [-1, 1].
         """
-        latent_BCFhw = self.coder.post_quant_conv(self._denormalise(latent_BCFhw))
+        latent_BCFhw = self.coder.post_quant_conv(self._denormalize(latent_BCFhw))
         cache = _new_cache(self.coder.decoder)
         decoded = [
             self.coder.decoder(
@@ -121,11 +121,11 @@ class Vae(nn.Module):
         weight: Tensor = self.coder.quant_conv.weight
         return weight.dtype
 
-    def _normalise(self, mean_BCFhw: Tensor) -> Tensor:
+    def _normalize(self, mean_BCFhw: Tensor) -> Tensor:
         mean, std = self._statistics(mean_BCFhw.device)
         return ((mean_BCFhw.float() - mean) * (1.0 / std)).to(mean_BCFhw.dtype)
 
-    def _denormalise(self, latent_BCFhw: Tensor) -> Tensor:
+    def _denormalize(self, latent_BCFhw: Tensor) -> Tensor:
         mean, std = self._statistics(latent_BCFhw.device)
         return (latent_BCFhw.float() / (1.0 / std) + mean).to(self._dtype)
 
@@ -138,7 +138,7 @@ class Vae(nn.Module):
         return column(MEAN[self.config.version]), column(STD[self.config.version])
 
     def _fold(self, video_B3THW: Tensor) -> Tensor:
-        """Move each p x p square of pixels into channels: colour, column, row, row fastest."""
+        """Move each p x p square of pixels into channels: color, column, row, row fastest."""
         p = self.config.patch_size
         B, C, T, H, W = video_B3THW.shape
         squares = video_B3THW.reshape(B, C, T, H // p, p, W // p, p)

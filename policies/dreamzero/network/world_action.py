@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
-from dzrobot.policies.dreamzero.network.diffusion import Noise, TrainingSchedule, velocity
+from dzrobot.policies.dreamzero.network.diffusion import DiffusionNoise, TrainingSchedule, velocity
 from dzrobot.policies.dreamzero.network.dit import (
     CausalDiT,
     Controls,
@@ -32,7 +32,7 @@ _MASK_CHANNELS = 4
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Encoded:
+class EncodedImages:
     """Pictures of training samples after the frozen encoders."""
 
     latents_BCFYX: Tensor
@@ -51,12 +51,12 @@ class Encoded:
 class TrainBatch:
     """Training samples as they come from the pipeline, on the device."""
 
-    images: Tensor | Encoded
+    images: Tensor | EncodedImages
     """Tiled frames (B, T, H, W, 3) uint8, or what :meth:`WorldActionModel.encode` made of them."""
 
     state_BSM: Tensor
     action_BAM: Tensor
-    """Normalised to [-1, 1] and padded."""
+    """Normalized to [-1, 1] and padded."""
 
     action_mask_BAM: Tensor
     """True on the robot's own dimensions."""
@@ -69,7 +69,7 @@ class TrainBatch:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Prepared:
+class PreparedBatch:
     """Training samples after the frozen encoders; nothing here needs a gradient."""
 
     latents_BCFYX: Tensor
@@ -147,7 +147,7 @@ class WorldActionModel(nn.Module):
 
     @torch.no_grad()
     def embed_prompts(self, ids_BN: Tensor, mask_BN: Tensor) -> PromptEmbedding:
-        """Return the embeddings of tokenised prompts, each by itself whatever the others' length.
+        """Return the embeddings of tokenized prompts, each by itself whatever the others' length.
 
         Raises:
             ConfigError: The network was built without its prompt encoder.
@@ -169,11 +169,11 @@ class WorldActionModel(nn.Module):
         return self.text_encoder
 
     @torch.no_grad()
-    def prepare(self, batch: TrainBatch) -> Prepared:
+    def prepare(self, batch: TrainBatch) -> PreparedBatch:
         """Return what the transformer trains on: latents, conditioning, state and actions."""
         images = batch.images
-        encoded = images if isinstance(images, Encoded) else self.encode(images)
-        return Prepared(
+        encoded = images if isinstance(images, EncodedImages) else self.encode(images)
+        return PreparedBatch(
             latents_BCFYX=encoded.latents_BCFYX,
             prompting=self.prompting(batch.prompt, encoded.image_BPE),
             state_BSM=batch.state_BSM,
@@ -184,11 +184,11 @@ class WorldActionModel(nn.Module):
         )
 
     @torch.no_grad()
-    def encode(self, images_BTHW3: Tensor) -> Encoded:
+    def encode(self, images_BTHW3: Tensor) -> EncodedImages:
         """Return uint8 frames (B, T, H, W, 3) after the frozen encoders."""
         video_B3THW = self.pixels(images_BTHW3)
         first_B3HW = video_B3THW[:, :, 0]
-        return Encoded(
+        return EncodedImages(
             # Float32 from here on: noising and targets must not add bf16 rounding of their own.
             latents_BCFYX=self.vae.encode(video_B3THW).float(),
             image_BPE=self.image_encoder(first_B3HW),
@@ -197,8 +197,8 @@ class WorldActionModel(nn.Module):
 
     def loss(
         self,
-        prepared: Prepared,
-        noise: Noise,
+        prepared: PreparedBatch,
+        noise: DiffusionNoise,
         counts: LossCounts | None = None,
         options: LossOptions = LossOptions(),
     ) -> Losses:
@@ -242,7 +242,7 @@ class WorldActionModel(nn.Module):
         )
 
     def train_inputs(
-        self, prepared: Prepared, noise: Noise, schedule: TrainingSchedule
+        self, prepared: PreparedBatch, noise: DiffusionNoise, schedule: TrainingSchedule
     ) -> TrainInputs:
         """Return the transformer's inputs: samples mixed with their noise."""
         latents_BCFYX, frame_index_BF = prepared.latents_BCFYX, noise.frame_index_BF
@@ -284,11 +284,11 @@ class WorldActionModel(nn.Module):
         return Prompting(text_BNE=text_BNE, image_BPE=image_BPE, text_bias_BN=bias_BN)
 
     def first_frame(self, frame_B3HW: Tensor, frames: int) -> Tensor | None:
-        """Return mask and latents of the frame followed by grey ones; None where they are not used.
+        """Return mask and latents of the frame followed by gray ones; None where they are not used.
 
         Args:
             frame_B3HW: First frames in [-1, 1].
-            frames: Frames of the clip, grey ones included.
+            frames: Frames of the clip, gray ones included.
         """
         if not self.config.dit.concat_first_frame_latent:
             return None
@@ -313,7 +313,7 @@ def _mean_of_rows(error_BA: Tensor, given_BA: Tensor | None) -> Tensor:
     return (error_BA * asked_BA).sum(dim=1) / asked_BA.sum(dim=1)
 
 
-def _mean_action_error(error_BAM: Tensor, prepared: Prepared, options: LossOptions) -> Tensor:
+def _mean_action_error(error_BAM: Tensor, prepared: PreparedBatch, options: LossOptions) -> Tensor:
     """Return the mean over dimensions (B, A), zero where a sample has no real action."""
     kept_BAM = prepared.action_mask_BAM * prepared.has_real_action_B[:, None, None]
     kept_BAM = kept_BAM.to(error_BAM.dtype)

@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from dzrobot.policies.dreamzero.network.diffusion import Noise
+from dzrobot.policies.dreamzero.network.diffusion import DiffusionNoise
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.keymap import load_official
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
     InferenceNoise,
+    InferenceRequest,
     Prompt,
-    Request,
     SessionCache,
     seeded_noise,
 )
@@ -98,14 +98,14 @@ def _losses(golden, model, prepared, noise, options) -> Results:
     return results
 
 
-def _noise(golden: Golden, model: WorldActionModel, timesteps: Tensor) -> Noise:
+def _noise(golden: Golden, model: WorldActionModel, timesteps: Tensor) -> DiffusionNoise:
     """Return the recorded draws; a draw that was not recorded is read off its timestep."""
     draws = {key.split(".", 2)[2]: golden[key] for key in golden.tensors if key.startswith("rng.")}
     frames = draws.get("timestep_id_raw")
     if frames is None:
         given = golden["mid.dit_in.timestep"]
         frames = (given[..., None] - timesteps).abs().argmin(dim=-1)
-    return Noise.of(
+    return DiffusionNoise.of(
         model.config.dit,
         draws["video_noise"],
         draws["action_noise"],
@@ -166,10 +166,10 @@ def head_rollout(golden: Golden) -> Results:
     return results
 
 
-def _request(golden: Golden, tag: str, b: int, latents: Tensor | None) -> Request:
+def _request(golden: Golden, tag: str, b: int, latents: Tensor | None) -> InferenceRequest:
     """Return what one sample of a call asks for."""
     negative = [golden[f"in.{name}_negative"] for name in ("text", "text_attention_mask")]
-    return Request(
+    return InferenceRequest(
         images_THW3=golden[f"{tag}.in.images"][b],
         state_SM=golden[f"{tag}.in.state"][b],
         prompt=Prompt(golden[f"{tag}.in.text"][b], golden[f"{tag}.in.text_attention_mask"][b]),

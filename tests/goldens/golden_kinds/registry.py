@@ -64,8 +64,8 @@ class Golden:
         manifest = self.manifest
         if isinstance(manifest, dict) and "kind" in manifest:
             return str(manifest["kind"])
-        for kind, recognises in _UNNAMED_KINDS.items():
-            if recognises(manifest):
+        for kind, recognizes in _UNNAMED_KINDS.items():
+            if recognizes(manifest):
                 return kind
         return "unknown"
 

@@ -13,7 +13,7 @@ from dzrobot.policies.dreamzero.network.config import (
     TextConfig,
     VaeConfig,
 )
-from dzrobot.policies.dreamzero.network.session import Prompt, Request
+from dzrobot.policies.dreamzero.network.session import InferenceRequest, Prompt
 from dzrobot.policies.dreamzero.network.world_action import TrainBatch, WorldActionModel
 
 ACTIONS, ACTION_DIM, STATE_DIM, TEXT_LEN = 4, 7, 5, 96
@@ -146,7 +146,7 @@ def ask(frames, prompt):
 
     def make(count=1, seed=0, words=7, **more):
         generator = torch.Generator().manual_seed(seed)
-        request = Request(
+        request = InferenceRequest(
             images_THW3=frames(count, seed),
             state_SM=torch.rand(1, STATE_DIM, generator=generator),
             prompt=prompt(words, words),

@@ -194,7 +194,7 @@ def test_latents_can_stand_for_seen_frames(network, ask):
     assert_same(by_latents, predict(network, [seen], [request], FEW), 0)
 
 
-def test_embedded_prompts_equal_tokenised_ones(network, ask):
+def test_embedded_prompts_equal_tokenized_ones(network, ask):
     request = ask(1)
 
     def embedded(prompt):

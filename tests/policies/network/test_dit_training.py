@@ -8,7 +8,7 @@ import torch
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.diffusion import (
     TRAIN_STEPS,
-    Noise,
+    DiffusionNoise,
     NoiseShape,
     draw_given,
     draw_noise,
@@ -139,11 +139,11 @@ def test_noise_depends_on_the_sample_alone(network, make_batch):
 def test_a_block_shares_its_noise_level(dit_config):
     raw = torch.tensor([[7, 1, 2, 3, 4]])
     video, action = torch.zeros(1, 2, 5, 4, 6), torch.zeros(1, 8, 7)
-    noise = Noise.of(dit_config, video, action, raw)
+    noise = DiffusionNoise.of(dit_config, video, action, raw)
     assert noise.frame_index_BF.tolist() == [[7, 1, 1, 3, 3]]
     assert noise.action_index_BA.tolist() == [[1, 1, 1, 1, 3, 3, 3, 3]]
     own = torch.arange(8)[None]
-    assert torch.equal(Noise.of(dit_config, video, action, raw, own).action_index_BA, own)
+    assert torch.equal(DiffusionNoise.of(dit_config, video, action, raw, own).action_index_BA, own)
 
 
 @pytest.mark.parametrize(

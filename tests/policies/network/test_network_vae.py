@@ -45,8 +45,8 @@ def test_first_frame_alone_is_latent_zero_of_the_clip(vae, video):
     assert torch.equal(first, vae.encode(video)[:, :, :1])
     conditioning = vae.encode_conditioning(video[:, :, 0], 9)
     assert torch.equal(first, conditioning[:, :, :1])
-    grey = torch.cat([video[:, :, :1], torch.zeros_like(video[:, :, 1:])], dim=2)
-    assert torch.equal(conditioning, vae.encode(grey))
+    gray = torch.cat([video[:, :, :1], torch.zeros_like(video[:, :, 1:])], dim=2)
+    assert torch.equal(conditioning, vae.encode(gray))
 
 
 def test_a_later_frame_does_not_change_earlier_latents(vae, video):

@@ -279,7 +279,7 @@ def test_serving_needs_no_torch():
     """The packages that the machine beside the robot imports."""
     program = (
         "import sys; import dzrobot.policies.serving.client, dzrobot.policies.serving.server, "
-        "dzrobot.commands.eval, dzrobot.commands.serve, dzrobot.rollout.players; "
+        "dzrobot.commands.eval, dzrobot.commands.serve, dzrobot.rollout.policy_spec; "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)

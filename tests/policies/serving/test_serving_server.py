@@ -33,7 +33,7 @@ from dzrobot.policies.serving.background import in_background
 from dzrobot.policies.serving.options import ServeOptions
 from dzrobot.policies.serving.recorder import Recorder
 from dzrobot.policies.serving.server import PolicyServer
-from dzrobot.policies.serving.sessions import Client, Seats
+from dzrobot.policies.serving.sessions import ClientConnection, SessionTable
 
 
 def get(server, path, **headers):
@@ -268,8 +268,8 @@ def test_full_is_said_at_the_door_and_nobody_is_put_out():
 
 def test_a_session_is_forgotten_only_when_its_client_has_left_it():
     now = [0.0]
-    seats = Seats(2, forget_s=100, clock=lambda: now[0])
-    client = Client(1)
+    seats = SessionTable(2, forget_s=100, clock=lambda: now[0])
+    client = ClientConnection(1)
     old, new = seats.take(client, "old"), seats.take(client, "new")
     for session in (old, new):
         session.fresh = False

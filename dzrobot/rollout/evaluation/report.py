@@ -12,9 +12,9 @@ from rich.text import Text
 
 from dzrobot.files import write_json
 from dzrobot.rollout.episode import percentiles
+from dzrobot.rollout.evaluation.protocol import EpisodeSpec
+from dzrobot.rollout.evaluation.records import Record, ordered, storing
 from dzrobot.rollout.measures import Average, averages
-from dzrobot.rollout.protocol import Case
-from dzrobot.rollout.records import Record, ordered, storing
 
 SUMMARY_FILE = "summary.json"
 
@@ -67,7 +67,7 @@ class Summary:
     """Milliseconds; differs from run to run, unlike everything above."""
 
     errors: tuple[tuple[str, str], ...]
-    """Case and message of every episode without a result."""
+    """EpisodeSpec and message of every episode without a result."""
 
     causes: Mapping[str, int]
     """How many of these by cause: what the environment said (a fault of the hardware, discarded by
@@ -98,16 +98,16 @@ def wilson(successes: int, episodes: int) -> tuple[float, float]:
     if episodes == 0:
         return 0.0, 1.0
     rate, square = successes / episodes, Z_95**2
-    centre = rate + square / (2 * episodes)
+    center = rate + square / (2 * episodes)
     spread = Z_95 * math.sqrt(rate * (1 - rate) / episodes + square / (4 * episodes**2))
     scale = 1 + square / episodes
     # Exact at the ends, where rounding would leave a trace.
-    low = 0.0 if successes == 0 else (centre - spread) / scale
-    high = 1.0 if successes == episodes else (centre + spread) / scale
+    low = 0.0 if successes == 0 else (center - spread) / scale
+    high = 1.0 if successes == episodes else (center + spread) / scale
     return low, high
 
 
-def summarise(records: Iterable[Record], cases: Sequence[Case]) -> Summary:
+def summarize(records: Iterable[Record], cases: Sequence[EpisodeSpec]) -> Summary:
     """Return the summary of ``cases``, of which ``records`` tells as far as they were run."""
     listed = ordered(records, cases)
     suites = list(dict.fromkeys(case.suite for case in cases))
@@ -182,7 +182,9 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _row(suite: str, task: int | None, records: Sequence[Record], cases: Sequence[Case]) -> Row:
+def _row(
+    suite: str, task: int | None, records: Sequence[Record], cases: Sequence[EpisodeSpec]
+) -> Row:
     names = {case.name for case in cases}
     own = [record for record in records if record.case in names]
     done = [record for record in own if record.error is None]

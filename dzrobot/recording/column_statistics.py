@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-Moments = dict[str, list[Any]]
+ColumnStatistics = dict[str, list[Any]]
 """``min``, ``max``, ``mean``, ``std`` (population), ``count`` and the quantiles ``q01`` to ``q99``
 of one column, as nested lists.
 """
@@ -17,7 +17,7 @@ _PIXEL_STRIDE = 4
 """Every fourth row and column of a picture is enough for a mean and a deviation."""
 
 
-def of_rows(rows: np.ndarray) -> Moments:
+def of_rows(rows: np.ndarray) -> ColumnStatistics:
     """Return the statistics of ``rows`` (N, D) or (N,), per dimension."""
     table = np.asarray(rows, dtype=np.float64).reshape(len(rows), -1)
     return {
@@ -30,7 +30,7 @@ def of_rows(rows: np.ndarray) -> Moments:
     }
 
 
-class PictureMoments:
+class ImageStatistics:
     """Running statistics of pictures, per channel in [0, 1], shape (3, 1, 1)."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class PictureMoments:
             self._counts[channel] += np.bincount(pixels[:, channel], minlength=256)
         self._frames += 1
 
-    def result(self) -> Moments:
+    def result(self) -> ColumnStatistics:
         """Return the statistics so far."""
         levels = np.arange(256)
         share = self._counts / self._counts.sum(1, keepdims=True)
@@ -58,30 +58,32 @@ class PictureMoments:
         }
         for name, quantile in QUANTILES.items():
             values[name] = (below > quantile * (below[:, -1:] - 1)).argmax(1)
-        table: Moments = {
+        table: ColumnStatistics = {
             name: (value / 255).reshape(3, 1, 1).tolist() for name, value in values.items()
         }
         return table | {"count": [self._frames]}
 
 
-def add(known: Mapping[str, Moments], episode: Mapping[str, Moments]) -> dict[str, Moments]:
+def add(
+    known: Mapping[str, ColumnStatistics], episode: Mapping[str, ColumnStatistics]
+) -> dict[str, ColumnStatistics]:
     """Return ``known``, empty before the first episode, with one more episode."""
     return merge([known, episode] if known else [episode])
 
 
-def merge(episodes: Iterable[Mapping[str, Moments]]) -> dict[str, Moments]:
+def merge(episodes: Iterable[Mapping[str, ColumnStatistics]]) -> dict[str, ColumnStatistics]:
     """Return the statistics of all episodes together, weighted by count.
 
     Quantiles are the weighted means of the episodes' quantiles, as LeRobot merges them.
     """
-    columns: dict[str, list[Moments]] = {}
+    columns: dict[str, list[ColumnStatistics]] = {}
     for episode in episodes:
         for name, moments in episode.items():
             columns.setdefault(name, []).append(moments)
     return {name: _merge_column(parts) for name, parts in columns.items()}
 
 
-def _merge_column(parts: list[Moments]) -> Moments:
+def _merge_column(parts: list[ColumnStatistics]) -> ColumnStatistics:
     stack = {
         name: np.array([part[name] for part in parts]) for name in ("min", "max", "mean", "std")
     }
@@ -90,7 +92,7 @@ def _merge_column(parts: list[Moments]) -> Moments:
     mean = (weight * stack["mean"]).sum(0)
     # Deviation inside the episodes plus deviation between their means.
     variance = (weight * (stack["std"] ** 2 + (stack["mean"] - mean) ** 2)).sum(0)
-    merged: Moments = {
+    merged: ColumnStatistics = {
         "min": stack["min"].min(0).tolist(),
         "max": stack["max"].max(0).tolist(),
         "mean": mean.tolist(),

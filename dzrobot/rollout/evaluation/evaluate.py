@@ -10,8 +10,6 @@ from typing import Any
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.options import PolicyOptions
-from dzrobot.rollout.ablation import Ablation
-from dzrobot.rollout.card import build_card, keep_card, read_card, read_cases, refuse_unlike
 from dzrobot.rollout.engine import Engines, check_player
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
@@ -19,22 +17,30 @@ from dzrobot.rollout.environment import (
     environment_arguments,
     look_at,
 )
+from dzrobot.rollout.evaluation.ablation import Ablation
+from dzrobot.rollout.evaluation.card import (
+    build_card,
+    keep_card,
+    read_card,
+    read_cases,
+    refuse_unlike,
+)
+from dzrobot.rollout.evaluation.protocol import EpisodeSpec, EvalSpec, plan_episodes, shard_of
+from dzrobot.rollout.evaluation.records import Record, RecordFile, locked
+from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
 from dzrobot.rollout.execution import ExecutionOptions, Schedule, schedule
 from dzrobot.rollout.latency import ZERO
-from dzrobot.rollout.players import Player, Ready, find_player, open_player
-from dzrobot.rollout.protocol import Case, Selection, plan_cases, shard_of
-from dzrobot.rollout.records import Record, RecordFile, locked
-from dzrobot.rollout.report import Summary, summarise, write_summary
+from dzrobot.rollout.policy_spec import LoadedPolicy, PolicySpec, load_policy, resolve_policy
 from dzrobot.rollout.video import Wanted, remove_unfinished
-from dzrobot.rollout.workers import Acting, Crew, Opened, Stage, same_environment
+from dzrobot.rollout.workers import Acting, OnOpen, RolloutSettings, WorkerPool, same_environment
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """What is evaluated; with the versions installed, it fixes the results."""
 
-    selection: Selection
-    player: Player
+    selection: EvalSpec
+    player: PolicySpec
     ablation: Ablation = "none"
     batched: bool = False
     """Whether the policy acts for several episodes in one call; the last bits then vary."""
@@ -57,7 +63,7 @@ class RunOptions:
     max_errors: int = 10
     """Episodes that may end in an exception before this run gives up."""
 
-    opened: Opened = same_environment
+    opened: OnOpen = same_environment
     """Called with every environment that this process opens: who looks after an arm, say."""
 
     def __post_init__(self) -> None:
@@ -66,7 +72,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class EvalProgress:
     """How far a run is."""
 
     record: Record | None
@@ -81,18 +87,18 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedEvaluation:
     """An evaluation that is ready to run: everything was found and fits."""
 
     evaluation: Evaluation
-    cases: tuple[Case, ...]
+    cases: tuple[EpisodeSpec, ...]
     arguments: Mapping[str, Mapping[str, Any]]
     """Keyword arguments beyond the task, by environment."""
 
     facts: Mapping[str, EnvironmentFacts]
     """What the environments say of themselves, by name."""
 
-    ready: Ready
+    ready: LoadedPolicy
     card: Mapping[str, Any] = field(repr=False)
     schedule: Schedule | None = None
     """How plans are executed, where time passes while they are made."""
@@ -103,18 +109,18 @@ class Prepared:
         return any(facts.moves_an_arm for facts in self.facts.values())
 
 
-def prepare(evaluation: Evaluation) -> Prepared:
+def prepare(evaluation: Evaluation) -> PreparedEvaluation:
     """Find and load all that ``evaluation`` names.
 
     Raises:
         DzrobotError: something is unknown, missing, or does not fit together.
     """
     selection = evaluation.selection
-    cases = plan_cases(selection)
+    cases = plan_episodes(selection)
     names = list(dict.fromkeys(case.env for case in cases))
     protocol = selection.protocol
     first = look_at(names[0], cases[0], selection.arguments)
-    found = find_player(evaluation.player, first.robot, exact=first.moves_an_arm)
+    found = resolve_policy(evaluation.player, first.robot, exact=first.moves_an_arm)
     robot, options = found.robot, evaluation.player.options
     settled = replace(
         options,
@@ -132,16 +138,16 @@ def prepare(evaluation: Evaluation) -> Prepared:
     }
     needed = robot.observation_keys if player.looks else ()
     facts = _check_spaces(cases, arguments, robot, needed=needed)
-    ready = open_player(replace(found, player=player))
+    ready = load_policy(replace(found, spec=player))
     if timed is not None:
         check_player(ready.policy, timed)
-    behaviour = {**ready.card, "embodiment": robot.tag, "ablation": evaluation.ablation}
+    behavior = {**ready.card, "embodiment": robot.tag, "ablation": evaluation.ablation}
     if evaluation.batched:
-        behaviour["batched"] = True
-    card = build_card(selection, cases, behaviour, arguments, facts)
+        behavior["batched"] = True
+    card = build_card(selection, cases, behavior, arguments, facts)
     if timed is not None:
         card["execution"] = timed.card()
-    return Prepared(
+    return PreparedEvaluation(
         evaluation=evaluation,
         cases=cases,
         arguments=arguments,
@@ -153,10 +159,10 @@ def prepare(evaluation: Evaluation) -> Prepared:
 
 
 def evaluate(
-    prepared: Prepared,
+    prepared: PreparedEvaluation,
     output: Path,
     options: RunOptions | None = None,
-    report: Callable[[Progress], None] = lambda _: None,
+    report: Callable[[EvalProgress], None] = lambda _: None,
 ) -> Summary:
     """Run what has no result yet, and return the summary of all that is in ``output``.
 
@@ -183,7 +189,7 @@ def evaluate(
             _run(prepared, output, options, waiting, lambda r: report(_kept(r, part, records)))
         finally:
             remove_unfinished(output)
-            summary = summarise(records.records.values(), part)
+            summary = summarize(records.records.values(), part)
             write_summary(output, summary, prepared.card)
     return summary
 
@@ -208,19 +214,19 @@ def merge(output: Path, parts: Sequence[Path]) -> Summary:
         merged = RecordFile(output, cases)
         for part, shard in zip(parts, shards, strict=True):
             _merge_one(merged, shard, part, output)
-        summary = summarise(merged.records.values(), cases)
+        summary = summarize(merged.records.values(), cases)
         write_summary(output, summary, card)
     return summary
 
 
 def _run(
-    prepared: Prepared,
+    prepared: PreparedEvaluation,
     output: Path,
     options: RunOptions,
-    cases: Sequence[Case],
+    cases: Sequence[EpisodeSpec],
     keep: Callable[[Record], None],
 ) -> None:
-    stage = Stage(
+    stage = RolloutSettings(
         folder=output,
         arguments=prepared.arguments,
         stop_at_success=prepared.evaluation.selection.protocol.stop_at_success,
@@ -234,7 +240,7 @@ def _run(
         engines=_engines(prepared),
     )
     errors = 0
-    with Crew(stage, acting, options.workers, opened=options.opened) as crew:
+    with WorkerPool(stage, acting, options.workers, opened=options.opened) as crew:
         for record in crew.run(cases):
             keep(record)
             errors += record.error is not None
@@ -242,7 +248,7 @@ def _run(
                 break
 
 
-def _engines(prepared: Prepared) -> Engines | None:
+def _engines(prepared: PreparedEvaluation) -> Engines | None:
     if prepared.schedule is None:
         return None
     hands = {name: facts.hand_position for name, facts in prepared.facts.items()}
@@ -273,7 +279,7 @@ def _schedule(
     return schedule(options, robot, facts.control_hz, execute)
 
 
-def _for_arms(options: RunOptions, prepared: Prepared) -> RunOptions:
+def _for_arms(options: RunOptions, prepared: PreparedEvaluation) -> RunOptions:
     """Return the options as an arm takes them: it is driven from this process alone.
 
     A stop, the keyboard and the lock on the arm are then in one place.
@@ -287,14 +293,16 @@ def _for_arms(options: RunOptions, prepared: Prepared) -> RunOptions:
     return replace(options, workers=0)
 
 
-def _kept(record: Record, part: Sequence[Case], records: RecordFile) -> Progress:
+def _kept(record: Record, part: Sequence[EpisodeSpec], records: RecordFile) -> EvalProgress:
     records.add(record)
     return _progress(record, part, records)
 
 
-def _progress(record: Record | None, part: Sequence[Case], records: RecordFile) -> Progress:
+def _progress(
+    record: Record | None, part: Sequence[EpisodeSpec], records: RecordFile
+) -> EvalProgress:
     own = [r for case in part if (r := records.records.get(case.name)) is not None]
-    return Progress(
+    return EvalProgress(
         record=record,
         done=sum(r.error is None for r in own),
         total=len(part),
@@ -304,8 +312,8 @@ def _progress(record: Record | None, part: Sequence[Case], records: RecordFile) 
 
 
 def _changes_named(
-    selection: Selection, options: PolicyOptions, robot: Embodiment, timed: Schedule | None
-) -> Selection:
+    selection: EvalSpec, options: PolicyOptions, robot: Embodiment, timed: Schedule | None
+) -> EvalSpec:
     """Return the selection, which also says where the policy departs from the protocol."""
     protocol, said = selection.protocol, []
     history = protocol.history or robot.history
@@ -321,7 +329,7 @@ def _changes_named(
 
 
 def _check_spaces(
-    cases: Sequence[Case],
+    cases: Sequence[EpisodeSpec],
     arguments: Mapping[str, Mapping[str, Any]],
     robot: Embodiment,
     *,

@@ -23,8 +23,7 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, DatasetError, ProtocolError
 from dzrobot.files import append_line, explained, whole_lines, write_json
 from dzrobot.recording import EpisodeWriter
-from dzrobot.rollout.caught import Caught
-from dzrobot.rollout.demonstration import NO_START
+from dzrobot.rollout.demonstrations.record import NO_START
 from dzrobot.rollout.environment import (
     accepted,
     check_fits,
@@ -33,9 +32,10 @@ from dzrobot.rollout.environment import (
     needed_robot,
 )
 from dzrobot.rollout.episode import EpisodeRules, run_episode
-from dzrobot.rollout.players import EXPERT, PrivilegedActor, load_factory
+from dzrobot.rollout.evaluation.protocol import Count
+from dzrobot.rollout.failures import ErrorCapture
+from dzrobot.rollout.policy_spec import EXPERT, PrivilegedActor, load_factory
 from dzrobot.rollout.processes import end_with_parent
-from dzrobot.rollout.protocol import Count
 
 PLAN_FILE = Path("meta") / "collection.json"
 ATTEMPTS_FILE = Path("meta") / "collection_attempts.jsonl"
@@ -97,7 +97,7 @@ class Attempt:
     frames: list[tuple[dict[str, Any], np.ndarray]]
 
 
-class Logged(BaseModel):
+class LoggedAttempt(BaseModel):
     """A line of the list of attempts."""
 
     model_config = ConfigDict(extra="forbid")
@@ -109,7 +109,7 @@ class Logged(BaseModel):
 
 
 @dataclass(frozen=True)
-class Progress:
+class CollectionProgress:
     """How far a collection is."""
 
     attempts: int
@@ -122,8 +122,8 @@ def collect(
     *,
     format: tuple[str, bool] = ("v2.1", False),  # noqa: A002
     workers: int = 1,
-    report: Callable[[Progress], None] = lambda _: None,
-) -> Progress:
+    report: Callable[[CollectionProgress], None] = lambda _: None,
+) -> CollectionProgress:
     """Record ``plan.episodes`` successes in ``root``; run again after an interruption to go on.
 
     Args:
@@ -148,14 +148,14 @@ def collect(
         done = _done(plan, root)
         logged = sum(done)
         if logged >= plan.episodes:
-            return Progress(len(done), writer.episodes)
+            return CollectionProgress(len(done), writer.episodes)
         for number, attempt in _attempts(plan, len(done), workers):
             if attempt.success:
                 logged += 1
                 if logged > writer.episodes:
                     _save(writer, attempt)
             _log_attempt(root, attempt)
-            progress = Progress(number + 1, writer.episodes)
+            progress = CollectionProgress(number + 1, writer.episodes)
             report(progress)
             if logged >= plan.episodes:
                 return progress
@@ -167,7 +167,7 @@ def collect(
         raise AssertionError("attempts do not end by themselves")
 
 
-class Demonstration(gym.Wrapper[Any, Any, Any, Any]):
+class DemonstrationEnv(gym.Wrapper[Any, Any, Any, Any]):
     """Keeps what was seen and what was chosen, and ends when the goal has held for long enough.
 
     Args:
@@ -224,7 +224,7 @@ class NoisyActions(gym.ActionWrapper[Any, Any, Any]):
 
 def run_attempt(plan: CollectionPlan, seed: int) -> Attempt:
     """Run one attempt from ``seed`` in this process's environment."""
-    env = Demonstration(NoisyActions(_environment(plan), plan.noise, seed), plan)
+    env = DemonstrationEnv(NoisyActions(_environment(plan), plan.noise, seed), plan)
     rules = EpisodeRules(seed=seed, init_state_id=plan.init_state_id(seed), stop_at_success=False)
     outcome = run_episode(env, PrivilegedActor(_policy_name(plan), seed), rules)
     start = NO_START if outcome.init_state_id is None else outcome.init_state_id
@@ -247,7 +247,7 @@ def _attempts(plan: CollectionPlan, first: int, workers: int) -> Iterator[tuple[
                 while len(waiting) < 2 * workers:
                     seed = plan.first_seed + number + len(waiting)
                     waiting.append(pool.submit(run_attempt, plan, seed))
-                with Caught() as caught:
+                with ErrorCapture() as caught:
                     attempt = waiting.pop(0).result()
                 if caught.failure is not None:
                     raise ProtocolError(
@@ -354,7 +354,7 @@ def _done(plan: CollectionPlan, root: Path) -> list[bool]:
     done = []
     for number, line in enumerate(lines):
         where = f"{path}:{number + 1}"
-        attempt = parse_json(line, Logged, where, ProtocolError)
+        attempt = parse_json(line, LoggedAttempt, where, ProtocolError)
         if attempt.seed != plan.first_seed + number:
             raise ProtocolError(
                 f"{where} has the seed {attempt.seed}, expected {plan.first_seed + number}: lines "

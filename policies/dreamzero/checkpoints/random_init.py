@@ -15,7 +15,7 @@ from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo
 
 
 @dataclass(frozen=True)
-class DrawnSource(ABC):
+class RandomInitSource(ABC):
     """A weight source without files: equal shapes, seed and names give equal tensors."""
 
     shapes: Mapping[str, tuple[int, ...]]

@@ -18,8 +18,8 @@ from dzrobot.files import write_json, write_json_lines
 from dzrobot.importing import load_reference
 from dzrobot.registration import SUITES
 from dzrobot.rollout.environment import EnvironmentFacts, step_limit
-from dzrobot.rollout.protocol import Case, Count, Selection
-from dzrobot.rollout.records import RECORDS_FILE, storing
+from dzrobot.rollout.evaluation.protocol import Count, EpisodeSpec, EvalSpec
+from dzrobot.rollout.evaluation.records import RECORDS_FILE, storing
 
 CARD_FILE = "card.json"
 CASES_FILE = "cases.jsonl"
@@ -64,8 +64,8 @@ class Card(BaseModel):
 
 
 def build_card(
-    selection: Selection,
-    cases: Sequence[Case],
+    selection: EvalSpec,
+    cases: Sequence[EpisodeSpec],
     policy: Mapping[str, Any],
     arguments: Mapping[str, Mapping[str, Any]],
     facts: Mapping[str, EnvironmentFacts],
@@ -109,7 +109,7 @@ def build_card(
     return plain
 
 
-def keep_card(folder: Path, card: Mapping[str, Any], cases: Sequence[Case]) -> None:
+def keep_card(folder: Path, card: Mapping[str, Any], cases: Sequence[EpisodeSpec]) -> None:
     """Write ``card`` to ``folder``, or check that the one that is there is equal.
 
     The caller holds the folder's lock: card and records are then of one run.
@@ -145,14 +145,14 @@ def read_card(folder: Path) -> dict[str, Any]:
     return card
 
 
-def read_cases(folder: Path) -> tuple[Case, ...]:
+def read_cases(folder: Path) -> tuple[EpisodeSpec, ...]:
     """Return every episode of the run in ``folder``, run or not.
 
     Raises:
         ProtocolError: the list is missing, damaged, or not the one that the card speaks of.
     """
     path = folder / CASES_FILE
-    cases = tuple(read_json_lines(path, Case, ProtocolError))
+    cases = tuple(read_json_lines(path, EpisodeSpec, ProtocolError))
     if _digest(cases) != read_card(folder)["cases_sha256"]:
         raise ProtocolError(
             f"{path} is not the list of episodes that {CARD_FILE} speaks of; copy it again"
@@ -210,13 +210,13 @@ def _short(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
-def _suites(cases: Sequence[Case]) -> list[str]:
+def _suites(cases: Sequence[EpisodeSpec]) -> list[str]:
     return list(dict.fromkeys(case.suite for case in cases))
 
 
 def _suite(
     suite: str,
-    cases: Sequence[Case],
+    cases: Sequence[EpisodeSpec],
     arguments: Mapping[str, Mapping[str, Any]],
     facts: Mapping[str, EnvironmentFacts],
 ) -> dict[str, Any]:
@@ -267,6 +267,6 @@ def _versions(facts: Iterable[EnvironmentFacts]) -> dict[str, str]:
     return found
 
 
-def _digest(cases: Sequence[Case]) -> str:
+def _digest(cases: Sequence[EpisodeSpec]) -> str:
     text = json.dumps([asdict(case) for case in cases], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

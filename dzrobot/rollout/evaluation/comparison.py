@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.errors import ConfigError, ProtocolError
-from dzrobot.rollout.card import read_card, read_cases, refuse_unlike
-from dzrobot.rollout.records import Record, RecordFile
-from dzrobot.rollout.statistics import (
+from dzrobot.rollout.evaluation.card import read_card, read_cases, refuse_unlike
+from dzrobot.rollout.evaluation.records import Record, RecordFile
+from dzrobot.rollout.evaluation.statistics import (
     PairCounts,
     adjusted_interval,
     count_pairs,

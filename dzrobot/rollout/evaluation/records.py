@@ -12,9 +12,9 @@ from pydantic import AfterValidator, ConfigDict, Field
 from dzrobot import files
 from dzrobot.documents import parse_json, read_bytes, shorten
 from dzrobot.errors import ProtocolError
-from dzrobot.rollout.episode import Outcome
+from dzrobot.rollout.episode import EpisodeResult
+from dzrobot.rollout.evaluation.protocol import Count, EpisodeSpec
 from dzrobot.rollout.measures import Measures
-from dzrobot.rollout.protocol import Case, Count
 
 RECORDS_FILE = "records.jsonl"
 LOCK_FILE = ".lock"
@@ -35,7 +35,9 @@ Durations = Annotated[Mapping[str, Duration], AfterValidator(_percentiles)]
 Fact = str | bool | int | float | None
 """A plain value as JSON holds it."""
 
-_RESULT = tuple(field.name for field in fields(Outcome) if field.name not in ("fault", "stop"))
+_RESULT = tuple(
+    field.name for field in fields(EpisodeResult) if field.name not in ("fault", "stop")
+)
 """What a record keeps of an outcome."""
 
 
@@ -82,7 +84,7 @@ class Record:
             raise ValueError("an episode has either steps and success, or an error")
 
     @classmethod
-    def of(cls, case: Case, outcome: Outcome, video: str | None) -> Self:
+    def of(cls, case: EpisodeSpec, outcome: EpisodeResult, video: str | None) -> Self:
         """Return the record of a finished episode; one with a fault is an error, no result."""
         if outcome.fault:
             failed = cls.failed(case, outcome.fault, video)
@@ -94,7 +96,7 @@ class Record:
         return cls(**_about(case), **kept, video=video, error=None)
 
     @classmethod
-    def failed(cls, case: Case, error: str, video: str | None = None) -> Self:
+    def failed(cls, case: EpisodeSpec, error: str, video: str | None = None) -> Self:
         """Return the record of an episode that ended in an exception."""
         nothing = dict.fromkeys(_RESULT)
         about = {**nothing, **_about(case), "init_state_id": case.init_state_id}
@@ -110,7 +112,7 @@ class RecordFile:
     """The records of one results folder, by case; a later record replaces an earlier error."""
 
     def __init__(
-        self, folder: Path, cases: Iterable[Case] | None = None, *, writable: bool = True
+        self, folder: Path, cases: Iterable[EpisodeSpec] | None = None, *, writable: bool = True
     ) -> None:
         """Read what is there; a last line that was torn by a crash is dropped.
 
@@ -167,7 +169,7 @@ class RecordFile:
         self.records[record.case] = record
 
 
-def ordered(records: Iterable[Record], cases: Iterable[Case]) -> list[Record]:
+def ordered(records: Iterable[Record], cases: Iterable[EpisodeSpec]) -> list[Record]:
     """Return the records in the order of ``cases``."""
     by_case = {record.case: record for record in records}
     return [by_case[case.name] for case in cases if case.name in by_case]
@@ -214,7 +216,7 @@ def _check_known(record: Record, known: Mapping[str, Mapping[str, Any]], where: 
             )
 
 
-def _about(case: Case) -> dict[str, Any]:
+def _about(case: EpisodeSpec) -> dict[str, Any]:
     return {
         "case": case.name,
         "env": case.env,

@@ -17,8 +17,8 @@ from dzrobot.importing import is_reference, load_reference
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy
 from dzrobot.policies.dreamzero.options import PolicyOptions
-from dzrobot.rollout.caught import Caught
 from dzrobot.rollout.episode import PolicyActor
+from dzrobot.rollout.failures import ErrorCapture
 
 if TYPE_CHECKING:
     from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
@@ -29,7 +29,7 @@ EXPERT = "dzrobot.envs.expert:Expert"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Player:
+class PolicySpec:
     """Which policy is evaluated, as the user named it."""
 
     name: str
@@ -92,7 +92,7 @@ class Player:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready:
+class LoadedPolicy:
     """A policy that can act, and what its actions depend on."""
 
     policy: Policy | None
@@ -103,19 +103,21 @@ class Ready:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class ResolvedPolicy:
     """A policy that was found, and the robot that it acts as; its weights are not yet read."""
 
-    player: Player
+    spec: PolicySpec
     robot: Embodiment
     checkpoint: "Checkpoint | None" = None
 
 
-def find_player(player: Player, of_environment: Embodiment | None, *, exact: bool = False) -> Found:
-    """Return the robot that ``player`` acts as, and its checkpoint, opened.
+def resolve_policy(
+    spec: PolicySpec, of_environment: Embodiment | None, *, exact: bool = False
+) -> ResolvedPolicy:
+    """Return the robot that ``spec`` acts as, and its checkpoint, opened.
 
     Args:
-        player: Who acts.
+        spec: Who acts.
         of_environment: The environment's robot. None: it does not say.
         exact: Whether a checkpoint of another robot is refused, as an arm does, rather than taken
             at its own word.
@@ -126,53 +128,57 @@ def find_player(player: Player, of_environment: Embodiment | None, *, exact: boo
         ConfigError: nothing says which robot it is.
     """
     checkpoint, robot = None, of_environment
-    if player.is_checkpoint:
+    if spec.is_checkpoint:
         from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
         from dzrobot.policies.dreamzero.policy import embodiment_of
 
         checkpoint = open_checkpoint(
-            player.name,
-            revision=player.revision,
-            config_from=player.config_from,
-            base=player.base,
+            spec.name,
+            revision=spec.revision,
+            config_from=spec.config_from,
+            base=spec.base,
         )
         if robot is None or robot.tag not in checkpoint.metadata:
-            if exact and robot is not None and player.embodiment is None:
+            if exact and robot is not None and spec.embodiment is None:
                 raise CheckpointError(
-                    f"{player.name} was trained for {preview(checkpoint.metadata)}, and the "
+                    f"{spec.name} was trained for {preview(checkpoint.metadata)}, and the "
                     f"environment's robot is {robot.tag}: choose a checkpoint of that robot, or "
                     "say with --embodiment which robot it acts as"
                 )
-            robot = embodiment_of(checkpoint, player.embodiment)
-    if player.embodiment is not None:
-        robot = load_embodiment(player.embodiment)
+            robot = embodiment_of(checkpoint, spec.embodiment)
+    if spec.embodiment is not None:
+        robot = load_embodiment(spec.embodiment)
     if robot is None:
         raise ConfigError("nothing says which robot this environment is: give --embodiment")
-    return Found(player=player, robot=robot, checkpoint=checkpoint)
+    return ResolvedPolicy(spec=spec, robot=robot, checkpoint=checkpoint)
 
 
-def open_player(found: Found) -> Ready:
+def load_policy(found: ResolvedPolicy) -> LoadedPolicy:
     """Load the policy.
 
     Raises:
         CheckpointError: the checkpoint cannot be used.
         UnknownNameError: no such policy.
     """
-    player, robot = found.player, found.robot
-    if player.in_worker is not None:
-        load_factory(player.in_worker)
-        return Ready(policy=None, robot=robot, card={"policy": player.name, "privileged": True})
+    spec, robot = found.spec, found.robot
+    if spec.in_worker is not None:
+        load_factory(spec.in_worker)
+        return LoadedPolicy(
+            policy=None, robot=robot, card={"policy": spec.name, "privileged": True}
+        )
     if found.checkpoint is not None:
-        return _open_checkpoint(player, robot, found.checkpoint)
-    if player.name == REMOTE:
-        return _open_remote(player, robot)
-    seed = player.options.seed or 0
-    if player.name == "random":
+        return _open_checkpoint(spec, robot, found.checkpoint)
+    if spec.name == REMOTE:
+        return _open_remote(spec, robot)
+    seed = spec.options.seed or 0
+    if spec.name == "random":
         card = {"policy": "random", "seed": seed}
-        return Ready(policy=RandomPolicy(robot.action_dim, seed), robot=robot, card=card)
-    if player.name == "hold":
-        return Ready(policy=HoldPolicy(robot.action_dim), robot=robot, card={"policy": "hold"})
-    return Ready(policy=_made(player.name, robot), robot=robot, card={"policy": player.name})
+        return LoadedPolicy(policy=RandomPolicy(robot.action_dim, seed), robot=robot, card=card)
+    if spec.name == "hold":
+        return LoadedPolicy(
+            policy=HoldPolicy(robot.action_dim), robot=robot, card={"policy": "hold"}
+        )
+    return LoadedPolicy(policy=_made(spec.name, robot), robot=robot, card={"policy": spec.name})
 
 
 def load_factory(name: str) -> Callable[[Any], Policy]:
@@ -192,7 +198,7 @@ def load_factory(name: str) -> Callable[[Any], Policy]:
 
 def _made(name: str, robot: Embodiment) -> Policy:
     factory = load_factory(name)
-    with Caught() as caught:
+    with ErrorCapture() as caught:
         policy = factory(robot)
     if caught.failure is not None:
         raise ConfigError(
@@ -276,7 +282,7 @@ def _check_device(name: str) -> None:
         raise ConfigError(f"device {name!r}: {seen} visible to torch; give cpu, or another device")
 
 
-def _open_checkpoint(player: Player, robot: Embodiment, checkpoint: "Checkpoint") -> Ready:
+def _open_checkpoint(spec: PolicySpec, robot: Embodiment, checkpoint: "Checkpoint") -> LoadedPolicy:
     import torch
 
     from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
@@ -286,50 +292,50 @@ def _open_checkpoint(player: Player, robot: Embodiment, checkpoint: "Checkpoint"
     from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 
     dtypes = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16}
-    if player.dtype not in dtypes:
-        raise ConfigError(f"dtype {player.dtype!r}: choose float32 or bfloat16")
-    _check_device(player.device)
+    if spec.dtype not in dtypes:
+        raise ConfigError(f"dtype {spec.dtype!r}: choose float32 or bfloat16")
+    _check_device(spec.device)
     # Wrong now, rather than in every episode.
-    acts = player.options.generate(robot)
+    acts = spec.options.generate(robot)
     step_plan(acts.dit_steps, acts.solver_steps)
     policy = DreamZeroPolicy.from_pretrained(
         checkpoint,
         embodiment=robot,
-        device=player.device,
-        dtype=dtypes[player.dtype],
-        options=player.options,
-        weights=WeightOptions(base=player.base),
+        device=spec.device,
+        dtype=dtypes[spec.dtype],
+        options=spec.options,
+        weights=WeightOptions(base=spec.base),
     )
     card = {
         **policy.card,
-        "checkpoint": Path(player.name).name,
+        "checkpoint": Path(spec.name).name,
         "weights": fingerprint(checkpoint.weights, checkpoint.weights.tensors),
     }
-    if player.base is not None:
-        base = open_base(player.base, checkpoint.config)
+    if spec.base is not None:
+        base = open_base(spec.base, checkpoint.config)
         card["base"] = fingerprint(base, base.tensors)
-    return Ready(policy=policy, robot=robot, card=card)
+    return LoadedPolicy(policy=policy, robot=robot, card=card)
 
 
-def _open_remote(player: Player, robot: Embodiment) -> Ready:
+def _open_remote(spec: PolicySpec, robot: Embodiment) -> LoadedPolicy:
     from dzrobot.policies.serving.client import RemotePolicy
     from dzrobot.policies.serving.connection import ConnectOptions
 
-    options = player.options
-    if player.server is None:
+    options = spec.options
+    if spec.server is None:
         raise ConfigError("the policy 'remote' needs the address of its server: --server ws://...")
     policy = RemotePolicy(
-        player.server,
+        spec.server,
         robot,
         execute=options.execute,
-        options=ConnectOptions(api_key=player.api_key),
+        options=ConnectOptions(api_key=spec.api_key),
     )
     served = policy.card["server"]
     for name, wanted in (("history", options.history), ("noise", options.noise)):
         if wanted is not None and served.get(name, wanted) != wanted:
             raise ConfigError(
-                f"this evaluation wants {name} {wanted!r}, and {player.server} serves "
+                f"this evaluation wants {name} {wanted!r}, and {spec.server} serves "
                 f"{served[name]!r}: serve with --{name} {wanted}, or evaluate with --{name} "
                 f"{served[name]}"
             )
-    return Ready(policy=policy, robot=robot, card=policy.card)
+    return LoadedPolicy(policy=policy, robot=robot, card=policy.card)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _benches = itertools.count(1)
 
 
-class Cell(Protocol):
+class Workcell(Protocol):
     """Where arm, gripper and cameras are reached."""
 
     def open(self) -> None:
@@ -48,7 +48,7 @@ Timed = tuple[Arm, Sequence[Camera], Clock]
 """Arm, cameras, and the clock that an environment on them measures its periods by."""
 
 
-class RealCell:
+class RealWorkcell:
     """A workcell of hardware.
 
     Args:
@@ -85,7 +85,7 @@ class RealCell:
         """Do nothing: hardware stays."""
 
 
-class EmulatedCell:
+class EmulatedWorkcell:
     """Emulated arm, gripper and cameras, started as child processes when first opened.
 
     An environment on it lives by the emulated arm's clock, which stands still while the environment
@@ -127,10 +127,10 @@ class EmulatedCell:
         """Start the emulators."""
         if self._bench is not None:
             return
-        from dzrobot.envs.emulators.bench import SERIALS, Bench, BenchAddress
+        from dzrobot.envs.emulators.launcher import SERIALS, EmulatorLauncher, LauncherAddress
 
-        address = BenchAddress.for_process(next(_benches))
-        self._bench = Bench(address, SERIALS, self._rate, self.clock.page).start()
+        address = LauncherAddress.for_process(next(_benches))
+        self._bench = EmulatorLauncher(address, SERIALS, self._rate, self.clock.page).start()
 
     @property
     def address(self) -> str:

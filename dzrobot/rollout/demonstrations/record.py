@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from dzrobot.envs.franka.console import KEYS_HELP
 from dzrobot.envs.franka.keyboard import Keyboard, terminal
-from dzrobot.envs.franka.outcomes import Outcome as Verdict
+from dzrobot.envs.franka.outcomes import OperatorVerdict
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action
 from dzrobot.recording import EpisodeWriter
-from dzrobot.rollout.episode import Actor, EpisodeRules, Outcome, run_episode
+from dzrobot.rollout.episode import Actor, EpisodeResult, EpisodeRules, run_episode
 
 SENSOR_TIMES = ("frame_time_s.", "state_time_s", "time_s")
 SENSOR_COUNTS = ("frame_number.", "late_steps")
@@ -34,7 +34,7 @@ KEYS = {
 }  # fmt: skip
 """Key -> action number and its sign."""
 
-DISCARDED = Verdict.DISCARDED.value
+DISCARDED = OperatorVerdict.DISCARDED.value
 """How an episode ended that its operator wants no trace of."""
 
 GRIPPER_KEY, END_KEY = "g", "x"
@@ -52,10 +52,10 @@ KEYBOARD_HELP = (
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedEpisode:
     """What came of one recorded episode."""
 
-    outcome: Outcome
+    outcome: EpisodeResult
     frames: int
     measured_hz: float
     """Frames per second that the loop reached."""
@@ -146,7 +146,7 @@ def _column(name: str) -> str:
 
 def record_episode(
     env: RecordedEnv, actor: Actor, writer: EpisodeWriter, rules: EpisodeRules, *, keep_all: bool
-) -> Recorded:
+) -> RecordedEpisode:
     """Run one episode and commit it to ``writer``; an exception on the way discards it.
 
     Args:
@@ -178,7 +178,7 @@ def record_episode(
         )
     else:
         writer.discard()
-    return Recorded(outcome, outcome.steps, measured, late, abort, kept)
+    return RecordedEpisode(outcome, outcome.steps, measured, late, abort, kept)
 
 
 def _facts(robot: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 @dataclass(frozen=True)
-class Failed:
+class EpisodeError:
     """An episode ended in an exception."""
 
     error: str
@@ -22,11 +22,11 @@ class Failed:
     """Whether the disk is the cause, not the episode."""
 
 
-class Caught:
+class ErrorCapture:
     """Keeps what foreign code raises in its block: simulators and policies may raise anything."""
 
     def __init__(self) -> None:
-        self.failure: Failed | None = None
+        self.failure: EpisodeError | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -42,5 +42,5 @@ class Caught:
             return False
         text = str(error) if isinstance(error, DzrobotError) else f"{type(error).__name__}: {error}"
         no_room = isinstance(error, OSError) and error.errno in _NO_ROOM
-        self.failure = Failed(text, "".join(traceback.format_exception(error)), no_room)
+        self.failure = EpisodeError(text, "".join(traceback.format_exception(error)), no_room)
         return True

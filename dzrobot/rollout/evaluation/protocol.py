@@ -101,7 +101,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class EpisodeSpec:
     """One episode to be run; everything about it is decided beforehand.
 
     Kept in a file of lines, and checked when it is read back: hence the types that say more.
@@ -144,7 +144,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
+class EvalSpec:
     """What of a protocol is to be run, and what is done otherwise."""
 
     protocol: Protocol
@@ -181,7 +181,7 @@ class Selection:
         return tuple(found) if self.protocol.name != "custom" else ()
 
 
-def plan_cases(selection: Selection) -> tuple[Case, ...]:
+def plan_episodes(selection: EvalSpec) -> tuple[EpisodeSpec, ...]:
     """Return every episode of ``selection``: by suite, task and episode; repeats after the rest.
 
     Raises:
@@ -221,14 +221,14 @@ def keyed(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little") >> 1
 
 
-def shard_of(cases: Sequence[Case], index: int, count: int) -> tuple[Case, ...]:
+def shard_of(cases: Sequence[EpisodeSpec], index: int, count: int) -> tuple[EpisodeSpec, ...]:
     """Return part ``index`` (from 0) of ``count`` of a run; tasks are spread over the parts."""
     if not 0 <= index < count:
         raise ConfigError(f"shard {index}/{count} does not exist; write 0/{count} to {count - 1}/N")
     return tuple(cases[index::count])
 
 
-def _of_suite(selection: Selection, name: str) -> Iterator[Case]:
+def _of_suite(selection: EvalSpec, name: str) -> Iterator[EpisodeSpec]:
     suite = _suite(selection, name)
     tasks = selection.tasks if selection.tasks is not None else range(suite.tasks if suite else 1)
     episodes = selection.episodes
@@ -246,12 +246,12 @@ def _of_suite(selection: Selection, name: str) -> Iterator[Case]:
             yield _case(selection, name, task, episode)
 
 
-def _suite(selection: Selection, name: str) -> Suite | None:
+def _suite(selection: EvalSpec, name: str) -> Suite | None:
     """Return the suite that ``name`` is, None where it is an environment."""
     return find(SUITES, "suite", name) if selection.env is None else None
 
 
-def _in_rounds(selection: Selection, name: str) -> Iterator[Case]:
+def _in_rounds(selection: EvalSpec, name: str) -> Iterator[EpisodeSpec]:
     """Yield what is asked for of a protocol in rounds: a part has the episodes of the whole."""
     protocol = selection.protocol
     asked = {case.name for case in _of_suite(selection, name)}
@@ -275,10 +275,10 @@ def _in_rounds(selection: Selection, name: str) -> Iterator[Case]:
         yield replace(case, noise_key=case.noise_key // slots * slots + position % slots)
 
 
-def _case(selection: Selection, name: str, task: int, episode: int) -> Case:
+def _case(selection: EvalSpec, name: str, task: int, episode: int) -> EpisodeSpec:
     suite = _suite(selection, name)
     tasked = suite is not None or selection.tasks is not None
-    return Case(
+    return EpisodeSpec(
         env=name if suite is None else suite.env,
         arguments={"task_id": task} if tasked else {},
         suite=name,
@@ -294,7 +294,7 @@ def _case(selection: Selection, name: str, task: int, episode: int) -> Case:
     )
 
 
-def _steps(selection: Selection, name: str) -> int | None:
+def _steps(selection: EvalSpec, name: str) -> int | None:
     if selection.max_steps is not None:
         return selection.max_steps
     steps = selection.protocol.max_steps

@@ -30,7 +30,7 @@ START_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchAddress:
+class LauncherAddress:
     """Where an emulated workcell listens: nothing leaves the loopback interface."""
 
     host: str
@@ -63,7 +63,7 @@ class BenchAddress:
         )
 
 
-class Bench:
+class EmulatorLauncher:
     """Starts the emulators, injects faults, and stops them with the context.
 
     Args:
@@ -75,7 +75,7 @@ class Bench:
 
     def __init__(
         self,
-        address: BenchAddress,
+        address: LauncherAddress,
         serials: Sequence[str] = SERIALS,
         rate: float = 1.0,
         page: Timebase | None = None,

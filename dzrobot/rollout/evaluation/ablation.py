@@ -9,7 +9,7 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 
-from dzrobot.rollout.protocol import Case, keyed
+from dzrobot.rollout.evaluation.protocol import EpisodeSpec, keyed
 
 Ablation = Literal["none", "shuffle", "other-start"]
 
@@ -17,17 +17,17 @@ TILE = 8
 """Height and width in pixels of the tiles that are shuffled."""
 
 
-class SpoiledPictures(gym.ObservationWrapper[dict[str, Any], np.ndarray, dict[str, Any]]):
+class AblatedImages(gym.ObservationWrapper[dict[str, Any], np.ndarray, dict[str, Any]]):
     """Gives the policy other pictures than the environment's; the rest stays.
 
     ``shuffle``: the picture cut into tiles of 8 x 8 pixels, which change places. The order is drawn
-    once per episode and view, from a generator keyed by the case, so colours and their amounts
+    once per episode and view, from a generator keyed by the case, so colors and their amounts
     stay and places do not. ``other-start``: throughout the episode, the pictures at the beginning
     of another start of the same task: genuine ones that say nothing about this episode.
     """
 
     def __init__(
-        self, env: gym.Env[dict[str, Any], np.ndarray], kind: Ablation, case: Case
+        self, env: gym.Env[dict[str, Any], np.ndarray], kind: Ablation, case: EpisodeSpec
     ) -> None:
         super().__init__(env)
         self._kind = kind
@@ -44,11 +44,11 @@ class SpoiledPictures(gym.ObservationWrapper[dict[str, Any], np.ndarray, dict[st
 
     def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
         """Return ``observation`` with its pictures replaced."""
-        spoil: Callable[[str, np.ndarray], np.ndarray] = (
+        ablated: Callable[[str, np.ndarray], np.ndarray] = (
             self._shuffled if self._kind == "shuffle" else lambda key, _: self._shown[key].copy()
         )
         pictures = _pictures(observation)
-        return {**observation, **{key: spoil(key, picture) for key, picture in pictures.items()}}
+        return {**observation, **{key: ablated(key, picture) for key, picture in pictures.items()}}
 
     def _other(self, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
         step = 1 + self._key % 24
@@ -72,9 +72,9 @@ class SpoiledPictures(gym.ObservationWrapper[dict[str, Any], np.ndarray, dict[st
         return spoiled
 
 
-def spoil(env: Any, kind: Ablation, case: Case) -> Any:
+def ablated(env: Any, kind: Ablation, case: EpisodeSpec) -> Any:
     """Return ``env`` as the policy of ``case`` is to see it."""
-    return env if kind == "none" else SpoiledPictures(env, kind, case)
+    return env if kind == "none" else AblatedImages(env, kind, case)
 
 
 def _pictures(observation: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dzrobot.errors import ConfigError, MissingDependencyError
-from dzrobot.rollout.report import Z_95
+from dzrobot.rollout.evaluation.report import Z_95
 
 BOOTSTRAP_DRAWS = 10_000
 

@@ -19,11 +19,11 @@ import numpy as np
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.franka.arm import Arm, ArmState
 from dzrobot.envs.franka.camera import RealSenseCamera, fit, list_cameras
-from dzrobot.envs.franka.cells import Cell
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.franky_arm import FrankyArm
 from dzrobot.envs.franka.gripper import GripperState
 from dzrobot.envs.franka.safety import Workspace
+from dzrobot.envs.franka.workcells import Workcell
 from dzrobot.errors import MissingDependencyError, RobotError
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -46,7 +46,7 @@ _RATE = 0.8
 
 
 @dataclass(frozen=True)
-class Line:
+class Diagnosis:
     """One thing that was looked at."""
 
     verdict: Verdict
@@ -54,7 +54,9 @@ class Line:
     found: str
 
 
-def checkup(cell: Cell, config: FrankaConfig, images: Path | None = None) -> Iterator[Line]:
+def diagnose(
+    cell: Workcell, config: FrankaConfig, images: Path | None = None
+) -> Iterator[Diagnosis]:
     """Yield one line per thing; devices are looked at only where an address is known.
 
     Args:
@@ -71,14 +73,14 @@ def checkup(cell: Cell, config: FrankaConfig, images: Path | None = None) -> Ite
     try:
         cell.open()
     except RobotError as error:
-        yield Line("fail", "address", str(error))
+        yield Diagnosis("fail", "address", str(error))
         return
     yield from _network(cell.address)
     yield from _cameras(cell, config, images)
     yield from _arm(FrankyArm(cell, config), cell, config)
 
 
-def _libraries() -> Iterator[Line]:
+def _libraries() -> Iterator[Diagnosis]:
     machine = f"{platform.system()} {platform.machine()}"
     for name, oldest in _OLDEST.items():
         try:
@@ -89,22 +91,22 @@ def _libraries() -> Iterator[Line]:
                 if machine == "Linux x86_64"
                 else f"it has no wheel for {machine}; use an x86_64 Linux machine"
             )
-            yield Line("fail", name, f"not installed: {remedy}")
+            yield Diagnosis("fail", name, f"not installed: {remedy}")
             continue
         numbers = tuple(int(part) for part in version.split(".")[:2])
         wanted = ".".join(map(str, oldest))
         found = version if numbers >= oldest else f"{version}, needed is {wanted} or newer"
-        yield Line("ok" if numbers >= oldest else "fail", name, found)
+        yield Diagnosis("ok" if numbers >= oldest else "fail", name, found)
 
 
-def _kernel() -> Line:
+def _kernel() -> Diagnosis:
     flag = Path("/sys/kernel/realtime")
     realtime = "PREEMPT_RT" in os.uname().version or (
         flag.exists() and flag.read_text().strip() == "1"
     )
     if realtime:
-        return Line("ok", "kernel", f"{os.uname().release}, real-time")
-    return Line(
+        return Diagnosis("ok", "kernel", f"{os.uname().release}, real-time")
+    return Diagnosis(
         "warn",
         "kernel",
         f"{os.uname().release} is not real-time: communication reflexes are likely under load; "
@@ -112,48 +114,50 @@ def _kernel() -> Line:
     )
 
 
-def _priority() -> Line:
+def _priority() -> Diagnosis:
     limit = resource.getrlimit(resource.RLIMIT_RTPRIO)[0]
     if os.geteuid() == 0 or limit >= 99 or limit == resource.RLIM_INFINITY:
-        return Line("ok", "priority", "real-time priority is permitted")
-    return Line(
+        return Diagnosis("ok", "priority", "real-time priority is permitted")
+    return Diagnosis(
         "warn", "priority",
         f"real-time priority is limited to {limit}: add '<user> - rtprio 99' to "
         "/etc/security/limits.conf and log in again",
     )  # fmt: skip
 
 
-def _locked_memory() -> Line:
+def _locked_memory() -> Diagnosis:
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if os.geteuid() == 0 or limit == resource.RLIM_INFINITY:
-        return Line("ok", "locked memory", "unlimited")
-    return Line(
+        return Diagnosis("ok", "locked memory", "unlimited")
+    return Diagnosis(
         "warn", "locked memory",
         f"limited to {limit // 1024} KiB: add '<user> - memlock unlimited' to "
         "/etc/security/limits.conf and log in again",
     )  # fmt: skip
 
 
-def _governor() -> Iterator[Line]:
+def _governor() -> Iterator[Diagnosis]:
     files = sorted(Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor"))
     found = sorted({file.read_text().strip() for file in files})
     if found and found != ["performance"]:
-        yield Line(
+        yield Diagnosis(
             "warn", "processor",
             f"its clock is governed by {', '.join(found)}: `cpupower frequency-set -g performance` "
             "keeps it from slowing down between commands",
         )  # fmt: skip
 
 
-def _network(address: str) -> Iterator[Line]:
+def _network(address: str) -> Iterator[Diagnosis]:
     """Look at the port that leads to the arm; commands go there a thousand times a second."""
     name = _interface(address)
     if name is None:
-        yield Line("warn", "network", f"no port of this machine leads to {address}")
+        yield Diagnosis("warn", "network", f"no port of this machine leads to {address}")
         return
     port = Path("/sys/class/net") / name
     if (port / "wireless").exists():
-        yield Line("fail", "network", f"{name} is wireless: use a cable to the arm's controller")
+        yield Diagnosis(
+            "fail", "network", f"{name} is wireless: use a cable to the arm's controller"
+        )
         return
     try:
         speed = int((port / "speed").read_text())
@@ -161,11 +165,11 @@ def _network(address: str) -> Iterator[Line]:
         # A port that is none, such as the loopback.
         speed = 0
     if 0 < speed < _LEAST_MBIT_S:
-        yield Line(
+        yield Diagnosis(
             "warn", "network", f"{name} runs at {speed} Mbit/s: use a gigabit port and cable"
         )
     else:
-        yield Line("ok", "network", f"{name}{f', {speed} Mbit/s' if speed > 0 else ''}")
+        yield Diagnosis("ok", "network", f"{name}{f', {speed} Mbit/s' if speed > 0 else ''}")
 
 
 def _interface(address: str) -> str | None:
@@ -189,14 +193,14 @@ def _interface(address: str) -> str | None:
     return None
 
 
-def _limits(config: FrankaConfig) -> Iterator[Line]:
+def _limits(config: FrankaConfig) -> Iterator[Diagnosis]:
     limits = config.limits
-    yield Line(
+    yield Diagnosis(
         "ok",
         "workspace",
         f"{limits.workspace_low} to {limits.workspace_high} m, start {config.reset.position}",
     )
-    yield Line(
+    yield Diagnosis(
         "ok",
         "limits",
         f"{limits.speed_m_s} m/s, {limits.turn_rad_s} rad/s, {limits.step_m} m a step, "
@@ -204,12 +208,12 @@ def _limits(config: FrankaConfig) -> Iterator[Line]:
     )
 
 
-def _cameras(cell: Cell, config: FrankaConfig, images: Path | None) -> Iterator[Line]:
+def _cameras(cell: Workcell, config: FrankaConfig, images: Path | None) -> Iterator[Diagnosis]:
     wanted = {camera.serial: camera.key for camera in config.cameras}
     try:
         found = list_cameras(cell.camera_settings(), wanted)
     except (RobotError, MissingDependencyError) as error:
-        yield Line("fail", "cameras", str(error))
+        yield Diagnosis("fail", "cameras", str(error))
         return
     for device in found:
         use = wanted.get(device.serial, "in no view")
@@ -217,18 +221,22 @@ def _cameras(cell: Cell, config: FrankaConfig, images: Path | None) -> Iterator[
         text = f"{device.name}, firmware {device.firmware or 'unknown'}, {use}"
         if device.is_slow:
             verdict, text = "fail", f"{text}: on USB {device.usb}; use a USB 3 port and cable"
-        yield Line(verdict, f"camera {device.serial}", text)
+        yield Diagnosis(verdict, f"camera {device.serial}", text)
     if missing := sorted(set(wanted) - {device.serial for device in found}):
-        yield Line("fail", "cameras", f"not found: {', '.join(missing)}; check cables and serials")
+        yield Diagnosis(
+            "fail", "cameras", f"not found: {', '.join(missing)}; check cables and serials"
+        )
     if not wanted:
-        yield Line("fail", "cameras", "the workcell names none: put these serials in `cameras`")
+        yield Diagnosis(
+            "fail", "cameras", "the workcell names none: put these serials in `cameras`"
+        )
     known = {device.serial for device in found}
     for camera in config.cameras:
         if camera.serial in known:
             yield _stream(RealSenseCamera(camera, cell.camera_settings), images)
 
 
-def _stream(camera: RealSenseCamera, images: Path | None) -> Line:
+def _stream(camera: RealSenseCamera, images: Path | None) -> Diagnosis:
     """Let one camera stream for a while, and keep what it shows."""
     config = camera.config
     try:
@@ -237,7 +245,7 @@ def _stream(camera: RealSenseCamera, images: Path | None) -> Line:
         time.sleep(LISTEN_S)
         last, took = camera.latest(), time.monotonic() - began
     except (RobotError, MissingDependencyError) as error:
-        return Line("fail", config.key, str(error))
+        return Diagnosis("fail", config.key, str(error))
     finally:
         camera.close()
     rate = (last.number - first.number) / took
@@ -248,14 +256,14 @@ def _stream(camera: RealSenseCamera, images: Path | None) -> Line:
         path = images / f"{config.key}.png"
         cv2.imwrite(str(path), cv2.cvtColor(fit(last.image, config, size), cv2.COLOR_RGB2BGR))
         text += f"; what the policy sees: {path}"
-    return Line("ok" if rate >= _RATE * config.fps else "warn", config.key, text)
+    return Diagnosis("ok" if rate >= _RATE * config.fps else "warn", config.key, text)
 
 
-def _hand(arm: FrankyArm, config: FrankaConfig) -> Iterator[Line]:
+def _hand(arm: FrankyArm, config: FrankaConfig) -> Iterator[Diagnosis]:
     """Look at what the arm believes it carries, and whether that is so."""
     about = arm.about()
     place = ", ".join(f"{value:.3f}" for value in about["flange_to_hand"][:3, 3])
-    yield Line(
+    yield Diagnosis(
         "ok", "end effector",
         f"({place}) m from the flange, {about['hand_kg']:.2f} kg, load {about['load_kg']:.2f} kg",
     )  # fmt: skip
@@ -263,9 +271,9 @@ def _hand(arm: FrankyArm, config: FrankaConfig) -> Iterator[Line]:
     force, torque = (float(np.linalg.norm(part)) for part in (state.force_n, state.torque_nm))
     text = f"{force:.1f} N and {torque:.2f} Nm at the hand"
     if force <= limits.resting_force_n and torque <= limits.resting_torque_nm:
-        yield Line("ok", "wrench", text)
+        yield Diagnosis("ok", "wrench", text)
     else:
-        yield Line(
+        yield Diagnosis(
             "fail", "wrench",
             f"{text}; at rest and free at most {limits.resting_force_n} N and "
             f"{limits.resting_torque_nm} Nm: tell Desk, or `load:` of the workcell, what hangs on "
@@ -273,35 +281,37 @@ def _hand(arm: FrankyArm, config: FrankaConfig) -> Iterator[Line]:
         )  # fmt: skip
 
 
-def _arm(arm: FrankyArm, cell: Cell, config: FrankaConfig) -> Iterator[Line]:
+def _arm(arm: FrankyArm, cell: Workcell, config: FrankaConfig) -> Iterator[Diagnosis]:
     began = time.monotonic()
     try:
         arm.connect()
-        yield Line("ok", "arm", f"{cell.address}, connected in {time.monotonic() - began:.2f} s")
+        yield Diagnosis(
+            "ok", "arm", f"{cell.address}, connected in {time.monotonic() - began:.2f} s"
+        )
         yield from _states(arm, config)
         yield from _hand(arm, config)
         arm.gripper.connect()
         yield _gripper(arm.gripper.state(), config)
     except (RobotError, MissingDependencyError) as error:
-        yield Line("fail", "arm", str(error))
+        yield Diagnosis("fail", "arm", str(error))
     finally:
         arm.close()
 
 
-def _gripper(hand: GripperState, config: FrankaConfig) -> Line:
+def _gripper(hand: GripperState, config: FrankaConfig) -> Diagnosis:
     if config.gripper.kind == "none":
-        return Line("ok", "gripper", "none")
+        return Diagnosis("ok", "gripper", "none")
     if not hand.is_homed:
-        return Line(
+        return Diagnosis(
             "fail", "gripper",
             "it was never homed, so it opens and grasps nothing: reset() homes it once an operator "
             "agrees or with gripper: {homing: true}, or home it in Desk",
         )  # fmt: skip
     held = ", holding something" if hand.is_grasped else ""
-    return Line("ok", "gripper", f"{hand.width_m:.3f} m wide{held}")
+    return Diagnosis("ok", "gripper", f"{hand.width_m:.3f} m wide{held}")
 
 
-def _states(arm: Arm, config: FrankaConfig) -> Iterator[Line]:
+def _states(arm: Arm, config: FrankaConfig) -> Iterator[Diagnosis]:
     took: list[float] = []
     first = state = arm.state()
     began = time.monotonic()
@@ -313,7 +323,7 @@ def _states(arm: Arm, config: FrankaConfig) -> Iterator[Line]:
     advanced = (state.robot_time_s - first.robot_time_s) / (time.monotonic() - began)
     slowest, usual = max(took), float(np.median(took))
     steady = slowest < _SLOW_READ_S and advanced > 0.95
-    yield Line(
+    yield Diagnosis(
         "ok" if steady else "warn",
         "latency",
         f"a state takes {1000 * usual:.1f} ms, {1000 * slowest:.1f} ms at most; the arm's clock "
@@ -323,8 +333,8 @@ def _states(arm: Arm, config: FrankaConfig) -> Iterator[Line]:
     inside = Workspace(config).contains(state.pose, slack=config.limits.margin_m)
     place = ", ".join(f"{value:.3f}" for value in state.pose[:3, 3])
     where = "within" if inside else "outside"
-    yield Line("ok" if inside else "warn", "pose", f"({place}) m, {where} the workspace")
+    yield Diagnosis("ok" if inside else "warn", "pose", f"({place}) m, {where} the workspace")
 
 
-def _mode(state: ArmState) -> Line:
-    return Line("ok" if state.is_ready else "fail", "mode", state.said)
+def _mode(state: ArmState) -> Diagnosis:
+    return Diagnosis("ok" if state.is_ready else "fail", "mode", state.said)

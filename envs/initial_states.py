@@ -6,7 +6,7 @@ from typing import Any
 from dzrobot.errors import ModalityError
 
 
-class Starts:
+class InitialStates:
     """A cursor over ``count`` numbered starts.
 
     A seed names a start (``seed % count``), so that ``reset(seed=s)`` repeats itself and fixes

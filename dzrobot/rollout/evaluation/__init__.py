@@ -1,0 +1,1 @@
+"""Evaluations: protocols, records, results that can be trusted and interrupted runs that resume."""
