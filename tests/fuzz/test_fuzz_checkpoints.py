@@ -77,14 +77,14 @@ def document(good, name):
 DOCUMENTS = tuple(readers(None))
 
 
-def thinned(cases, most=70):
+def thinned(cases, most=45):
     """Return at most ``most`` of the cases, evenly spread."""
     cases = list(cases)
     return cases[:: max(1, -(-len(cases) // most))]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_spoiled_documents(good, robot, tmp_path, name, record_property):
+def test_spoiled_documents(good, robot, tmp_path, name):
     """Each is read or refused with a message; nothing else is raised."""
     folder = shutil.copytree(good, tmp_path / "spoiled")
     cases = thinned(mutations(document(good, name)))
@@ -95,8 +95,6 @@ def test_spoiled_documents(good, robot, tmp_path, name, record_property):
             refused += refuses(lambda: readers(robot)[name](folder)) is not None
         except Exception as error:
             raise AssertionError(f"{name}: {kind}: {type(error).__name__}: {error}") from error
-    record_property("tried", len(cases))
-    record_property("refused", refused)
     assert refused > len(cases) // 4
 
 

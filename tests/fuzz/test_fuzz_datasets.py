@@ -91,9 +91,9 @@ def test_every_field_spoiled(world, name):
         places = [("state",), ("video",), first, *((*first, part) for part in ("start", "end"))]
         places.append((*first, "original_key"))
     counts = spoil_each(
-        world / "set" / name, lambda: open_all(world), places, 3 if name == INFO else 1
+        world / "set" / name, lambda: open_all(world), places, 3 if name == INFO else 2
     )
-    assert counts["tried"] > 60
+    assert counts["tried"] > 40
     assert counts["refused"] > counts["tried"] / 3
 
 
@@ -102,7 +102,7 @@ def test_every_field_of_the_provenance_spoiled(world):
     names = ("datasets", "sampling", "anchor_stride")
     places = [(ROBOT.tag,), first, *((*first, name) for name in names), (*first, "datasets", 0)]
     path = world / "metadata.json"
-    counts = spoil_each(path, lambda: check_provenance(path, ROBOT, ["another"]), places)
+    counts = spoil_each(path, lambda: check_provenance(path, ROBOT, ["another"]), places, 2)
     assert counts["refused"] > counts["tried"] / 3
 
 

@@ -58,12 +58,12 @@ def good(world):
 def test_every_field_given_every_text(world):
     """On the command line, up to where torch would be loaded."""
     recipe, refused, tried = str(world / "recipe.yaml"), 0, 0
-    # Three is no divisor of the number of texts: every field and every text has its turn.
-    for name, text in islice(product(FIELDS, TEXTS), 0, None, 3):
+    # Seven is no divisor of the number of texts: every field and every text has its turn.
+    for name, text in islice(product(FIELDS, TEXTS), 0, None, 7):
         message = refuses(lambda name=name, text=text: load_recipe(recipe, [f"{name}={text}"], 1))
         tried += 1
         refused += message is not None
-    assert tried > 400
+    assert tried > 180
     assert refused > tried * 2 / 3
 
 
@@ -154,10 +154,10 @@ def initial(world, output, **changes):
     ("flag", "values"),
     [
         ("steps", (*WHOLE, "0", "99999999999")),
-        ("decoder-steps", (*WHOLE, "0")),
-        ("batch", (*WHOLE, "0")),
-        ("seed", (*WHOLE, "4294967296")),
-        ("num-workers", (*WHOLE, "99999999999")),
+        ("decoder-steps", (*WHOLE[::4], "0")),
+        ("batch", (*WHOLE[1::4], "0")),
+        ("seed", (*WHOLE[2::4], "4294967296")),
+        ("num-workers", (*WHOLE[3::4], "99999999999")),
         ("embodiment", ("", "nobody", "nobody:X", "os:path", "libero_sim:x", "oxe_droid")),
         ("dataset", PLACES),
         ("metadata", PLACES),
