@@ -63,6 +63,7 @@ class EmulatorClient:
         self.commanding = False
         self.finishing = False
         self.missed = 0
+        self._began_s = 0.0
         self.silent = False
         """It has not answered in time; until it does, nothing waits for it."""
 
@@ -109,6 +110,11 @@ class EmulatorClient:
         self.finishing = False
         self.missed = 0
         self._order = None
+        self._began_s = time.monotonic()
+
+    def is_beginning(self, patience_s: float) -> bool:
+        """Return whether it may still be on its way to the first command of a motion."""
+        return not self.commanding and time.monotonic() - self._began_s < patience_s
 
     def end_move(self, status: MoveStatus) -> None:
         """Answer the running motion a second time."""

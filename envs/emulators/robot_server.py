@@ -39,7 +39,7 @@ from dzrobot.envs.emulators.wire import (
 
 PERIOD_S = 1e-3
 ANSWER_PATIENCE_S = 0.25
-LOCKSTEP_PATIENCE_S = 2.0
+LOCKSTEP_PATIENCE_S = 10.0
 """How long an answer is waited for: alone, and where an environment shares the clock."""
 
 TRICKLE_S = 0.02
@@ -83,6 +83,7 @@ class RobotServer:
         self._last_state = b""
         self._repeated_s = 0.0
         self._silent_until_ms = 0
+        self._shared = False
         self._listen()
         self._thread = threading.Thread(target=self._run, name="emulated-robot", daemon=True)
 
@@ -221,7 +222,8 @@ class RobotServer:
 
     def _await_answer(self, client: EmulatorClient) -> None:
         """Wait for the command to the last state, where one is due."""
-        patience = ANSWER_PATIENCE_S if self.page.limit_ms == FREE else LOCKSTEP_PATIENCE_S
+        self._shared = self._shared or self.page.limit_ms != FREE
+        patience = LOCKSTEP_PATIENCE_S if self._shared else ANSWER_PATIENCE_S
         if not client.commanding:
             # It leaves the first states of a motion unanswered, nobody says how many.
             patience = FIRST_PATIENCE_S * 2.0 ** min(client.missed, _DOUBLINGS)
@@ -291,13 +293,14 @@ class RobotServer:
 
     def _target(self, client: EmulatorClient) -> Target | None:
         order = client.take_order()
+        begins = order is None and client.is_beginning(LOCKSTEP_PATIENCE_S)
         if order is not None and self.faults.lost(self.arm.clock_ms):
             order = None
         self.arm.success_rate += 0.01 * (float(order is not None) - self.arm.success_rate)
         if order is None:
             client.missed += 1
             limit = self.faults.comm_violation_after
-            if limit is not None and client.missed > limit:
+            if limit is not None and client.missed > limit and not begins:
                 self.arm.trip("communication_constraints_violation")
             return None
         client.missed = 0

@@ -25,13 +25,14 @@ POSES = 64
 
 POSE_PERIOD_MS = 5
 
-_WORDS = 8
-_CLOCK, _LIMIT, _SENT, _ARM_ALIVE, _CAMERA_ALIVE, _CAMERAS = range(6)
+_WORDS = 16
+_CLOCK, _LIMIT, _SENT, _ARM_ALIVE, _CAMERA_ALIVE, _AGAIN, _CAMERAS = range(7)
 _POSE_SIZE = 5
 _BYTES = 8 * (_WORDS + POSES * _POSE_SIZE)
 
 _POLL_S = 0.0003
-_STALLED_S = 3.0
+_STALLED_S = 20.0
+"""An arm whose clock stands still this long (wall), though it may go on, has ended."""
 
 
 class Timebase:
@@ -110,6 +111,15 @@ class Timebase:
     def publish(self, camera: int, exposed_ms: int) -> None:
         """Say that a picture has left camera number ``camera``."""
         self._words[_CAMERAS + camera] = exposed_ms
+
+    @property
+    def again(self) -> int:
+        """How often the newest pictures were asked for once more: the bus loses some."""
+        return self._words[_AGAIN]
+
+    def ask_again(self) -> None:
+        """Ask every camera for its newest picture once more; one process does."""
+        self._words[_AGAIN] += 1
 
     def keep_pose(self, at_ms: int, values: tuple[float, ...]) -> None:
         """Keep what the cameras see: position (m), yaw (rad) and the hand's width (m)."""

@@ -91,6 +91,7 @@ class RealSenseCamera:
         config: Serial number, stream and crop.
         settings: Returns settings for the library's context; empty for cameras on USB.
         clock: What the age of a frame is measured by. None: this machine's.
+        patience: See :class:`~dzrobot.envs.franka.process.DriverProcess`.
     """
 
     def __init__(
@@ -98,7 +99,10 @@ class RealSenseCamera:
         config: CameraConfig,
         settings: Callable[[], dict[str, Any]] = dict,
         clock: Clock | None = None,
+        *,
+        patience: float = 1.0,
     ) -> None:
+        self._patience = patience
         self._config = config
         self._settings = settings
         self._clock: Clock = clock or SystemClock()
@@ -135,14 +139,15 @@ class RealSenseCamera:
         settings, config = self._settings(), self._config
         memory = FrameHead.FORMAT.size + config.width * config.height * 3
         driver = DriverProcess(
-            f"camera {config.serial}", RealSenseDriver, config, settings, memory=memory
-        )
+            f"camera {config.serial}", RealSenseDriver, config, settings, self._patience,
+            memory=memory, patience=self._patience,
+        )  # fmt: skip
         try:
-            limit = discovery_s(settings)
-            driver.ask("find", limit, timeout_s=limit + _CALL_S)
+            limit = discovery_s(settings) * self._patience
+            driver.ask("find", limit, timeout_s=discovery_s(settings) + _CALL_S)
             driver.ask("stream", timeout_s=_CALL_S)
             self._driver = driver
-            if not self._streams(_FIRST_FRAME_S):
+            if not self._streams(_FIRST_FRAME_S * self._patience):
                 fault = driver.ask("fault", timeout_s=_CALL_S)
                 raise RobotError(
                     f"camera {config.serial} ({config.key}) is there but sends no frame "
@@ -210,7 +215,7 @@ def list_cameras(settings: dict[str, Any], wanted: Collection[str] = ()) -> list
         RobotError: it gives no answer.
     """
     require("pyrealsense2", MISSING)
-    driver = DriverProcess("cameras", RealSenseDriver, None, settings)
+    driver = DriverProcess("cameras", RealSenseDriver, None, settings, 1.0)
     try:
         deadline = time.monotonic() + discovery_s(settings)
         while True:

@@ -316,9 +316,12 @@ class Control:
         """Recover from the errors of ``state`` and hold; RefusalError where that is not to be."""
         self._examine_dead(state, message)
         try:
-            return self._hold_here()
+            held = self._hold_here()
         except ControllerEndedError as error:
             raise RefusalError(Abort.REFLEX, f"no recovery: {error}") from error
+        # The recovery took its time, not whoever acts.
+        self._heard()
+        return held
 
     def _examine_dead(self, state: ArmState, message: str) -> None:
         """Recover from the errors of ``state``, or raise RefusalError."""

@@ -233,7 +233,9 @@ def _cameras(cell: Workcell, config: FrankaConfig, images: Path | None) -> Itera
     known = {device.serial for device in found}
     for camera in config.cameras:
         if camera.serial in known:
-            yield _stream(RealSenseCamera(camera, cell.camera_settings), images)
+            yield _stream(
+                RealSenseCamera(camera, cell.camera_settings, patience=cell.patience), images
+            )
 
 
 def _stream(camera: RealSenseCamera, images: Path | None) -> Diagnosis:

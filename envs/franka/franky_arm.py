@@ -37,7 +37,7 @@ class FrankyArm:
         self._clock: Clock = clock or SystemClock()
         self._gripper: GripperDevice = (
             NoGripper() if config.gripper.kind == "none"
-            else FrankyGripper(lambda: cell.address, config.gripper)
+            else FrankyGripper(lambda: cell.address, config.gripper, cell.patience)
         )  # fmt: skip
         self._driver: DriverProcess | None = None
         self._seen: ArmState | None = None
@@ -71,7 +71,10 @@ class FrankyArm:
         self._abandon()
         require("franky", MISSING)
         self._cell.open()
-        driver = DriverProcess("arm", FrankyDriver, self._cell.address, self._config)
+        patience = self._cell.patience
+        driver = DriverProcess(
+            "arm", FrankyDriver, self._cell.address, self._config, patience, patience=patience
+        )
         try:
             driver.ask("open", timeout_s=_CONNECT_S)
             self._seen = self._dated(driver.ask("state", timeout_s=_CALL_S))

@@ -24,6 +24,7 @@ HAND_OVER_S = 3.0
 
 RECOVER_S = 2.0
 _ACCEPT_S = 0.5
+_TAKEN_S = 1.0
 _MOVING_PERIOD_S = 0.003
 _RESTING_PERIOD_S = 0.02
 
@@ -57,9 +58,11 @@ class FrankyDriver:
     Args:
         address: Of its controller.
         config: Controller, thresholds, load.
+        patience: See :class:`~dzrobot.envs.franka.process.DriverProcess`.
     """
 
-    def __init__(self, address: str, config: FrankaConfig) -> None:
+    def __init__(self, address: str, config: FrankaConfig, patience: float = 1.0) -> None:
+        self._patience = patience
         self._address = address
         self._config = config
         self._robot: Any = None
@@ -137,7 +140,7 @@ class FrankyDriver:
                 "recover by hand in Desk"
             ) from error
         # The answer may be read from a state sent before the recovery, so only waiting tells.
-        deadline = time.monotonic() + RECOVER_S
+        deadline = time.monotonic() + RECOVER_S * self._patience
         while self._opened.has_errors:
             if time.monotonic() > deadline:
                 shown = ", ".join(error_names(self._opened.state.current_errors))
@@ -152,6 +155,7 @@ class FrankyDriver:
             self._tracker = self._make_tracker(franky)
         self._moving, self._ended = True, ""
         self.command(np.array(self._opened.state.O_T_EE.matrix, np.float64), 0.0)
+        self._await_control(franky)
 
     def home(self, joints: Array, dynamics: float) -> None:
         """Begin to move the joints (7,) where they belong; the state tells when they are there."""
@@ -162,7 +166,7 @@ class FrankyDriver:
         self._opened.move(motion, asynchronous=True)
         self._moving, self._ended = True, ""
         # An arm that refuses says so as soon as it is asked.
-        deadline = time.monotonic() + _ACCEPT_S
+        deadline = time.monotonic() + _ACCEPT_S * self._patience
         while self._is_planned() and self._raw().robot_mode != franky.RobotMode.Move:
             if time.monotonic() > deadline:
                 return
@@ -261,6 +265,21 @@ class FrankyDriver:
             )
         except (franky.ControlException, franky.CommandException) as error:
             raise ControllerEndedError(f"the arm refused the controller: {error}") from error
+
+    def _await_control(self, franky: Any) -> None:
+        """Return when the arm has taken the controller; it may refuse it a moment after the call.
+
+        Raises:
+            ControllerEndedError: it refused.
+        """
+        deadline = time.monotonic() + _TAKEN_S * self._patience
+        while self._tracker is not None and self._raw().robot_mode != franky.RobotMode.Move:
+            if not self._tracker.is_running:
+                self._note_end()
+                raise ControllerEndedError(f"the arm refused the controller: {self._ended}")
+            if time.monotonic() > deadline:
+                raise ControllerEndedError("the arm answered, but did not take the controller")
+            time.sleep(_MOVING_PERIOD_S)
 
     def _raw(self) -> Any:
         """Return the library's state, and note when the arm's clock advanced."""

@@ -98,11 +98,15 @@ class FrankyGripper:
     Args:
         address: Returns host name or IP address, once the arm is connected.
         config: Speeds, forces and limits.
+        patience: See :class:`~dzrobot.envs.franka.process.DriverProcess`.
     """
 
-    def __init__(self, address: Callable[[], str], config: GripperConfig) -> None:
+    def __init__(
+        self, address: Callable[[], str], config: GripperConfig, patience: float = 1.0
+    ) -> None:
         self._address = address
         self._config = config
+        self._patience = patience
         self._driver: DriverProcess | None = None
         self._asked = 0
         self._opened = True
@@ -135,7 +139,9 @@ class FrankyGripper:
                 return
         self.close()
         address = self._address()
-        driver = DriverProcess("gripper", HandDriver, address, self._config, memory=_MEMORY)
+        driver = DriverProcess(
+            "gripper", HandDriver, address, self._config, memory=_MEMORY, patience=self._patience
+        )
         try:
             self._opened, self._homed = driver.ask("open", timeout_s=_CONNECT_S)
         except DisconnectedError as error:
@@ -169,8 +175,9 @@ class FrankyGripper:
         fault = hand.fault
         if not fault and not self.driver.is_running():
             fault = "the gripper's driver has ended"
-        if not fault and not busy and now - hand.at_s > SILENT_S:
-            fault = f"the gripper's driver has been silent for {SILENT_S} s"
+        silent_s = SILENT_S * self._patience
+        if not fault and not busy and now - hand.at_s > silent_s:
+            fault = f"the gripper's driver has been silent for {silent_s} s"
         held = hand.is_grasped and not self._opened and hand.width_m > self._config.empty_width_m
         return GripperState(hand.width_m, self._opened, busy, waiting, fault, held, self._homed)
 

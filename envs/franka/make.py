@@ -91,7 +91,8 @@ def _assembled(workcell: str | None, config: FrankaConfig, render_mode: str | No
 def connectable(cell: Workcell, config: FrankaConfig, render_mode: str | None = None) -> FrankaEnv:
     """Return an environment with the real drivers on ``cell``."""
     drivers: list[Camera] = [
-        RealSenseCamera(camera, cell.camera_settings) for camera in config.cameras
+        RealSenseCamera(camera, cell.camera_settings, patience=cell.patience)
+        for camera in config.cameras
     ]
     arm, cameras, clock = cell.keep_time(FrankyArm(cell, config), drivers)
     if config.dry_run:
@@ -122,12 +123,16 @@ def load_workcell(workcell: str | None, values: Mapping[str, Any] | None = None)
 
 
 def _emulated() -> dict[str, Any]:
+    from dzrobot.envs.emulators.camera_server import SIZES
     from dzrobot.envs.emulators.launcher import SERIALS
 
+    # The smaller pictures leave more of the machine to the arm.
+    width, height = SIZES[-1]
     keys = ("video.image", "video.wrist_image")
     return {
         "cameras": [
-            {"key": key, "serial": serial} for key, serial in zip(keys, SERIALS, strict=True)
+            {"key": key, "serial": serial, "width": width, "height": height}
+            for key, serial in zip(keys, SERIALS, strict=True)
         ],
         "task": "pick up the red block",
     }

@@ -105,12 +105,20 @@ class DriverProcess:
             :class:`~dzrobot.envs.franka.driver.Driver`.
         *arguments: What it is called with.
         memory: Bytes of the largest value that the driver publishes; 0: it publishes nothing.
+        patience: How many times longer than beside hardware an answer is waited for; more than 1
+            only where the arm's time stands still meanwhile.
     """
 
     def __init__(
-        self, name: str, make: Callable[..., object], *arguments: object, memory: int = 0
+        self,
+        name: str,
+        make: Callable[..., object],
+        *arguments: object,
+        memory: int = 0,
+        patience: float = 1.0,
     ) -> None:
         self._name = name
+        self._patience = patience
         self._latest = Latest.create(memory) if memory else None
         self._turn = threading.Lock()
         self._number = 0
@@ -158,6 +166,7 @@ class DriverProcess:
             DisconnectedError: it did not answer in time, and was killed.
             DzrobotError: what the driver raised.
         """
+        timeout_s *= self._patience
         if not self._turn.acquire(timeout=timeout_s):
             raise self._lost(f"is still busy after {timeout_s} s")
         try:
@@ -178,17 +187,18 @@ class DriverProcess:
             DisconnectedError: it has answered nothing for :data:`SILENT_S`, and was killed.
             DzrobotError: what the driver raised.
         """
-        if not self._turn.acquire(timeout=PROMPT_S):
+        prompt_s, silent_s = PROMPT_S * self._patience, SILENT_S * self._patience
+        if not self._turn.acquire(timeout=prompt_s):
             return default
         try:
-            number = self._send(method, arguments, PROMPT_S)
-            patience = PROMPT_S if self._owed_since_s is None else 0.0
-            return self._receive(number, time.monotonic() + patience)
+            number = self._send(method, arguments, prompt_s)
+            wait_s = prompt_s if self._owed_since_s is None else 0.0
+            return self._receive(number, time.monotonic() + wait_s)
         except TimeoutError as error:
             now = time.monotonic()
             self._owed_since_s = self._owed_since_s or now
-            if now - self._owed_since_s > SILENT_S:
-                raise self._lost(f"has answered nothing for {SILENT_S} s") from error
+            if now - self._owed_since_s > silent_s:
+                raise self._lost(f"has answered nothing for {silent_s} s") from error
             return default
         finally:
             self._turn.release()
@@ -201,7 +211,7 @@ class DriverProcess:
         """
         with self._turn:
             try:
-                self._write((NO_ANSWER, method, arguments), PROMPT_S)
+                self._write((NO_ANSWER, method, arguments), PROMPT_S * self._patience)
             except TimeoutError as error:
                 raise self._lost("takes nothing any more") from error
 
@@ -216,7 +226,7 @@ class DriverProcess:
         """Let the child close its device and end; kill it where it takes longer."""
         self._socket.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout_s)
+            self._process.wait(timeout_s * self._patience)
         self.kill()
 
     def _let_go(self) -> None:

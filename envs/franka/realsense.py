@@ -68,13 +68,19 @@ class RealSenseDriver:
     Args:
         config: Serial number, stream, whether exposure is locked.
         settings: Of the library's context; empty for cameras on USB.
+        patience: How many times longer than on USB a frame is waited for.
         latest: Where frames are published.
     """
 
     def __init__(
-        self, config: CameraConfig | None, settings: dict[str, Any], latest: Latest | None = None
+        self,
+        config: CameraConfig | None,
+        settings: dict[str, Any],
+        patience: float,
+        latest: Latest | None = None,
     ) -> None:
         self._config = config
+        self._silent_s = _SILENT_S * patience
         self._latest = latest
         self._context = context(settings)
         self._pipeline: Any = None
@@ -168,9 +174,9 @@ class RealSenseDriver:
             self._heard_s, self._failures = now, 0
             self._publish(frames.get_color_frame(), now)
             self._fix_exposure(now)
-        elif now - self._heard_s > _SILENT_S:
+        elif now - self._heard_s > self._silent_s:
             self._stop()
-            self._failed(f"no frame came for {_SILENT_S} s")
+            self._failed(f"no frame came for {self._silent_s} s")
 
     def _publish(self, color: Any, now_s: float) -> None:
         image = np.ascontiguousarray(color.get_data(), np.uint8)

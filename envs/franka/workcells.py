@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dzrobot.envs.emulators.timebase import ArmClock
 
 _benches = itertools.count(1)
+_LOCKSTEP_PATIENCE = 10.0
 
 
 class Workcell(Protocol):
@@ -29,6 +30,11 @@ class Workcell(Protocol):
     @property
     def address(self) -> str:
         """Host name or IP address of the arm's controller."""
+        ...
+
+    @property
+    def patience(self) -> float:
+        """How many times longer than beside hardware a driver's answer is waited for."""
         ...
 
     def camera_settings(self) -> dict[str, Any]:
@@ -72,6 +78,11 @@ class RealWorkcell:
         """The configured address."""
         assert self._address is not None, "checked by open()"
         return self._address
+
+    @property
+    def patience(self) -> float:
+        """No longer than is safe."""
+        return 1.0
 
     def camera_settings(self) -> dict[str, Any]:
         """Return no settings: the cameras are on USB."""
@@ -137,6 +148,11 @@ class EmulatedWorkcell:
         """The loopback address of the emulated arm."""
         host: str = self.bench.address.host
         return host
+
+    @property
+    def patience(self) -> float:
+        """Long in lockstep: the arm's time stands still meanwhile, and the machine may be busy."""
+        return _LOCKSTEP_PATIENCE if self._lockstep else 1.0
 
     def camera_settings(self) -> dict[str, Any]:
         """Return the settings that find the emulated cameras."""

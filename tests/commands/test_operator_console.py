@@ -94,6 +94,7 @@ def test_an_operator_judges_discards_stops_and_acknowledges_an_evaluation(evalua
     drive(evaluation, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.robot
 def test_the_same_on_the_emulated_arm(evaluation, tmp_path):
     pytest.importorskip("franky", reason="needs franky-control (x86_64 Linux)")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from emulated import KeptCell, need_libraries
 
 from dzrobot.cli import main
 from dzrobot.commands.replay import load_recording
@@ -14,10 +15,9 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.emulators.launcher import SERIALS
 from dzrobot.envs.franka.arm import REMEDIES, Mode
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.diagnostics import checkup
+from dzrobot.envs.franka.diagnostics import diagnose
 from dzrobot.envs.franka.keyboard import Keyboard
 from dzrobot.envs.franka.make import load_workcell
-from dzrobot.envs.franka.workcells import EmulatedCell
 from dzrobot.errors import DatasetError
 from dzrobot.recording import EpisodeWriter
 from dzrobot.rollout.demonstrations.record import KeyboardActor, RecordedEnv, record_episode
@@ -182,21 +182,10 @@ def test_doctor_finds_no_arm_where_there_is_none(tmp_path, capsys):
     assert "Traceback" not in said
 
 
-class Kept(EmulatedCell):
-    """Devices that outlast a look at them."""
-
-    def close(self):
-        pass
-
-    def end(self):
-        super().close()
-
-
 @pytest.fixture
 def cell():
-    pytest.importorskip("franky", reason="needs franky-control (x86_64 Linux)")
-    pytest.importorskip("pyrealsense2", reason="needs pyrealsense2 (x86_64 Linux)")
-    cell = Kept()
+    need_libraries()
+    cell = KeptCell()
     cell.open()
     yield cell
     cell.end()
@@ -204,10 +193,11 @@ def cell():
 
 def looked_at(cell, what):
     """Return what the doctor says of one thing of an emulated cell whose cameras do not matter."""
-    (line,) = [line for line in checkup(cell, FrankaConfig()) if line.what == what]
+    (line,) = [line for line in diagnose(cell, FrankaConfig()) if line.what == what]
     return line.verdict, line.found
 
 
+@pytest.mark.long
 @pytest.mark.robot
 def test_doctor_passes_an_idle_arm_alone_and_says_which_lamp_and_menu(cell):
     for name, mode, said in (
@@ -223,11 +213,12 @@ def test_doctor_passes_an_idle_arm_alone_and_says_which_lamp_and_menu(cell):
     assert looked_at(cell, "mode")[0] == "ok"
 
 
+@pytest.mark.long
 @pytest.mark.robot
 def test_doctor_leaves_a_hand_alone_that_was_never_homed(cell):
     cell.bench.set(homed=False)
     config = FrankaConfig(gripper={"homing": True})
-    lines = {line.what: line for line in checkup(cell, config)}
+    lines = {line.what: line for line in diagnose(cell, config)}
     assert lines["gripper"].verdict == "fail"
     assert "homing: true" in lines["gripper"].found
     # Homing sets it: nobody has moved the fingers.
@@ -236,8 +227,7 @@ def test_doctor_leaves_a_hand_alone_that_was_never_homed(cell):
 
 @pytest.mark.robot
 def test_a_workcell_is_taught_on_the_emulated_arm_and_can_be_used(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("franky", reason="needs franky-control (x86_64 Linux)")
-    pytest.importorskip("pyrealsense2", reason="needs pyrealsense2 (x86_64 Linux)")
+    need_libraries()
     path = str(tmp_path / "practice.yaml")
     answers = ["", "", "", "d", "1", "0", "stack the cups", "5.8.0"]
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in answers)))

@@ -18,8 +18,8 @@ from dzrobot.envs.franka.fakes import (
     FakeOperator,
 )
 from dzrobot.envs.franka.make import connectable, load_workcell
-from dzrobot.envs.franka.outcomes import Phase
-from dzrobot.envs.franka.workcells import EmulatedCell
+from dzrobot.envs.franka.outcomes import ArmPhase
+from dzrobot.envs.franka.workcells import EmulatedWorkcell
 from dzrobot.errors import RobotError, StoppedError
 
 STILL = np.zeros(7, np.float32)
@@ -131,11 +131,11 @@ def test_an_operator_is_asked_before_the_fingers_move():
     questions = []
     env, arm = homeless(Asked())
     env.reset()
-    assert questions[:2] == [(Phase.STAND_CLEAR, False, 0), (Phase.STAND_CLEAR, True, 0)]
+    assert questions[:2] == [(ArmPhase.STAND_CLEAR, False, 0), (ArmPhase.STAND_CLEAR, True, 0)]
     assert arm.gripper.homings == 1
     env.close()
     operator = FakeOperator()
-    operator.refuses = Phase.STAND_CLEAR
+    operator.refuses = ArmPhase.STAND_CLEAR
     env, arm = homeless(operator)
     with pytest.raises(StoppedError):
         env.reset()
@@ -213,7 +213,7 @@ def test_a_poor_connection_is_warned_of_once_an_episode_and_kept(caplog):
 def emulated():
     pytest.importorskip("franky", reason="needs franky-control (x86_64 Linux)")
     pytest.importorskip("pyrealsense2", reason="needs pyrealsense2 (x86_64 Linux)")
-    cell = EmulatedCell(rate=math.inf)
+    cell = EmulatedWorkcell(rate=math.inf)
     values = {"reward": {"rule": "none"}, "reset": {"speed_m_s": 0.4}}
     env = connectable(cell, load_workcell("emulated", values))
     yield env, cell
@@ -245,6 +245,6 @@ def test_the_emulated_hand_is_homed_with_consent_alone(emulated):
     operator = FakeOperator()
     env.attend(operator)
     env.reset()
-    assert operator.shown.count(Phase.STAND_CLEAR) == 2
+    assert operator.shown.count(ArmPhase.STAND_CLEAR) == 2
     assert env.arm.gripper.state().width_m > 0.07
     env.attend(None)

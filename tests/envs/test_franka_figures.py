@@ -1,0 +1,65 @@
+"""What the arm's controller does on the emulated arm, by ``benchmarks/franka_control.py``."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from emulated import KeptCell, need_libraries, printer
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.robot
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    path = ROOT / "benchmarks/franka_control.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def cell():
+    need_libraries()
+    cell = KeptCell(rate=math.inf)
+    yield cell
+    cell.end()
+
+
+@pytest.fixture(scope="module")
+def env(cell, benchmark):
+    env = benchmark.make(cell, action={"frame": "base"})
+    env.reset()
+    yield env
+    env.close()
+
+
+@pytest.fixture
+def say(request, capsys):
+    return printer(request, capsys)
+
+
+def test_the_speed_is_even_while_every_action_is_the_same(env, benchmark, say):
+    found = benchmark.speeds(env, metres_per_second=0.15, seconds=1.8)
+    ripple = benchmark.ripple(found)
+    say(f"\nspeed {found.mean():.3f} m/s, ripple {ripple:.1%} of {len(found)} samples")
+    assert found.mean() == pytest.approx(0.15, rel=0.05)
+    assert ripple < 0.1
+
+
+def test_an_unknown_load_does_not_pull_a_still_arm_down(cell, env, benchmark, say):
+    away = benchmark.drift_under_load(cell, env, newtons=3.0, seconds=6.0)
+    say(f"\nzero action for 6 s with 3 N unknown load: {1000 * away.max():.2f} mm at most")
+    assert away.max() < 0.002
+
+
+@pytest.mark.parametrize("episodes", [2, pytest.param(8, marks=pytest.mark.long)])
+def test_the_joints_are_home_after_every_reset(episodes, env, benchmark, say):
+    joints = benchmark.joints_after_episodes(env, episodes=episodes, steps=60)
+    away = np.degrees(np.abs(joints - joints[0]).max())
+    say(f"\n{episodes} random episodes: joints within {away:.2f} degrees of home")
+    assert away < 1.0
