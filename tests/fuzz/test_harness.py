@@ -39,6 +39,11 @@ def run(arguments):
 
 
 @pytest.fixture(autouse=True)
+def counted():
+    """What is made here to fail is no bad input of the product: it is not counted."""
+
+
+@pytest.fixture(autouse=True)
 def probe(tmp_path, monkeypatch):
     """Make ``dzrobot inspect`` run the command above."""
     (tmp_path / "probe_command.py").write_text(COMMAND)
