@@ -19,7 +19,7 @@ export MUJOCO_GL ?= egl
 # One thread per process: the tests and simulators run side by side.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-long test-arm goldens kill-points lerobot setup system lint types layers smoke docs check tiny clean
+.PHONY: help demo test test-long test-arm goldens kill-points lerobot setup system lint types layers smoke docs check release tiny clean
 
 help:  ## what one can make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -91,6 +91,13 @@ docs: setup  ## build the site into build/docs
 	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet
 
 check: lint types layers docs test smoke  ## all of it
+
+release: check  ## all checks, then wheel and sdist of the version that CHANGELOG.md describes
+	@version=$$($(BIN)/python -c "import dzrobot; print(dzrobot.__version__)"); \
+		grep -q "^## $$version" CHANGELOG.md || \
+		{ echo "CHANGELOG.md has no section '## $$version': name it so, or raise the version"; exit 2; }; \
+		ls build/dist/dzrobot-$$version*; \
+		echo "Next: git tag v$$version, and upload these files"
 
 clean:  ## remove what was built
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

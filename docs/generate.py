@@ -5,6 +5,7 @@
 
 import argparse
 import io
+import os
 import pkgutil
 import re
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import mkdocs_gen_files
 from pydantic import BaseModel
 
 import dzrobot
-from dzrobot.cli import COMMANDS, available
+from dzrobot.cli import COMMANDS, available, build_parser
 from dzrobot.config import field_notes
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.training import rlinf
@@ -30,9 +31,7 @@ CONFIGURATIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
 def parsers() -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
     """Yield each command with what it does and its parser."""
     for name, module in available().items():
-        parser = argparse.ArgumentParser(prog=f"dzrobot {name}", allow_abbrev=False)
-        import_module(module).add_arguments(parser)
-        yield name, COMMANDS[name][1], parser
+        yield name, COMMANDS[name][1], build_parser(f"dzrobot {name}", import_module(module))
 
 
 def write_commands(page: io.TextIOBase) -> None:
@@ -44,7 +43,8 @@ def write_commands(page: io.TextIOBase) -> None:
 
 
 def _plain_help(parser: argparse.ArgumentParser) -> str:
-    parser.formatter_class = lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=100)
+    # Of its own width, whatever the terminal's.
+    os.environ["COLUMNS"] = "100"
     return re.sub(r"\x1b\[[0-9;]*m", "", parser.format_help()).strip()
 
 

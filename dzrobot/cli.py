@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import NoReturn
 
@@ -24,6 +24,8 @@ COMMANDS = {
     "libero": ("libero", "set LIBERO up and check its assets"),
     "collect": ("collect", "record episodes of a policy as a dataset"),
     "init": ("init", "write a small untrained checkpoint to train from"),
+    "download": ("download", "fetch a published checkpoint or dataset"),
+    "push": ("push", "send an exported checkpoint or a dataset to the hub"),
     "inspect": ("inspect", "show what a checkpoint holds"),
     "convert": ("convert", "write a checkpoint in another layout"),
     "stats": ("stats", "measure normalization statistics of datasets"),
@@ -32,6 +34,7 @@ COMMANDS = {
     "import-rlinf": ("import_rlinf", "write one of RLinf's recipes as one of ours"),
     "train": ("train", "fine-tune a checkpoint"),
     "export": ("export", "write a checkpoint of a training run as a policy's"),
+    "plot": ("plot", "draw losses and success of runs against the training step"),
     "plan": ("plan", "check a training run and tell what it will need"),
     "emulate": ("emulate", "start an emulated robot and cameras"),
     "doctor": ("doctor", "check a robot cell"),
@@ -59,14 +62,16 @@ STOPPED = 3
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if "_ARGCOMPLETE" in os.environ:
+        _complete(available())
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
         return 0
     if arguments[0] in ("-V", "--version"):
         print(f"dzrobot {__version__}")
         return 0
-    name, *rest = arguments
     known = available()
+    name, *rest = arguments
     for word in arguments:
         # Bytes of the shell that are no UTF-8 arrive as half characters, which nothing can print.
         if any("\ud800" <= letter <= "\udfff" for letter in word):
@@ -116,10 +121,7 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
 
 
 def _run(program: str, argv: Sequence[str], command: ModuleType) -> int:
-    parser = argparse.ArgumentParser(
-        prog=program, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    command.add_arguments(parser)
+    parser = build_parser(program, command)
     try:
         # argparse of Python 3.11 takes the "--" of `--seed=--` for its own and leaves a list.
         if bare := next((word for word in argv if word.endswith("=--")), None):
@@ -129,7 +131,7 @@ def _run(program: str, argv: Sequence[str], command: ModuleType) -> int:
         parse = parser.parse_known_args if nested else parser.parse_known_intermixed_args
         arguments, unknown = parse(argv)
         if unknown:
-            _refuse(parser, unknown)
+            _refuse(parser, unknown, getattr(command, "INSTEAD", {}))
     except SystemExit as stop:
         # argparse has printed its message; whoever called main() gets a code back.
         return int(stop.code or 0)
@@ -138,8 +140,49 @@ def _run(program: str, argv: Sequence[str], command: ModuleType) -> int:
     return code
 
 
-def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Shows the default of every option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        value = action.default
+        plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+        shown = plain and value not in ("", argparse.SUPPRESS) and bool(action.option_strings)
+        if not action.help or not shown or "default" in action.help:
+            return action.help
+        return f"{action.help} (default: %(default)s)"
+
+
+def build_parser(program: str, command: ModuleType) -> argparse.ArgumentParser:
+    """Return the parser of one command's module, which says what the command does."""
+    parser = argparse.ArgumentParser(prog=program, formatter_class=_Help, allow_abbrev=False)
+    command.add_arguments(parser)
+    if parser.description is None:
+        summary = str(command.SUMMARY)
+        parser.description = f"{summary[:1].upper()}{summary[1:]}."
+    return parser
+
+
+def _complete(known: Mapping[str, str]) -> None:
+    """Answer a shell that asks how its line may go on, and end."""
+    import argcomplete
+
+    whole = argparse.ArgumentParser(prog="dzrobot")
+    commands = whole.add_subparsers()
+    begun = os.environ.get("COMP_LINE", "").split()[1:2]
+    for name, module in known.items():
+        # One command's options: to import all of them would take seconds.
+        inner = commands.add_parser(name)
+        if begun == [name]:
+            importlib.import_module(module).add_arguments(inner)
+    argcomplete.autocomplete(whole)
+
+
+def _refuse(
+    parser: argparse.ArgumentParser, unknown: Sequence[str], instead: Mapping[str, str]
+) -> NoReturn:
     name = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
+    if name in instead:
+        parser.error(f"no option {name!r}: {instead[name]}")
     parser.error(f"unknown option {name!r}.{suggest(name, _options(parser))} See --help")
 
 

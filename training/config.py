@@ -338,6 +338,16 @@ class RunnerConfig(FrozenConfig):
     eval_windows: Positive = 16
     """Samples of one open-loop evaluation."""
 
+    rollout_interval: Positive | None = None
+    """Steps between evaluations in an environment; a checkpoint is saved and opened for each. null:
+    none."""
+
+    rollout_env: str | None = None
+    """Environment of such an evaluation: a Gymnasium id, or ``module:id``."""
+
+    rollout_episodes: Positive = 10
+    """Episodes of such an evaluation, the same ones every time."""
+
 
 class SFTConfig(FrozenConfig):
     """One supervised fine-tuning run."""

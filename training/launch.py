@@ -1,9 +1,13 @@
-"""Starting and ending a training process, under torchrun or alone."""
+"""Starting and ending training processes: alone, under torchrun, or several of our own."""
 
+import hashlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from dzrobot.errors import DzrobotError
 from dzrobot.training.config import SFTConfig
@@ -14,36 +18,114 @@ _log = logging.getLogger(__name__)
 FAULT = 2
 """Exit code of an error that is the user's to fix."""
 
+LOG_FILE = "train.log"
+"""In the run's folder: what the main process said, with the time of each line."""
+
+_STAMP = "%(asctime)s %(message)s"
+
 
 def main(arguments: Sequence[str]) -> int:
-    """Check the recipe, train, and return the exit code; see ``training/sft.py``."""
+    """Check the recipe, train, and return the exit code.
+
+    Args:
+        arguments: Recipe, then ``section.field=value`` each.
+    """
     is_main = os.environ.get("RANK", "0") == "0"
-    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(format=_STAMP, datefmt="%H:%M:%S")
     # Under `dzrobot train` the root logger is set up already, for warnings.
     logging.getLogger("dzrobot").setLevel(logging.INFO if is_main else logging.WARNING)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        sys.stderr.write("usage: sft.py RECIPE [section.field=value ...]\n")
-        return FAULT
     try:
         config = load_recipe(arguments[0], arguments[1:], int(os.environ.get("WORLD_SIZE", "1")))
         return train(config)
     except DzrobotError as error:
-        # Every process fails alike; one message is enough.
-        if is_main or "RANK" not in os.environ:
+        if _is_first_to_say(str(error)):
             sys.stderr.write(f"{error}\n")
+            sys.stderr.flush()
         return FAULT
+
+
+def _is_first_to_say(message: str) -> bool:
+    """Return whether no other process of this launch and machine has said ``message``.
+
+    Whoever fails first speaks: torchrun ends the others at once, the main process among them.
+    """
+    place = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if place is None:
+        return os.environ.get("RANK", "0") == "0"
+    # One folder a process, in one folder a start of all of them.
+    said = Path(place).parents[1] / f"said-{hashlib.sha256(message.encode()).hexdigest()[:16]}"
+    try:
+        said.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def train(config: SFTConfig) -> int:
     """Run a checked configuration in this process; a termination request ends it with 0 too."""
     # Fragmentation costs large batches some gigabytes; must be set before the allocator starts.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    _log.info("loading libraries, then weights and datasets")
     from dzrobot.training.build import build
     from dzrobot.training.distributed import init_distributed
     from dzrobot.training.trainer import Trainer
 
     world = init_distributed()
-    Trainer(build(config, world)).run()
+    with _log_file(config.runner.output_dir, is_main=world.is_main):
+        Trainer(build(config, world)).run()
+    return 0
+
+
+@contextmanager
+def _log_file(folder: Path, *, is_main: bool) -> Iterator[None]:
+    """Write what is logged to a file in ``folder`` too."""
+    if not is_main:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(folder / LOG_FILE, encoding="utf-8")
+    handler.setFormatter(logging.Formatter(_STAMP))
+    logger = logging.getLogger("dzrobot")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()
+
+
+def launch(arguments: Sequence[str], processes: int) -> int:
+    """Train in several processes of this machine, as torchrun does; return the exit code.
+
+    Args:
+        arguments: Those of :func:`main`.
+        processes: How many.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # Every process has said what was wrong; torch would print a page about each of them.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    plan = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=processes, run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0,
+    )  # fmt: skip
+    try:
+        elastic_launch(plan, sys.executable)("-m", "dzrobot.cli", "train", *arguments)
+    except ChildFailedError as error:
+        # Those that the launcher ended have none of their own.
+        codes = [failure.exitcode for failure in error.failures.values()]
+        return min((code for code in codes if code > 0), default=1)
+    except SignalException:
+        # The processes have saved and ended.
+        return 0
     return 0
 
 

@@ -26,12 +26,15 @@ from dzrobot.errors import MissingDependencyError
 from dzrobot.progress import TimeLeft
 from dzrobot.training.build import TrainingComponents
 from dzrobot.training.config import LoggingConfig
+from dzrobot.training.data import CollatedBatch
 from dzrobot.training.metrics import LogRecord
 from dzrobot.training.parallel import shard_table
+from dzrobot.training.plots import METRICS_FILE
 
 _log = logging.getLogger(__name__)
 
-METRICS_FILE = "metrics.jsonl"
+_SHOWN = ("/mean", "/success")
+"""Ends of the names of an evaluation's numbers that are told; the rest is in the file alone."""
 
 
 class Sink(Protocol):
@@ -92,8 +95,8 @@ class WandbSink:
             import wandb
         except ImportError as error:
             raise MissingDependencyError(
-                "logging.wandb_project is set, but wandb is missing: pip install "
-                "'dzrobot[wandb]', or set it to null"
+                "logging.wandb_project is set, but wandb is missing: pip install -e "
+                "'.[wandb]', or set it to null"
             ) from error
         self._run = wandb.init(
             project=project, dir=str(folder), name=folder.name, config=dict(config), resume="allow"
@@ -168,7 +171,7 @@ class RunLog:
         """Write numbers that are not part of every record, such as an evaluation."""
         for sink in self._sinks:
             sink.write(step, numbers)
-        means = [f"{name} {value:.4f}" for name, value in numbers.items() if name.endswith("/mean")]
+        means = [f"{name} {value:.4f}" for name, value in numbers.items() if name.endswith(_SHOWN)]
         if self._sinks and means:
             _log.info("step %d: %s", step, ", ".join(means))
 
@@ -194,7 +197,8 @@ def _short(record: LogRecord) -> str:
     return (
         f"loss {record.loss:.4f} (video {record.dynamics_loss:.4f} "
         f"action {record.action_loss:.4f}) "
-        f"norm {record.grad_norm:.2f} lr {record.lr:.1e} {record.samples_per_s:.2f} samples/s{mfu} "
+        f"norm {record.grad_norm:.2f} lr {record.lr:.1e} {record.seconds_per_step:.3g} s/step "
+        f"{record.samples_per_s:.2f} samples/s{mfu} "
         f"wait {record.data_wait_pct:.0f}% skips {record.skips}"
     )
 
@@ -221,6 +225,26 @@ def describe(components: TrainingComponents, step: int) -> str:
         *_shard_lines(components.model.model),
     ]
     return "\n".join(lines)
+
+
+def describe_batch(batch: CollatedBatch) -> str:
+    """Return sizes, ranges and the share of real numbers of one micro-batch, as text."""
+    images = [
+        f"{key.removeprefix('video.')} {tuple(frames.shape)} {frames.dtype} "
+        f"{frames.min().item()} to {frames.max().item()}".replace("torch.", "")
+        for views in batch["views"].values()
+        for key, frames in views.items()
+    ]
+    vectors = []
+    for name, values, mask in (
+        ("state", batch["state"], batch["state_mask"]),
+        ("action", batch["action"], batch["action_mask"]),
+    ):
+        real = values[mask.bool()]
+        span = f", {real.min().item():.2f} to {real.max().item():.2f}" if real.numel() else ""
+        share = mask.float().mean().item()
+        vectors.append(f"{name} {tuple(values.shape)}, {share:.0%} real{span}")
+    return f"first batch: images {', '.join(images)}; {'; '.join(vectors)}"
 
 
 def _shard_lines(network: nn.Module) -> list[str]:

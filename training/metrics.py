@@ -66,6 +66,9 @@ class LogRecord:
     seconds: float
     """Wall time since the run started."""
 
+    seconds_per_step: float
+    """Wall time of one step, mean of the interval; evaluations are left out."""
+
     def as_dict(self) -> dict[str, float | int | None]:
         """Return the columns by name."""
         return asdict(self)
@@ -136,6 +139,13 @@ class TrainMetrics:
         yield
         self._open.waited += self._clock() - before
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Leave the time inside, an evaluation's, out of rates and times per step."""
+        before = self._clock()
+        yield
+        self._since += self._clock() - before
+
     def add(
         self, losses: Tensor, outcome: StepOutcome, samples: int, sample_ids: Sequence[int]
     ) -> None:
@@ -201,6 +211,7 @@ class TrainMetrics:
             skips=self.skips,
             unreadable=round(unreadable),
             seconds=self._since - self._started,
+            seconds_per_step=elapsed / count,
         )
 
     def _note_skips(self, step: int, skipped: list[bool]) -> None:

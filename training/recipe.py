@@ -8,7 +8,7 @@ from dzrobot.config import RawConfig, place_of, read_config
 from dzrobot.errors import ConfigError, UnknownNameError, suggest
 from dzrobot.training.config import SFTConfig
 from dzrobot.training.rlinf import translate
-from dzrobot.training.validate.recipe import find_faults
+from dzrobot.training.validate.recipe import find_faults, folder_faults
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +71,6 @@ def load_recipe(name: str, overrides: Sequence[str], world_size: int) -> SFTConf
         UnknownNameError: No such recipe.
     """
     raw, config = read_recipe(name, overrides)
-    if faults := find_faults(config, world_size):
+    if faults := [*find_faults(config, world_size), *folder_faults(config.runner)]:
         raise raw.error([(fault.field, fault.message) for fault in faults])
     return config

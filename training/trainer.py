@@ -46,9 +46,10 @@ from dzrobot.training.data import (
 from dzrobot.training.evaluate import evaluate_open_loop
 from dzrobot.training.export import PartialExport, export
 from dzrobot.training.keyed import sample_noise, with_given
-from dzrobot.training.logs import RunLog, describe
+from dzrobot.training.logs import RunLog, describe, describe_batch
 from dzrobot.training.optim import StepOutcome
 from dzrobot.training.parallel import reading_outputs
+from dzrobot.training.rollouts import evaluate_rollouts
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +67,8 @@ class Trainer:
     """Optimizer steps done."""
 
     _stop_asked: bool = field(default=False, init=False)
+    _shown: bool = field(default=False, init=False)
+    """Whether the first batch has been described."""
 
     def __post_init__(self) -> None:
         config, world = self.components.config, self.components.world
@@ -94,12 +97,16 @@ class Trainer:
 
     @contextmanager
     def _stopping_on_request(self) -> Iterator[None]:
-        """Let a termination request end the run after a save; what it did before comes back."""
-        previous = signal.signal(signal.SIGTERM, self._on_terminate)
+        """Let SIGTERM and Ctrl-C end the run after a save; what they did before comes back."""
+        previous = {
+            number: signal.signal(number, self._on_terminate)
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, previous)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
     def resume(self) -> None:
         """Continue from the checkpoint that the recipe names, if any."""
@@ -119,7 +126,7 @@ class Trainer:
         return choose_checkpoint(runner.resume_dir, own, self.components.world)
 
     def _train(self, log: RunLog) -> bool:
-        config = self.components.config
+        config, world = self.components.config, self.components.world
         last = config.runner.max_steps
         batches = self._batches(last)
         while self.step < last:
@@ -132,12 +139,23 @@ class Trainer:
                 self._write_record(log)
             self._checkpoints.poll()
             stopping = self._all_stop()
-            if stopping or self.step == last or self.step % config.checkpoint.save_interval == 0:
-                self.save(wait=stopping or self.step == last)
+            acting = config.runner.rollout_interval
+            acts = not stopping and acting is not None and self.step % acting == 0
+            saving = self.step % config.checkpoint.save_interval == 0
+            if stopping or self.step == last or saving or acts:
+                self.save(wait=stopping or self.step == last or acts)
             if stopping:
+                _log.info(
+                    "stopped on request and saved at step %d of %d; runner.resume_dir=auto, with "
+                    "the same command, goes on from there", self.step, last,
+                )  # fmt: skip
                 return self.step == last
             if config.runner.eval_interval and self.step % config.runner.eval_interval == 0:
-                log.note(self.step, evaluate_open_loop(self.components))
+                with self.components.metrics.apart():
+                    log.note(self.step, evaluate_open_loop(self.components))
+            if acts:
+                with self.components.metrics.apart():
+                    log.note(self.step, evaluate_rollouts(config, world, self.step))
         self._checkpoints.finish()
         return True
 
@@ -161,6 +179,9 @@ class Trainer:
             parts = list(islice(batches, self._count))
         counts = self._counts(parts)
         losses = torch.zeros(2, device=self.components.world.device)
+        if not self._shown and self.components.world.is_main:
+            _log.info("%s", describe_batch(parts[0]))
+            self._shown = True
         for batch in parts:
             losses += self.forward_backward(self.prepare(batch), batch, counts)
             metrics.unreadable(batch["skipped"])
@@ -225,8 +246,11 @@ class Trainer:
             "checkpoint is intact."
         )
 
-    def _on_terminate(self, _signal: int, _frame: FrameType | None) -> None:
+    def _on_terminate(self, number: int, _frame: FrameType | None) -> None:
         self._stop_asked = True
+        # Who presses twice does not want to wait for the save.
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _all_stop(self) -> bool:
         """Return whether any process was asked to stop: all must save together."""

@@ -14,7 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--env", type=flags.text, required=True, help="Gymnasium id, such as dzrobot/lift-v0"
     )
-    parser.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument(
+        "--env-arg", action="append", default=[], metavar="KEY=VALUE",
+        help="keyword argument of the environment, such as resolution=128",
+    )  # fmt: skip
     parser.add_argument(
         "--embodiment", type=flags.text, help="robot (default: what the environment says)"
     )
@@ -29,13 +32,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hold-steps", type=flags.whole(0), default=0, help="steps to go on after success"
     )
     parser.add_argument("--max-steps", type=flags.whole(1), default=150, help="longest attempt")
-    parser.add_argument("--first-seed", type=flags.seed, default=CollectionPlan.first_seed)
+    parser.add_argument(
+        "--first-seed", type=flags.seed, default=CollectionPlan.first_seed,
+        help="of the first attempt; each takes the next",
+    )  # fmt: skip
     parser.add_argument(
         "--starts",
         type=flags.numbers,
         help="stored initial states to begin from in turn, such as 20-49 (default: seed's)",
     )
-    parser.add_argument("--version", choices=["v2.1", "v3.0"], default="v2.1")
+    parser.add_argument(
+        "--version", choices=["v2.1", "v3.0"], default="v2.1", help="of the LeRobot format"
+    )
     parser.add_argument("--video", action="store_true", help="store pictures as video")
     parser.add_argument(
         "--workers", type=flags.whole(1, 1024), default=1, help="simulators at the same time"

@@ -15,6 +15,7 @@ from dzrobot.commands.arm import add_attention, looked_after
 from dzrobot.commands.execution import add_execution, read_execution
 from dzrobot.commands.keys import add_key, read_key
 from dzrobot.commands.signals import terminable
+from dzrobot.commands.steps import evaluate_steps
 from dzrobot.embodiments.spec import History
 from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
 from dzrobot.policies.dreamzero.options import Noise, PolicyOptions
@@ -73,6 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate, print the table, and return 0 if every episode has a result, else 1."""
     console = Console(width=None if Console().is_terminal else 110, highlight=False)
+    if arguments.steps is not None:
+        return evaluate_steps(console, arguments, lambda own: _evaluated(console, own)[0])
+    return conclude(console, *_evaluated(console, arguments))
+
+
+def _evaluated(console: Console, arguments: argparse.Namespace) -> tuple[Summary, Path, str]:
+    """Run one evaluation; return what it found, its folder and the title of its table."""
     setup = _setup(arguments)
     for line in setup.greeting:
         console.print(line, soft_wrap=True, markup=False)
@@ -93,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     summary = run(arguments, prepared, output, options)
     if isinstance(prepared.ready.policy, RemotePolicy) and prepared.ready.policy.timing:
         console.print(prepared.ready.policy.timing.text, soft_wrap=True, markup=False)
-    return conclude(console, summary, output, title(prepared.card))
+    return summary, output, title(prepared.card)
 
 
 def _in_simulation(
@@ -194,6 +202,10 @@ def _policy(group: Any) -> None:
         "--checkpoint", type=flags.text, help="folder or Hugging Face id of a DreamZero checkpoint"
     )
     group.add_argument(
+        "--steps", type=flags.text, metavar="all|N,N",
+        help="of the training run that --checkpoint names: success at each of its checkpoints",
+    )  # fmt: skip
+    group.add_argument(
         "--policy", type=flags.text, help="instead: random, hold, expert, remote, or module:factory"
     )
     group.add_argument(
@@ -228,8 +240,18 @@ def _policy(group: Any) -> None:
         help="of plans: by episode, always the same, or by slot (default: the protocol's)",
     )  # fmt: skip
     group.add_argument("--policy-seed", type=flags.seed, help="of the policy's noise")
-    group.add_argument("--device", type=flags.device, default="cpu", help="such as cuda or cuda:1")
-    group.add_argument("--dtype", choices=["float32", "bfloat16"])
+    _weights(group)
+
+
+def _weights(group: Any) -> None:
+    group.add_argument(
+        "--device", type=flags.device, default="cpu",
+        help="cpu, cuda, cuda:1, or auto: a GPU where there is one",
+    )  # fmt: skip
+    group.add_argument(
+        "--dtype", choices=["float32", "bfloat16"],
+        help="what the network computes in (default: float32 on a CPU, else bfloat16)",
+    )  # fmt: skip
     group.add_argument(
         "--revision", type=flags.text, help="branch, tag or commit of a Hugging Face checkpoint"
     )
@@ -253,7 +275,9 @@ def _how(group: Any) -> None:
         "--workers", type=flags.whole(0, 1024),
         help=f"simulators (default: {_WORKERS}); an arm takes one process",
     )  # fmt: skip
-    group.add_argument("--videos", choices=["all", "failures", "none"], default="all")
+    group.add_argument(
+        "--videos", choices=["all", "failures", "none"], default="all", help="episodes to film"
+    )
     group.add_argument(
         "--shard", type=flags.shard, default="0/1", metavar="I/N", help="part I (from 0) of N parts"
     )

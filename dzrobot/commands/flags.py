@@ -113,9 +113,16 @@ def shard(written: str) -> tuple[int, int]:
 
 
 def device(written: str) -> str:
-    """Type of devices; whether there is such a device is for who uses it to say."""
+    """Type of devices; ``auto`` is a GPU where torch sees one.
+
+    Whether there is a device that was named is for who uses it to say.
+    """
+    if written == "auto":
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
     if not _DEVICE.match(written):
-        raise _refusal(written, "cpu, cuda or cuda:N")
+        raise _refusal(written, "cpu, cuda, cuda:N or auto")
     return written
 
 

@@ -13,16 +13,32 @@ SUMMARY = "write a small untrained checkpoint, its autoencoder fitted to recordi
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot init``."""
     parser.add_argument("output", type=flags.path, help="checkpoint folder to make")
-    parser.add_argument("--embodiment", type=flags.text, default="libero_mini")
-    parser.add_argument("--dataset", nargs="+", type=flags.path, required=True, metavar="PATH")
-    parser.add_argument("--metadata", type=flags.path, required=True, help="from `dzrobot stats`")
-    parser.add_argument("--steps", type=flags.whole(1), default=AutoencoderPlan.steps)
     parser.add_argument(
-        "--decoder-steps", type=flags.whole(1), default=AutoencoderPlan.decoder_steps
+        "--embodiment", type=flags.text, default="libero_mini",
+        help="robot of the recordings: a built-in tag, or module:NAME",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dataset", nargs="+", type=flags.path, required=True, metavar="PATH",
+        help="folders of LeRobot datasets",
+    )  # fmt: skip
+    parser.add_argument("--metadata", type=flags.path, required=True, help="from `dzrobot stats`")
+    parser.add_argument(
+        "--steps", type=flags.whole(3), default=AutoencoderPlan.steps,
+        help="updates of the autoencoder on short clips",
+    )  # fmt: skip
+    parser.add_argument(
+        "--decoder-steps", type=flags.whole(3), default=AutoencoderPlan.decoder_steps,
+        help="then, updates of its decoder on whole samples",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch", type=flags.whole(1), default=AutoencoderPlan.batch, help="clips of one update"
     )
-    parser.add_argument("--batch", type=flags.whole(1), default=AutoencoderPlan.batch)
-    parser.add_argument("--seed", type=flags.seed, default=0)
-    parser.add_argument("--num-workers", type=flags.whole(0, 1024), default=0)
+    parser.add_argument(
+        "--seed", type=flags.seed, default=0, help="of new weights and the order of clips"
+    )
+    parser.add_argument(
+        "--num-workers", type=flags.whole(0, 1024), default=0, help="processes that read"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -101,7 +101,10 @@ def _policy(group: Any) -> None:
         "--noise", choices=["fixed", "keyed"], help="of plans: always the same, or by episode"
     )
     group.add_argument("--policy-seed", type=flags.seed, help="of the policy's noise")
-    group.add_argument("--device", type=flags.device, default="cpu", help="such as cuda or cuda:1")
+    group.add_argument(
+        "--device", type=flags.device, default="cpu",
+        help="cpu, cuda, cuda:1, or auto: a GPU where there is one",
+    )  # fmt: skip
     group.add_argument("--dtype", choices=["float32", "bfloat16"])
     group.add_argument("--revision", type=flags.text, help="of a Hugging Face checkpoint")
     group.add_argument(

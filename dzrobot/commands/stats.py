@@ -5,13 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.commands import flags
+from dzrobot.config import load_config, read_config
 from dzrobot.documents import read_json
-from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.errors import StatisticsError
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.timing import FRAME_GRIDS
+from dzrobot.errors import ConfigError, StatisticsError
 from dzrobot.files import explained, write_json
 from dzrobot.progress import progress_bar
+from dzrobot.training.architecture import run_embodiment
+from dzrobot.training.config import DataConfig, ModelConfig
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
+from dzrobot.training.data.described import described_robot
 from dzrobot.training.data.statistics import measure, merge
+from dzrobot.training.recipe import find_recipe
+from dzrobot.training.rlinf import translate
 
 SUMMARY = "measure normalization statistics of LeRobot datasets"
 
@@ -19,19 +26,30 @@ SUMMARY = "measure normalization statistics of LeRobot datasets"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot stats``."""
     parser.add_argument(
-        "embodiment",
-        type=flags.text,
+        "embodiment", type=flags.text, nargs="?",
         help="libero_sim, oxe_droid, franka_pnp, or module:NAME of your own",
+    )  # fmt: skip
+    parser.add_argument(
+        "--preset",
+        dest="named",
+        type=flags.text,
+        metavar="TAG",
+        help="the embodiment, under RLinf's name",
     )
     parser.add_argument(
-        "--dataset",
-        type=flags.text,
-        nargs="+",
-        required=True,
-        metavar="PATH",
+        "--dataset", "--dataset-root", type=flags.text, nargs="+", required=True, metavar="PATH",
         help="folders or hub names",
-    )
-    parser.add_argument("--output", type=flags.path, required=True, help="metadata.json to write")
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", "--output-metadata", type=flags.path, required=True,
+        help="metadata.json to write",
+    )  # fmt: skip
+    _add_sampling(parser.add_argument_group(
+        "how a run will cut samples; relative actions are measured as they are trained"
+    ))  # fmt: skip
+    _add_columns(parser.add_argument_group(
+        "a robot without code: its columns; actions are taken as absolute"
+    ))  # fmt: skip
     parser.add_argument(
         "--merge", action="store_true", help="add to the tags and counts already in the output"
     )
@@ -43,9 +61,93 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_sampling(group: Any) -> None:
+    group.add_argument(
+        "--recipe", type=flags.text, help="take all of it from this recipe, as `dzrobot train` does"
+    )
+    group.add_argument(
+        "--sampling-mode", choices=["aligned", "multi_anchor"],
+        help="data.sampling_mode of the run (default: the robot's)",
+    )  # fmt: skip
+    group.add_argument(
+        "--frame-grid", choices=sorted(FRAME_GRIDS), help="data.frame_grid of the run"
+    )
+    group.add_argument(
+        "--action-horizon", type=flags.whole(1), help="model.action_horizon of the run"
+    )
+    group.add_argument(
+        "--max-chunk-size", type=flags.whole(1), help="model.max_chunk_size of the run"
+    )
+
+
+def _add_columns(group: Any) -> None:
+    group.add_argument("--embodiment-tag", type=flags.text, metavar="TAG", help="name of the robot")
+    group.add_argument(
+        "--state-key",
+        type=flags.text,
+        default="observation.state",
+        metavar="COLUMN",
+        help="column of the state",
+    )
+    group.add_argument(
+        "--action-key",
+        type=flags.text,
+        default="action",
+        metavar="COLUMN",
+        help="column of the action",
+    )
+    group.add_argument(
+        "--video-keys",
+        type=flags.text,
+        nargs="+",
+        default=[],
+        metavar="COLUMN",
+        help="columns of the cameras",
+    )
+    group.add_argument(
+        "--use-modality-json", action="store_true",
+        help="cut the columns into the parts that meta/modality.json names",
+    )  # fmt: skip
+
+
+def _embodiment(arguments: argparse.Namespace) -> Embodiment:
+    """Return the robot with the frame grid and horizon of the run that the numbers are for."""
+    if arguments.embodiment_tag is not None:
+        if arguments.embodiment or arguments.named or not arguments.video_keys:
+            raise ConfigError(
+                "--embodiment-tag TAG describes a robot by --state-key, --action-key and "
+                "--video-keys, all of this dataset; a robot that is known is named instead"
+            )
+        columns = {"state": arguments.state_key, "action": arguments.action_key}
+        return described_robot(
+            arguments.embodiment_tag, arguments.dataset[0], columns, arguments.video_keys,
+            use_modality=arguments.use_modality_json,
+        )  # fmt: skip
+    tag = arguments.embodiment or arguments.named
+    if tag is None or (arguments.embodiment and arguments.named):
+        raise ConfigError("name one robot: dzrobot stats TAG --dataset PATH --output metadata.json")
+    sections: dict[str, dict[str, Any]] = {"model": {}, "data": {}}
+    if arguments.recipe is not None:
+        written = translate(read_config(find_recipe(arguments.recipe))).raw.values
+        sections = {name: dict(written.get(name) or {}) for name in sections}
+    given = {
+        ("data", "sampling_mode"): arguments.sampling_mode,
+        ("data", "frame_grid"): arguments.frame_grid,
+        ("model", "action_horizon"): arguments.action_horizon,
+        ("model", "max_chunk_size"): arguments.max_chunk_size,
+    }
+    sections["model"]["embodiment_tag"] = tag
+    sections["data"].setdefault("train_data_paths", arguments.dataset)
+    for (section, name), value in given.items():
+        if value is not None:
+            sections[section][name] = value
+    model = load_config(ModelConfig, sections["model"])
+    return run_embodiment(tag, model, load_config(DataConfig, sections["data"]))
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Measure and write."""
-    embodiment = load_embodiment(arguments.embodiment)
+    embodiment = _embodiment(arguments)
     output: Path = arguments.output
     known = _known(output, merging=arguments.merge)
     options = ReaderOptions(damaged=arguments.damaged, images=False)

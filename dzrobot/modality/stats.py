@@ -111,7 +111,7 @@ def _check_relative(entry: Mapping[str, Any], where: str, embodiment: Embodiment
         raise StatisticsError(
             f"{where} measured relative actions over {horizon} steps, {embodiment.tag!r} has an "
             f"action horizon of {embodiment.timing.action_horizon}: make new ones with `dzrobot "
-            "stats`."
+            f"stats --action-horizon {embodiment.timing.action_horizon}`."
         )
 
 

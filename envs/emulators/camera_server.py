@@ -188,7 +188,7 @@ def load_bus() -> Any:
     """Return the bus module of the RealSense wheel; its own package hides it, so by file."""
     spec = importlib.util.find_spec("pyrealsense2")
     if spec is None or spec.origin is None:
-        raise MissingDependencyError("emulated cameras need `pip install 'dzrobot[franka]'`")
+        raise MissingDependencyError("emulated cameras need `pip install -e '.[franka]'`")
     found = sorted(Path(spec.origin).parent.glob("pyrealdds*.so"))
     if not found:
         raise MissingDependencyError(

@@ -87,7 +87,7 @@ def _libraries() -> Iterator[Diagnosis]:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             remedy = (
-                "pip install 'dzrobot[franka]'"
+                "pip install -e '.[franka]'"
                 if machine == "Linux x86_64"
                 else f"it has no wheel for {machine}; use an x86_64 Linux machine"
             )

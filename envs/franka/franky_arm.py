@@ -1,4 +1,4 @@
-"""The real Franka, through the franky library (``pip install 'dzrobot[franka]'``)."""
+"""The real Franka, through the franky library (``pip install -e '.[franka]'``)."""
 
 import contextlib
 import time

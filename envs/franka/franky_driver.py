@@ -371,7 +371,7 @@ def library() -> Any:
 
 
 MISSING = (
-    "the real Franka needs `pip install 'dzrobot[franka]'` on x86_64 Linux (the package is "
+    "the real Franka needs `pip install -e '.[franka]'` on x86_64 Linux (the package is "
     "franky-control; plain `franky` is something else)"
 )
 

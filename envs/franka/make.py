@@ -101,6 +101,15 @@ def connectable(cell: Workcell, config: FrankaConfig, render_mode: str | None = 
     return FrankaEnv(arm, cameras, config, clock=clock, operator=operator, render_mode=render_mode)
 
 
+_RLINF = {
+    "robot_ip": "address",
+    "camera_serials": "cameras, a list of key and serial,",
+    "reset_ee_pose": "reset.position and reset.euler",
+    "target_ee_pose": "reward.position",
+}
+"""Names of RLinf's evaluations on a robot, and what they are in a workcell."""
+
+
 def load_workcell(workcell: str | None, values: Mapping[str, Any] | None = None) -> FrankaConfig:
     """Return the configuration of a named workcell or a YAML file, with ``values`` on top.
 
@@ -119,7 +128,9 @@ def load_workcell(workcell: str | None, values: Mapping[str, Any] | None = None)
             f"{', '.join(WORKCELLS)}, or a YAML file."
         )
     _merge(raw.values, dict(values or {}))
-    return raw.build(FrankaConfig)
+    theirs = [(name, f"is called {ours} here") for name, ours in _RLINF.items()
+              if raw.values.pop(name, None) is not None]  # fmt: skip
+    return raw.build(FrankaConfig, theirs)
 
 
 def _emulated() -> dict[str, Any]:

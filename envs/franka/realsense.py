@@ -232,7 +232,7 @@ def context(settings: dict[str, Any]) -> Any:
 
 
 MISSING = (
-    "RealSense cameras need `pip install 'dzrobot[franka]'` and the system libraries libusb-1.0-0 "
+    "RealSense cameras need `pip install -e '.[franka]'` and the system libraries libusb-1.0-0 "
     "and libudev1"
 )
 

@@ -27,7 +27,7 @@ HF_LIBERO = "0.1.4"
 
 _MUJOCO_TOO_OLD = (3, 1, 6)
 _MUJOCO_TOO_NEW = (3, 3, 3)
-_EXTRA = "pip install 'dzrobot[libero]'"
+_EXTRA = "pip install -e '.[libero]'"
 _log = logging.getLogger(__name__)
 
 

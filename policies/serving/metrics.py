@@ -22,7 +22,7 @@ class ServerMetrics:
             import prometheus_client as prometheus
         except ImportError as error:
             raise MissingDependencyError(
-                'the server counts with prometheus_client: pip install "dzrobot[serve]"'
+                "the server counts with prometheus_client: pip install -e '.[serve]'"
             ) from error
         self._write = prometheus.generate_latest
         self.registry: Any = prometheus.CollectorRegistry()

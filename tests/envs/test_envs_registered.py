@@ -21,7 +21,7 @@ def made(request):
     if "libero" in request.param:
         request.getfixturevalue("libero_assets")
     elif "lift" in request.param:
-        pytest.importorskip("robosuite", reason="no simulator: pip install 'dzrobot[libero]'")
+        pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
     env = gym.make(request.param)
     yield env
     env.close()

@@ -43,7 +43,7 @@ def test_stable_baselines_learns_on_it(name, algorithm):
     checker = pytest.importorskip("stable_baselines3.common.env_checker")
     options = {"resolution": 36}
     if "lift" in name:
-        pytest.importorskip("robosuite", reason="no simulator: pip install 'dzrobot[libero]'")
+        pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
         options |= {"quality": "draft", "settle_steps": 1}
     env = PlainKeys(gym.make(name, **options))
     checker.check_env(env)

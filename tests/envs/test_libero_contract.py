@@ -20,7 +20,7 @@ CASES = {
 
 @pytest.fixture(params=CASES)
 def case(request):
-    pytest.importorskip("robosuite", reason="no simulator: pip install 'dzrobot[libero]'")
+    pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
     if request.param == "libero":
         request.getfixturevalue("libero_assets")
     return CASES[request.param]

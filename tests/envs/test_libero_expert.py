@@ -71,7 +71,7 @@ def solve(env, seed, disturb=None):
 
 
 def test_lifts_the_cube_from_any_start_and_again_when_it_is_taken_away():
-    pytest.importorskip("robosuite", reason="no simulator: pip install 'dzrobot[libero]'")
+    pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
     env = gym.make("dzrobot/lift-v0", cameras=False)
     steps = [solve(env, seed) for seed in range(4)]
     assert None not in steps

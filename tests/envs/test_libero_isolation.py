@@ -72,7 +72,7 @@ def test_libero_starts_silently_from_nothing(run, libero_assets, tmp_path):
 
 @pytest.mark.long
 def test_both_opengl_backends_draw_the_same_picture(run, tmp_path):
-    pytest.importorskip("robosuite", reason="no simulator: pip install 'dzrobot[libero]'")
+    pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
     egl, torch = run("dzrobot/lift-v0")
     osmesa, _ = run("dzrobot/lift-v0", MUJOCO_GL="osmesa")
     assert egl == osmesa
@@ -89,7 +89,7 @@ def pretend_installed(tmp_path, monkeypatch, name, version):
 
 @pytest.mark.parametrize("version", ["3.3.3", "3.4.0", "4.0.0", "2.3.7"])
 def test_other_mujoco_versions_are_refused(tmp_path, monkeypatch, version):
-    pytest.importorskip("robosuite", reason="no simulator: pip install 'dzrobot[libero]'")
+    pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
     check_versions()
     pretend_installed(tmp_path, monkeypatch, "mujoco", version)
     with pytest.raises(SimulatorError, match=r"pip install mujoco==3\.3\.2"):

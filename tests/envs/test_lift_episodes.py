@@ -6,7 +6,7 @@ import pytest
 
 import dzrobot  # noqa: F401
 
-pytest.importorskip("robosuite", reason="no simulator: pip install 'dzrobot[libero]'")
+pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
 
 STILL = np.zeros(7, np.float32)
 DRAFT = {"resolution": 32, "quality": "draft", "settle_steps": 1}

@@ -8,9 +8,12 @@ from data_worlds import RELATIVE, ROBOT, record, robot, step
 from dzrobot.cli import main
 from dzrobot.errors import StatisticsError
 from dzrobot.modality.stats import Statistics
+from dzrobot.training.architecture import run_embodiment
+from dzrobot.training.config import DataConfig, ModelConfig
 from dzrobot.training.data import DatasetReader, ReaderOptions, SourceSpec, TrainingData
 from dzrobot.training.data import statistics as module
 from dzrobot.training.data.statistics import BINS, QuantileHistogram, measure, merge
+from dzrobot.training.tiny.autoencoder import clip_source
 
 LENGTHS = (30, 25, 12, 33)
 MEASURES = ("min", "max", "mean", "std", "q01", "q99")
@@ -198,3 +201,72 @@ def test_the_command_writes_adds_and_refuses(world, tmp_path, monkeypatch, capsy
     assert "FAULT episode 1: data/chunk-000/episode_000001.parquet" in capsys.readouterr().out
     assert main(["inspect-data", str(tmp_path), "--embodiment", "data_worlds:ROBOT"]) == 2
     assert "holds no meta/info.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("by", ["flags", "recipe"])
+def test_relative_actions_are_measured_as_the_run_will_cut_them(world, tmp_path, capsys, by):
+    """Statistics of one walk are refused by a run of the other, which says what to type."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("data: {sampling_mode: multi_anchor}\nmodel: {action_horizon: 12}\n")
+    given = {
+        "flags": ["--sampling-mode", "multi_anchor", "--action-horizon", "12"],
+        "recipe": ["--recipe", str(recipe)],
+    }
+    # Under RLinf's names, as the guide types them.
+    typed = ["stats", "--preset", "data_worlds:RELATIVE", "--dataset-root", str(world / "droid")]
+    output = tmp_path / "metadata.json"
+    assert main([*typed, "--output-metadata", str(output), *given[by]]) == 0
+    model = ModelConfig(embodiment_tag="data_worlds:RELATIVE", action_horizon=12)
+    walks = {
+        mode: run_embodiment(
+            model.embodiment_tag, model, DataConfig(train_data_paths=["x"], sampling_mode=mode)
+        )
+        for mode in ("multi_anchor", "aligned")
+    }
+
+    def opened(embodiment):
+        spec = SourceSpec(paths=[world / "droid"], embodiment=embodiment, metadata=output)
+        return TrainingData.open([spec], seed=0)
+
+    assert len(opened(walks["multi_anchor"]).stream.weights)
+    with pytest.raises(StatisticsError, match="--recipe RECIPE, or with --sampling-mode"):
+        opened(walks["aligned"])
+    with pytest.raises(StatisticsError, match="stats --action-horizon 8"):
+        opened(RELATIVE)
+    # Pictures alone are read by an autoencoder, whatever actions were measured over.
+    clips = clip_source([world / "droid"], RELATIVE, output)
+    assert len(TrainingData.open([clips], seed=0).stream.weights)
+    assert main(["stats", "--dataset", "x", "--output", str(output)]) == 2
+    assert "name one robot" in capsys.readouterr().err
+
+
+def test_statistics_without_code(world, tmp_path, capsys):
+    """Columns by their names give the numbers that a described robot's columns give."""
+    folder = tmp_path / "data"
+    shutil.copytree(world / "libero_one", folder)
+    state, action = (part[0].feature for part in (ROBOT.state, ROBOT.action))
+    videos = [view.feature for view in ROBOT.views]
+    output = tmp_path / "metadata.json"
+    typed = [
+        "stats", "--embodiment-tag", "arm", "--state-key", state, "--action-key", action,
+        "--dataset-root", str(folder), "--output-metadata", str(output), "--video-keys",
+    ]  # fmt: skip
+    assert main([*typed, *videos]) == 0
+    found = json.loads(output.read_text())["arm"]["statistics"]
+    wanted = measure(readers(world, ROBOT, "libero_one"), ROBOT)["statistics"]
+    column = state.rpartition(".")[2]
+    (part,) = (part for part in ROBOT.state if part.feature == state and not part.start)
+    assert found["state"][column]["q99"][: part.dim] == wanted["state"][part.name]["q99"]
+    assert main([*typed, "nothing", "--merge"]) == 2
+    assert "no column 'nothing'" in capsys.readouterr().err
+    assert main([*typed, state, "--merge"]) == 2
+    assert "holds no images" in capsys.readouterr().err
+
+    cut = {"state": {"first": {"start": 0, "end": 1, "original_key": state}},
+           "action": {"all": {"original_key": action}}}  # fmt: skip
+    (folder / "meta/modality.json").write_text(json.dumps(cut))
+    typed[2], typed[typed.index(str(output))] = "cut", str(tmp_path / "cut.json")
+    assert main([*typed, *videos, "--use-modality-json"]) == 0
+    parts = json.loads((tmp_path / "cut.json").read_text())["cut"]["statistics"]
+    assert parts["state"]["first"]["mean"] == found["state"][column]["mean"][:1]
+    assert list(parts["action"]) == ["all"]

@@ -19,6 +19,7 @@ from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.training.data import SourceSpec, TrainingData
 from dzrobot.training.tiny.autoencoder import (
     AutoencoderPlan,
+    _Updates,
     calibrate,
     clip_source,
     fit_autoencoder,
@@ -50,6 +51,14 @@ def data(train_root):
 def clips(frames, seed=1):
     generator = torch.Generator().manual_seed(seed)
     return [torch.rand(2, 3, frames, 32, 96, generator=generator) * 2 - 1 for _ in range(3)]
+
+
+@pytest.mark.parametrize("steps", [3, 4, 20, 21])
+def test_a_fit_may_be_as_short_as_three_updates(vae, steps):
+    updates = _Updates(list(vae.parameters()), 1e-3, steps)
+    for _ in range(steps):
+        updates.step(sum(parameter.square().sum() for parameter in vae.parameters()))
+    assert updates.parts[1].last_epoch == steps
 
 
 def test_calibrating_scales_latents_and_decodes_as_before(vae):

@@ -153,7 +153,7 @@ class Small(PointEnv):
 
 @pytest.fixture
 def small():
-    gym.register("small-v0", Small, disable_env_checker=True)
+    gym.register("small-v0", Small, disable_env_checker=True, max_episode_steps=3)
     yield
     del gym.registry["small-v0"]
 
@@ -171,6 +171,57 @@ def test_evaluated(run, small, tmp_path, capsys):
     card = json.loads((output / "card.json").read_text())
     assert card["policy"]["checkpoint"] == step(folder).name
     assert len((output / "records.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("run", ["all weights"], indirect=True)
+def test_success_by_training_step(run, small, tmp_path, capsys):
+    """Every checkpoint acts in the same episodes; the table says what its best score is worth."""
+    _, folder, _ = run
+    command = (
+        "eval", "--env", "small-v0", "--checkpoint", folder, "--episodes", 2,
+        "--embodiment", "train_worlds:ROBOT", "--workers", 0, "--videos", "none",
+    )  # fmt: skip
+    assert typed(*command, "--steps", "all") == 0
+    said = capsys.readouterr().out
+    assert "selected on these episodes" in said
+    assert "not LIBERO" not in said
+    kept = json.loads((folder / "evaluations/small-v0/steps.json").read_text())
+    assert [(row["step"], row["episodes"]) for row in kept] == [(1, 2), (2, 2)]
+    for row in kept:
+        records = folder / f"evaluations/small-v0/step_{row['step']:08d}/records.jsonl"
+        found = [json.loads(line)["success"] for line in records.read_text().splitlines()]
+        assert row["successes"] == sum(found)
+    assert typed(*command, "--steps", "3", "--output", tmp_path / "other") == 2
+    assert "no checkpoint of step 3; it has 1, 2" in capsys.readouterr().err
+    assert typed("eval", "--steps", "all") == 2
+    assert "--checkpoint RUN" in capsys.readouterr().err
+
+    assert typed("plot", folder) == 0
+    page = (folder / "plots/index.html").read_text()
+    assert "Success by training step: run, small-v0" in page
+    assert page.count("<svg") == page.count("<h2>") - 1
+    for name in ("success", "loss", "action_loss"):
+        assert (folder / f"plots/{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert typed("plot", tmp_path) == 2
+    assert "holds nothing to draw" in capsys.readouterr().err
+
+
+def test_evaluated_in_the_loop(train_root, solo, small, tmp_path):
+    folder = tmp_path / "run"
+    trainer = train_worker.trainer(
+        solo, train_root, runner__output_dir=folder, runner__max_steps=2,
+        runner__rollout_interval=1, runner__rollout_env="small-v0", runner__rollout_episodes=1,
+        optim__lr_warmup_steps=0,
+    )  # fmt: skip
+    assert trainer.run()
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    found = {row["step"]: row for row in rows if "rollout/success" in row}
+    assert found.keys() == {1, 2}
+    assert {row["rollout/episodes"] for row in found.values()} == {1}
+    for number in found:
+        record = folder / f"rollouts/step_{number:08d}/records.jsonl"
+        assert json.loads(record.read_text())["success"] == bool(found[number]["rollout/success"])
+        assert step(folder, number).is_dir()
 
 
 def test_cards(run, train_root):

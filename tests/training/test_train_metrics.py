@@ -55,6 +55,20 @@ def test_numbers_follow_from_the_clock(solo):
     assert (record.grad_norm, record.lr, record.skips) == (2.0, 0.5, 0)
 
 
+def test_an_evaluation_is_no_time_of_a_step(solo):
+    clock = Clock()
+    found = metrics(clock)
+    for i in range(2):
+        with found.apart():
+            clock.now += 50.0
+        clock.now += 2.0
+        found.add(torch.tensor([1.0, 0.5]), outcome(), 8, [i])
+    record = found.record(2)
+    assert record.seconds_per_step == pytest.approx(2.0, abs=1e-9)
+    assert record.samples_per_s == pytest.approx(4.0, abs=1e-9)
+    assert record.seconds == pytest.approx(104.0, abs=1e-9)
+
+
 def test_skipped_steps_are_counted_and_left_out_of_the_mean(solo):
     found = metrics(Clock())
     found.add(torch.tensor([1.0, 1.0]), outcome(), 2, [5, 6])

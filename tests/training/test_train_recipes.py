@@ -203,7 +203,8 @@ def test_mixtures(train_root):
 
 def test_everything_at_once_without_what_takes_seconds_to_load(train_root, tmp_path):
     recipe = tmp_path / "bad.yaml"
-    values = train_worlds.recipe(train_root, runner__global_batch_size=3, optim__lr_warmup_steps=99)
+    changes = {"runner__global_batch_size": 3, "optim__lr_warmup_steps": 99}
+    values = train_worlds.recipe(train_root, runner__output_dir=tmp_path / "run", **changes)
     recipe.write_text(json.dumps(values, indent=1))
     code = (
         "import sys;"

@@ -6,6 +6,7 @@ import yaml
 
 from dzrobot.cli import main
 from dzrobot.config import field_notes, load_config, read_config
+from dzrobot.envs.franka.make import load_workcell
 from dzrobot.errors import ConfigError
 from dzrobot.training.config import SFTConfig
 from dzrobot.training.recipe import load_recipe, read_recipe
@@ -54,6 +55,16 @@ def test_every_name_of_the_guide_is_told_by_its_name_here(train_root, tmp_path, 
     assert written[:60] in line, "the origin is the override"
     assert "Did you mean" not in str(caught.value)
     assert "import-rlinf" not in str(caught.value), "the file is one of ours"
+
+
+def test_names_of_an_evaluation_on_a_robot_are_told_by_those_of_a_workcell(tmp_path):
+    file = tmp_path / "cell.yaml"
+    file.write_text("robot_ip: 172.16.0.2\ncamera_serials: ['1', '2']\n")
+    with pytest.raises(ConfigError) as caught:
+        load_workcell(str(file))
+    assert "robot_ip: is called address here" in str(caught.value)
+    assert "camera_serials: is called cameras" in str(caught.value)
+    assert "Did you mean" not in str(caught.value)
 
 
 def test_the_table_leads_to_fields_of_ours():
@@ -153,7 +164,8 @@ def test_what_nothing_says_is_listed(tmp_path, capsys):
 def test_components_of_a_cold_start_may_lie_on_the_hub(train_root, tmp_path):
     """The values of the guide pass; a file that is neither here nor of that form is a fault."""
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(train_worlds.recipe(train_root, model__model_path=None)))
+    changes = {"model__model_path": None, "runner__output_dir": tmp_path / "run"}
+    recipe.write_text(yaml.safe_dump(train_worlds.recipe(train_root, **changes)))
     wan = "Wan-AI/Wan2.2-TI2V-5B"
     clip = "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth"
     given = [
@@ -163,8 +175,6 @@ def test_components_of_a_cold_start_may_lie_on_the_hub(train_root, tmp_path):
         f"model.text_encoder_pretrained_path={wan}/models_t5_umt5-xxl-enc-bf16.pth",
     ]
     good = [*given, f"model.vae_pretrained_path={wan}/Wan2.2_VAE.pth"]
-    with pytest.raises(ConfigError) as caught:
-        load_recipe(str(recipe), good, 1)
-    assert "does not exist" not in str(caught.value)
+    assert load_recipe(str(recipe), good, 1).model.vae_pretrained_path == f"{wan}/Wan2.2_VAE.pth"
     with pytest.raises(ConfigError, match=r"owner/name/file\.pth"):
         load_recipe(str(recipe), [*given, "model.vae_pretrained_path=wan/Wan2.2_VAE.pth"], 1)

@@ -84,5 +84,6 @@ def check_provenance(
     if there != here:
         raise StatisticsError(
             f"the relative actions of {embodiment.tag!r} were measured with anchor_stride and "
-            f"sampling {there}, this run uses {here}: measure again with `dzrobot stats`"
+            f"sampling {there}, this run uses {here}: measure again with `dzrobot stats --recipe "
+            "RECIPE`, or with --sampling-mode, --frame-grid and --action-horizon"
         )

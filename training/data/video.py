@@ -211,7 +211,7 @@ class TorchcodecDecoder:
             from torchcodec.decoders import VideoDecoder
         except (ImportError, RuntimeError, OSError) as error:
             raise MissingDependencyError(
-                f"torchcodec cannot be used ({error}): `pip install 'dzrobot[video]'` and the "
+                f"torchcodec cannot be used ({error}): `pip install -e '.[video]'` and the "
                 "FFmpeg libraries, or set decoder=pyav"
             ) from error
         self.table = table

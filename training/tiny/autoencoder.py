@@ -8,12 +8,17 @@ encoder and first decoder layers, both 1x1x1, take that scale on: exactly, becau
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dzrobot.documents import validated
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
+from dzrobot.errors import StatisticsError
+from dzrobot.modality.stats import ACTION_HORIZON
+from dzrobot.policies.dreamzero.checkpoints.directory import read_metadata
 from dzrobot.policies.dreamzero.network.vae import MEAN, STD, Vae
 from dzrobot.training.data import (
     LoaderOptions,
@@ -23,11 +28,14 @@ from dzrobot.training.data import (
     build_loader,
     encode_views,
 )
+from dzrobot.training.data.provenance import PROVENANCE, RecordedProvenance, provenance
 from dzrobot.training.keyed import keyed_generator
 from dzrobot.training.tiny.saves import FitCheckpoint
 
 _LATENT_WEIGHT = 1e-3
 _CALIBRATION_BATCHES = 16
+_FEW = 20
+"""Updates of which a twentieth is too short to raise the rate in; then it takes two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +165,7 @@ class _Updates:
         self._parameters = parameters
         self._optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.99))
         self._schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self._optimizer, lr, total_steps=steps, pct_start=0.05
+            self._optimizer, lr, total_steps=steps, pct_start=0.05 if steps > _FEW else 2 / steps
         )
         self.parts = (self._optimizer, self._schedule)
 
@@ -207,7 +215,27 @@ def clip_source(paths: list[Path], embodiment: Embodiment, metadata: Path) -> So
         frame_offsets=(0, 1, 2, 3),
         blocks=1,
     )
-    return SourceSpec(paths=paths, embodiment=replace(embodiment, timing=timing), metadata=metadata)
+    robot = replace(embodiment, timing=timing)
+    return SourceSpec(paths=paths, embodiment=robot, metadata=pictures_metadata(metadata, robot))
+
+
+def pictures_metadata(file: Path, embodiment: Embodiment) -> dict[str, Any]:
+    """Return the statistics in ``file`` as if they were measured with the timing of ``embodiment``.
+
+    An autoencoder sees pictures alone, so it does not matter over how many steps relative actions
+    were measured; which recordings the numbers are of still does.
+    """
+    content = read_metadata(file)
+    entry = content.get(embodiment.tag)
+    if entry is None:
+        return content
+    entry = {name: value for name, value in entry.items() if name != ACTION_HORIZON}
+    note = validated(
+        entry, RecordedProvenance, f"{file}, {embodiment.tag}", StatisticsError
+    ).provenance
+    if note is not None:
+        entry[PROVENANCE] = provenance(embodiment, note.datasets)[PROVENANCE]
+    return {**content, embodiment.tag: entry}
 
 
 def _clips(

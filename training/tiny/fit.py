@@ -21,6 +21,7 @@ from dzrobot.training.tiny.autoencoder import (
     clip_source,
     fit_autoencoder,
     fit_decoder,
+    pictures_metadata,
 )
 from dzrobot.training.tiny.network import fresh_weights, mini_config, write_mini_checkpoint
 from dzrobot.training.tiny.saves import FitCheckpoint
@@ -54,7 +55,9 @@ def write_fitted_checkpoint(
     """
     refuse_existing(output)
     clips = clip_source(list(datasets), embodiment, metadata)
-    whole = SourceSpec(paths=datasets, embodiment=embodiment, metadata=metadata)
+    whole = SourceSpec(
+        paths=datasets, embodiment=embodiment, metadata=pictures_metadata(metadata, embodiment)
+    )
     data = [TrainingData.open([source], seed=plan.seed) for source in (clips, whole)]
     with torch.random.fork_rng():
         # The library draws its initial weights from the global generator.

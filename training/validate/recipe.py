@@ -5,11 +5,12 @@ shows every mistake. Only small text files are read and torch is not imported.
 """
 
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from dzrobot.errors import DzrobotError
 from dzrobot.training.architecture import SourcePlan, source_plans
-from dzrobot.training.config import SFTConfig, uneven_batch
+from dzrobot.training.config import RunnerConfig, SFTConfig, uneven_batch
 from dzrobot.training.validate.data import mixture_faults, relative_faults, source_faults
 from dzrobot.training.validate.faults import Problem
 from dzrobot.training.validate.weights import adapter_faults, network_faults, weight_faults
@@ -26,6 +27,7 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
         *_evaluation(config),
         *_features(config),
         *_resume(config),
+        *_packages(config),
         *mixture_faults(config),
     ]
     try:
@@ -106,6 +108,8 @@ def _layout(config: SFTConfig, world_size: int) -> Iterator[Problem]:
 def _evaluation(config: SFTConfig) -> Iterator[Problem]:
     if config.runner.eval_interval is not None and not config.data.holdout_episodes:
         yield Problem("runner.eval_interval", "needs held-out episodes: set data.holdout_episodes")
+    if config.runner.rollout_interval is not None and config.runner.rollout_env is None:
+        yield Problem("runner.rollout_interval", "needs an environment: set runner.rollout_env")
     data = config.data
     if data.pad_tail and (data.sampling_mode == "multi_anchor" or data.frame_grid is not None):
         yield Problem(
@@ -140,3 +144,30 @@ def _resume(config: SFTConfig) -> Iterator[Problem]:
             "runner.resume_dir",
             f"no folder {resume}; 'auto' takes the newest checkpoint of output_dir, if any",
         )
+
+
+def folder_faults(runner: RunnerConfig) -> Iterator[Problem]:
+    """Refuse to start anew where a run has been: its checkpoints and its log would be lost."""
+    left = [
+        name for name in ("checkpoints", "metrics.jsonl") if (runner.output_dir / name).exists()
+    ]
+    if left and runner.resume_dir is None:
+        yield Problem(
+            "runner.output_dir",
+            f"{runner.output_dir} holds a run ({', '.join(left)}): runner.resume_dir=auto goes on "
+            "with it, another runner.output_dir starts anew",
+        )
+
+
+def _packages(config: SFTConfig) -> Iterator[Problem]:
+    wanted = {
+        "logging.wandb_project": ("wandb", "wandb", config.logging.wandb_project is not None),
+        "data.video_backend": ("torchcodec", "video", config.data.video_backend == "torchcodec"),
+    }
+    for field, (package, extra, is_used) in wanted.items():
+        if is_used and find_spec(package) is None:
+            yield Problem(
+                field,
+                f"needs the package {package}, which is not installed: pip install -e "
+                f"'.[{extra}]', or leave the field out",
+            )

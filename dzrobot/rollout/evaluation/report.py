@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +18,9 @@ from dzrobot.rollout.evaluation.records import Record, ordered, storing
 from dzrobot.rollout.measures import Average, averages
 
 SUMMARY_FILE = "summary.json"
+
+STEPS_FILE = "steps.json"
+"""In the folder of an evaluation over training steps: one entry for every step."""
 
 Z_95 = 1.959963984540054
 """Standard normal deviate of a two-sided 95 % interval."""
@@ -50,6 +54,21 @@ class Row:
     def rate(self) -> float | None:
         """Return successes per episode, None without episodes."""
         return self.successes / self.episodes if self.episodes else None
+
+
+class StepScore(BaseModel):
+    """Success at one training step."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    step: int
+    successes: int
+    episodes: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Return the 95 % Wilson interval of the rate."""
+        return wilson(self.successes, self.episodes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,8 @@
 """From what the user typed to a folder or file on disk: a local path, or a Hugging Face id."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dzrobot.errors import CheckpointError
@@ -9,6 +11,15 @@ _REPO_ID = re.compile(r"(?!.*\.(?:pth|pt|bin|safetensors|json|yaml)$)[A-Za-z0-9]
 _REPO_FILE = re.compile(
     r"([A-Za-z0-9][\w.-]*/[\w.-]+)/((?:\w[\w.-]*/)*\w[\w.-]*\.(?:pth|pt|bin|safetensors))"
 )
+CARD = "README.md"
+_PLAIN_CARD = """---
+tags: [LeRobot, robotics, dzrobot]
+---
+
+# {name}
+
+A LeRobot dataset, recorded with dzrobot; `dzrobot inspect-data` shows what it holds.
+"""
 _PATTERNS = [
     "config.json", "*.safetensors", "*.safetensors.index.json", "experiment_cfg/*",
     "tokenizer/*", "*full_weights.pt",
@@ -78,15 +89,79 @@ def fetch(repo: str, revision: str | None, patterns: list[str]) -> Path:
         CheckpointError: The hub cannot be reached and the cache lacks it, or it does not exist.
     """
     from huggingface_hub import snapshot_download
+
+    remedy = "log in if it is gated, or download it elsewhere and give the folder"
+    with _asking(_nothing(repo, revision), remedy):
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
+
+
+def fetch_to(
+    target: Path, repo: str, kind: str, revision: str | None, patterns: list[str] | None
+) -> None:
+    """Put the files of a hub repository into ``target``; a stopped download goes on.
+
+    Args:
+        target: Folder.
+        repo: ``owner/name``.
+        kind: ``model`` or ``dataset``.
+        revision: Branch, tag or commit.
+        patterns: Which files; None for all.
+
+    Raises:
+        CheckpointError: The hub cannot be reached, or there is no such repository.
+    """
+    from huggingface_hub import snapshot_download
+
+    remedy = "log in (HF_TOKEN) if it is gated, or name a mirror (HF_ENDPOINT)"
+    with _asking(_nothing(repo, revision), remedy):
+        snapshot_download(
+            repo, repo_type=kind, revision=revision, local_dir=target, allow_patterns=patterns
+        )
+
+
+def push_folder(folder: Path, repo: str, kind: str, *, private: bool) -> str:
+    """Send ``folder`` to a hub repository, which is made if it is not there; return its address.
+
+    Args:
+        folder: Exported checkpoint or dataset. One without README.md gets a card on the hub.
+        repo: ``owner/name``.
+        kind: ``model`` or ``dataset``.
+        private: Whether a repository that is made is seen by its owner alone.
+
+    Raises:
+        CheckpointError: The hub cannot be reached or refuses.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    with _asking(f"the hub did not take {repo}", "and that HF_TOKEN may write there"):
+        api.create_repo(repo, repo_type=kind, private=private, exist_ok=True)
+        if not (folder / CARD).is_file():
+            card = _PLAIN_CARD.format(name=repo).encode()
+            api.upload_file(path_or_fileobj=card, path_in_repo=CARD, repo_id=repo, repo_type=kind)
+        api.upload_folder(
+            folder_path=folder, repo_id=repo, repo_type=kind,
+            ignore_patterns=["*.partial", "*.lock"],
+        )  # fmt: skip
+    return f"{api.endpoint}/{'datasets/' if kind == 'dataset' else ''}{repo}"
+
+
+@contextmanager
+def _asking(outcome: str, remedy: str) -> Iterator[None]:
+    """Turn what the hub's client raises into one sentence: outcome, reason, what to do."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
+        yield
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(
-            f"no local path {repo!r}, and the hub gave no repository of that name at revision "
-            f"{revision or 'main'} ({reason}); check the spelling and the network, log in if it is "
-            "gated, or download "
-            "it elsewhere and give the folder"
+            f"{outcome} ({reason}); check the spelling and the network, {remedy}"
         ) from error
+
+
+def _nothing(repo: str, revision: str | None) -> str:
+    return (
+        f"no local path {repo!r}, and the hub gave no repository of that name at revision "
+        f"{revision or 'main'}"
+    )

@@ -1,0 +1,96 @@
+"""``dzrobot download``: published checkpoints and datasets, and what each of them needs."""
+
+import argparse
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from dzrobot.commands import flags
+from dzrobot.errors import CheckpointError
+from dzrobot.policies.dreamzero.checkpoints.hub import fetch_to
+
+SUMMARY = "fetch a published checkpoint or dataset"
+
+Kind = Literal["model", "dataset"]
+
+
+@dataclass(frozen=True)
+class Published:
+    """What lies on the hub under one id."""
+
+    kind: Kind
+    use: str
+    parameters: float | None = None
+    """Billions; in bfloat16 two gigabytes each, on disk and to act with."""
+
+    files: tuple[str, ...] = ()
+    """Of a repository that is not needed as a whole."""
+
+
+PUBLISHED = {
+    "GEAR-Dreams/DreamZero-DROID": Published("model", "14B, robot oxe_droid", 22.92),
+    "GEAR-Dreams/DreamZero-AgiBot": Published("model", "14B, AgiBot", 22.92),
+    "RLinf/RLinf-DreamZero-WAN2.2-5B-LIBERO-SFT-Step18000": Published(
+        "model", "5B, robot libero_sim", 12.62
+    ),
+    "Wan-AI/Wan2.2-TI2V-5B": Published("model", "cold start of the 5B", None),
+    "Wan-AI/Wan2.1-I2V-14B-480P": Published(
+        "model", "cold start: the image encoder of 5B and 14B", None,
+        ("models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth",),
+    ),
+    "google/umt5-xxl": Published(
+        "model", "tokenizer of all prompts", None, ("tokenizer*", "spiece.model", "*.json")
+    ),
+    "physical-intelligence/libero": Published("dataset", "LIBERO, robot libero_sim"),
+    "GEAR-Dreams/DreamZero-DROID-Data": Published("dataset", "DROID, robot oxe_droid"),
+    "RLinf/dreamzero-franka-pnp": Published("dataset", "a real Franka, robot franka_pnp"),
+}  # fmt: skip
+"""The ids that the guides name."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``dzrobot download``."""
+    parser.description = (
+        "Fetch a repository of the Hugging Face hub into a folder; a stopped download goes on. "
+        "Without an id: what is published, what it is for and what it needs. HF_ENDPOINT names a "
+        "mirror, HF_TOKEN an account."
+    )
+    parser.add_argument("id", nargs="?", type=flags.text, help="owner/name")
+    parser.add_argument(
+        "--to", type=flags.path, metavar="DIR", help="folder (default: the name, in this folder)"
+    )
+    parser.add_argument(
+        "--dataset", action="store_true", help="a dataset, where the id is not one of the listed"
+    )
+    parser.add_argument("--revision", type=flags.text, help="branch, tag or commit")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Fetch, or list."""
+    if arguments.id is None:
+        Console(highlight=False).print(_table())
+        return 0
+    known = PUBLISHED.get(arguments.id)
+    if arguments.id.count("/") != 1:
+        raise CheckpointError(
+            f"{arguments.id!r} is no id owner/name; `dzrobot download` lists the published ones"
+        )
+    kind: Kind = "dataset" if arguments.dataset else "model"
+    target = arguments.to or flags.path(arguments.id.partition("/")[2])
+    files = known.files if known else ()
+    fetch_to(
+        target, arguments.id, known.kind if known else kind, arguments.revision, list(files) or None
+    )
+    print(f"{arguments.id} is in {target}")
+    return 0
+
+
+def _table() -> Table:
+    table = Table("id", "what", "disk", "memory to act")
+    for name, published in PUBLISHED.items():
+        # Both in bfloat16, two bytes a parameter.
+        size = "" if published.parameters is None else f"{2 * published.parameters:.0f} GB"
+        table.add_row(name, f"{published.kind}: {published.use}", size or "see the hub", size)
+    return table

@@ -1,0 +1,32 @@
+"""``dzrobot plot``: losses and success of runs against the training step."""
+
+import argparse
+from pathlib import Path
+
+from dzrobot.commands import flags
+from dzrobot.training.plots import draw
+
+SUMMARY = "draw losses and success of runs against the training step"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``dzrobot plot``."""
+    parser.description = (
+        "Draw losses and success against the training step, several runs in one plot: a PNG for "
+        "each, and a page (index.html) with all of them and the table of success."
+    )
+    parser.add_argument(
+        "runs", nargs="+", type=flags.path, metavar="RUN",
+        help="folders of training runs, or of `dzrobot eval --steps`",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", type=flags.path, metavar="DIR", help="default: RUN/plots of the first run"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Draw, and say where."""
+    output: Path = arguments.output or arguments.runs[0] / "plots"
+    for path in draw(arguments.runs, output):
+        print(path)
+    return 0
