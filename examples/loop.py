@@ -3,7 +3,7 @@
     python examples/loop.py
     python examples/loop.py --env dzrobot/libero_spatial-v0 --checkpoint PATH --device cuda
 
-Start from here for a program of your own. `dzrobot eval` adds protocols, workers, films, resuming.
+Start from here for a program of your own. `dzrobot eval` adds protocols, workers, videos, resuming.
 """
 
 import argparse

@@ -1,6 +1,5 @@
 """Random numbers that depend on what they are for, never on which process draws them."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,12 +13,12 @@ from dzrobot.policies.dreamzero.network.diffusion import (
     draw_noise,
 )
 from dzrobot.policies.dreamzero.network.world_action import PreparedBatch
+from dzrobot.rng import torch_seed
 
 
 def keyed_generator(purpose: str, *key: int | str) -> torch.Generator:
     """Return a new CPU generator; equal arguments give equal draws."""
-    digest = hashlib.sha256("/".join([purpose, *map(str, key)]).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    return torch.Generator().manual_seed(torch_seed(purpose, *key))
 
 
 def sample_noise(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dzrobot.errors import ConfigError
+from dzrobot.rng import seed_sequence
 
 Adjustment = Literal["brightness", "contrast", "saturation", "hue"]
 
@@ -68,8 +69,8 @@ def draw_augmentation(seed: int, sample_id: int, config: AugmentConfig = PUBLISH
         config: Ranges.
     """
     # The word keeps this stream apart from others keyed by the same two numbers.
-    key = [int.from_bytes(b"augment"), seed, sample_id]
-    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+    seeds = seed_sequence("augment", seed, sample_id)
+    generator = np.random.Generator(np.random.Philox(seeds))
     top, left = generator.random(2)
     factors = [
         1 + (2 * generator.random() - 1) * reach

@@ -1,6 +1,5 @@
 """The policy of an evaluation: from the name a user writes to something that acts."""
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from dzrobot.importing import is_reference, load_reference
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy
 from dzrobot.policies.dreamzero.options import PolicyOptions
+from dzrobot.rng import numpy_generator
 from dzrobot.rollout.episode import PolicyActor
 from dzrobot.rollout.failures import ErrorCapture
 
@@ -266,9 +266,7 @@ class RandomPolicy:
         if session is None:
             self._draws.clear()
             return
-        text = f"random policy/{self._seed}/{episode or 0}"
-        key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
-        self._draws[session] = np.random.default_rng(key)
+        self._draws[session] = numpy_generator("random policy", self._seed, episode or 0)
 
 
 def _check_device(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Films of episodes: what people see beside what the policy sees."""
+"""Videos of episodes: what people see beside what the policy sees."""
 
 import shutil
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _PARTIAL = "unfinished"
 
 
 class EpisodeVideo:
-    """The film of one episode, one frame per observation; kept or dropped when it is over.
+    """The video of one episode, one frame per observation; kept or dropped when it is over.
 
     The environment's own upright picture comes first, then every view in the order of its key, as
     the policy is given it.
@@ -47,7 +47,7 @@ class EpisodeVideo:
             self._frames += 1
 
     def close(self, *, keep: bool, ending: str) -> str | None:
-        """Finish the film; return its path below the results folder, None if it is not kept."""
+        """Finish the video; return its path below the results folder, None if it is not kept."""
         if self._frames == 0:
             keep = False
         else:
@@ -62,7 +62,7 @@ class EpisodeVideo:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the films that killed runs left half written below ``folder``."""
+    """Remove the videos that killed runs left half written below ``folder``."""
     shutil.rmtree(folder / VIDEO_FOLDER / _PARTIAL, ignore_errors=True)
 
 

@@ -47,7 +47,7 @@ class RolloutSettings:
     """What all environments of a run have in common; plain values, sent to every process."""
 
     folder: Path
-    """Results folder; films and tracebacks go below it."""
+    """Results folder; videos and tracebacks go below it."""
 
     arguments: Mapping[str, Mapping[str, Any]]
     """Keyword arguments beyond the task, by environment."""
@@ -83,30 +83,30 @@ def same_environment(env: Any) -> Any:
 class EpisodeRunner:
     """Runs episodes in the environments of one process; keeps the last one open for the next."""
 
-    def __init__(self, stage: RolloutSettings, opened: OnOpen = same_environment) -> None:
-        self._stage = stage
+    def __init__(self, settings: RolloutSettings, opened: OnOpen = same_environment) -> None:
+        self._settings = settings
         self._opened = opened
         self._key: tuple[object, ...] | None = None
         self._env: Any = None
 
     def play(self, case: EpisodeSpec, actor: Actor | None) -> tuple[EpisodeResult, str | None]:
-        """Run ``case``; without an actor, its privileged policy acts. Return outcome and film."""
-        stage = self._stage
-        env = ablated(self._environment(case), stage.ablation, case)
-        actor = actor or PrivilegedActor(str(stage.privileged), case.noise_key)
+        """Run ``case``; without an actor, its privileged policy acts. Return outcome and video."""
+        settings = self._settings
+        env = ablated(self._environment(case), settings.ablation, case)
+        actor = actor or PrivilegedActor(str(settings.privileged), case.noise_key)
         rules = EpisodeRules(
             seed=case.seed,
             init_state_id=case.init_state_id,
-            stop_at_success=stage.stop_at_success,
+            stop_at_success=settings.stop_at_success,
             max_steps=case.max_steps,
         )
-        if stage.videos == "none":
+        if settings.videos == "none":
             return run_episode(env, actor, rules), None
-        film = EpisodeVideo(stage.folder, case.name, env)
-        outcome = run_episode(env, actor, rules, watch=film.add)
-        keep = stage.videos == "all" or not outcome.success
+        video = EpisodeVideo(settings.folder, case.name, env)
+        outcome = run_episode(env, actor, rules, watch=video.add)
+        keep = settings.videos == "all" or not outcome.success
         ending = "success" if outcome.success else "failure"
-        return outcome, film.close(keep=keep, ending=ending)
+        return outcome, video.close(keep=keep, ending=ending)
 
     def close(self) -> None:
         """Close the environment."""
@@ -118,8 +118,8 @@ class EpisodeRunner:
         key = environment_key(case)
         if key != self._key:
             self.close()
-            arguments = self._stage.arguments[case.env]
-            env = make_environment(case, arguments, render=self._stage.videos != "none")
+            arguments = self._settings.arguments[case.env]
+            env = make_environment(case, arguments, render=self._settings.videos != "none")
             self._env = self._opened(env)
             self._key = key
         return self._env
@@ -131,7 +131,7 @@ def environment_key(case: EpisodeSpec) -> tuple[object, ...]:
 
 
 @dataclass(frozen=True)
-class _Asking:
+class RemoteActor:
     """The policy of the main process, seen from a worker."""
 
     connection: Connection
@@ -140,19 +140,22 @@ class _Asking:
         """Nothing: the main process starts the session when it hands out the episode."""
 
     def act(self, observation: Observation) -> tuple[Action, float]:
+        """Return the action that the main process chose, and its time."""
         self.connection.send(_Asked(observation))
         action, spent = self.connection.recv()
         return action, spent
 
 
-def _work(connection: Connection, stage: RolloutSettings, environment: Mapping[str, str]) -> None:
+def _work(
+    connection: Connection, settings: RolloutSettings, environment: Mapping[str, str]
+) -> None:
     """Be a worker: run the cases that come in until None comes or the main process is gone."""
     # Ctrl-C reaches every process of the terminal; the main one decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     os.environ.update(environment)
-    actor = None if stage.privileged else _Asking(connection)
-    player = EpisodeRunner(stage)
+    actor = None if settings.privileged else RemoteActor(connection)
+    runner = EpisodeRunner(settings)
     # A simulator that has raised is in no known state: the process ends with its first exception.
     with ErrorCapture() as caught:
         while True:
@@ -161,9 +164,9 @@ def _work(connection: Connection, stage: RolloutSettings, environment: Mapping[s
             except EOFError:
                 break
             if case is None:
-                player.close()
+                runner.close()
                 break
-            connection.send(_Finished(*player.play(case, actor)))
+            connection.send(_Finished(*runner.play(case, actor)))
     if caught.failure is not None:
         # If the main process is gone, this was its end, not ours.
         with contextlib.suppress(OSError):
@@ -175,7 +178,7 @@ class _Worker:
     """One process as the main one sees it."""
 
     number: int
-    stage: RolloutSettings
+    settings: RolloutSettings
     case: EpisodeSpec | None = None
     actor: PolicyActor | EngineActor | None = None
     """Acts for it; None where each environment has its own policy."""
@@ -196,7 +199,7 @@ class _Worker:
         self.connection, theirs = context.Pipe()
         self.process = context.Process(
             target=_work,
-            args=(theirs, self.stage, dict(os.environ)),
+            args=(theirs, self.settings, dict(os.environ)),
             name=f"dzrobot {self.session}",
             daemon=True,
         )
@@ -262,7 +265,7 @@ class WorkerPool:
     """Workers and the policy that acts for all of them; a context manager.
 
     Args:
-        stage: What the environments have in common.
+        settings: What the environments have in common.
         acting: What acts in this process.
         count: Processes; 0 runs the environments in this process, one after the other.
         opened: Called with every environment of this process, before its first reset.
@@ -270,13 +273,13 @@ class WorkerPool:
 
     def __init__(
         self,
-        stage: RolloutSettings,
+        settings: RolloutSettings,
         acting: Acting,
         count: int,
         *,
         opened: OnOpen = same_environment,
     ) -> None:
-        self._stage = stage
+        self._settings = settings
         self._acting = acting
         self._count = count
         self._opened = opened
@@ -296,7 +299,7 @@ class WorkerPool:
             return
         waiting = deque(cases)
         for number in range(min(self._count, len(waiting))):
-            self._workers.append(_Worker(number, self._stage))
+            self._workers.append(_Worker(number, self._settings))
             self._hand_out(waiting, self._workers[-1])
         while busy := [worker for worker in self._workers if worker.case is not None]:
             ready = wait([worker.connection for worker in busy])
@@ -335,7 +338,7 @@ class WorkerPool:
             return Record.of(case, outcome, message.video)
         worker.stop(patient=False)
         worker.start()
-        return _error_record(self._stage, case, message)
+        return _error_record(self._settings, case, message)
 
     def _answer(
         self, asking: list[tuple[_Worker, Observation]]
@@ -366,23 +369,23 @@ class WorkerPool:
         return [worker.actor.act(observation)]
 
     def _alone(self, cases: Sequence[EpisodeSpec]) -> Iterator[Record]:
-        with contextlib.closing(EpisodeRunner(self._stage, self._opened)) as player:
+        with contextlib.closing(EpisodeRunner(self._settings, self._opened)) as runner:
             for case in cases:
                 actor, stop = self._acting.actor(DEFAULT_SESSION, case), ""
                 with ErrorCapture() as caught:
-                    outcome, film = player.play(case, actor)
-                    record, stop = Record.of(case, outcome, film), outcome.stop
+                    outcome, video = runner.play(case, actor)
+                    record, stop = Record.of(case, outcome, video), outcome.stop
                 if caught.failure is not None:
                     # An environment that has raised is in no known state; closed, it lets go of
                     # what the next one needs.
-                    player.close()
-                    record = _error_record(self._stage, case, caught.failure)
+                    runner.close()
+                    record = _error_record(self._settings, case, caught.failure)
                 yield record
                 if stop:
                     raise StoppedError(stop)
 
 
-def _error_record(stage: RolloutSettings, case: EpisodeSpec, failure: EpisodeError) -> Record:
+def _error_record(settings: RolloutSettings, case: EpisodeSpec, failure: EpisodeError) -> Record:
     """Return the record of an exception; its traceback is kept in the results folder.
 
     Raises:
@@ -390,12 +393,12 @@ def _error_record(stage: RolloutSettings, case: EpisodeSpec, failure: EpisodeErr
     """
     if failure.no_room:
         raise ProtocolError(
-            f"cannot write results to {stage.folder}: {failure.error}; make room, then run the "
+            f"cannot write results to {settings.folder}: {failure.error}; make room, then run the "
             "same command again"
         )
     if failure.details:
-        folder = stage.folder / ERROR_FOLDER
-        with storing(stage.folder):
+        folder = settings.folder / ERROR_FOLDER
+        with storing(settings.folder):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{case.name}.txt").write_text(failure.details, encoding="utf-8")
     return Record.failed(case, failure.error)

@@ -34,6 +34,7 @@ from dzrobot.envs.franka.watchdog import Watchdog
 from dzrobot.envs.initial_states import InitialStates
 from dzrobot.envs.spaces import action_space, observation_space
 from dzrobot.errors import ConfigError, RobotError, StoppedError
+from dzrobot.rng import seed_sequence
 
 _log = logging.getLogger(__name__)
 
@@ -324,7 +325,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
 
     def _start_pose(self, start: int) -> Array:
         reset = self.config.reset
-        generator = np.random.default_rng([0x6672616E6B61, start])
+        generator = np.random.default_rng(seed_sequence("franka", start))
         x, y, yaw = generator.uniform(-1.0, 1.0, 3) * (
             reset.noise_xy_m,
             reset.noise_xy_m,

@@ -1,7 +1,5 @@
 """From encoded observations to what the network is asked: tokens and noise."""
 
-import hashlib
-
 import torch
 
 from dzrobot.embodiments.spec import Embodiment
@@ -18,6 +16,7 @@ from dzrobot.policies.dreamzero.network.session import (
 )
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.options import PolicyOptions
+from dzrobot.rng import torch_seed
 
 _MAX_PROMPTS = 256
 
@@ -93,5 +92,4 @@ class Requests:
 
 def _key(seed: int, episode: SessionState) -> int:
     """Return the generator seed of the coming plan."""
-    text = f"policy noise/{seed}/{episode.number}/{episode.chunks}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
+    return torch_seed("policy noise", seed, episode.number, episode.chunks)

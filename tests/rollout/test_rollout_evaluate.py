@@ -133,8 +133,8 @@ def test_shards_merge_to_the_whole(alone, tmp_path):
     merged = merge(tmp_path / "merged", parts)
     assert merged.results() == whole.results()
     assert results(tmp_path / "merged") == results(folder)
-    films = [record.video for record in RecordFile(tmp_path / "merged").records.values()]
-    assert all((tmp_path / "merged" / film).is_file() for film in films if film)
+    videos = [record.video for record in RecordFile(tmp_path / "merged").records.values()]
+    assert all((tmp_path / "merged" / video).is_file() for video in videos if video)
     # Merging again, or on top of a part of it, changes nothing.
     assert merge(tmp_path / "some", parts).results() == whole.results()
     run(tmp_path / "other", planned(seed=5))

@@ -32,9 +32,9 @@ def found(folder):
     results = {name: record.result() for name, record in RecordFile(folder).records.items()}
     summary = json.loads((folder / "summary.json").read_text())
     card = json.loads((folder / "card.json").read_text())
-    films = sorted(path.name for path in (folder / "videos").rglob("*"))
+    videos = sorted(path.name for path in (folder / "videos").rglob("*"))
     cases = (folder / "cases.jsonl").read_text()
-    return results, summary["results"], summary["errors"], card, films, cases
+    return results, summary["results"], summary["errors"], card, videos, cases
 
 
 @pytest.mark.parametrize("mode", ["kill", "torn", "full"])

@@ -32,10 +32,10 @@ def finish(command, folder, workers):
     table = [line for line in out.splitlines() if line.startswith(("│", "┃", "├", "└", "┏", "┡"))]
     results = {name: record.result() for name, record in RecordFile(folder).records.items()}
     summary = json.loads((folder / "summary.json").read_text())
-    return table, results, summary["results"], films(folder)
+    return table, results, summary["results"], videos(folder)
 
 
-def films(folder):
+def videos(folder):
     return sorted(path.name for path in (folder / "videos").rglob("*") if path.is_file())
 
 

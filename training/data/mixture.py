@@ -16,6 +16,7 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, DatasetError
 from dzrobot.modality.pipeline import EncodedVectors, Pipeline
 from dzrobot.modality.stats import Statistics
+from dzrobot.rng import seed_sequence
 from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.dataset import DatasetReader, EpisodeSelection, ReaderOptions
 from dzrobot.training.data.provenance import check_provenance
@@ -195,7 +196,7 @@ class TrainingData(Dataset[Sample]):
             DatasetError: The window cannot be read; under ``count``, neither can its substitutes.
         """
         source, reader, window = self.locate(key.sample_id)
-        generator = np.random.default_rng([int.from_bytes(b"sample"), self.seed, key.sample_id])
+        generator = np.random.default_rng(seed_sequence("sample", self.seed, key.sample_id))
         choice = float(generator.random())
         for skipped in range(SUBSTITUTES + 1):
             try:

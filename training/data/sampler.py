@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.errors import ConfigError
+from dzrobot.rng import seed_sequence
 
 BLOCK = 1024
 """Positions over which weights are kept exactly, to rounding."""
@@ -83,7 +84,7 @@ class SampleStream:
             before = self._before(int(block))
             counts = self._before(int(block) + 1) - before
             order = np.repeat(np.arange(len(self.sizes)), counts)
-            generator = np.random.default_rng([int.from_bytes(b"blocks"), self._seed, int(block)])
+            generator = np.random.default_rng(seed_sequence("blocks", self._seed, int(block)))
             generator.shuffle(order)
             earlier = np.empty_like(order)
             for source in range(len(self.sizes)):

@@ -23,6 +23,7 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, DatasetError, ProtocolError
 from dzrobot.files import append_line, explained, whole_lines, write_json
 from dzrobot.recording import EpisodeWriter
+from dzrobot.rng import seed_sequence
 from dzrobot.rollout.demonstrations.record import NO_START
 from dzrobot.rollout.environment import (
     accepted,
@@ -42,8 +43,6 @@ ATTEMPTS_FILE = Path("meta") / "collection_attempts.jsonl"
 
 NOISY_NUMBERS = 6
 """Of an action: those that move the hand; the gripper's are left alone."""
-
-_NOISE_KEY = 0x6E6F6973
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +211,7 @@ class NoisyActions(gym.ActionWrapper[Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any], noise: float, seed: int) -> None:
         super().__init__(env)
         self._noise = noise
-        self._draws = np.random.default_rng((_NOISE_KEY, seed))
+        self._draws = np.random.default_rng(seed_sequence("nois", seed))
 
     def action(self, action: np.ndarray) -> np.ndarray:
         """Return what is done in the place of ``action``."""

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 
-from dzrobot.rollout.evaluation.protocol import EpisodeSpec, keyed
+from dzrobot.rng import keyed_seed
+from dzrobot.rollout.evaluation.protocol import EpisodeSpec
 
 Ablation = Literal["none", "shuffle", "other-start"]
 
@@ -31,7 +32,7 @@ class AblatedImages(gym.ObservationWrapper[dict[str, Any], np.ndarray, dict[str,
     ) -> None:
         super().__init__(env)
         self._kind = kind
-        self._key = keyed("ablation", kind, case.suite, case.task_id, case.episode)
+        self._key = keyed_seed("ablation", kind, case.suite, case.task_id, case.episode)
         self._shown: dict[str, np.ndarray] = {}
 
     def reset(

@@ -197,7 +197,7 @@ def evaluate(
 def merge(output: Path, parts: Sequence[Path]) -> Summary:
     """Put the shards of one evaluation together in ``output``, and return the summary of all.
 
-    Films stay where they are; the merged records point to them.
+    Videos stay where they are; the merged records point to them.
 
     Raises:
         ProtocolError: the parts are not of one evaluation, or contradict each other.
@@ -226,7 +226,7 @@ def _run(
     cases: Sequence[EpisodeSpec],
     keep: Callable[[Record], None],
 ) -> None:
-    stage = RolloutSettings(
+    settings = RolloutSettings(
         folder=output,
         arguments=prepared.arguments,
         stop_at_success=prepared.evaluation.selection.protocol.stop_at_success,
@@ -240,8 +240,8 @@ def _run(
         engines=_engines(prepared),
     )
     errors = 0
-    with WorkerPool(stage, acting, options.workers, opened=options.opened) as crew:
-        for record in crew.run(cases):
+    with WorkerPool(settings, acting, options.workers, opened=options.opened) as pool:
+        for record in pool.run(cases):
             keep(record)
             errors += record.error is not None
             if errors >= options.max_errors:

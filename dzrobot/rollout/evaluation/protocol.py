@@ -1,6 +1,5 @@
 """What is evaluated: named protocols, and the exact list of episodes that follows from one."""
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
@@ -11,6 +10,7 @@ from dzrobot.embodiments.spec import History
 from dzrobot.errors import ConfigError, ProtocolError, find
 from dzrobot.policies.dreamzero.options import Noise
 from dzrobot.registration import LIBERO_SUITES, SUITES, Suite
+from dzrobot.rng import keyed_seed
 
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 """A whole number as a file holds it: no text, no boolean, no fraction."""
@@ -215,12 +215,6 @@ def plan_episodes(selection: EvalSpec) -> tuple[EpisodeSpec, ...]:
     return tuple(cases)
 
 
-def keyed(*parts: object) -> int:
-    """Return a number in [0, 2^31) that is a function of ``parts``."""
-    text = "/".join(map(str, parts))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little") >> 1
-
-
 def shard_of(cases: Sequence[EpisodeSpec], index: int, count: int) -> tuple[EpisodeSpec, ...]:
     """Return part ``index`` (from 0) of ``count`` of a run; tasks are spread over the parts."""
     if not 0 <= index < count:
@@ -285,12 +279,12 @@ def _case(selection: EvalSpec, name: str, task: int, episode: int) -> EpisodeSpe
         task_id=task,
         episode=episode,
         # Where the seed chooses the start, counting up visits each start once.
-        seed=keyed("env", selection.seed, name, task, episode)
+        seed=keyed_seed("env", selection.seed, name, task, episode)
         if suite
         else selection.seed + episode,
         init_state_id=episode if suite else None,
         max_steps=_steps(selection, name),
-        noise_key=keyed("noise", selection.seed, name, task, episode),
+        noise_key=keyed_seed("noise", selection.seed, name, task, episode),
     )
 
 

@@ -1,6 +1,5 @@
 """Weights that are drawn when they are asked for, each from a generator of its own."""
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo
+from dzrobot.rng import torch_seed
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,7 @@ class RandomInitSource(ABC):
     def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the named tensors."""
         for name in names:
-            digest = hashlib.sha256(f"{self.key}{self.seed}/{name}".encode()).digest()
-            number = int.from_bytes(digest[:8], "little", signed=True)
-            generator = torch.Generator().manual_seed(number)
+            generator = torch.Generator().manual_seed(torch_seed(f"{self.key}{self.seed}", name))
             yield name, self.draw(name, self.shapes[name], generator).to(self.dtype)
 
     @abstractmethod
