@@ -326,11 +326,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     def _start_pose(self, start: int) -> Array:
         reset = self.config.reset
         generator = np.random.default_rng(seed_sequence("franka", start))
-        x, y, yaw = generator.uniform(-1.0, 1.0, 3) * (
-            reset.noise_xy_m,
-            reset.noise_xy_m,
-            reset.noise_yaw_rad,
-        )
+        reach = (reset.noise_xy_m, reset.noise_xy_m, reset.noise_yaw_rad)
+        x, y, yaw = generator.uniform(-1.0, 1.0, 3) * reach
         pose = reset.pose
         pose[:3, :3] = pose_of((0, 0, 0), (0, 0, yaw))[:3, :3] @ pose[:3, :3]
         pose[:2, 3] += (x, y)
