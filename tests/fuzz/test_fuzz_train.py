@@ -20,7 +20,7 @@ from dzrobot.training.config import SFTConfig
 from dzrobot.training.recipe import load_recipe
 from dzrobot.training.tiny.autoencoder import AutoencoderPlan
 from dzrobot.training.tiny.fit import write_fitted_checkpoint
-from dzrobot.training.tiny.saves import Saves
+from dzrobot.training.tiny.saves import FitCheckpoint
 
 ROBOT = train_worlds.ROBOT
 TEXTS = (
@@ -208,8 +208,8 @@ def kept(path):
     torch.manual_seed(0)
     module = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(module.parameters())
-    Saves(path, {"steps": "4"}, every=1).keep("autoencoder", 1, module, optimizer)
-    return lambda: Saves(path, {"steps": "4"}).restore("autoencoder", module, optimizer)
+    FitCheckpoint(path, {"steps": "4"}, every=1).keep("autoencoder", 1, module, optimizer)
+    return lambda: FitCheckpoint(path, {"steps": "4"}).restore("autoencoder", module, optimizer)
 
 
 def test_a_stopped_fit_somebody_else_has_had_a_hand_in(tmp_path):
@@ -238,4 +238,4 @@ def test_a_fit_is_known_to_be_kept_before_it_begins(tmp_path):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file" / "x", tmp_path / ("x" * 300)):
         with pytest.raises(CheckpointError, match="cannot write"):
-            Saves(place, {})
+            FitCheckpoint(place, {})
