@@ -91,8 +91,9 @@ def action_create(root, results):
     whole, items = read(root)
     features = {k: v for k, v in whole.meta.features.items() if k not in STANDARD}
     video = any(feature["dtype"] == "video" for feature in features.values())
+    robot = whole.meta.robot_type
     dataset = LeRobotDataset.create(
-        NAME, whole.fps, features, root=results / "create", use_videos=video
+        NAME, whole.fps, features, results / "create", robot_type=robot, use_videos=video
     )
     episodes = [[] for _ in range(whole.num_episodes)]
     for item in items:

@@ -22,16 +22,18 @@ from dzrobot.errors import DatasetError
 from dzrobot.recording import EpisodeWriter
 from dzrobot.training.data import DatasetReader, ReaderOptions
 
-TOOLS = ("open", "delete", "split", "merge", "edit", "resume", "create", "join")
+TOOLS = ("open", "delete", "split", "merge", "edit", "resume", "create")
 EPISODES = {"delete": 2, "merge": 6, "edit": 3, "resume": 4, "create": 3, "join": 6, "convert": 3}
 """What has a result of its own -> how many episodes it then has."""
 
 TRIED = {
-    ("0.3.3", "v2.1"): ("open", "resume", "create", "join"),
+    ("0.3.3", "v2.1"): ("open", "resume", "create"),
     ("0.4.4", "v2.1"): ("convert",),
     ("0.4.4", "v3.0"): TOOLS,
     ("0.6.1", "v2.1"): ("convert",),
-    ("0.6.1", "v3.0"): TOOLS,
+    # 0.4.4 cannot join: it keeps the smallest and largest of a bool column as bool, and wants the
+    # same of every part.
+    ("0.6.1", "v3.0"): (*TOOLS, "join"),
 }
 """Version of LeRobot and of the format -> what is tried: all that it offers for it offline."""
 
