@@ -122,7 +122,8 @@ def test_lerobot_reads_edits_and_goes_on_with_a_recording(arm, tmp_path, version
         pytest.skip(f"{python} is missing: LeRobot {version} needs another Python")
     made, results = arm(recorded, video), tmp_path / "results"
     results.mkdir()
-    actions = TRIED[version, recorded]
+    # LeRobot joins no videos of unlike codecs: it writes AV1 where we wrote H.264.
+    actions = [name for name in TRIED[version, recorded] if not (video and name == "join")]
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [python, SCRIPT, made, results, *actions],
