@@ -228,14 +228,14 @@ def test_relative_actions_are_measured_as_the_run_will_cut_them(world, tmp_path,
         spec = SourceSpec(paths=[world / "droid"], embodiment=embodiment, metadata=output)
         return TrainingData.open([spec], seed=0)
 
-    assert len(opened(walks["multi_anchor"]).stream.weights)
-    with pytest.raises(StatisticsError, match="--recipe RECIPE, or with --sampling-mode"):
+    assert opened(walks["multi_anchor"]).sources
+    with pytest.raises(StatisticsError, match="--recipe RECIPE`, or with --sampling-mode"):
         opened(walks["aligned"])
     with pytest.raises(StatisticsError, match="stats --action-horizon 8"):
         opened(RELATIVE)
     # Pictures alone are read by an autoencoder, whatever actions were measured over.
     clips = clip_source([world / "droid"], RELATIVE, output)
-    assert len(TrainingData.open([clips], seed=0).stream.weights)
+    assert TrainingData.open([clips], seed=0).sources
     assert main(["stats", "--dataset", "x", "--output", str(output)]) == 2
     assert "name one robot" in capsys.readouterr().err
 
