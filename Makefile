@@ -79,6 +79,7 @@ lint: setup  ## ruff: rules and format
 
 types: setup  ## mypy, strict
 	$(BIN)/mypy
+	$(BIN)/mypy examples tests/typed_names.py
 
 layers: setup  ## who may import whom
 	$(BIN)/lint-imports
@@ -88,7 +89,7 @@ smoke: setup  ## build and install in a bare environment
 	sh .ci/smoke build/dist "$(PYTHON)"
 
 docs: setup  ## build the site into build/docs
-	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build
 
 check: lint types layers docs test smoke  ## all of it
 

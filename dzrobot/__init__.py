@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dzrobot.embodiments.timing import Timing
     from dzrobot.errors import DzrobotError
     from dzrobot.policies.base import Policy
+    from dzrobot.policies.dreamzero.bundled import default_checkpoint
     from dzrobot.policies.dreamzero.options import PolicyOptions
     from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
     from dzrobot.recording.writer import EpisodeWriter
@@ -35,6 +36,7 @@ __all__ = [
     "PolicyOptions",
     "Timing",
     "View",
+    "default_checkpoint",
     "evaluate",
     "load_embodiment",
     "run_episode",
@@ -54,6 +56,7 @@ __getattr__, __dir__ = lazy_exports(
         "PolicyOptions": "dzrobot.policies.dreamzero.options",
         "Timing": "dzrobot.embodiments.timing",
         "View": "dzrobot.embodiments.spec",
+        "default_checkpoint": "dzrobot.policies.dreamzero.bundled",
         "evaluate": "dzrobot.rollout.evaluation.evaluate",
         "load_embodiment": "dzrobot.embodiments.registry",
         "run_episode": "dzrobot.rollout.episode",

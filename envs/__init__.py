@@ -1,2 +1,33 @@
+"""Environments: LIBERO and Lift, the real Franka, emulated devices, a light one for tests."""
+
+from typing import TYPE_CHECKING
+
+from dzrobot.importing import lazy_exports
+
 if __name__ != "dzrobot.envs":
     raise ImportError(f"this package is dzrobot.envs, not {__name__}: write `import dzrobot.envs`")
+
+if TYPE_CHECKING:
+    from dzrobot.envs.fakes import PointEnv
+    from dzrobot.envs.franka.config import FrankaConfig
+    from dzrobot.envs.spaces import action_space, observation_space
+    from dzrobot.envs.wrappers import PlainKeys
+
+__all__ = [
+    "FrankaConfig",
+    "PlainKeys",
+    "PointEnv",
+    "action_space",
+    "observation_space",
+]
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "FrankaConfig": "dzrobot.envs.franka.config",
+        "PlainKeys": "dzrobot.envs.wrappers",
+        "PointEnv": "dzrobot.envs.fakes",
+        "action_space": "dzrobot.envs.spaces",
+        "observation_space": "dzrobot.envs.spaces",
+    },
+)

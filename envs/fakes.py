@@ -59,12 +59,22 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
             resolution=(resolution, resolution),
         )
         self.embodiment = at_resolution(load_embodiment("libero_sim"), resolution)
+        """Robot that it stands for: ``libero_sim``, with cameras of ``resolution``."""
+
         self.control_hz = self.embodiment.timing.control_hz
+        """Steps per second that a real one would take."""
+
         self.init_states = STARTS
+        """Numbered initial states of a task."""
+
         self.action_space = action_space(self.embodiment)
         self.render_mode = render_mode
         self.task_id = task_id
+        """Which color the mark has."""
+
         self.task = f"move the point to the {list(COLORS)[task_id]} mark"
+        """The instruction."""
+
         self._resolution = resolution
         self._crash_at = crash_at
         self._starts = InitialStates(STARTS)
@@ -77,7 +87,7 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode; see :class:`InitialStates` for which start it takes."""
+        """Begin at what ``seed`` and ``options`` say; see :class:`InitialStates`."""
         super().reset(seed=seed)
         self._start = self._starts.choose(seed, options)
         generator = np.random.default_rng([self.task_id, self._start])
@@ -88,7 +98,12 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
         return self._observe(), self._info()
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Move the point by the first two numbers of ``action`` (7,), each in [-1, 1]."""
+        """Move the point by the first two numbers of ``action`` (7,), each in [-1, 1].
+
+        Raises:
+            ModalityError: another shape, or numbers that are not finite.
+            SimulatorError: at the step ``crash_at``.
+        """
         action = plain_action(action, self.action_space.shape)
         self._steps += 1
         if self._steps == self._crash_at:

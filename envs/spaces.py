@@ -74,7 +74,7 @@ def at_resolution(embodiment: Embodiment, resolution: int) -> Embodiment:
 
 
 def action_space(embodiment: Embodiment) -> spaces.Box:
-    """Return the box [-1, 1] over all action numbers, in concatenation order."""
+    """Return the box [-1, 1] (A,) over all action numbers of ``embodiment``, in their order."""
     return spaces.Box(-1.0, 1.0, (embodiment.action_dim,), np.float32)
 
 

@@ -10,8 +10,7 @@ import argparse
 
 import gymnasium as gym
 
-from dzrobot import DreamZeroPolicy
-from dzrobot.policies.dreamzero.bundled import default_checkpoint
+from dzrobot import DreamZeroPolicy, default_checkpoint
 
 
 def main() -> None:
@@ -22,7 +21,7 @@ def main() -> None:
     )
     # The network was trained on images of one size; the cameras deliver that.
     height = policy.embodiment.views[0].resolution[0]
-    env = gym.make(arguments.env, resolution=height)
+    env = gym.make(arguments.env, resolution=height, max_episode_steps=arguments.max_steps)
 
     observation, info = env.reset(seed=arguments.seed)
     # A session is what the policy remembers of one episode.
@@ -48,6 +47,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--checkpoint", help="folder or Hugging Face id (default: the bundled one)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0, help="of the start")
+    parser.add_argument("--max-steps", type=int, default=150, help="of the episode")
     return parser.parse_args()
 
 

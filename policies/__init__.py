@@ -11,10 +11,19 @@ if __name__ != "dzrobot.policies":
 
 if TYPE_CHECKING:
     from dzrobot.policies.base import BatchPolicy, Policy
+    from dzrobot.policies.dreamzero.bundled import default_checkpoint
     from dzrobot.policies.dreamzero.options import PolicyOptions
     from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+    from dzrobot.policies.serving.client import RemotePolicy
 
-__all__ = ["BatchPolicy", "DreamZeroPolicy", "Policy", "PolicyOptions"]
+__all__ = [
+    "BatchPolicy",
+    "DreamZeroPolicy",
+    "Policy",
+    "PolicyOptions",
+    "RemotePolicy",
+    "default_checkpoint",
+]
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
@@ -23,5 +32,7 @@ __getattr__, __dir__ = lazy_exports(
         "DreamZeroPolicy": "dzrobot.policies.dreamzero.policy",
         "Policy": "dzrobot.policies.base",
         "PolicyOptions": "dzrobot.policies.dreamzero.options",
+        "RemotePolicy": "dzrobot.policies.serving.client",
+        "default_checkpoint": "dzrobot.policies.dreamzero.bundled",
     },
 )

@@ -25,7 +25,12 @@ class Policy(Protocol):
     """Chooses one action per observation; chunking and history are its own business."""
 
     def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> Action:
-        """Return the action (A,) float32, in physical units, for one step of ``session``."""
+        """Return the action (A,) float32, in physical units, for one step of ``session``.
+
+        Args:
+            obs: What the robot sees: images (H, W, 3) uint8, states (D,) float32, the text.
+            session: Which episode it belongs to.
+        """
         ...
 
     def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
@@ -43,7 +48,12 @@ class BatchPolicy(Policy, Protocol):
     """A policy that serves several sessions in one call."""
 
     def act_batch(self, observations: Observations, sessions: Sequence[str]) -> list[Action]:
-        """Return one action (A,) float32 for each session, which must all differ."""
+        """Return one action (A,) float32 for each session.
+
+        Args:
+            observations: One for each session, or those of a vector environment.
+            sessions: Names, which must all differ.
+        """
         ...
 
 

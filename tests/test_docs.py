@@ -1,23 +1,103 @@
-"""What the documents tell a user to type exists and is accepted."""
+"""What the documents tell a user to type exists and is accepted; no code block is left out."""
 
 import argparse
+import ast
+import inspect
 import re
 import shlex
+import tomllib
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
 import gymnasium as gym
 import pytest
+from sybil.document import Document
+from sybil.parsers.markdown import PythonCodeBlockParser
 
 import dzrobot  # noqa: F401 (registers the ids)
-from dzrobot import cli
+from dzrobot import cli, errors
 from dzrobot.envs.franka.safety import Abort
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXT = "\n".join(path.read_text() for path in DOCUMENTS)
-BLOCKS = "\n".join(re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)).replace("\\\n", " ")
+FENCES = [
+    (page, *fence)
+    for page in DOCUMENTS
+    for fence in re.findall(
+        r"^ *```([^\n`]*)\n(.*?)^ *```$", page.read_text(), re.DOTALL | re.MULTILINE
+    )
+]
+"""Page, language and content of every block."""
+
+NEEDS = {"{.python .needs-arm}", "{.python .needs-gpu}", "{.python .needs-server}"}
+"""Python that is not run here; everything that it names is looked up."""
+
+BLOCKS = "\n".join(content for _, language, content in FENCES if language == "bash")
+BLOCKS = BLOCKS.replace("\\\n", " ")
 LINES = [line.partition("  #")[0].strip() for line in BLOCKS.splitlines() if line.strip()]
+
+
+def test_every_block_is_run_or_checked():
+    found = Counter(language for _, language, _ in FENCES)
+    # What shows something and is no code, besides.
+    assert set(found) <= {"python", "bash", "mermaid", "text", *NEEDS}
+    run = [
+        example
+        for page in DOCUMENTS
+        for example in Document.parse(str(page), PythonCodeBlockParser()).examples()
+        if page.name != "CONTRIBUTING.md"
+    ]
+    assert len(run) == found["python"] > 0
+    assert "<!-- skip" not in TEXT
+    assert "<!--- skip" not in TEXT
+
+
+def test_every_line_for_a_shell_is_of_a_kind_that_is_checked():
+    kinds = {"dzrobot", "make", "python", "torchrun", "pip"}
+    assert [line for line in LINES if shlex.split(line)[0] not in kinds] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "code"),
+    [(page, content) for page, language, content in FENCES if language in NEEDS],
+    ids=lambda value: value.name if isinstance(value, Path) else "",
+)
+def test_python_that_needs_a_device_names_what_exists(page, code):
+    tree = ast.parse(code)
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname or alias.name: import_module(alias.name) for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            module = import_module(node.module)
+            names |= {
+                alias.asname or alias.name: getattr(module, alias.name) for alias in node.names
+            }
+    checked = 0
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        first, *attributes = ast.unparse(call.func).split(".")
+        called = names.get(first)
+        for attribute in attributes if called is not None else ():
+            called = getattr(called, attribute)
+        if callable(called):
+            keywords = {word.arg: None for word in call.keywords}
+            inspect.signature(called).bind(*call.args, **keywords)
+            checked += 1
+    assert checked
+
+
+def test_what_pip_is_told_to_install_exists():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = set(project["optional-dependencies"])
+    lines = [line for line in LINES if line.startswith("pip")] + re.findall(r"`(pip [^`]+)`", TEXT)
+    assert lines
+    for line in lines:
+        for named in re.findall(r"\[([\w,]+)\]", line):
+            assert set(named.split(",")) <= extras
+        for file in re.findall(r"-r (\S+)", line):
+            assert (ROOT / file).is_file()
 
 
 def commands(*prefix):
@@ -38,9 +118,21 @@ def test_dzrobot_lines_are_accepted(words):
     (parser.parse_args if nested else parser.parse_intermixed_args)(words[2:])
 
 
-def test_commands_named_in_the_text_exist():
-    named = set(re.findall(r"`dzrobot ([a-z][a-z-]*)", TEXT))
-    assert named <= cli.available().keys()
+def options(parser):
+    for action in parser._actions:
+        yield from action.option_strings
+        for inner in (action.choices or {}).values() if hasattr(action, "add_parser") else ():
+            yield from options(inner)
+
+
+@pytest.mark.parametrize("span", sorted(set(re.findall(r"`dzrobot ([a-z][^`]*)`", TEXT))))
+def test_commands_and_flags_named_in_the_text_exist(span):
+    name, *words = span.split()
+    assert name in cli.available()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    import_module(cli.available()[name]).add_arguments(parser)
+    flags = {word.partition("=")[0] for word in words if word.startswith("-")}
+    assert flags <= set(options(parser))
 
 
 def test_make_targets_exist():
@@ -60,10 +152,34 @@ def test_files_that_are_named_exist(page):
     assert not [path for path in missing if path.resolve().parent.name != "reference"]
 
 
+def test_sections_of_the_model_page_that_the_code_cites_exist():
+    headings = set(
+        re.findall(r"^#+ ([0-9.]+) ", (ROOT / "docs/model.md").read_text(), re.MULTILINE)
+    )
+    cited = {
+        number
+        for folder in ("dzrobot", "envs", "policies", "training")
+        for path in (ROOT / folder).rglob("*.py")
+        for words in re.findall(
+            r"docs/model\.md,?\s+sections? ([0-9., and]*[0-9])", path.read_text()
+        )
+        for number in re.findall(r"[0-9]+(?:\.[0-9]+)?", words)
+    }
+    assert cited
+    assert cited <= headings
+
+
+def test_every_kind_of_error_is_in_troubleshooting():
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    kinds = {name for name, value in vars(errors).items() if inspect.isclass(value)}
+    assert {name for name in kinds if name.endswith("Error") and f"`{name}`" not in page} == set()
+
+
 def test_environments_that_are_named_are_registered():
     named = set(re.findall(r"\b(?:dzrobot/)?[A-Za-z_-]+-v0\b", TEXT))
-    assert named
-    assert named <= set(gym.registry)
+    own = set(re.findall(r'gym\.register\("([^"]+)"', TEXT))
+    assert named - own
+    assert named - own <= set(gym.registry)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +194,7 @@ def test_scripts_that_are_named_take_the_flags(words):
 
 
 def test_every_kind_of_stop_has_an_entry():
-    text = (ROOT / "docs/troubleshooting.md").read_text()
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    text = page[page.index("### The arm stopped") :]
     listed = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
     assert sorted(listed) == sorted(kind.value for kind in Abort if kind)

@@ -374,5 +374,5 @@ class SFTConfig(FrozenConfig):
     """Size and course of the run."""
 
     def accumulation(self, world_size: int) -> int:
-        """Return the micro-batches each process computes per optimizer step."""
+        """Return the micro-batches each of ``world_size`` processes computes per optimizer step."""
         return self.runner.global_batch_size // (self.runner.micro_batch_size * world_size)

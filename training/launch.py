@@ -64,7 +64,15 @@ def _is_first_to_say(message: str) -> bool:
 
 
 def train(config: SFTConfig) -> int:
-    """Run a checked configuration in this process; a termination request ends it with 0 too."""
+    """Run a checked configuration in this process; a termination request ends it with 0 too.
+
+    Args:
+        config: What :func:`dzrobot.training.recipe.load_recipe` returns. Under torchrun every
+            process makes the same call.
+
+    Returns:
+        The exit code.
+    """
     # Fragmentation costs large batches some gigabytes; must be set before the allocator starts.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     _log.info("loading libraries, then weights and datasets")

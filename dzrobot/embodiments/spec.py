@@ -77,7 +77,10 @@ class Gripper:
     """Above it the command is ``high``, otherwise ``low``."""
 
     low: float = -1.0
+    """Command of a closed or an open hand, as the robot has it."""
+
     high: float = 1.0
+    """The other one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +167,7 @@ class Embodiment:
     """Template with ``{task}``; those of the published checkpoints are in ``prompts.PROMPTS``."""
 
     timing: Timing
+    """Rate, horizon and which frames a window holds."""
 
     negative_prompt: str = NEGATIVE
     """What the guided video is steered away from."""

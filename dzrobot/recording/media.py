@@ -36,6 +36,7 @@ class VideoCodec:
     """Constant quality; lower is better. 0 with ``pixel_format="yuv444p"`` is nearly lossless."""
 
     pixel_format: str = "yuv420p"
+    """``yuv420p`` halves the color's resolution, ``yuv444p`` keeps it."""
 
     def __post_init__(self) -> None:
         find(_ENCODERS, "video codec", self.name)

@@ -66,8 +66,14 @@ class EpisodeResult:
     """What came of one episode."""
 
     task: str
+    """The instruction."""
+
     init_state_id: int | None
+    """Which numbered initial state it began from; None: the environment has none."""
+
     steps: int
+    """Actions that were executed."""
+
     success: bool
     """Whether the goal held at any step."""
 
@@ -90,6 +96,8 @@ class EpisodeResult:
     """Median and 95th percentile of a step, and the time of the reset."""
 
     wall_s: float
+    """Seconds from before the reset to the end."""
+
     robot: Mapping[str, Any] | None = None
     """What the environment says of its robot besides, as plain values."""
 
@@ -102,10 +110,14 @@ class EpisodeRules:
     """Where an episode begins and when it is over."""
 
     seed: int | None = None
+    """Of the environment's reset; None: it draws its own."""
+
     init_state_id: int | None = None
     """None: the seed decides."""
 
     stop_at_success: bool = True
+    """Whether the episode is over once the goal holds."""
+
     max_steps: int | None = None
     """None: the environment ends the episode, as one with a time limit does."""
 

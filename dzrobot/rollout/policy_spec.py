@@ -47,6 +47,8 @@ class PolicySpec:
     """How a checkpoint's policy acts; the seed is also that of ``random``."""
 
     device: str = "cpu"
+    """Where a checkpoint's network runs: ``cpu``, ``cuda``, ``cuda:1``."""
+
     dtype: Literal["float32", "bfloat16"] | None = None
     """None: float32 on a processor, else bfloat16."""
 

@@ -376,10 +376,19 @@ class FrankaConfig(FrozenConfig):
     """Steps per second."""
 
     action: ActionConfig = ActionConfig()
+    """How an action moves the arm."""
+
     gripper: GripperConfig = GripperConfig()
+    """Which hand it has, and its speed and force."""
+
     reset: ResetConfig = ResetConfig()
+    """Where an episode begins."""
+
     limits: LimitsConfig = LimitsConfig()
+    """What every command must keep."""
+
     controller: ControllerConfig = ControllerConfig()
+    """Stiffness and thresholds of the arm's own controller."""
 
     load: LoadConfig | None = None
     """None: what Desk has been told."""
@@ -388,6 +397,7 @@ class FrankaConfig(FrozenConfig):
     """None: what Desk has been told."""
 
     reward: RewardConfig = RewardConfig()
+    """Who judges an episode."""
 
     stop_on_success: bool = True
     """False never terminates on success; ``info["is_success"]`` still tells."""

@@ -81,7 +81,7 @@ class PolicyOptions:
             )
 
     def for_robot(self, robot: Embodiment) -> "PolicyOptions":
-        """Return these options with all that is None filled in.
+        """Return these options with all that is None filled in from ``robot``.
 
         Raises:
             ConfigError: More actions are to be executed than are planned.

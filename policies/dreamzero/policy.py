@@ -63,8 +63,14 @@ class PolicyParts:
     """What a policy is made of."""
 
     network: WorldActionModel
+    """The weights, on their device."""
+
     pipeline: Pipeline
+    """Observations to tensors and back, with the statistics."""
+
     tokenizer: PromptTokenizer
+    """What turns prompts into tokens."""
+
     source: str
     """Where the weights come from, for records."""
 
@@ -87,9 +93,15 @@ class DreamZeroPolicy:
             ConfigError: More actions are to be executed than are planned.
         """
         self.embodiment: Embodiment = parts.pipeline.embodiment
+        """Robot that it acts as."""
+
         self.options = (options or PolicyOptions()).for_robot(self.embodiment)
+        """How it acts, with all that was None filled in."""
+
         self._history = self.options.history or self.embodiment.history
         self.source = parts.source
+        """Where the weights come from, for records."""
+
         self._network, self._pipeline = parts.network, parts.pipeline
         check_compatible(self.embodiment, self._network.config, shorter=True)
         self._generate = self.options.generate(self.embodiment)
@@ -256,6 +268,10 @@ class DreamZeroPolicy:
         Every observation is checked, also where no plan is due; one that is refused leaves the
         session as it was.
 
+        Args:
+            obs: The embodiment's keys: images (H, W, 3) uint8, states (D,) float32, the text.
+            session: Which episode it belongs to.
+
         Raises:
             ModalityError: The observation does not fit the embodiment.
             SessionError: The session's episode has ended, or too many sessions are open.
@@ -289,6 +305,10 @@ class DreamZeroPolicy:
         Observations may hold stacks of frames (T, H, W, 3) instead of one. With history, the
         network is shown the last four frames sent, as published servers do.
 
+        Args:
+            obs: As for :meth:`act`, or with stacks of frames.
+            session: Which episode it belongs to.
+
         Returns:
             ``actions`` (H, A) float32 in physical units, and ``timing`` in milliseconds.
         """
@@ -297,19 +317,24 @@ class DreamZeroPolicy:
     def infer_batch(
         self, observations: Observations, sessions: Sequence[str]
     ) -> list[dict[str, Any]]:
-        """Return a plan for each session, made together; see :meth:`infer`, :meth:`act_batch`."""
+        """Return a plan for each session, made together.
+
+        Args:
+            observations: As for :meth:`act_batch`; each as for :meth:`infer`.
+            sessions: One for each observation.
+        """
         episodes = self._take(observations, sessions)
         plans = self._plan([episode.ticket(episode.call_offsets()) for episode in episodes])
         return [{"actions": plan.actions, "timing": dict(plan.timing)} for plan in plans]
 
     def longest_delay(self, method: Method) -> int:
-        """Return the most rows of a running plan that a new one can be made to begin with."""
+        """Return the most rows of a running plan that ``method`` can make a new one begin with."""
         if method == "trained":
             return self._trained_delay
         return self.embodiment.timing.action_horizon
 
     def observe(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> None:
-        """Take in what the robot sees at this step; see :class:`~.policies.base.AsyncPolicy`.
+        """Take in ``obs``, what the robot of ``session`` sees at this step.
 
         Raises:
             ModalityError, SessionError: As :meth:`act`.
@@ -335,7 +360,7 @@ class DreamZeroPolicy:
         return episode.ticket(episode.step_offsets(), leftover)
 
     def result(self, ticket: Ticket) -> Plan | None:
-        """Return the plan that was requested; None if its episode is over."""
+        """Return the plan that ``ticket`` asked for; None if its episode is over."""
         if all(episode is not ticket.episode for episode in tuple(self._episodes.values())):
             return None
         return self._plan([ticket])[0]
@@ -343,12 +368,12 @@ class DreamZeroPolicy:
     def predict_action_chunk(
         self, obs: Observation, *, session: str = DEFAULT_SESSION
     ) -> NDArray[np.float32]:
-        """Return the ``actions`` of :meth:`infer`."""
+        """Return the ``actions`` (H, A) of :meth:`infer`, for ``obs`` of ``session``."""
         actions: NDArray[np.float32] = self.infer(obs, session=session)["actions"]
         return actions
 
     def select_action(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> Action:
-        """Return what :meth:`act` returns."""
+        """Return what :meth:`act` returns for ``obs`` of ``session``."""
         return self.act(obs, session=session)
 
     def video_latents(self, session: str = DEFAULT_SESSION) -> Tensor:

@@ -115,7 +115,8 @@ def write_tiny_checkpoint(
 ) -> Path:
     """Write a tiny random checkpoint for ``embodiment`` to the new folder ``target``; returns it.
 
-    It holds what a published one does, and a tokenizer in ``tokenizer/``.
+    It holds what a published one does, and a tokenizer in ``tokenizer/``; ``options`` say which
+    variant, dtype and seed.
 
     Raises:
         CheckpointError: ``target`` exists already.

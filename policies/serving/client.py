@@ -104,6 +104,8 @@ class RemotePolicy:
         options: ConnectOptions | None = None,
     ) -> None:
         self.embodiment = embodiment
+        """The robot."""
+
         self._server = server
         self._options = options or ConnectOptions()
         first = Connection(server, self._options)
@@ -113,6 +115,8 @@ class RemotePolicy:
         greeting = first.greeting
         default = greeting.execute if greeting is not None else embodiment.execute or horizon
         self.execute = execute or default
+        """Actions of each plan that are executed."""
+
         if not 1 <= self.execute <= horizon:
             raise ConfigError(
                 f"execute={self.execute}, but {horizon} actions are planned: choose 1 to {horizon}"
@@ -159,6 +163,10 @@ class RemotePolicy:
     def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> Action:
         """Return the next action (A,) float32; to be called once per step of the robot.
 
+        Args:
+            obs: The embodiment's keys: images (H, W, 3) uint8, states (D,) float32, the text.
+            session: Which episode it belongs to.
+
         Raises:
             ModalityError: the observation does not fit the embodiment.
             SessionLostError: the connection broke during the episode.
@@ -171,17 +179,21 @@ class RemotePolicy:
         return episode.pending.popleft()
 
     def infer(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> dict[str, Any]:
-        """Return a whole plan: ``actions`` (H, A) float32 and ``timing`` in milliseconds."""
+        """Return a whole plan for ``obs`` of ``session``.
+
+        Returns:
+            ``actions`` (H, A) float32 in physical units, and ``timing`` in milliseconds.
+        """
         episode = self._see(obs, session)
         plan = self._plan(self._ticket(episode, session))
         return {"actions": plan, "timing": dict(self._answers[-1].timing)}
 
     def longest_delay(self, method: Method) -> int:
-        """Return 0: no server's dialect has words for a running plan."""
+        """Return 0, whatever ``method``: no server's dialect has words for a running plan."""
         return 0
 
     def observe(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> None:
-        """Take in what the robot sees at this step; see :class:`~.policies.base.AsyncPolicy`.
+        """Take in ``obs``, what the robot of ``session`` sees at this step.
 
         Raises:
             ModalityError, SessionLostError: As :meth:`act`.
@@ -192,6 +204,10 @@ class RemotePolicy:
         self, *, session: str = DEFAULT_SESSION, leftover: Leftover | None = None
     ) -> RemoteTicket:
         """Return the question for a plan from the newest observation on; nothing is sent.
+
+        Args:
+            session: Whose.
+            leftover: Has to be None: a plan of a server begins anew.
 
         Raises:
             ConfigError: the plan is to continue another one.
@@ -204,7 +220,7 @@ class RemotePolicy:
         return self._ticket(self._episodes[session], session)
 
     def result(self, ticket: RemoteTicket) -> Plan | None:
-        """Return the plan that the server makes; None if its episode is over.
+        """Return the plan that the server makes for ``ticket``; None if its episode is over.
 
         Raises:
             SessionLostError, ServerError: As :meth:`act`.

@@ -210,6 +210,7 @@ class EpisodeSelection:
     """None: all."""
 
     without: frozenset[int] = field(default_factory=frozenset)
+    """Episodes that are left out."""
 
     def leaves_out(self, episode: int) -> bool:
         """Return whether ``episode`` is not to be used."""
@@ -233,15 +234,27 @@ class DatasetReader:
             DatasetError: Unreadable, unfitting, without a window, or, under ``refuse``, damaged.
         """
         self.options = options or ReaderOptions()
+        """How the folder is read."""
+
         self.embodiment = embodiment
+        """Robot whose columns are read."""
+
         self.catalog = DatasetCatalog.open(path)
+        """What the folder says of itself."""
+
         self.resolution: ResolvedColumns = resolve(self.catalog, embodiment)
+        """Which column holds which key."""
+
         cache = self.options.folder(self.catalog)
         self.columns: Columns = open_columns(self.catalog, self.resolution, cache, progress)
+        """States, actions and instructions, mapped from the cache."""
+
         self._videos = Videos(self.options.decoder, cache)
         self._embedded = EmbeddedImages()
         left_out, damaged = self._excluded(selection or EpisodeSelection())
         self.windows: WindowTable = self._windows(cache, {**damaged, **left_out})
+        """Where each window starts."""
+
         self.recorded_windows = len(self._windows(cache, damaged) if left_out else self.windows)
         """Windows of all episodes, whatever the selection."""
         if warning := self._rate_warning():
@@ -311,13 +324,18 @@ class DatasetReader:
         }
 
     def window(self, number: int, choice: float = 0.0) -> Window:
-        """Return window ``number`` whole."""
+        """Return window ``number`` whole; ``choice`` as in :meth:`vectors`."""
         return {**self.views(number), **self.vectors(number, choice)}
 
     def frames(
         self, ordinal: int, source: ColumnSource, numbers: Sequence[int] | NDArray[np.int64]
     ) -> NDArray[np.uint8]:
         """Return frames of an episode from one camera, (N, H, W, 3) uint8.
+
+        Args:
+            ordinal: Which episode, counted from 0.
+            source: The camera's column.
+            numbers: Which N frames of the episode.
 
         Raises:
             DatasetError: The file is missing or damaged, or its frames have another size.
@@ -340,7 +358,10 @@ class DatasetReader:
         return clip
 
     def instruction(self, ordinal: int, row: int, choice: float) -> str:
-        """Return the instruction of a row; ``choice`` in [0, 1) picks one of several."""
+        """Return the instruction of a row of episode ``ordinal``.
+
+        ``choice`` in [0, 1) picks one of several.
+        """
         at = int(self.catalog.episodes.offset[ordinal]) + row
         texts = [
             self.columns.texts[source.column][int(self.columns.codes(source.column)[at])]
@@ -350,7 +371,7 @@ class DatasetReader:
         return given[int(choice * len(given))]
 
     def states(self, ordinal: int) -> dict[str, NDArray[np.float32]]:
-        """Return all state and action rows of an episode, by key."""
+        """Return all state and action rows (N, D) of episode ``ordinal``, by key."""
         offset = self.catalog.episodes.offset
         rows = slice(int(offset[ordinal]), int(offset[ordinal + 1]))
         return {

@@ -21,17 +21,40 @@ class CollatedBatch(TypedDict):
     """One micro-batch; see :mod:`dzrobot.training.data` for the shapes."""
 
     views: dict[int, dict[str, Tensor]]
+    """Source -> video key -> images (b, T, H, W, 3) uint8, of the rows with that source."""
+
     state: Tensor
+    """(B, S, 64) float32, normalized and padded."""
+
     state_mask: Tensor
+    """(B, S, 64) bool: what is not padding."""
+
     action: Tensor
+    """(B, A, 32) float32, normalized and padded."""
+
     action_mask: Tensor
+    """(B, A, 32) bool: what is not padding."""
+
     has_real_action: Tensor
+    """(B,) bool: whether the row has actions at all."""
+
     prompt: list[str]
+    """B sentences."""
+
     sample_id: Tensor
+    """(B,) int64: key of all that is random in a sample."""
+
     source: Tensor
+    """(B,) int64: index into the sources."""
+
     slot: Tensor
+    """(B,) int64: place in the global batch."""
+
     step: int
+    """Optimizer step that the batch belongs to."""
+
     skipped: int
+    """Unreadable windows that were replaced."""
 
 
 def collate(samples: Sequence[Sample]) -> CollatedBatch:
@@ -101,8 +124,14 @@ class LoaderPlan:
     """Samples of one forward pass on one rank."""
 
     rank: int = 0
+    """Which process reads."""
+
     world_size: int = 1
+    """How many processes read."""
+
     start_step: int = 0
+    """First step that is read."""
+
     stop_step: int
     """First step that is not read."""
 
@@ -167,14 +196,20 @@ class Batches:
 def build_loader(
     data: TrainingData, plan: LoaderPlan, options: LoaderOptions | None = None
 ) -> Batches:
-    """Return an iterable of micro-batches, ``plan.parts`` for every step from start to stop."""
+    """Return an iterable of micro-batches, ``plan.parts`` for every step from start to stop.
+
+    Args:
+        data: Windows of all sources.
+        plan: Which of them this rank reads.
+        options: Worker processes and prefetching.
+    """
     return read_batches(data, _MicroBatches(data, plan), options or LoaderOptions())
 
 
 def read_batches(
     data: TrainingData, keys: Iterable[list[SampleKey]], options: LoaderOptions
 ) -> Batches:
-    """Return the batches of ``keys``, one after the other."""
+    """Return the batches of ``keys``, one after the other, from ``data`` as ``options`` say."""
     workers = options.num_workers
     loader: DataLoader[Sample] = DataLoader(
         data,

@@ -73,8 +73,13 @@ class SampleKey(NamedTuple):
     """A slot of the sample stream and the sample that is put there."""
 
     step: int
+    """Optimizer step."""
+
     slot: int
+    """Place in the step's global batch."""
+
     sample_id: int
+    """``epoch * windows + window``."""
 
 
 class Sample(NamedTuple):
@@ -92,7 +97,11 @@ class TrainingData(Dataset[Sample]):
 
     def __init__(self, sources: Sequence[MixtureSource], options: ReaderOptions, seed: int) -> None:
         self.sources = tuple(sources)
+        """Entries of the mixture, opened."""
+
         self.seed = seed
+        """Of the order of samples."""
+
         self._options = options
         self._parts = [
             (index, reader)
@@ -103,6 +112,8 @@ class TrainingData(Dataset[Sample]):
         self._offset = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         weights = [weight for source in self.sources for weight in source.weights()]
         self.stream = SampleStream(sizes, weights, seed)
+        """Which window stands where."""
+
         self._horizon = max(source.spec.embodiment.timing.action_horizon for source in self.sources)
 
     @classmethod
@@ -170,20 +181,20 @@ class TrainingData(Dataset[Sample]):
         return "\n".join(lines)
 
     def sample_keys(self, step: int, slots: Sequence[int], global_batch: int) -> list[SampleKey]:
-        """Return what stands in ``slots`` of the global batch of ``step``."""
+        """Return what stands in ``slots`` of the ``global_batch`` samples of ``step``."""
         draws = self.stream.at([step * global_batch + slot for slot in slots])
         ids = draws.epoch * len(self) + self._offset[draws.part] + draws.window
         return [SampleKey(step, slot, int(number)) for slot, number in zip(slots, ids, strict=True)]
 
     def locate(self, sample_id: int) -> tuple[int, DatasetReader, int]:
-        """Return the source, the reader and the window of a sample."""
+        """Return the source, the reader and the window of the sample ``sample_id``."""
         number = sample_id % len(self)
         part = int(np.searchsorted(self._offset, number, side="right")) - 1
         source, reader = self._parts[part]
         return source, reader, number - int(self._offset[part])
 
     def describe(self, sample_id: int) -> str:
-        """Return where a sample comes from: folder, episode and start row."""
+        """Return where the sample ``sample_id`` comes from: folder, episode and start row."""
         _, reader, window = self.locate(sample_id)
         ordinal, start = reader.windows.locate(window)
         episode = reader.catalog.episodes.index[ordinal]

@@ -31,7 +31,11 @@ class Results:
     """What one evaluation found."""
 
     folder: Path
+    """Where they lie."""
+
     card: Mapping[str, Any]
+    """The conditions that they depend on."""
+
     finished: Mapping[str, Record]
     """Episodes with a result by their name, in the order of the evaluation."""
 
@@ -46,8 +50,14 @@ class Comparison:
     """A second evaluation against a first one."""
 
     first: Results
+    """The base."""
+
     second: Results
+    """What is compared with it."""
+
     total: PairCounts
+    """Counts of the pairs, over all tasks."""
+
     tasks: Mapping[tuple[str, int], PairCounts]
     """By suite and task."""
 
@@ -55,7 +65,11 @@ class Comparison:
     """Episodes that only the first solved."""
 
     second_only: tuple[str, ...]
+    """Episodes that only the second solved."""
+
     low: float
+    """Lower end of the 95 % interval; see ``high``."""
+
     high: float
     """95 % bootstrap interval of the difference in success rate, pairs drawn within tasks."""
 

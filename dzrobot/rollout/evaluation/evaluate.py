@@ -40,8 +40,14 @@ class Evaluation:
     """What is evaluated; with the versions installed, it fixes the results."""
 
     selection: EvalSpec
+    """Which episodes, by which rules."""
+
     player: PolicySpec
+    """Which policy."""
+
     ablation: Ablation = "none"
+    """What is done to the images that the policy sees, to show that it looks."""
+
     batched: bool = False
     """Whether the policy acts for several episodes in one call; the last bits then vary."""
 
@@ -57,6 +63,8 @@ class RunOptions:
     """Processes that step environments; 0: everything in this process."""
 
     videos: Wanted = "all"
+    """Of which episodes a video is kept."""
+
     shard: tuple[int, int] = (0, 1)
     """Which part of the run this is, and of how many."""
 
@@ -82,8 +90,13 @@ class EvalProgress:
     """Episodes of this part with a result, earlier runs included."""
 
     total: int
+    """Episodes of this part."""
+
     successes: int
+    """Of those done."""
+
     errors: int
+    """Episodes that ended in an exception."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +104,11 @@ class PreparedEvaluation:
     """An evaluation that is ready to run: everything was found and fits."""
 
     evaluation: Evaluation
+    """What was asked for."""
+
     cases: tuple[EpisodeSpec, ...]
+    """Every episode, in order."""
+
     arguments: Mapping[str, Mapping[str, Any]]
     """Keyword arguments beyond the task, by environment."""
 
@@ -99,7 +116,11 @@ class PreparedEvaluation:
     """What the environments say of themselves, by name."""
 
     ready: LoadedPolicy
+    """The policy, loaded."""
+
     card: Mapping[str, Any] = field(repr=False)
+    """All that the results depend on."""
+
     schedule: Schedule | None = None
     """How plans are executed, where time passes while they are made."""
 
@@ -199,7 +220,12 @@ def merge(output: Path, parts: Sequence[Path]) -> Summary:
 
     Videos stay where they are; the merged records point to them.
 
+    Args:
+        output: Folder of the whole; created.
+        parts: Folders of the shards.
+
     Raises:
+        ConfigError: there are no parts.
         ProtocolError: the parts are not of one evaluation, or contradict each other.
     """
     if not parts:

@@ -24,6 +24,8 @@ class Protocol:
     """Rules that a score depends on."""
 
     name: str
+    """As ``--protocol`` names it."""
+
     suite: str | None = None
     """Suite or environment it is made for; None: any."""
 
@@ -148,15 +150,23 @@ class EvalSpec:
     """What of a protocol is to be run, and what is done otherwise."""
 
     protocol: Protocol
+    """Its rules; ``PROTOCOLS`` has the known ones."""
+
     suites: tuple[str, ...] = ()
     """LIBERO suites; or one environment in ``env``."""
 
     env: str | None = None
+    """Gymnasium id of one environment, instead of suites."""
+
     tasks: tuple[int, ...] | None = None
     """None: every task of a suite, the only one of an environment."""
 
     episodes: int | None = None
+    """Per task. None: the protocol's number."""
+
     max_steps: int | None = None
+    """Of an episode. None: the protocol's limit."""
+
     seed: int = 0
     """Of the environments, and part of every noise key."""
 

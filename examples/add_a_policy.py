@@ -1,0 +1,70 @@
+"""Add your own policy: two methods, any environment.
+
+    python examples/add_a_policy.py
+    dzrobot eval --env dzrobot/point-v0 --policy add_a_policy:Approach    # in this folder
+
+Start from here with your own network: load it in ``__init__``, call it in ``_plan``. What belongs
+to one episode belongs to its session, so that several episodes can run at once.
+"""
+
+from collections import deque
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from dzrobot import Embodiment, load_embodiment, run_episode
+from dzrobot.rollout import EpisodeRules
+
+CHUNK = 4
+"""Actions that are planned at a time."""
+
+
+class Approach:
+    """Moves the point onto the mark, a chunk of actions at a time.
+
+    Args:
+        embodiment: Robot that it acts as; ``dzrobot eval`` gives the environment's.
+    """
+
+    def __init__(self, embodiment: Embodiment) -> None:
+        self.embodiment = embodiment
+        self._waiting: dict[str, deque[NDArray[np.float32]]] = {}
+        """Session -> planned actions that have not been handed out."""
+
+    def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
+        """Start an episode in ``session``, or end all; ``episode`` is a key for random draws."""
+        if session is None:
+            self._waiting.clear()
+        else:
+            self._waiting[session] = deque()
+
+    def act(self, obs: dict[str, Any], *, session: str = "default") -> NDArray[np.float32]:
+        """Return the next action (7,) in [-1, 1]; plan again when none is left."""
+        waiting = self._waiting[session]
+        if not waiting:
+            waiting.extend(self._plan(obs))
+        return waiting.popleft()
+
+    def _plan(self, obs: dict[str, Any]) -> NDArray[np.float32]:
+        """Return a chunk of actions (CHUNK, 7); here is where a network would be called."""
+        point, mark = obs["state.state"][0:2], obs["state.state"][3:5]
+        actions = np.zeros((CHUNK, self.embodiment.action_dim), np.float32)
+        # An action of 1 moves the point by 0.1.
+        actions[:, :2] = np.clip((mark - point) / (0.1 * CHUNK), -1, 1)
+        return actions
+
+
+def main() -> None:
+    """Run three episodes and say how they ended."""
+    policy = Approach(load_embodiment("libero_sim"))
+    env = gym.make("dzrobot/point-v0")
+    for seed in range(3):
+        result = run_episode(env, policy, EpisodeRules(seed=seed))
+        print(f"{result.task}: {result.ended} after {result.steps} steps")
+    env.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The examples run as they stand, from the folder they are in."""
+
+import contextlib
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+
+from dzrobot.cli import main
+from dzrobot.embodiments.registry import load_embodiment
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Return a function that runs an example in this process and returns what it printed."""
+    monkeypatch.chdir(EXAMPLES)
+
+    def start(name, *words):
+        monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+        with contextlib.suppress(SystemExit):
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    yield start
+    for name in ("add_a_policy", "add_an_environment", "add_an_embodiment"):
+        sys.modules.pop(name, None)
+    gym.registry.pop("Reach-v0", None)
+
+
+def test_adding_an_embodiment(run):
+    said = run("add_an_embodiment.py")
+    assert "ur5_tabletop: state 7, action 7, (256, 512) pixels" in said
+    assert "a robot put the red cup on the plate The video" in said
+    assert "commands: (16, 7)" in said
+
+
+def test_the_examples_robot_is_found_by_name(monkeypatch):
+    monkeypatch.chdir(EXAMPLES)
+    assert load_embodiment("add_an_embodiment:UR5").tag == "ur5_tabletop"
+
+
+def test_adding_a_policy(run):
+    assert run("add_a_policy.py").count(": success after ") == 3
+
+
+def test_adding_an_environment(run, tmp_path, capsys):
+    assert run("add_an_environment.py").count(": success after ") == 10
+    gym.registry.pop("Reach-v0")
+    words = ["eval", "--env", "add_an_environment:Reach-v0", "--episodes", "2", "--workers", "0"]
+    words += ["--policy", "add_an_environment:Reacher", "--videos", "none"]
+    assert main([*words, "--output", str(tmp_path / "results")]) == 0
+    assert "2/2" in capsys.readouterr().out
+
+
+def test_comparing_policies_from_python(run, tmp_path):
+    words = ("--episodes", 3, "--output", tmp_path)
+    said = run("compare_policies.py", *words)
+    assert "hold: 0 of 3 succeeded" in said
+    assert "add_a_policy:Approach: 3 of 3 succeeded" in said
+    assert "difference +100 points" in said
+    # Stopped and started again, nothing is run twice.
+    assert run("compare_policies.py", *words).count("of 3\n") == 2
+
+
+def test_the_loop(run):
+    said = run("loop.py", "--env", "dzrobot/point-v0", "--max-steps", 9)
+    assert "move the point to the red mark: 8 actions are planned at a time" in said
+    assert "no success after 9 steps" in said
+
+
+def test_fine_tuning_from_python(tmp_path):
+    # A process of its own: it ends as torchrun's processes do.
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "finetune.py"), "--steps", "2", "--output", "run"],
+        capture_output=True, text=True, cwd=tmp_path, timeout=280,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "DZROBOT_CACHE": str(tmp_path / "cache")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "the trained policy acted for 8 steps" in done.stdout
+    assert (tmp_path / "run" / "export" / "step_00000002" / "model.safetensors").exists()
