@@ -137,7 +137,7 @@ WRONG = {
         ("176 x 320", "no multiple of", "set target_video_height="),
     ),
     "model.rtc_training_max_delay": (
-        {"model__rtc_training_max_delay": 9}, ("9 of the 16", "choose 0 to 8"),
+        {"model__rtc_training_max_delay": 9}, ("9 of the 8 actions", "choose 0 to 4"),
     ),
     "model.tokenizer_path": (
         {"model__tokenizer_path": "/nowhere/tokenizer"},
