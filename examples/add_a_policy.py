@@ -8,6 +8,7 @@ to one episode belongs to its session, so that several episodes can run at once.
 """
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -40,14 +41,14 @@ class Approach:
         else:
             self._waiting[session] = deque()
 
-    def act(self, obs: dict[str, Any], *, session: str = "default") -> NDArray[np.float32]:
+    def act(self, obs: Mapping[str, Any], *, session: str = "default") -> NDArray[np.float32]:
         """Return the next action (7,) in [-1, 1]; plan again when none is left."""
         waiting = self._waiting[session]
         if not waiting:
             waiting.extend(self._plan(obs))
         return waiting.popleft()
 
-    def _plan(self, obs: dict[str, Any]) -> NDArray[np.float32]:
+    def _plan(self, obs: Mapping[str, Any]) -> NDArray[np.float32]:
         """Return a chunk of actions (CHUNK, 7); here is where a network would be called."""
         point, mark = obs["state.state"][0:2], obs["state.state"][3:5]
         actions = np.zeros((CHUNK, self.embodiment.action_dim), np.float32)

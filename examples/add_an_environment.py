@@ -8,6 +8,7 @@ Start from here with your own simulator: open it in ``reset``, not in ``__init__
 environment can be made, looked at and pickled anywhere.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -37,7 +38,7 @@ GOALS = 10
 """Numbered initial states, each with a goal of its own."""
 
 
-class Reach(gym.Env[dict[str, Any], NDArray[np.float32]]):
+class Reach(gym.Env[dict[str, Any], np.ndarray]):
     """A planar arm of two joints brings its tip to a goal.
 
     ``state.joints`` are two angles in radians; an action is two speeds in [-1, 1].
@@ -64,9 +65,7 @@ class Reach(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._joints = np.zeros(2)
         return self._observation(), self._info()
 
-    def step(
-        self, action: NDArray[np.float32]
-    ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Turn both joints for one step."""
         self._joints = self._joints + STEP * np.clip(action, -1, 1)
         done = self._done()
@@ -108,7 +107,7 @@ class Reacher:
     def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
         """Nothing is remembered between steps."""
 
-    def act(self, obs: dict[str, Any], *, session: str = "default") -> NDArray[np.float32]:
+    def act(self, obs: Mapping[str, Any], *, session: str = "default") -> NDArray[np.float32]:
         """Return the speeds (2,) that bring the tip nearer, from the geometry of two links."""
         rows, columns = np.nonzero(obs["video.top"][..., 1])
         x, y = (columns.mean() - 32) / 30, (31 - rows.mean()) / 30
@@ -116,10 +115,12 @@ class Reacher:
         bend = 2 * np.arccos(far / (2 * LINK))
         wanted = np.array([np.arctan2(y, x) - bend / 2, bend])
         gap = (wanted - obs["state.joints"] + np.pi) % (2 * np.pi) - np.pi
-        return np.clip(gap / STEP, -1, 1).astype(np.float32)
+        speeds: NDArray[np.float32] = np.clip(gap / STEP, -1, 1).astype(np.float32)
+        return speeds
 
 
-gym.register("Reach-v0", entry_point=Reach, max_episode_steps=60)
+make: Callable[..., Reach] = Reach
+gym.register("Reach-v0", entry_point=make, max_episode_steps=60)
 
 
 def main() -> None:

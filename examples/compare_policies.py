@@ -10,12 +10,14 @@ Start from here for a sweep over checkpoints. A policy is a checkpoint, ``random
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from dzrobot import evaluate
 from dzrobot.errors import DzrobotError
 from dzrobot.rollout import (
     PROTOCOLS,
+    EvalProgress,
     EvalSpec,
     Evaluation,
     PolicySpec,
@@ -40,7 +42,7 @@ def main(words: list[str] | None = None) -> int:
             prepared,
             folder,
             RunOptions(workers=arguments.workers, videos="none"),
-            lambda far, name=name: print(f"{name}: {far.done} of {far.total}"),
+            progress(name),
         )
         print(f"{name}: {summary.total.successes} of {summary.total.episodes} succeeded")
         folders.append(folder)
@@ -50,6 +52,15 @@ def main(words: list[str] | None = None) -> int:
         f"{100 * found.low:+.0f} to {100 * found.high:+.0f}, McNemar p = {found.p:.3f}"
     )
     return 0
+
+
+def progress(name: str) -> Callable[[EvalProgress], None]:
+    """Return what prints how far the evaluation of ``name`` is."""
+
+    def show(far: EvalProgress) -> None:
+        print(f"{name}: {far.done} of {far.total}")
+
+    return show
 
 
 def parse(words: list[str] | None) -> argparse.Namespace:

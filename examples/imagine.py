@@ -45,7 +45,7 @@ def main() -> None:
     env.close()
     animation = cv2.Animation()
     animation.frames = [cv2.cvtColor(pair, cv2.COLOR_RGB2BGR) for pair in pairs]
-    animation.durations = np.full(len(pairs), FRAME_MS, np.int32)
+    animation.durations = [FRAME_MS] * len(pairs)
     cv2.imwriteanimation(str(options.output), animation)
     print(f"{options.output}: {len(pairs)} frames")
 
@@ -57,6 +57,7 @@ def episode(
     observation, info = env.reset(seed=seed)
     policy.reset("film", episode=seed)
     step, over, every = 0, False, policy.options.execute
+    assert every is not None, "a policy has its options filled in"
     while not over:
         action = policy.act(observation, session="film")
         if step % every == 0:

@@ -10,14 +10,18 @@ import argparse
 
 import gymnasium as gym
 
-from dzrobot import DreamZeroPolicy, default_checkpoint
+from dzrobot import DreamZeroPolicy, PolicyOptions, default_checkpoint
 
 
 def main() -> None:
     """Run one episode and say how it ended."""
     arguments = parse()
     policy = DreamZeroPolicy.from_pretrained(
-        arguments.checkpoint or default_checkpoint(), device=arguments.device
+        arguments.checkpoint or default_checkpoint(),
+        device=arguments.device,
+        # Every plan starts from noise of its own, as in `dzrobot eval`. The default is the same
+        # noise for all, as published.
+        options=PolicyOptions(noise="keyed"),
     )
     # The network was trained on images of one size; the cameras deliver that.
     height = policy.embodiment.views[0].resolution[0]
