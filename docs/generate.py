@@ -6,6 +6,7 @@ name without documentation ends the build.
 
 import argparse
 import ast
+import html
 import os
 import pkgutil
 import re
@@ -89,8 +90,11 @@ def configuration() -> Iterator[str]:
         yield f"\n## {title}\n\n{purpose}\n\n| field | type | default | meaning |"
         yield "|---|---|---|---|"
         for field in field_notes(model):
-            cells = (f"`{field.name}`", f"`{field.type}`", field.default, field.meaning)
-            yield "| " + " | ".join(_cell(text) for text in cells) + " |"
+            # A bar within backticks would show its backslash; long names may break after a dot.
+            code = [html.escape(text).replace("|", "&#124;") for text in (field.name, field.type)]
+            cells = [f"<code>{text}</code>" for text in (code[0].replace(".", ".<wbr>"), code[1])]
+            cells += [_cell(field.default), _cell(field.meaning)]
+            yield f"| {' | '.join(cells)} |"
 
 
 def _cell(text: str) -> str:
