@@ -225,6 +225,7 @@ def test_doctor_leaves_a_hand_alone_that_was_never_homed(cell):
     assert looked_at(cell, "gripper")[0] == "fail"
 
 
+@pytest.mark.long
 @pytest.mark.robot
 def test_a_workcell_is_taught_on_the_emulated_arm_and_can_be_used(tmp_path, monkeypatch, capsys):
     need_libraries()

@@ -51,15 +51,16 @@ def test_the_speed_is_even_while_every_action_is_the_same(env, benchmark, say):
     assert ripple < 0.1
 
 
+@pytest.mark.long
 def test_an_unknown_load_does_not_pull_a_still_arm_down(cell, env, benchmark, say):
     away = benchmark.drift_under_load(cell, env, newtons=3.0, seconds=6.0)
     say(f"\nzero action for 6 s with 3 N unknown load: {1000 * away.max():.2f} mm at most")
     assert away.max() < 0.002
 
 
-@pytest.mark.parametrize("episodes", [2, pytest.param(8, marks=pytest.mark.long)])
-def test_the_joints_are_home_after_every_reset(episodes, env, benchmark, say):
-    joints = benchmark.joints_after_episodes(env, episodes=episodes, steps=60)
+@pytest.mark.long
+def test_the_joints_are_home_after_every_reset(env, benchmark, say):
+    joints = benchmark.joints_after_episodes(env, episodes=8, steps=60)
     away = np.degrees(np.abs(joints - joints[0]).max())
-    say(f"\n{episodes} random episodes: joints within {away:.2f} degrees of home")
+    say(f"\n8 random episodes: joints within {away:.2f} degrees of home")
     assert away < 1.0

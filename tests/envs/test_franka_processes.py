@@ -241,9 +241,7 @@ PEERS = (
     "video.wrist_image driver",
 )  # fmt: skip
 STOPPED = [(peer, phase) for peer in PEERS for phase in PHASES]
-SHORT = {
-    "emulated arm-connect", "arm driver-move", "hand driver-grasp",
-}  # fmt: skip
+SHORT = {"arm driver-move", "hand driver-grasp"}
 
 
 def make(cell, *, cameras):

@@ -172,6 +172,7 @@ def test_a_change_of_the_gripper_delays_one_step_and_no_other(env):
     assert (took[changed] < settle_s + 0.13).all()
 
 
+@pytest.mark.long
 def test_planned_motions_follow_too(cell, env):
     # The arm takes one client at a time.
     env.close()
