@@ -13,6 +13,8 @@ COMMAND = """
 import os
 from dzrobot.errors import ConfigError
 
+SUMMARY = "do what is asked"
+
 def add_arguments(parser):
     parser.add_argument("what")
 

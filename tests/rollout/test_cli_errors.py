@@ -67,7 +67,7 @@ def test_unknown_option_is_suggested(capsys):
 
 def test_options_may_stand_between_positionals(tmp_path, monkeypatch):
     body = (
-        "seen = []\n"
+        "SUMMARY = 'try options'\nseen = []\n"
         "def add_arguments(parser):\n"
         "    parser.add_argument('recipe'); parser.add_argument('rest', nargs='*')\n"
         "    parser.add_argument('--gpus', type=int)\n"
@@ -89,7 +89,9 @@ def test_options_may_stand_between_positionals(tmp_path, monkeypatch):
 )
 def test_errors_become_codes(raised, code, message, tmp_path, monkeypatch, capsys):
     body = f"from dzrobot.errors import ConfigError\ndef run(args): raise {raised!r}\n"
-    (tmp_path / "a_command.py").write_text(f"def add_arguments(parser): pass\n{body}")
+    (tmp_path / "a_command.py").write_text(
+        f"SUMMARY = 'fail'\ndef add_arguments(parser): pass\n{body}"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     assert cli.guarded("dzrobot x", [], "a_command") == code
     sys.modules.pop("a_command")
