@@ -25,6 +25,9 @@ HAND_OVER_S = 3.0
 RECOVER_S = 2.0
 _ACCEPT_S = 0.5
 _TAKEN_S = 1.0
+_BLEND = 0.5
+"""Share of a way within which the reference's twist goes over to a new one."""
+
 _MOVING_PERIOD_S = 0.003
 _RESTING_PERIOD_S = 0.02
 
@@ -42,14 +45,31 @@ class _Way:
 
     lasts_s: float
 
+    before: Array
+    """Twist (6,) of the reference until then."""
+
     def at(self, now_s: float) -> tuple[Array, Array]:
-        """Return reference pose (4, 4) and twist (6,) at a time of the arm's clock."""
+        """Return reference pose (4, 4) and twist (6,) at a time of the arm's clock.
+
+        The twist goes over to its new value within a part of the way, and to none after its end: a
+        reversal all at once would ask the wrist for more torque than it has.
+        """
         share = (now_s - self.began_s) / self.lasts_s
         if share >= 1.0:
-            return self.goal, np.zeros(6)
+            return self.goal, max(0.0, 1.0 - (share - 1.0) / _BLEND) * self._twist
+        new = min(1.0, share / _BLEND)
+        twist = self.before + new * (self._twist - self.before)
+        return between(self.start, self.goal, share), twist
+
+    def is_over(self, now_s: float) -> bool:
+        """Return whether the reference rests at the goal."""
+        return now_s - self.began_s >= (1.0 + _BLEND) * self.lasts_s
+
+    @property
+    def _twist(self) -> Array:
         turn = rotation_vector(self.goal[:3, :3] @ self.start[:3, :3].T)
         move = self.goal[:3, 3] - self.start[:3, 3]
-        return between(self.start, self.goal, share), np.concatenate([move, turn]) / self.lasts_s
+        return np.concatenate([move, turn]) / self.lasts_s
 
 
 class FrankyDriver:
@@ -72,6 +92,7 @@ class FrankyDriver:
         self._lost = ""
         self._way: _Way | None = None
         self._reference = np.eye(4)
+        self._twist = np.zeros(6)
         self._clock_s = -1.0
         self._fresh_at_s = 0.0
 
@@ -188,7 +209,8 @@ class FrankyDriver:
             raise ControllerEndedError(f"the controller had ended: {self._ended}")
         if over_s > 0 and self._tracker is not None:
             self._raw()
-            self._way = _Way(self._reference, np.array(target, np.float64), self._clock_s, over_s)
+            goal = np.array(target, np.float64)
+            self._way = _Way(self._reference, goal, self._clock_s, over_s, self._twist)
             self._advance()
         else:
             self._way = None
@@ -317,14 +339,14 @@ class FrankyDriver:
         if way is None:
             return
         pose, twist = way.at(self._clock_s)
-        if pose is way.goal:
+        if way.is_over(self._clock_s):
             self._way = None
         self._put(pose, twist)
 
     def _put(self, pose: Array, twist: Array) -> None:
         """Hand a reference to the controller."""
         franky = library()
-        self._reference = pose
+        self._reference, self._twist = pose, twist
         if self._tracker is not None:
             self._tracker.set_target(franky.Affine(pose), franky.Twist(twist[:3], twist[3:]))
             return

@@ -69,6 +69,7 @@ class HandDriver:
         self._attempts = 0
         self._carried_out = 0
         self._fault = ""
+        self._unanswered = 0
         self._widest_m = config.open_width_m
         self._width_m = 0.0
         self._grasped = False
@@ -98,11 +99,15 @@ class HandDriver:
         try:
             self._carry_on()
             self._publish()
+            self._unanswered = 0
         except library().CommandException as error:
             self._failed(error)
         except library_errors() as error:
-            self._fault = f"the gripper went away: {error}"
-            self._publish()
+            # One answer may be lost on the way. The second in a row is a hand that is gone.
+            self._unanswered += 1
+            if self._unanswered > 1:
+                self._fault = f"the gripper went away: {error}"
+                self._publish()
         return _POLL_S / 5
 
     def translate(self, error: Exception) -> DzrobotError:

@@ -105,7 +105,7 @@ def test_a_reference_takes_the_whole_period_and_a_hold_is_at_once():
 
 def test_a_reference_moves_evenly_between_two_targets():
     goal = pose_of(HOME[:3, 3] + (0.03, 0, 0), (np.pi, 0, 0.1))
-    way = _Way(HOME, goal, began_s=5.0, lasts_s=0.1)
+    way = _Way(HOME, goal, began_s=5.0, lasts_s=0.1, before=np.zeros(6))
     poses = [way.at(5.0 + 0.01 * n)[0] for n in range(11)]
     np.testing.assert_allclose(np.diff([pose[0, 3] for pose in poses]), 0.003, atol=1e-12)
     turns = [angle_between(a, b) for a, b in itertools.pairwise(poses)]
@@ -113,6 +113,20 @@ def test_a_reference_moves_evenly_between_two_targets():
     np.testing.assert_allclose(way.at(5.05)[1][:3], (0.3, 0, 0))
     np.testing.assert_allclose(way.at(5.2)[1], 0)
     np.testing.assert_allclose(way.at(5.2)[0], goal)
+
+
+def test_a_reference_that_turns_round_changes_its_twist_gradually():
+    goal = pose_of(HOME[:3, 3] + (0.03, 0, 0), (np.pi, 0, 0.1))
+    there = _Way(HOME, goal, began_s=0.0, lasts_s=0.1, before=np.zeros(6))
+    back = _Way(goal, HOME, began_s=0.1, lasts_s=0.1, before=there.at(0.1)[1])
+    ways = [there] * 100 + [back] * 160
+    twists = [way.at(0.001 * n)[1] for n, way in enumerate(ways)]
+    change = np.abs(np.diff(twists, axis=0)).max(axis=0)
+    # From 0.3 m/s to as much the other way within half of a step.
+    assert 0.011 < change[0] <= 0.6 / 50 + 1e-9
+    assert twists[-1][0] == 0.0
+    assert back.is_over(0.2501)
+    assert not back.is_over(0.2499)
 
 
 def test_a_reset_brings_the_joints_home_and_only_where_they_are_not():
