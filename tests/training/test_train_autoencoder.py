@@ -142,7 +142,7 @@ def test_init_goes_on_after_a_kill(train_root, train_environment, tmp_path):
             sys.executable, "-m", "dzrobot.cli", "init", str(target),
             "--embodiment", "train_worlds:ROBOT", "--dataset", str(train_root / "dataset"),
             "--metadata", str(train_root / "metadata.json"),
-            "--steps", "24", "--batch", "1", "--decoder-steps", "1",
+            "--steps", "24", "--batch", "1", "--decoder-steps", "3",
         ]  # fmt: skip
         return subprocess.Popen(command, env=train_environment, stderr=subprocess.DEVNULL)
 
@@ -165,12 +165,12 @@ def test_init_writes_a_checkpoint_that_acts(train_root, tmp_path, capsys):
     words = [
         "init", str(target), "--embodiment", "train_worlds:ROBOT", "--dataset",
         str(train_root / "dataset"), "--metadata", str(train_root / "metadata.json"),
-        "--steps", "2", "--batch", "2", "--decoder-steps", "2",
+        "--steps", "3", "--batch", "2", "--decoder-steps", "3",
     ]  # fmt: skip
     assert main(words) == 0
     assert "in whole samples" in capsys.readouterr().out
     recipe = json.loads((target / "dzrobot_passport.json").read_text())["recipe"]
-    assert (recipe["autoencoder_steps"], recipe["decoder_steps"]) == (2, 2)
+    assert (recipe["autoencoder_steps"], recipe["decoder_steps"]) == (3, 3)
     assert open_checkpoint(target).passport is not None
     policy = DreamZeroPolicy.from_pretrained(target, embodiment=train_worlds.ROBOT)
     observation, _ = train_worlds.frame(0, 0, np.random.default_rng(0))
