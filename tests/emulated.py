@@ -1,6 +1,6 @@
 """Emulated workcells that several tests share, and which rows of a long table are run when.
 
-``pytest -m "robot and not long"`` leaves out what is marked ``long``; ``make test-arm`` runs it too.
+``make test-arm`` runs all of them; ``pytest -m "robot and not long"`` the short ones only.
 """
 
 import pytest
