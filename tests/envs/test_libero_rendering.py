@@ -1,0 +1,153 @@
+"""A drawing context handed from scene to scene draws what a new one would."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from dzrobot.envs.libero.rendering import (
+    choose_backend,
+    free_context,
+    hand_over,
+    same_drawing,
+    scene_settings,
+)
+
+SCENE = """
+<mujoco>
+  <visual><map fogstart="1.5" fogend="4" shadowclip="0.7" shadowscale="0.4"/></visual>
+  <asset>
+    <texture name="checks" type="2d" builtin="checker" width="32" height="32"
+             rgb1="0.9 0.2 0.1" rgb2="0.1 0.3 0.8"/>
+    <material name="checks" texture="checks" texrepeat="6 6"/>
+    <mesh name="wedge" vertex="0 0 0  0.3 0 0  0 0.3 0  0 0 0.3"/>
+  </asset>
+  <worldbody>
+    <light pos="0.4 0.2 2" dir="-0.2 -0.1 -1" castshadow="true"/>
+    <camera name="front" pos="0 -1.6 1.2" xyaxes="1 0 0 0 0.6 0.8"/>
+    <geom type="plane" size="2 2 0.1" material="checks"/>
+    <geom type="mesh" mesh="wedge" pos="0.2 0 0.1" rgba="0.2 0.8 0.3 1"/>
+    <body name="box" pos="-0.3 0 0.2"><geom type="box" size="0.1 0.1 0.1"/></body>
+  </worldbody>
+</mujoco>
+"""
+
+
+@pytest.fixture
+def sim_of():
+    """Simulations (robosuite's) of the scene above after a change to its model."""
+    pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
+    choose_backend()
+    import mujoco
+    from robosuite.utils.binding_utils import MjSim
+
+    scene = mujoco.MjModel.from_xml_string(SCENE)
+
+    def sim_of(change=None):
+        model = copy.deepcopy(scene)
+        if change is not None:
+            change(model)
+        return MjSim(model)
+
+    return sim_of
+
+
+def change_a_texture(model):
+    model.tex_data[5] += 1
+
+
+def change_a_material(model):
+    model.mat_rgba[0, 1] -= 0.01
+
+
+def change_a_mesh(model):
+    model.mesh_vert[0, 2] += 0.001
+
+
+def change_the_shadow(model):
+    model.vis.quality.shadowsize //= 2
+
+
+def change_the_samples(model):
+    model.vis.quality.offsamples = 0
+
+
+def change_the_buffer(model):
+    model.vis.global_.offwidth += 1
+
+
+def widen(model):
+    """Another pose and extent: nothing that is uploaded, all that a picture follows."""
+    model.body_pos[1] = 0.1, 0.5, 0.3
+    model.stat.extent *= 1.7
+    model.stat.center[0] += 0.2
+    model.vis.map.shadowscale = 0.8
+    model.vis.map.fogend = 2.5
+    model.vis.rgba.fog[:] = 0.1, 0.2, 0.3, 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_a_texture,
+        change_a_material,
+        change_a_mesh,
+        change_the_shadow,
+        change_the_samples,
+        change_the_buffer,
+    ],
+)
+def test_what_is_uploaded_keeps_a_context_from_being_handed_on(sim_of, change):
+    assert same_drawing(sim_of().model, sim_of().model)
+    assert not same_drawing(sim_of().model, sim_of(change).model)
+    assert not same_drawing(sim_of(change).model, sim_of().model)
+
+
+def test_a_scene_that_only_moved_may_take_the_context(sim_of):
+    assert same_drawing(sim_of().model, sim_of(widen).model)
+
+
+AT_CREATION = (
+    *("shadowClip", "shadowScale", "fogStart", "fogEnd", "fogRGBA", "lineWidth"),
+    *("shadowSize", "offWidth", "offHeight", "offSamples", "fontScale"),
+)
+
+
+def drawn_by(context, sim):
+    """Picture and depth from the scene's camera, with the settings they were drawn with."""
+    context.gl_ctx.make_current()
+    context.vopt.geomgroup[:] = 1
+    rgb, depth = sim.render(64, 48, camera_name="front", depth=True)
+    assert rgb.std() > 10
+    return [rgb, depth, *(np.array(getattr(context.con, name)) for name in AT_CREATION)]
+
+
+def test_a_context_handed_over_draws_and_is_set_as_a_new_one(sim_of):
+    import mujoco
+    from robosuite.utils.binding_utils import MjRenderContextOffscreen
+
+    def context_of(sim):
+        return MjRenderContextOffscreen(sim, device_id=-1, max_width=64, max_height=48)
+
+    first = sim_of()
+    kept = context_of(first)
+    before = drawn_by(kept, first)
+    # What a user set on the old scene's drawing is not the new scene's.
+    kept.scn.flags[mujoco.mjtRndFlag.mjRND_WIREFRAME] = 1
+    kept.vopt.flags[mujoco.mjtVisFlag.mjVIS_TEXTURE] = 0
+    kept.cam.type = mujoco.mjtCamera.mjCAMERA_FREE
+    first._render_context_offscreen = None
+
+    taking = sim_of(widen)
+    hand_over(kept, taking)
+    other = sim_of(widen)
+    new = context_of(other)
+    handed, expected = drawn_by(kept, taking), drawn_by(new, other)
+    free_context(kept)
+    free_context(new)
+    for one, two in zip(handed, expected, strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(before[0], handed[0])
+    for name, old, now in zip(AT_CREATION, before[2:], handed[2:], strict=True):
+        if name in scene_settings(taking.model._model):
+            assert np.any(old != now), f"{name} does not change in this test"
