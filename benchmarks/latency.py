@@ -4,7 +4,8 @@ One evaluation of the same episodes for every execution and latency; a folder th
 is gone on with, so the same command finishes what was interrupted.
 
     python benchmarks/latency.py              the bundled policy on Lift, 10 starts
-    python benchmarks/latency.py --episodes 100      100 starts
+    python benchmarks/latency.py --episodes 100 --rounds 10
+                                              100 starts; a table after every tenth of them
     python benchmarks/latency.py --checkpoint PATH --executions sync,rtc,trained --device cuda
 """
 
@@ -20,33 +21,57 @@ from dzrobot.commands import flags
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.progress import progress_bar
-from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, Selection
-from dzrobot.rollout.evaluation.report import Summary
+from dzrobot.rollout.evaluation.evaluate import (
+    Evaluation,
+    PreparedEvaluation,
+    RunOptions,
+    evaluate,
+    prepare,
+)
+from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.evaluation.records import RecordFile
+from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
 from dzrobot.rollout.execution import Execution, ExecutionOptions
 from dzrobot.rollout.latency import parse_latency
-from dzrobot.rollout.policy_spec import Player
+from dzrobot.rollout.policy_spec import PolicySpec
 
 SHOWN = ("seconds", "idle_ratio", "stale_ratio", "late", "seam_jump", "jerk")
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Run what is missing, and print the table after every round."""
     arguments = _arguments()
     runs: list[tuple[Execution, int]] = [("sync", 0)]
     runs += [(name, steps) for steps in arguments.steps for name in arguments.executions]
-    found = {}
-    for execution, steps in runs:
-        with progress_bar(f"{execution}, {steps} steps") as advance:
-            found[execution, steps] = evaluate(
-                prepare(_evaluation(arguments, execution, steps)),
-                arguments.output / f"{execution}-{steps}",
-                RunOptions(workers=arguments.workers, videos="none"),
-                lambda far, advance=advance: advance(far.done, far.total, ""),  # type: ignore[misc]
-            )
-    Console(width=130, highlight=False).print(_table(found))
-    plain = {f"{name}-{steps}": summary.results() for (name, steps), summary in found.items()}
-    (arguments.output / "table.json").write_text(json.dumps(plain, indent=1) + "\n")
+    prepared = {run: prepare(_evaluation(arguments, *run)) for run in runs}
+    for part in range(arguments.rounds):
+        with progress_bar(f"round {part + 1} of {arguments.rounds}") as advance:
+            for count, run in enumerate(runs):
+                advance(count, len(runs), f"{run[0]}, {run[1]} steps")
+                evaluate(
+                    prepared[run],
+                    _folder(arguments.output, run),
+                    RunOptions(
+                        workers=arguments.workers, videos="none", shard=(part, arguments.rounds)
+                    ),
+                )
+            advance(len(runs), len(runs), "")
+        found = {run: _until_now(prepared[run], _folder(arguments.output, run)) for run in runs}
+        Console(width=150, highlight=False).print(_table(found))
+        plain = {f"{name}-{steps}": all_of.results() for (name, steps), all_of in found.items()}
+        (arguments.output / "table.json").write_text(json.dumps(plain, indent=1) + "\n")
+
+
+def _folder(output: Path, run: tuple[Execution, int]) -> Path:
+    return output / f"{run[0]}-{run[1]}"
+
+
+def _until_now(prepared: PreparedEvaluation, folder: Path) -> Summary:
+    """Return the summary of all rounds that are done."""
+    records = RecordFile(folder, prepared.cases, writable=False).records.values()
+    summary = summarize(records, prepared.cases)
+    write_summary(folder, summary, prepared.card)
+    return summary
 
 
 def _arguments() -> argparse.Namespace:
@@ -54,11 +79,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoint", default=str(default_checkpoint()))
     parser.add_argument("--device", type=flags.device, default="cpu")
     parser.add_argument("--episodes", type=flags.whole(1), default=10)
+    parser.add_argument(
+        "--rounds", type=flags.whole(1), default=1, help="every cell gets one part, then the next"
+    )
     parser.add_argument("--steps", type=flags.numbers, default="1,2,3", help="latencies")
     parser.add_argument("--executions", type=_executions, default="sync,naive,rtc")
     parser.add_argument("--execute", type=flags.whole(1), help="default: the robot's number")
     parser.add_argument("--noise", choices=["keyed", "fixed"], default="keyed")
-    parser.add_argument("--workers", type=flags.whole(0), default=1)
+    parser.add_argument("--workers", type=flags.whole(0), default=0)
     parser.add_argument("--output", type=Path, default=Path("results/latency"))
     return parser.parse_args()
 
@@ -72,10 +100,10 @@ def _executions(text: str) -> list[str]:
 
 def _evaluation(arguments: argparse.Namespace, execution: Execution, steps: int) -> Evaluation:
     return Evaluation(
-        selection=Selection(
+        selection=EvalSpec(
             protocol=PROTOCOLS["lift-100"], env="dzrobot/lift-v0", episodes=arguments.episodes
         ),
-        player=Player(
+        player=PolicySpec(
             name=arguments.checkpoint,
             device=arguments.device,
             options=PolicyOptions(execute=arguments.execute, noise=arguments.noise),
