@@ -9,13 +9,18 @@ embedded once per frame instead of once per token.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from dzrobot.policies.dreamzero.checkpoints.load import build_network
-from dzrobot.policies.dreamzero.network.config import DiTConfig, NetworkConfig
+from dzrobot.policies.dreamzero.network.config import (
+    DiTConfig,
+    ImageConfig,
+    NetworkConfig,
+    VaeConfig,
+)
+from dzrobot.policies.dreamzero.network.image import ImageEncoder
 from dzrobot.policies.dreamzero.network.prompt import attended_rows
 from dzrobot.policies.dreamzero.network.vae import Vae
 from dzrobot.training.config import ParallelConfig, SFTConfig
@@ -255,19 +260,31 @@ def encoder_flops(network: NetworkConfig, image_size: tuple[int, int], prompt_to
     Images are counted on a run without memory; ``prompt_tokens`` is 0 where embeddings are
     stored.
     """
-    model = build_network(network, text_encoder=False)
-    height, width = network.target_size or image_size
-    clips = 2 if network.dit.concat_first_frame_latent else 1
+    images = _image_flops(
+        network.vae,
+        network.image,
+        network.target_size or image_size,
+        network.head.num_frames,
+        2 if network.dit.concat_first_frame_latent else 1,
+    )
     text = network.text
     layer = 4 * text.dim * text.dim_attn + 3 * text.dim * text.dim_ffn
     scores = 2 * prompt_tokens * text.dim_attn
+    return float(images + 2 * text.num_layers * prompt_tokens * (layer + scores))
+
+
+@cache
+def _image_flops(
+    vae: VaeConfig, image: ImageConfig, size: tuple[int, int], frames: int, clips: int
+) -> int:
+    """Return the cost of encoding ``clips`` clips and one frame of ``size``: seconds of counting.
+
+    Kept, because every trainer of a process asks for the same.
+    """
     with torch.device("meta"):
-        frame = torch.empty(1, 3, height, width)
-    return float(
-        clips * _clip_flops(model.vae, frame, network.head.num_frames)
-        + _count(partial(model.image_encoder, frame))
-        + 2 * text.num_layers * prompt_tokens * (layer + scores)
-    )
+        frame = torch.empty(1, 3, *size)
+        encode, see = Vae(vae), ImageEncoder(image)
+    return clips * _clip_flops(encode, frame, frames) + _count(partial(see, frame))
 
 
 def _clip_flops(vae: Vae, frame: torch.Tensor, frames: int) -> int:
