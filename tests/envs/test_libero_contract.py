@@ -18,7 +18,7 @@ CASES = {
 }
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=CASES, scope="module")
 def case(request):
     pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
     if request.param == "libero":
@@ -38,6 +38,14 @@ def make(case):
     yield make
     for env in made:
         env.close()
+
+
+@pytest.fixture(scope="module")
+def shared(case):
+    """Return one environment that many tests begin anew: a first reset costs seconds."""
+    env = gym.make(case[0], **case[1], **DRAFT, render_mode="rgb_array")
+    yield env
+    env.close()
 
 
 def actions(count):
@@ -65,8 +73,8 @@ def test_passes_gymnasium_without_a_warning(make):
         check_env(make(render_mode="rgb_array").unwrapped)
 
 
-def test_a_seed_fixes_the_episode_and_those_after_it(make):
-    env = make()
+def test_a_seed_fixes_the_episode_and_those_after_it(shared):
+    env = shared
     copy = pickle.loads(pickle.dumps(env.unwrapped))
     first = [*rollout(env, 57), env.reset()]
     # A second simulator in the same process, opened in between, shares nothing with it.
@@ -79,8 +87,8 @@ def test_a_seed_fixes_the_episode_and_those_after_it(make):
     assert starts == ([7, 8] if "libero" in env.spec.id else [57, 58])
 
 
-def test_interleaved_simulators_draw_their_own_scene(make):
-    one, other = make(), make()
+def test_interleaved_simulators_draw_their_own_scene(shared, make):
+    one, other = shared, make()
     alone = rollout(one, 3)
     for env, seed in ((one, 3), (other, 4)):
         env.reset(seed=seed)
@@ -107,8 +115,8 @@ def test_a_scene_draws_the_same_with_the_context_of_the_one_before(make, monkeyp
     assert_same(kept, fresh)
 
 
-def test_observations_are_fresh_and_complete(make):
-    env = make()
+def test_observations_are_fresh_and_complete(shared):
+    env = shared
     steps = rollout(env, 0, count=3)
     for observation, *_, info in steps:
         assert env.observation_space.contains(observation)
@@ -168,8 +176,8 @@ def test_faults_in_the_options_are_named_at_once_and_close_is_harmless(case):
     env.close()
 
 
-def test_render_is_upright_where_the_policy_sees_a_mirror_image(make):
-    env = make(render_mode="rgb_array")
+def test_render_is_upright_where_the_policy_sees_a_mirror_image(shared, make):
+    env = shared
     observation, _ = env.reset(seed=0)
     frame = env.render()
     np.testing.assert_array_equal(frame[:, ::-1], observation["video.image"])
