@@ -10,6 +10,7 @@ import pytest
 from dzrobot.envs.libero.install import check_versions, libero_folder
 from dzrobot.envs.libero.rendering import choose_backend
 from dzrobot.errors import DzrobotError, MissingDependencyError, SimulatorError
+from dzrobot.folders import cache_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,7 +64,13 @@ def files(folder):
 @pytest.mark.libero
 def test_libero_starts_silently_from_nothing(run, libero_assets, tmp_path):
     """No question, no torch, no word at exit without close, nothing written outside the cache."""
-    _, torch = run("dzrobot/libero_object-v0", DZROBOT_LIBERO_ASSETS=str(libero_assets))
+    # What robosuite compiles at its first step takes 20 s: it alone may be there. The long form
+    # below compiles it anew.
+    compiled = os.environ.get("NUMBA_CACHE_DIR", str(cache_folder() / "numba"))
+    _, torch = run(
+        "dzrobot/libero_object-v0",
+        DZROBOT_LIBERO_ASSETS=str(libero_assets), NUMBA_CACHE_DIR=compiled,
+    )  # fmt: skip
     assert not torch
     assert files(tmp_path / "home") == []
     assert files(tmp_path / "work") == []

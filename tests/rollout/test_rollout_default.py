@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
@@ -22,6 +24,8 @@ def test_the_bundled_checkpoint_is_whole_small_and_knows_its_robot():
     assert policy.card["execute"] == 3
 
 
+# `make demo` is this too, with ten episodes.
+@pytest.mark.long
 def test_with_no_argument_the_bundled_policy_lifts_and_says_how_to_go_on(command, tmp_path):
     process = command(
         "--episodes", 3, "--output", tmp_path, program=("examples/eval_libero.py",)
