@@ -30,10 +30,14 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
     open_checkpoint,
     write_directory,
 )
-from dzrobot.policies.dreamzero.checkpoints.load import LoadOptions, expected_shapes, load_network
-from dzrobot.policies.dreamzero.checkpoints.writer import ShardOptions
+from dzrobot.policies.dreamzero.checkpoints.load import (
+    LoadOptions,
+    expected_shapes,
+    load_network,
+    load_weights,
+)
+from dzrobot.policies.dreamzero.checkpoints.writer import ShardOptions, StateDictSource
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
-from dzrobot.policies.dreamzero.network.keymap import load_official
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.tiny import TinyWeightsSource, tiny_config
 
@@ -63,7 +67,7 @@ def plain(folder: Path) -> object:
     state = {}
     for shard in sorted(folder.glob("*.safetensors")):
         state.update(load_file(shard))
-    load_official(network, state)
+    load_weights(network, StateDictSource(values=state))
     return network
 
 

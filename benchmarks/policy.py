@@ -139,13 +139,6 @@ def chunk_lines(bench: Bench, sessions: int) -> None:
         return torch.cat([part.action_BAM for part in parts])
 
     print(f"{'one call from a single frame':46s} {'plain':>13s} {'fast':>13s}")
-    pairs = {
-        "prompts in two passes | in one batch": replace(published, batched_guidance=False),
-        "context per step | once per call": replace(published, cached_context=False),
-        "both": replace(published, batched_guidance=False, cached_context=False),
-    }
-    for name, options in pairs.items():
-        bench.compare(name, lambda options=options: fresh(options), lambda: fresh(published))
     name = f"{sessions} sessions one by one | in one batch"
     bench.compare(
         name, lambda: fresh(published, sessions, together=False), lambda: fresh(published, sessions)

@@ -25,10 +25,9 @@ from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.hub import locate
 from dzrobot.policies.dreamzero.checkpoints.load import (
     build_network,
-    check_weights,
     complete_source,
     expected_shapes,
-    fill_network,
+    load_weights,
     slots,
 )
 from dzrobot.policies.dreamzero.checkpoints.lora import (
@@ -351,8 +350,7 @@ def fill(network: WorldActionModel, initial: InitialWeights, seed: int) -> None:
     source = initial.source
     if adapters:
         source = UnionSource(sources=(source, NewAdapters(adapters, seed)))
-    check_weights(network, source)
-    fill_network(network, source)
+    load_weights(network, source)
 
 
 class NewAdapters(RandomInitSource):

@@ -82,20 +82,11 @@ def _add_sampling(group: Any) -> None:
 
 def _add_columns(group: Any) -> None:
     group.add_argument("--embodiment-tag", type=flags.text, metavar="TAG", help="name of the robot")
-    group.add_argument(
-        "--state-key",
-        type=flags.text,
-        default="observation.state",
-        metavar="COLUMN",
-        help="column of the state",
-    )
-    group.add_argument(
-        "--action-key",
-        type=flags.text,
-        default="action",
-        metavar="COLUMN",
-        help="column of the action",
-    )
+    for what, column in (("state", "observation.state"), ("action", "action")):
+        group.add_argument(
+            f"--{what}-key", type=flags.text, default=column, metavar="COLUMN",
+            help=f"column of the {what}",
+        )  # fmt: skip
     group.add_argument(
         "--video-keys",
         type=flags.text,

@@ -178,9 +178,6 @@ class Embodiment:
     action_frame: ActionFrame | None = None
     """Axes that a Cartesian action is written in. None: the environment alone knows."""
 
-    projector_id: int | None = None
-    """Number of the robot in published configurations; the networks ignore it."""
-
     language_features: tuple[str, ...] = ()
     """Dataset columns that hold the instruction: one is drawn per sample. Empty: the task table."""
 

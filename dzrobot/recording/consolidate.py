@@ -21,7 +21,6 @@ from dzrobot.files import explained, replacing
 from dzrobot.recording import files, layout
 from dzrobot.recording.commit import listed_files, read_rows, write_rows
 from dzrobot.recording.formats import Count, Info, Seconds
-from dzrobot.recording.lock import lock
 
 MEGABYTE = 2**20
 
@@ -51,7 +50,7 @@ def consolidate(root: Path, *, data_mb: float = 100, video_mb: float = 200) -> N
         raise DatasetError(
             f"{root} is {info.codebase_version}: only v3.0 keeps many episodes in a file"
         )
-    handle = lock(root)
+    handle = files.lock(root)
     try:
         with explained(f"pack {root}", DatasetError):
             _pack(root, info, data_mb, video_mb)

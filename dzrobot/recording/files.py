@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dzrobot.errors import DatasetError
-from dzrobot.files import TEMPORARY, replacing, write_bytes
+from dzrobot.files import TEMPORARY, explained, locked, replacing, write_bytes
+from dzrobot.recording.layout import ASIDE
 
 _UNFINISHED = (TEMPORARY, ".aside")
 """Endings of what a killed writer leaves; recordings before 2026-11 have the second."""
+
+
+def lock(root: Path) -> ExitStack:
+    """Return what keeps other writers out of ``root`` until it is closed.
+
+    Raises:
+        DatasetError: Another writer is at work, or the folder cannot be written to.
+    """
+    refusal = DatasetError(
+        f"another writer is recording to {root}: wait for it or use another folder"
+    )
+    held = ExitStack()
+    with explained(f"record to {root}", DatasetError):
+        (root / ASIDE).mkdir(parents=True, exist_ok=True)
+        held.enter_context(locked(root / ASIDE / "lock", refusal))
+    return held
 
 
 def append_json_line(path: Path, row: Mapping[str, Any]) -> None:

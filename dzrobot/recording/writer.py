@@ -18,7 +18,6 @@ from dzrobot.recording.commit import FinishedEpisode, MetaFiles, MetaFilesV2, Me
 from dzrobot.recording.episode import OpenEpisode
 from dzrobot.recording.features import Feature
 from dzrobot.recording.formats import EpisodeFacts, Info, Rate, Writer
-from dzrobot.recording.lock import lock
 from dzrobot.recording.media import VideoCodec, describe_video
 
 _log = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ class EpisodeWriter:
         self._catalog: MetaFiles = (
             MetaFilesV3(self._root) if version == "v3.0" else MetaFilesV2(self._root, version)
         )
-        self._lock = lock(self._root)
+        self._lock = files.lock(self._root)
         try:
             with explained(f"record to {self._root}", DatasetError):
                 self._episodes, self._rows, self._tasks = self._open()

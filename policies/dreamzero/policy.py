@@ -260,7 +260,7 @@ class DreamZeroPolicy:
 
     def footprint(self, session: str) -> Footprint:
         """Return the memory that ``session`` takes, and what is left on the network's device."""
-        return footprint(self._open(session), self._network.model.patch_embedding.weight.device)
+        return footprint(self._open(session), self._network.device)
 
     def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> Action:
         """Return the next action (A,) float32; to be called once per step of the robot.
@@ -364,17 +364,6 @@ class DreamZeroPolicy:
         if all(episode is not ticket.episode for episode in tuple(self._episodes.values())):
             return None
         return self._plan([ticket])[0]
-
-    def predict_action_chunk(
-        self, obs: Observation, *, session: str = DEFAULT_SESSION
-    ) -> NDArray[np.float32]:
-        """Return the ``actions`` (H, A) of :meth:`infer`, for ``obs`` of ``session``."""
-        actions: NDArray[np.float32] = self.infer(obs, session=session)["actions"]
-        return actions
-
-    def select_action(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> Action:
-        """Return what :meth:`act` returns for ``obs`` of ``session``."""
-        return self.act(obs, session=session)
 
     def video_latents(self, session: str = DEFAULT_SESSION) -> Tensor:
         """Return the normalized latents (C, F, Y, X) that the last plan predicts.

@@ -1,7 +1,5 @@
 """From encoded observations to what the network is asked: tokens and noise."""
 
-import torch
-
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import CheckpointError
 from dzrobot.modality.pipeline import EncodedSample
@@ -12,6 +10,7 @@ from dzrobot.policies.dreamzero.network.session import (
     InferenceNoise,
     InferenceRequest,
     Prompt,
+    noise_shapes,
     seeded_noise,
 )
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
@@ -34,7 +33,7 @@ class Requests:
         """Prepare for one network and robot."""
         self._tokenizer = tokenizer
         self._config = network.config
-        self._weight = network.model.patch_embedding.weight
+        self._network = network
         self._size = self._config.target_size or embodiment.image_size
         filled = options.for_robot(embodiment)
         assert filled.seed is not None, "filled"
@@ -76,15 +75,17 @@ class Requests:
         """Return what the coming plan starts from; None for the published noise."""
         if self._kind == "fixed":
             return None
-        latent = self._config.latent_size(*self._size)
+        shapes = noise_shapes(self._config, self._config.latent_size(*self._size))
         if self._kind == "slot":
             row_of = episode.number % self._slots, self._slots
-            return seeded_noise(self._config, latent, self._seed, self._weight, row_of)
+            return seeded_noise(
+                shapes, self._seed, row_of=row_of,
+                device=self._network.device, dtype=self._network.dtype,
+            )  # fmt: skip
         # Drawn on the processor in float32, whatever the network runs on.
-        like = torch.zeros(())
-        noise = seeded_noise(self._config, latent, _key(self._seed, episode), like)
+        noise = seeded_noise(shapes, _key(self._seed, episode))
         video, action = (
-            x.to(self._weight.device, self._weight.dtype)
+            x.to(self._network.device, self._network.dtype)
             for x in (noise.video_CFYX, noise.action_AM)
         )
         return InferenceNoise(video, action)

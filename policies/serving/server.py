@@ -274,23 +274,21 @@ class PolicyServer:
             plan = await self._scheduler.plan(session, request.observation, within)
         finally:
             client.busy = None
-        self._note(client, session, request, plan)
+        self._count(client, session, request.frames, plan)
+        if self._recorder is not None:
+            self._recorder.note(client, session, request, plan)
         timing = {"infer_ms": plan.timing["total_ms"], **plan.timing}
         timing["server_ms"] = 1000 * (time.perf_counter() - began)
         return write_actions(dialect, plan.actions, timing)
 
-    def _note(
-        self,
-        client: ClientConnection,
-        session: Session,
-        request: ClientRequest,
-        plan: ScheduledPlan,
+    def _count(
+        self, client: ClientConnection, session: Session, frames: int, plan: ScheduledPlan
     ) -> None:
         session.plans += 1
-        session.frames += request.frames
+        session.frames += frames
         _log.info(
             "client %d session %s: plan %d from %d frames, waited %.1f ms, planned %.1f ms with %d",
-            client.number, shorten(session.id), session.plans, request.frames,
+            client.number, shorten(session.id), session.plans, frames,
             plan.timing["queue_ms"], plan.timing["total_ms"], plan.batch,
         )  # fmt: skip
         sparse = self._policy.history != "off" and session.frames == session.plans
@@ -300,8 +298,6 @@ class PolicyServer:
                 "trained on 4: send stacks of the last ones",
                 client.number, shorten(session.id), self._robot.timing.action_horizon,
             )  # fmt: skip
-        if self._recorder is not None:
-            self._recorder.note(client, session, request, plan)
 
     async def _session(self, client: ClientConnection, name: str) -> Session:
         """Return the episode under ``name``; a new one waits until there is room."""

@@ -21,7 +21,6 @@ from dzrobot import Embodiment, Part, Timing, View
 HZ = 5.0
 ROBOT = Embodiment(
     tag="gantry",
-    projector_id=9,
     views=(View(key="video.top", feature="top", resolution=(24, 40), size=(24, 40)),),
     state=(
         # In the dataset the other way round than in the state.

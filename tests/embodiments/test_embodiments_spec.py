@@ -42,7 +42,6 @@ def test_published_sizes():
     assert (LIBERO.state_dim, LIBERO.action_dim, LIBERO.image_size) == (8, 7, (256, 512))
     assert (FRANKA.state_dim, FRANKA.action_dim, FRANKA.image_size) == (19, 7, (256, 512))
     assert (DROID.state_dim, DROID.action_dim, DROID.image_size) == (8, 8, (352, 640))
-    assert [e.projector_id for e in (LIBERO, FRANKA, DROID)] == [21, 21, 17]
     assert [e.timing.action_horizon for e in (LIBERO, FRANKA, DROID)] == [16, 12, 24]
     assert {e.timing.frames for e in (LIBERO, FRANKA, DROID)} == {33}
     assert DROID.relative_keys == ("action.joint_position",)

@@ -1,12 +1,11 @@
 """What the arm's controller does on the emulated arm, by ``benchmarks/franka_control.py``."""
 
 import importlib.util
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
-from emulated import KeptCell, need_libraries, printer
+from emulated import printer
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,14 +19,6 @@ def benchmark():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="module")
-def cell():
-    need_libraries()
-    cell = KeptCell(rate=math.inf)
-    yield cell
-    cell.end()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import math
 import gymnasium as gym
 import numpy as np
 import pytest
-from emulated import KeptCell, need_libraries, printer
+from emulated import printer
 from gymnasium.utils.env_checker import check_env
 
 from dzrobot.cli import main
@@ -26,14 +26,6 @@ pytestmark = pytest.mark.robot
 
 STEPS, HZ = 100, 10.0
 KEYS = ("video.image", "video.wrist_image")
-
-
-@pytest.fixture(scope="module")
-def cell():
-    need_libraries()
-    cell = KeptCell(rate=math.inf)
-    yield cell
-    cell.end()
 
 
 @pytest.fixture(scope="module")

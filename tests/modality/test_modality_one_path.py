@@ -1,50 +1,17 @@
-"""The DataLoader's route and the policy's route give the same bits, for every robot."""
+"""Whatever comes in, observations or windows, is encoded to the same bits, for every robot.
+
+That training's loader adds nothing to it is shown in tests/training/test_data_loader.py.
+"""
 
 import numpy as np
-import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
 
 from dzrobot.modality.augment import draw_augmentation
 from dzrobot.modality.window import window_of
 
 
-class Rows(Dataset):
-    """What a worker does: vectors are encoded, pictures travel as they are."""
-
-    def __init__(self, pipeline, windows):
-        self.pipeline, self.windows = pipeline, windows
-
-    def __len__(self):
-        return len(self.windows)
-
-    def __getitem__(self, index):
-        window = self.windows[index]
-        views = {key: window[key] for key in self.pipeline.embodiment.video_keys}
-        rest = {key: value for key, value in window.items() if key not in views}
-        return {"views": views, "vectors": self.pipeline.encode_vectors(rest)}
-
-
 def equal(first, second):
     return first == second if isinstance(first, str) else torch.equal(first, second)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loader_and_policy_encode_alike(pipeline, window_maker, workers):
-    windows = [window_maker(pipeline.embodiment, seed=i, actions=True) for i in range(3)]
-    loader = DataLoader(
-        Rows(pipeline, windows),
-        batch_size=3,
-        num_workers=workers,
-        multiprocessing_context="fork" if workers else None,
-    )
-    (batch,) = loader
-    trained = {**batch["vectors"], "images": pipeline.encode_video(batch["views"])}
-    for index, window in enumerate(windows):
-        seen = pipeline.encode(window)
-        assert seen.keys() == trained.keys()
-        for key, value in seen.items():
-            assert equal(value, trained[key][index]), key
 
 
 def test_observations_and_window_encode_alike(pipeline, window_maker):

@@ -28,12 +28,14 @@ from dzrobot.policies.dreamzero.checkpoints.load import (
     build_network,
     expected_shapes,
     load_network,
+    load_weights,
     official_state,
     slots,
 )
 from dzrobot.policies.dreamzero.checkpoints.lora import inject_adapters
 from dzrobot.policies.dreamzero.checkpoints.names import canonical
 from dzrobot.policies.dreamzero.network.config import NetworkConfig, preset
+from dzrobot.policies.dreamzero.network.keymap import PREFIXES
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 
 
@@ -150,6 +152,11 @@ class TestRealSizes:
         config = json.loads((contract / f"rlinf_config_{size}.json").read_text())
         assert expected_shapes(NetworkConfig.from_dict(config)) == wanted
         assert expected_shapes(preset(size)) == wanted
+        sizes = {
+            part: sum(math.prod(shape) for name, shape in wanted.items() if name.startswith(part))
+            for part in PREFIXES.values()
+        }
+        assert sizes == listing["param_counts"]
 
     def test_fresh_tensors_of_a_cold_start(self, contract, size):
         listing = contract / f"cold_start_{size}_newly_initialised.json"
@@ -194,12 +201,9 @@ def test_weights_take_the_dtype_asked_for(tiny, dtype):
 
 def test_without_the_prompt_encoder(tiny):
     """Training may leave the prompt encoder out; its weights are then not asked for."""
-    from dzrobot.policies.dreamzero.checkpoints.load import check_weights, fill_network
-
     network = build_network(open_checkpoint(tiny).config, text_encoder=False)
     source = open_checkpoint(tiny).weights
-    check_weights(network, source)
-    fill_network(network.to_empty(device="cpu"), source)
+    load_weights(network.to_empty(device="cpu"), source)
     wanted = {n: t for n, t in tensors_of(tiny).items() if ".text_encoder." not in n}
     assert_equal(official_state(network), wanted)
 

@@ -387,13 +387,6 @@ class TestImagination:
             np.testing.assert_array_equal(a, b)
 
 
-def test_names_of_other_libraries(policy, libero):
-    seen = observe(libero, 0, 0)
-    chunk = policy.predict_action_chunk(seen, session="a")
-    np.testing.assert_array_equal(chunk, policy.infer(seen, session="b")["actions"])
-    np.testing.assert_array_equal(policy.select_action(seen, session="c"), chunk[0])
-
-
 def test_timing(policy, libero):
     timing = policy.infer(observe(libero, 0, 0))["timing"]
     parts = timing["encode_ms"] + timing["generate_ms"] + timing["decode_ms"]

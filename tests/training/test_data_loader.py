@@ -10,6 +10,7 @@ import pytest
 import torch
 from data_worlds import RELATIVE, ROBOT, TASKS, record, robot
 
+from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.errors import ConfigError, DatasetError
 from dzrobot.modality.augment import PUBLISHED, draw_augmentation
 from dzrobot.modality.pipeline import Pipeline
@@ -128,12 +129,11 @@ def test_ranks_share_the_global_batch(world):
             torch.testing.assert_close(rows[slot][1], whole["action"][slot], rtol=0, atol=0)
 
 
-def test_a_sample_is_what_the_pipeline_makes_of_its_window(world):
-    """One path: the loader adds nothing to Pipeline.encode."""
-    data = single(world)
+def assert_encoded_as_windows(data, embodiment, metadata):
+    """Compare five samples, as the trainer gets them, with Pipeline.encode of their windows."""
     batch = next(iter(build_loader(data, LoaderPlan(global_batch=5, micro_batch=5, stop_step=1))))
     images = encode_views(batch, data, augment=None)
-    pipeline = Pipeline(ROBOT, Statistics.from_metadata(world / "metadata.json", ROBOT))
+    pipeline = Pipeline(embodiment, Statistics.from_metadata(metadata, embodiment))
     for row, number in enumerate(batch["sample_id"].tolist()):
         _, reader, window = data.locate(number)
         encoded = pipeline.encode(reader.window(window))
@@ -144,7 +144,24 @@ def test_a_sample_is_what_the_pipeline_makes_of_its_window(world):
         assert any(task in encoded["prompt"] for task in TASKS)
     assert batch["state"].shape == (5, 2, 64)
     assert batch["action"].shape == (5, 16, 32)
-    assert images.shape == (5, 17, *ROBOT.image_size, 3)
+    assert images.shape == (5, 17, *embodiment.image_size, 3)
+
+
+def test_a_sample_is_what_the_pipeline_makes_of_its_window(world):
+    """One path: the loader adds nothing to Pipeline.encode, which policies use."""
+    assert_encoded_as_windows(single(world), ROBOT, world / "metadata.json")
+
+
+@pytest.mark.parametrize("tag", EMBODIMENTS)
+def test_samples_of_every_robot_are_encoded_as_windows(tag, tmp_path):
+    known = robot(tag)
+    options = ReaderOptions(cache=tmp_path / "cache")
+    folder = record(tmp_path / "data", known, lengths=(26, 24))
+    metadata = tmp_path / "metadata.json"
+    metadata.write_text(json.dumps({tag: measure([DatasetReader(folder, known, options)], known)}))
+    spec = SourceSpec(paths=[folder], embodiment=known, metadata=metadata)
+    data = TrainingData.open([spec], seed=0, options=options)
+    assert_encoded_as_windows(data, known, metadata)
 
 
 def test_augmentation_depends_on_seed_and_sample_alone(world):

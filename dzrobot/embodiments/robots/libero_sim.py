@@ -7,7 +7,6 @@ from dzrobot.embodiments.timing import Timing
 
 LIBERO_SIM = Embodiment(
     tag="libero_sim",
-    projector_id=21,
     views=(
         View(
             key="video.image",

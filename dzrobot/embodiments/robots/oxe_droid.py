@@ -19,7 +19,6 @@ def _view(name: str) -> View:
 
 OXE_DROID = Embodiment(
     tag="oxe_droid",
-    projector_id=17,
     views=(
         _view("exterior_image_1_left"),
         _view("exterior_image_2_left"),

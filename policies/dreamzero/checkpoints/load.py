@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dzrobot.errors import CheckpointError, preview
@@ -63,15 +63,17 @@ class TensorBinding:
         return dict(zip(self.entry.library, self.targets, strict=True))
 
 
-def slots(network: WorldActionModel) -> dict[str, TensorBinding]:
-    """Return canonical name -> slot for every tensor of the network, adapters included."""
-    table = {}
-    for child, module in network.named_children():
-        state = module.state_dict()
-        for entry in entries(module):
-            targets = tuple(state[name] for name in entry.library)
-            table[canonical(PREFIXES[child] + entry.official)] = TensorBinding(entry, targets)
-    return table
+def slots(network: nn.Module) -> dict[str, TensorBinding]:
+    """Return canonical name -> slot for every tensor, adapters included.
+
+    Args:
+        network: A network, or one component of it: its names are then without prefix.
+    """
+    state = network.state_dict()
+    return {
+        canonical(entry.official): TensorBinding(entry, tuple(state[x] for x in entry.library))
+        for entry in entries(network)
+    }
 
 
 def build_network(config: NetworkConfig, *, text_encoder: bool = True) -> WorldActionModel:
@@ -223,7 +225,7 @@ def _check_base(checkpoint: Checkpoint, base: WeightSource) -> None:
         )
 
 
-def check_weights(network: WorldActionModel, source: WeightSource) -> None:
+def check_weights(network: nn.Module, source: WeightSource) -> None:
     """Check every name, shape and dtype on the files' headers.
 
     Tensors of an encoder that the network was built without are not asked for.
@@ -271,7 +273,7 @@ def _misfit(name: str, info: TensorInfo, shape: tuple[int, ...]) -> str:
     return "" if fits(info.shape, shape) else f"{name} of shape {info.shape} instead of {shape}"
 
 
-def fill_network(network: WorldActionModel, source: WeightSource) -> None:
+def fill_network(network: nn.Module, source: WeightSource) -> None:
     """Copy the tensors of ``source`` into the network, converting dtype and device on the way.
 
     Every tensor of the network must be in ``source``: call :func:`check_weights` before giving it
@@ -283,6 +285,16 @@ def fill_network(network: WorldActionModel, source: WeightSource) -> None:
         for name, tensor in source.stream(table):
             for target, piece in _pieces(table[name], tensor):
                 _copy(target, piece)
+
+
+def load_weights(network: nn.Module, source: WeightSource) -> None:
+    """Fill a network, or one component, that has its memory; all of it or nothing.
+
+    Raises:
+        CheckpointError: See :func:`check_weights`.
+    """
+    check_weights(network, source)
+    fill_network(network, source)
 
 
 def _pieces(slot: TensorBinding, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -301,7 +313,7 @@ def _copy(target: Tensor, piece: Tensor) -> None:
         target.copy_(piece)
 
 
-def official_state(network: WorldActionModel) -> Mapping[str, Tensor]:
+def official_state(network: nn.Module) -> Mapping[str, Tensor]:
     """Return canonical name -> tensor of a network in memory, adapters included.
 
     Tensors are the network's own, except those that several are joined to.

@@ -21,7 +21,7 @@ from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.continuation import Continuations
 from dzrobot.policies.dreamzero.network.diffusion import inference_schedule
 from dzrobot.policies.dreamzero.network.dit import Controls, Prompting, StepInputs
-from dzrobot.policies.dreamzero.network.layers import Context, ContextKV
+from dzrobot.policies.dreamzero.network.layers import ContextKV
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
@@ -33,6 +33,7 @@ from dzrobot.policies.dreamzero.network.session import (
     clip_of_block,
     first_image,
     newest_frame_only,
+    noise_shapes,
     seeded_noise,
 )
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
@@ -290,9 +291,13 @@ class _Call:
         return session.keys_values
 
     def _allocate(self, frames: int, sessions: int) -> KVCache:
-        like = self.model.model.patch_embedding.weight
-        rows = sessions * self.options.prompts
-        return KVCache.allocate(self.model.config.dit, rows=rows, frames=frames, like=like)
+        return KVCache.allocate(
+            self.model.config.dit,
+            rows=sessions * self.options.prompts,
+            frames=frames,
+            device=self._device,
+            dtype=self.model.dtype,
+        )
 
     def _check_rows(self, session: SessionCache) -> None:
         if session.keys_values is None or session.keys_values.rows != self.options.prompts:
@@ -364,9 +369,8 @@ class _Call:
             return InferenceNoise(
                 request.noise.video_CFYX.to(self._device), request.noise.action_AM.to(self._device)
             )
-        latent = (like_BCFYX.shape[-2], like_BCFYX.shape[-1])
-        weight = self.model.model.patch_embedding.weight
-        return seeded_noise(self.model.config, latent, self.options.seed, weight)
+        shapes = noise_shapes(self.model.config, (like_BCFYX.shape[-2], like_BCFYX.shape[-1]))
+        return seeded_noise(shapes, self.options.seed, device=self._device, dtype=self.model.dtype)
 
     def _velocities(
         self, video_BCFYX: Tensor, timestep: int, start: int, cache: KVCache,
@@ -387,18 +391,12 @@ class _Call:
             and (controls is None or not self._given),
             first_frame_BCFYX=self._first_frames(start, video_BCFYX.shape[2]),
         )
-        videos: list[Tensor] = []
-        actions: list[Tensor | None] = []
-        for prompts, context in zip(self._passes, self._contexts, strict=True):
-            rows = cache.select(prompts.start * sessions, prompts.stop * sessions)
-            repeated = step.repeat(prompts.stop - prompts.start)
-            video_RCFYX, action_RAM = self.model.model.step(repeated, rows, context)
-            videos.append(video_RCFYX)
-            actions.append(action_RAM)
-        video_RCFYX = torch.cat(videos)
+        # Both prompts run in one batch.
+        prompts = self.options.prompts
+        video_RCFYX, action_RAM = self.model.model.step(step.repeat(prompts), cache, self._context)
         conditional = video_RCFYX[:sessions]
         # Reading frames predicts no actions, and nobody asks for them.
-        action_BAM = conditional if actions[0] is None else actions[0][:sessions]
+        action_BAM = conditional if action_RAM is None else action_RAM[:sessions]
         if self.options.prompts == 1:
             return conditional, action_BAM
         negative = video_RCFYX[sessions:]
@@ -422,32 +420,15 @@ class _Call:
         return any(part is not None and part.method == "trained" for part in parts)
 
     @cached_property
-    def _passes(self) -> list[slice]:
-        """Return which prompts run together."""
-        count = self.options.prompts
-        if self.options.batched_guidance:
-            return [slice(0, count)]
-        return [slice(prompt, prompt + 1) for prompt in range(count)]
-
-    @cached_property
-    def _contexts(self) -> list[list[ContextKV] | list[Context]]:
-        """Return for each pass the context of every block."""
+    def _context(self) -> list[ContextKV]:
+        """Return the keys and values of prompts and images for every block, made once per call."""
         kinds = [self._embedded([request.prompt for request in self.requests])]
         if self.options.prompts == 2:
             kinds.append(self._embedded([_negative(request) for request in self.requests]))
         images = [s.image_PE for s in self.sessions if s.image_PE is not None]
-        image_BPE = torch.stack(images)
-        contexts: list[list[ContextKV] | list[Context]] = []
-        for prompts in self._passes:
-            text = PromptEmbedding.stack(kinds[prompts])
-            image_RPE = image_BPE.repeat(prompts.stop - prompts.start, 1, 1)
-            prompting: Prompting = self.model.prompting(text, image_RPE)
-            context = self.model.model.embed_context(prompting)
-            if self.options.cached_context:
-                contexts.append(self.model.model.project(context))
-            else:
-                contexts.append([context] * self.model.config.dit.num_layers)
-        return contexts
+        image_RPE = torch.stack(images).repeat(self.options.prompts, 1, 1)
+        prompting: Prompting = self.model.prompting(PromptEmbedding.stack(kinds), image_RPE)
+        return self.model.model.project(self.model.model.embed_context(prompting))
 
     def _embedded(self, prompts: list[Prompt]) -> PromptEmbedding:
         """Return the embeddings of one prompt per session."""

@@ -1,7 +1,6 @@
 """Names of weights: published checkpoints on one side, the libraries' modules on the other.
 
-One table per component, read in both directions (docs/model.md, sections 0 and 6.1). Loading is
-strict: a missing, unexpected or misshapen weight is an error, and nothing is loaded then.
+One table per component, read in both directions (docs/model.md, sections 0 and 6.1).
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dzrobot.errors import CheckpointError, preview
+from dzrobot.errors import preview
 from dzrobot.policies.dreamzero.network.image import ImageEncoder
 from dzrobot.policies.dreamzero.network.prompt import TextEncoder
 from dzrobot.policies.dreamzero.network.vae import Vae
@@ -66,80 +65,20 @@ def entries(module: nn.Module) -> list[Entry]:
             table = [*_image_tensors(), *_renamed(module, _image_modules(module)), *_qkv(module)]
         case Vae():
             table = list(_renamed(module, _vae_modules(module)))
-        case _ if PREFIXES.keys() <= children.keys():
+        case _ if children and children.keys() <= PREFIXES.keys():
             table = [
-                Entry(prefix + e.official, tuple(f"{name}.{key}" for key in e.library), e.leading)
-                for name, prefix in PREFIXES.items()
-                for e in entries(children[name])
-            ]
+                Entry(
+                    PREFIXES[name] + e.official, tuple(f"{name}.{key}" for key in e.library),
+                    e.leading,
+                )
+                for name, component in children.items()
+                for e in entries(component)
+            ]  # fmt: skip
         case _:
             table = [Entry(name, (name,)) for name in module.state_dict()]
     unnamed = module.state_dict().keys() - {name for entry in table for name in entry.library}
     assert not unnamed, f"no published name for {preview(unnamed)}"
     return table
-
-
-def official_state_dict(module: nn.Module) -> dict[str, Tensor]:
-    """Return the weights under their published names and in their published shapes."""
-    state = module.state_dict()
-    return {entry.official: entry.join(state) for entry in entries(module)}
-
-
-def official_state_dict_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the published names and shapes of all weights; works on the meta device."""
-    return {name: tuple(t.shape) for name, t in official_state_dict(module).items()}
-
-
-def to_library(module: nn.Module, official: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the state dict for ``module`` of published weights, dtypes as they come.
-
-    Raises:
-        CheckpointError: Names or shapes are not exactly those of ``module``.
-    """
-    table = entries(module)
-    wanted = {entry.official for entry in table}
-    missing, unexpected = wanted - official.keys(), official.keys() - wanted
-    if missing or unexpected:
-        raise CheckpointError(
-            f"the weights do not fit the network: missing {preview(missing)}; "
-            f"unexpected {preview(unexpected)}. Compare the checkpoint's config.json with its "
-            "weight files"
-        )
-    shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
-    state: dict[str, Tensor] = {}
-    wrong = []
-    for entry in table:
-        tensor, shape = official[entry.official], entry.shape(shapes)
-        if shape == () and tensor.shape == (1,):
-            # Sharded training runs store a scalar with one axis.
-            tensor = tensor[0]
-        if tuple(tensor.shape) != shape:
-            wrong.append(f"{entry.official} {tuple(tensor.shape)} instead of {shape}")
-        else:
-            state |= entry.split(tensor)
-    if wrong:
-        raise CheckpointError(
-            f"weights of other sizes than config.json says: {preview(wrong)}. The config.json "
-            "belongs to another network"
-        )
-    return state
-
-
-def load_official(
-    module: nn.Module, official: Mapping[str, Tensor], *, assign: bool = False
-) -> None:
-    """Load published weights; all of them or none.
-
-    Args:
-        module: A component or the whole network.
-        official: Published name -> tensor, exactly those of ``module``.
-        assign: Take the tensors themselves instead of copying into the module's; for modules
-            built on the meta device.
-
-    Raises:
-        CheckpointError: See :func:`to_library`.
-    """
-    module.load_state_dict(to_library(module, official), assign=assign)
 
 
 def _renamed(module: nn.Module, modules: Mapping[str, str]) -> Iterator[Entry]:

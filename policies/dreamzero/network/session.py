@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dzrobot.errors import ConfigError, ModalityError
+from dzrobot.errors import ModalityError
 from dzrobot.policies.dreamzero.network.config import DiTConfig, NetworkConfig
 from dzrobot.policies.dreamzero.network.continuation import Continuation
 from dzrobot.policies.dreamzero.network.prompt import PromptCache, PromptRows
@@ -31,18 +31,21 @@ class KVCache:
     """Valid tokens."""
 
     @classmethod
-    def allocate(cls, config: DiTConfig, *, rows: int, frames: int, like: Tensor) -> "KVCache":
+    def allocate(
+        cls, config: DiTConfig, *, rows: int, frames: int, device: torch.device, dtype: torch.dtype
+    ) -> "KVCache":
         """Return an empty cache with room for ``frames`` frames and the tokens of one block.
 
         Args:
             config: The transformer.
             rows: Sessions times prompts.
             frames: Latent frames, those being denoised included.
-            like: A tensor of the dtype and on the device of the network.
+            device: The network's.
+            dtype: Likewise.
         """
         tokens = tokens_of(config, frames)
         shape = (config.num_layers, 2, rows, tokens, config.num_heads, config.head_dim)
-        return cls(like.new_empty(shape))
+        return cls(torch.empty(shape, device=device, dtype=dtype))
 
     def fits(self, config: DiTConfig, frames: int) -> bool:
         """Return whether ``frames`` frames and the tokens of one block have room."""
@@ -66,10 +69,6 @@ class KVCache:
     def commit(self, tokens: int) -> None:
         """Keep the tokens that the last forward pass wrote behind the valid part."""
         self.length += tokens
-
-    def select(self, first: int, stop: int) -> "KVCache":
-        """Return some rows; memory is shared, the length is not."""
-        return KVCache(self.data[:, :, first:stop], self.length)
 
     def load(self, caches: Sequence["KVCache"]) -> None:
         """Copy the valid tokens of several sessions; rows are ordered by prompt, then session."""
@@ -162,25 +161,9 @@ class GenerateOptions:
     history: bool = True
     """Whether earlier frames of the episode are remembered; else only the newest frame is used."""
 
-    max_history_frames: int | None = None
-    """Latent frames after which history is dropped; None for the network's own window."""
-
     prompt_rows: PromptRows = "own"
     """``cut``: of sessions that run as one batch, prompts are zero from the length of the shortest
     on, as in the published code; for experiments."""
-
-    batched_guidance: bool = True
-    """Whether both prompts run in one batch; else one after the other."""
-
-    cached_context: bool = True
-    """Whether the keys and values of prompt and image are computed once per call, not per step."""
-
-    def __post_init__(self) -> None:
-        if self.max_history_frames is not None and self.max_history_frames < 1:
-            raise ConfigError(
-                f"max_history_frames={self.max_history_frames} must be at least 1; to forget "
-                "everything between calls set history=False"
-            )
 
     @property
     def prompts(self) -> int:
@@ -189,8 +172,6 @@ class GenerateOptions:
 
     def window(self, config: DiTConfig) -> int:
         """Return the latent frames after which history is dropped."""
-        if self.max_history_frames is not None:
-            return self.max_history_frames
         return config.max_chunk_size * config.num_frame_per_block + 1
 
     def cached_frames(self, config: DiTConfig) -> int:
@@ -263,34 +244,39 @@ def clip_of_block(images_THW3: Tensor, block_frames: int) -> Tensor:
     return torch.cat([repeated[:1], repeated])
 
 
+def noise_shapes(
+    config: NetworkConfig, latent: tuple[int, int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes (C, F, Y, X) and (A, M) of a call's noise, for so many rows and columns."""
+    dit = config.dit
+    video = (dit.out_dim, dit.num_frame_per_block, *latent)
+    return video, (config.head.action_horizon, dit.action_dim)
+
+
 def seeded_noise(
-    config: NetworkConfig,
-    latent: tuple[int, int],
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
     seed: int,
-    like: Tensor,
+    *,
     row_of: tuple[int, int] = (0, 1),
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
 ) -> InferenceNoise:
     """Return the noise of one call; as published, video and actions each start from the seed anew.
 
     Args:
-        config: The network.
-        latent: Latent rows and columns.
+        shapes: Of video and actions, see :func:`noise_shapes`.
         seed: Seed.
-        like: A tensor of the dtype and on the device to draw in; other devices draw other numbers.
         row_of: Which row, and of how many that are drawn together.
+        device: Where to draw; other devices draw other numbers.
+        dtype: What to draw in.
     """
-    dit = config.dit
     row, rows = row_of
-    shapes = (
-        (rows, dit.out_dim, dit.num_frame_per_block, *latent),
-        (rows, config.head.action_horizon, dit.action_dim),
-    )
     video_CFYX, action_AM = (
         torch.randn(
-            shape,
-            generator=torch.Generator(like.device).manual_seed(seed),
-            device=like.device,
-            dtype=like.dtype,
+            (rows, *shape),
+            generator=torch.Generator(device).manual_seed(seed),
+            device=device,
+            dtype=dtype,
         )[row]
         for shape in shapes
     )

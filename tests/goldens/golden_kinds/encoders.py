@@ -3,8 +3,9 @@
 import torch
 from torch import nn
 
+from dzrobot.policies.dreamzero.checkpoints.load import load_weights, official_state
+from dzrobot.policies.dreamzero.checkpoints.writer import StateDictSource
 from dzrobot.policies.dreamzero.network.image import ImageEncoder
-from dzrobot.policies.dreamzero.network.keymap import load_official, official_state_dict
 from dzrobot.policies.dreamzero.network.prompt import PromptCache, TextEncoder
 from dzrobot.policies.dreamzero.network.vae import Vae
 from golden_kinds.configs import image_config, text_config, vae_config
@@ -16,8 +17,8 @@ TOLERANCE = 1e-5
 def loaded(module: nn.Module, golden: Golden) -> tuple[nn.Module, Results]:
     """Return ``module`` with the weights, and whether they are written back unchanged."""
     weights = golden.weights()
-    load_official(module, weights)
-    written = official_state_dict(module)
+    load_weights(module, StateDictSource(values=weights))
+    written = official_state(module)
     same = written.keys() == weights.keys() and all(
         torch.equal(written[name], weights[name]) for name in weights
     )

@@ -3,15 +3,17 @@
 import torch
 from torch import Tensor
 
+from dzrobot.policies.dreamzero.checkpoints.load import load_weights
+from dzrobot.policies.dreamzero.checkpoints.writer import StateDictSource
 from dzrobot.policies.dreamzero.network.diffusion import DiffusionNoise
 from dzrobot.policies.dreamzero.network.generate import predict
-from dzrobot.policies.dreamzero.network.keymap import load_official
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
     InferenceNoise,
     InferenceRequest,
     Prompt,
     SessionCache,
+    noise_shapes,
     seeded_noise,
 )
 from dzrobot.policies.dreamzero.network.world_action import (
@@ -118,7 +120,7 @@ def _model(golden: Golden) -> WorldActionModel:
     """Return the network with the weights that the manifest names."""
     weights = golden.companion()
     model = WorldActionModel(network_config(golden)).eval()
-    load_official(model, {name: weights[name] for name in weights.tensors})
+    load_weights(model, StateDictSource(values={name: weights[name] for name in weights.tensors}))
     for module in (model.text_encoder, model.image_encoder, model.vae):
         module.requires_grad_(False)
     return model
@@ -234,6 +236,8 @@ def _call_results(golden: Golden, tag: str, steps: _StepRecorder) -> Results:
 def _seed_results(golden: Golden, model: WorldActionModel, options: GenerateOptions) -> Results:
     """Compare the noise that a call draws by itself."""
     latent = tuple(golden["noise.video"].shape[-2:])
-    noise = seeded_noise(model.config, latent, options.seed, golden["noise.video"])
+    noise = seeded_noise(
+        noise_shapes(model.config, latent), options.seed, dtype=golden["noise.video"].dtype
+    )
     pairs = {"noise.video": noise.video_CFYX, "noise.action": noise.action_AM}
     return {key: (relative_l2(value[None], golden[key]), LOSS) for key, value in pairs.items()}

@@ -67,15 +67,12 @@ def multi_anchor_sampler(golden: Golden) -> Results:
 
 @checker("official_prompts")
 def official_prompts(golden: Golden) -> Results:
-    """Every prompt the reference can make, and the ids of our robots."""
+    """Every prompt the reference can make."""
     task = clean_instruction(golden.manifest["input"])
     results: Results = {}
     for name, expected in golden.manifest["prompts"].items():
         if not expected.startswith("ERROR"):
             results[name] = exact(PROMPTS[name.partition("|")[0]].format(task=task), expected)
-    for tag, number in golden.manifest["embodiment_ids"].items():
-        if tag in EMBODIMENTS:
-            results[f"id.{tag}"] = exact(EMBODIMENTS[tag].projector_id, number)
     return results
 
 
@@ -167,7 +164,6 @@ def _evaluation(golden: Golden, robot: Embodiment) -> Results:
         "eval.negative": exact(
             [clean(sample["negative_prompt"]) for sample in encoded], manifest["prompts_out"]["neg"]
         ),
-        "eval.id": exact(robot.projector_id, golden["eval.out.embodiment_id"][0].item()),
     }
 
 

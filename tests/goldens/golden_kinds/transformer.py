@@ -59,7 +59,13 @@ def dit_infer(golden: Golden) -> Results:
         golden.manifest["B"],
         max(call["start_frame"] + call["frames"] for call in golden.manifest["calls"]),
     )
-    cache = KVCache.allocate(config, rows=batch, frames=frames, like=golden["in.context"])
+    cache = KVCache.allocate(
+        config,
+        rows=batch,
+        frames=frames,
+        device=torch.device("cpu"),
+        dtype=golden["in.context"].dtype,
+    )
     results: Results = {}
     with torch.no_grad():
         context = model.embed_context(_prompting(golden))

@@ -3,9 +3,10 @@
 import torch
 from torch import nn
 
+from dzrobot.policies.dreamzero.checkpoints.load import load_weights, official_state
+from dzrobot.policies.dreamzero.checkpoints.writer import StateDictSource
 from dzrobot.policies.dreamzero.network.dit import CausalDiT
 from dzrobot.policies.dreamzero.network.image import ImageEncoder
-from dzrobot.policies.dreamzero.network.keymap import load_official, official_state_dict
 from dzrobot.policies.dreamzero.network.prompt import TextEncoder
 from dzrobot.policies.dreamzero.network.vae import Vae
 from golden_kinds.configs import network_config
@@ -24,8 +25,8 @@ def weights(golden: Golden) -> Results:
         }
     )
     stored = {name: golden[name] for name in golden.tensors}
-    load_official(network, stored)
-    written = official_state_dict(network)
+    load_weights(network, StateDictSource(values=stored))
+    written = official_state(network)
     changed = [name for name in stored if not torch.equal(written[name], stored[name])]
     return {
         "names": exact(sorted(written), sorted(stored)),

@@ -18,6 +18,15 @@ from dzrobot.policies.serving.server import PolicyServer
 
 DROID = load_embodiment("oxe_droid")
 MINI = load_embodiment("libero_mini")
+ARENA = {
+    "image_resolution": [180, 320],
+    "needs_wrist_camera": True,
+    "n_external_cameras": 2,
+    "needs_stereo_camera": False,
+    "needs_session_id": True,
+    "action_space": "joint_position",
+}
+"""The greeting of RoboArena's clients for :data:`DROID`."""
 
 
 class Remembering:

@@ -9,7 +9,17 @@ from contextlib import contextmanager
 import msgpack
 import numpy as np
 import pytest
-from serving_peers import DROID, MINI, Remembering, droid_request, droid_seen, frame, read, serving
+from serving_peers import (
+    ARENA,
+    DROID,
+    MINI,
+    Remembering,
+    droid_request,
+    droid_seen,
+    frame,
+    read,
+    serving,
+)
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import serve
 
@@ -23,14 +33,6 @@ from dzrobot.policies.serving.client import RemotePolicy
 from dzrobot.policies.serving.connection import ConnectOptions
 
 QUICK = ConnectOptions(connect_s=0.5, first_s=30, later_s=30)
-ARENA = {
-    "image_resolution": [180, 320],
-    "needs_wrist_camera": True,
-    "n_external_cameras": 2,
-    "needs_stereo_camera": False,
-    "needs_session_id": True,
-    "action_space": "joint_position",
-}
 PLAN = np.arange(24 * 8, dtype=np.float32).reshape(24, 8)
 
 

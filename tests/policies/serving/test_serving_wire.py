@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving_peers import DROID, MINI, frame
+from serving_peers import ARENA, DROID, MINI, frame
 
 from dzrobot.errors import DzrobotError, ProtocolError
 from dzrobot.policies.serving.dialects import arena_greeting, read_request, wire_names
@@ -166,11 +166,4 @@ def test_libero_has_the_names_of_openpi():
 
 
 def test_the_greeting_holds_roboarenas_six_keys_and_no_other():
-    assert arena_greeting(DROID) == {
-        "image_resolution": [180, 320],
-        "needs_wrist_camera": True,
-        "n_external_cameras": 2,
-        "needs_stereo_camera": False,
-        "needs_session_id": True,
-        "action_space": "joint_position",
-    }
+    assert arena_greeting(DROID) == ARENA
