@@ -100,10 +100,10 @@ def _executions(text: str) -> list[str]:
 
 def _evaluation(arguments: argparse.Namespace, execution: Execution, steps: int) -> Evaluation:
     return Evaluation(
-        selection=EvalSpec(
+        spec=EvalSpec(
             protocol=PROTOCOLS["lift-100"], env="dzrobot/lift-v0", episodes=arguments.episodes
         ),
-        player=PolicySpec(
+        policy=PolicySpec(
             name=arguments.checkpoint,
             device=arguments.device,
             options=PolicyOptions(execute=arguments.execute, noise=arguments.noise),

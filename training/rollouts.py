@@ -37,7 +37,7 @@ def evaluate_rollouts(
 
 def _acted(config: SFTConfig, device: str, step: int) -> dict[str, float]:
     runner = config.runner
-    selection = EvalSpec(
+    spec = EvalSpec(
         protocol=PROTOCOLS["custom"], env=runner.rollout_env, episodes=runner.rollout_episodes,
         seed=runner.seed,
     )  # fmt: skip
@@ -45,7 +45,7 @@ def _acted(config: SFTConfig, device: str, step: int) -> dict[str, float]:
         name=str(step_folder(runner.output_dir, step)), embodiment=config.model.embodiment_tag,
         device=device,
     )  # fmt: skip
-    prepared = prepare(Evaluation(selection=selection, player=policy))
+    prepared = prepare(Evaluation(spec=spec, policy=policy))
     folder = runner.output_dir / "rollouts" / f"step_{step:08d}"
     options = RunOptions(workers=0, videos="failures")
     total = evaluate(prepared, folder, options).total

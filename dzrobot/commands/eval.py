@@ -86,7 +86,7 @@ def _evaluated(console: Console, arguments: argparse.Namespace) -> tuple[Summary
         console.print(line, soft_wrap=True, markup=False)
     prepared = prepare(setup.evaluation)
     output = arguments.output or Path("results") / (
-        f"{setup.label}-{setup.evaluation.player.label}-{card_digest(prepared.card)}"
+        f"{setup.label}-{setup.evaluation.policy.label}-{card_digest(prepared.card)}"
     )
     arm = prepared.moves_an_arm
     workers = (0 if arm else _WORKERS) if arguments.workers is None else arguments.workers
@@ -304,10 +304,10 @@ def _setup(arguments: argparse.Namespace) -> _Setup:
     given = flags.keywords(arguments.env_arg, _RESERVED)
     if not suites:
         given = _checked_for_arms(arguments, str(env), given, greeting)
-    player = _player(arguments, greeting)
+    policy = _policy_spec(arguments, greeting)
     if not suites and arguments.env is None:
         greeting.append(f"LIBERO with a real checkpoint: {EXAMPLE}")
-    selection = EvalSpec(
+    spec = EvalSpec(
         protocol=protocol,
         suites=suites,
         env=env,
@@ -318,8 +318,8 @@ def _setup(arguments: argparse.Namespace) -> _Setup:
         arguments=given,
     )
     evaluation = Evaluation(
-        selection=selection,
-        player=player,
+        spec=spec,
+        policy=policy,
         ablation=arguments.ablate_images,
         batched=arguments.batch,
         execution=read_execution(arguments),
@@ -349,7 +349,7 @@ def _checked_for_arms(
     return slowed(given)
 
 
-def _player(arguments: argparse.Namespace, greeting: list[str]) -> PolicySpec:
+def _policy_spec(arguments: argparse.Namespace, greeting: list[str]) -> PolicySpec:
     if arguments.checkpoint and arguments.policy:
         raise ConfigError("give --checkpoint or --policy, not both")
     if arguments.policy and PolicySpec(name=arguments.policy).is_checkpoint:

@@ -159,8 +159,8 @@ def _actor(arguments: argparse.Namespace, facts: EnvironmentFacts) -> Actor:
         if not is_reference(arguments.call):
             raise ConfigError(f"--call {arguments.call!r}: write MODULE:FUNCTION")
         return CallableActor(load_reference(arguments.call, "--call", Callable))
-    player = PolicySpec(name=arguments.policy, device=arguments.device)
-    policy = load_policy(resolve_policy(player, facts.robot, exact=facts.moves_an_arm)).policy
+    wanted = PolicySpec(name=arguments.policy, device=arguments.device)
+    policy = load_policy(resolve_policy(wanted, facts.robot, exact=facts.moves_an_arm)).policy
     if policy is None:
         raise ConfigError(f"{arguments.policy!r} needs privileges that a robot does not give")
     return PolicyActor(policy=policy)

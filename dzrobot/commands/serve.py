@@ -39,11 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until stopped; return 0, or 1 after the policy has failed."""
     options = _options(arguments)
-    player = _player(arguments)
-    ready = load_policy(resolve_policy(player, None))
+    policy = _policy_spec(arguments)
+    ready = load_policy(resolve_policy(policy, None))
     if not isinstance(ready.policy, PlanningPolicy):
         raise ConfigError(
-            f"the policy {player.name} plans no chunks, and only such a policy can be served"
+            f"the policy {policy.name} plans no chunks, and only such a policy can be served"
         )
     logging.getLogger("dzrobot.policies.serving").setLevel(logging.INFO)
     with contextlib.ExitStack() as stack:
@@ -186,7 +186,7 @@ def _options(arguments: argparse.Namespace) -> ServeOptions:
     )
 
 
-def _player(arguments: argparse.Namespace) -> PolicySpec:
+def _policy_spec(arguments: argparse.Namespace) -> PolicySpec:
     if arguments.checkpoint in BUILT_IN:
         raise ConfigError(
             f"{arguments.checkpoint!r} plans no chunks: give a checkpoint, or module:factory"

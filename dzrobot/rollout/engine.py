@@ -384,7 +384,7 @@ class Engines:
         return VirtualDesk(options.latency, self.schedule.hz, key, first_free=first_free)
 
 
-def check_player(policy: Policy | None, schedule: Schedule) -> None:
+def check_policy(policy: Policy | None, schedule: Schedule) -> None:
     """Check that ``policy`` can be executed as ``schedule`` says.
 
     Raises:

@@ -111,11 +111,11 @@ def test_a_policy_drives_a_real_arm_slowly_until_someone_says_otherwise(cell, tm
 
 
 def card_of(**arguments):
-    selection = EvalSpec(
+    spec = EvalSpec(
         protocol=PROTOCOLS["custom"], suites=(), env="Franka-PnP-v0", tasks=None, episodes=2,
         max_steps=None, seed=0, arguments=arguments,
     )  # fmt: skip
-    return prepare(Evaluation(selection=selection, player=PolicySpec(name="hold"))).card
+    return prepare(Evaluation(spec=spec, policy=PolicySpec(name="hold"))).card
 
 
 def test_the_card_holds_the_workcell_but_not_where_it_is(cell):

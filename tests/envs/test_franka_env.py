@@ -367,13 +367,13 @@ def test_the_gripper_has_a_published_and_a_gentle_preset():
 
 def test_a_policy_of_another_frame_is_refused_before_anything_moves(monkeypatch):
     monkeypatch.setitem(sys.modules, "franka_callbacks", sys.modules[__name__])
-    selection = EvalSpec(
+    spec = EvalSpec(
         protocol=PROTOCOLS["custom"], env="dzrobot/Franka-PnP-fake-v0", episodes=1,
         arguments={"action": {"frame": "base"}},
     )  # fmt: skip
-    player = PolicySpec(name="franka_callbacks:always")
+    policy = PolicySpec(name="franka_callbacks:always")
     with pytest.raises(ConfigError, match=r"'base'.*'ee_adjoint'.*action.frame"):
-        prepare(Evaluation(selection=selection, player=player))
+        prepare(Evaluation(spec=spec, policy=policy))
 
 
 def test_a_fault_of_the_gripper_ends_the_episode():

@@ -15,11 +15,11 @@ pytest.importorskip("statsmodels")
 
 
 def run(folder, policy="rollout_policies:Steer", **changes):
-    selection = EvalSpec(
+    spec = EvalSpec(
         protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 2), episodes=3,
         max_steps=20, arguments={"resolution": 32}, **changes,
     )  # fmt: skip
-    evaluation = Evaluation(selection=selection, player=PolicySpec(name=policy))
+    evaluation = Evaluation(spec=spec, policy=PolicySpec(name=policy))
     evaluate(prepare(evaluation), folder, RunOptions(workers=0, videos="none"))
 
 

@@ -15,16 +15,16 @@ from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.evaluation.records import RecordFile
 from dzrobot.rollout.policy_spec import PolicySpec
 
-SELECTION = EvalSpec(
+SPEC = EvalSpec(
     protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 2), episodes=3,
     max_steps=20, arguments={"resolution": 32},
 )  # fmt: skip
 
 
 def planned(policy="Steer", *, batched=False, **changes):
-    player = PolicySpec(name=f"rollout_policies:{policy}", privileged=policy == "Deadly")
-    selection = replace(SELECTION, **changes)
-    return prepare(Evaluation(selection=selection, player=player, batched=batched))
+    wanted = PolicySpec(name=f"rollout_policies:{policy}", privileged=policy == "Deadly")
+    spec = replace(SPEC, **changes)
+    return prepare(Evaluation(spec=spec, policy=wanted, batched=batched))
 
 
 def run(folder, prepared=None, **options):
@@ -190,10 +190,10 @@ def test_the_card_says_what_a_score_depends_on(alone):
 )
 def test_a_history_that_is_not_the_protocols_or_the_robots_is_said(of_protocol, asked, said):
     protocol = replace(PROTOCOLS["custom"], name="named", history=of_protocol)
-    selection = EvalSpec(protocol=protocol, env="dzrobot/point-v0")
+    spec = EvalSpec(protocol=protocol, env="dzrobot/point-v0")
     options = PolicyOptions(history=asked)
-    player = PolicySpec(name="random", embodiment="libero_sim", options=options)
-    card = prepare(Evaluation(selection=selection, player=player)).card
+    policy = PolicySpec(name="random", embodiment="libero_sim", options=options)
+    card = prepare(Evaluation(spec=spec, policy=policy)).card
     assert card["changes"] == said
 
 

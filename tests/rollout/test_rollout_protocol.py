@@ -60,12 +60,12 @@ def test_rlinf_in_may_is_seven_rounds_of_64_and_the_first_again():
 
 def test_a_part_of_a_run_in_rounds_has_the_episodes_of_the_whole():
     whole = plan_episodes(EvalSpec(protocol=MAY, suites=("libero_goal",)))
-    selection = EvalSpec(protocol=MAY, suites=("libero_goal",), tasks=(1, 8))
-    assert plan_episodes(selection) == tuple(case for case in whole if case.task_id in (1, 8))
-    short = plan_episodes(replace(selection, tasks=None, episodes=2))
+    spec = EvalSpec(protocol=MAY, suites=("libero_goal",), tasks=(1, 8))
+    assert plan_episodes(spec) == tuple(case for case in whole if case.task_id in (1, 8))
+    short = plan_episodes(replace(spec, tasks=None, episodes=2))
     assert short == tuple(case for case in whole if case.init_state_id < 2)
     with pytest.raises(ConfigError, match="no episode was asked for that rlinf-may has"):
-        plan_episodes(replace(selection, tasks=(9,)))
+        plan_episodes(replace(spec, tasks=(9,)))
     with pytest.raises(ProtocolError, match="64 episodes side by side, but dzrobot/lift-v0 has 50"):
         plan_episodes(EvalSpec(protocol=MAY, env="dzrobot/lift-v0"))
 
@@ -94,9 +94,9 @@ def test_a_part_of_a_run_has_the_same_episodes_as_the_whole():
 
 
 def test_changes_to_a_named_protocol_are_told():
-    selection = EvalSpec(protocol=STANDARD, suites=("libero_goal",))
-    assert selection.changes == ()
-    changed = replace(selection, tasks=(1,), episodes=3, max_steps=40, arguments={"quality": "x"})
+    spec = EvalSpec(protocol=STANDARD, suites=("libero_goal",))
+    assert spec.changes == ()
+    changed = replace(spec, tasks=(1,), episodes=3, max_steps=40, arguments={"quality": "x"})
     assert len(changed.changes) == 4
 
 

@@ -45,8 +45,8 @@ def test_the_expert_lifts_without_cameras(command, tmp_path):
 
 
 def test_a_device_that_is_not_there_is_said(checkpoint):
-    player = PolicySpec(name=str(checkpoint), device=f"cuda:{torch.cuda.device_count()}")
-    found = resolve_policy(player, load_embodiment("libero_sim"))
+    policy = PolicySpec(name=str(checkpoint), device=f"cuda:{torch.cuda.device_count()}")
+    found = resolve_policy(policy, load_embodiment("libero_sim"))
     with pytest.raises(ConfigError, match="visible to torch; give cpu"):
         load_policy(found)
 
@@ -61,8 +61,8 @@ def test_a_checkpoint_is_opened_once(checkpoint):
             read.append(Path(str(arguments[0])).parent)
 
     sys.addaudithook(listen)
-    selection = EvalSpec(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=1)
-    prepare(Evaluation(selection=selection, player=PolicySpec(name=str(checkpoint))))
+    spec = EvalSpec(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=1)
+    prepare(Evaluation(spec=spec, policy=PolicySpec(name=str(checkpoint))))
     listening.clear()
     assert read.count(checkpoint) == 1
 

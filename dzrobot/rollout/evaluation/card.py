@@ -64,7 +64,7 @@ class Card(BaseModel):
 
 
 def build_card(
-    selection: EvalSpec,
+    spec: EvalSpec,
     cases: Sequence[EpisodeSpec],
     policy: Mapping[str, Any],
     arguments: Mapping[str, Mapping[str, Any]],
@@ -73,17 +73,17 @@ def build_card(
     """Return the card of a run as plain values; the number of workers is not part of it.
 
     Args:
-        selection: What was asked for.
+        spec: What was asked for.
         cases: Every episode that follows from it.
         policy: What its actions depend on.
         arguments: Keyword arguments of the environments beyond the task, by name.
         facts: What the environments say of themselves, by name.
     """
-    protocol = selection.protocol
+    protocol = spec.protocol
     card = {
         "format": FORMAT,
         "protocol": protocol.name,
-        "changes": list(selection.changes),
+        "changes": list(spec.changes),
         "suites": {suite: _suite(suite, cases, arguments, facts) for suite in _suites(cases)},
         "repeats": [
             {
@@ -96,7 +96,7 @@ def build_card(
             for case in cases
             if case.repeat_of is not None
         ],
-        "seed": selection.seed,
+        "seed": spec.seed,
         "success": "the goal held at any step",
         "stop_at_success": protocol.stop_at_success,
         "policy": dict(policy),

@@ -10,7 +10,7 @@ from typing import Any
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.options import PolicyOptions
-from dzrobot.rollout.engine import Engines, check_player
+from dzrobot.rollout.engine import Engines, check_policy
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
     check_fits,
@@ -39,10 +39,10 @@ from dzrobot.rollout.workers import Acting, OnOpen, RolloutSettings, WorkerPool,
 class Evaluation:
     """What is evaluated; with the versions installed, it fixes the results."""
 
-    selection: EvalSpec
+    spec: EvalSpec
     """Which episodes, by which rules."""
 
-    player: PolicySpec
+    policy: PolicySpec
     """Which policy."""
 
     ablation: Ablation = "none"
@@ -136,13 +136,13 @@ def prepare(evaluation: Evaluation) -> PreparedEvaluation:
     Raises:
         DzrobotError: something is unknown, missing, or does not fit together.
     """
-    selection = evaluation.selection
-    cases = plan_episodes(selection)
+    spec = evaluation.spec
+    cases = plan_episodes(spec)
     names = list(dict.fromkeys(case.env for case in cases))
-    protocol = selection.protocol
-    first = look_at(names[0], cases[0], selection.arguments)
-    found = resolve_policy(evaluation.player, first.robot, exact=first.moves_an_arm)
-    robot, options = found.robot, evaluation.player.options
+    protocol = spec.protocol
+    first = look_at(names[0], cases[0], spec.arguments)
+    found = resolve_policy(evaluation.policy, first.robot, exact=first.moves_an_arm)
+    robot, options = found.robot, evaluation.policy.options
     settled = replace(
         options,
         history=options.history or protocol.history or robot.history,
@@ -152,20 +152,20 @@ def prepare(evaluation: Evaluation) -> PreparedEvaluation:
     timed = _schedule(evaluation, first, robot)
     if timed is not None:
         settled = replace(settled, execute=timed.execute)
-    player = replace(evaluation.player, options=settled)
-    selection = _changes_named(selection, options, robot, timed)
+    policy = replace(evaluation.policy, options=settled)
+    spec = _changes_named(spec, options, robot, timed)
     arguments = {
-        name: environment_arguments(name, protocol, robot, selection.arguments) for name in names
+        name: environment_arguments(name, protocol, robot, spec.arguments) for name in names
     }
-    needed = robot.observation_keys if player.looks else ()
+    needed = robot.observation_keys if policy.looks else ()
     facts = _check_spaces(cases, arguments, robot, needed=needed)
-    ready = load_policy(replace(found, spec=player))
+    ready = load_policy(replace(found, spec=policy))
     if timed is not None:
-        check_player(ready.policy, timed)
+        check_policy(ready.policy, timed)
     behavior = {**ready.card, "embodiment": robot.tag, "ablation": evaluation.ablation}
     if evaluation.batched:
         behavior["batched"] = True
-    card = build_card(selection, cases, behavior, arguments, facts)
+    card = build_card(spec, cases, behavior, arguments, facts)
     if timed is not None:
         card["execution"] = timed.card()
     return PreparedEvaluation(
@@ -255,8 +255,8 @@ def _run(
     settings = RolloutSettings(
         folder=output,
         arguments=prepared.arguments,
-        stop_at_success=prepared.evaluation.selection.protocol.stop_at_success,
-        privileged=prepared.evaluation.player.in_worker,
+        stop_at_success=prepared.evaluation.spec.protocol.stop_at_success,
+        privileged=prepared.evaluation.policy.in_worker,
         ablation=prepared.evaluation.ablation,
         videos=options.videos,
     )
@@ -278,14 +278,14 @@ def _engines(prepared: PreparedEvaluation) -> Engines | None:
     if prepared.schedule is None:
         return None
     hands = {name: facts.hand_position for name, facts in prepared.facts.items()}
-    return Engines(prepared.schedule, prepared.evaluation.selection.seed, hands)
+    return Engines(prepared.schedule, prepared.evaluation.spec.seed, hands)
 
 
 def _schedule(
     evaluation: Evaluation, facts: EnvironmentFacts, robot: Embodiment
 ) -> Schedule | None:
     """Return how plans are executed; None where time stands still while they are made."""
-    options, execute = evaluation.execution, evaluation.player.options.execute
+    options, execute = evaluation.execution, evaluation.policy.options.execute
     if options is None:
         return None
     if evaluation.batched:
@@ -338,10 +338,10 @@ def _progress(
 
 
 def _changes_named(
-    selection: EvalSpec, options: PolicyOptions, robot: Embodiment, timed: Schedule | None
+    spec: EvalSpec, options: PolicyOptions, robot: Embodiment, timed: Schedule | None
 ) -> EvalSpec:
-    """Return the selection, which also says where the policy departs from the protocol."""
-    protocol, said = selection.protocol, []
+    """Return the spec, which also says where the policy departs from the protocol."""
+    protocol, said = spec.protocol, []
     history = protocol.history or robot.history
     if options.history not in (None, history):
         said.append(f"history {options.history}, not {history}")
@@ -351,7 +351,7 @@ def _changes_named(
         latency = timed.options.latency
         taken = "real time" if latency is None else f"latency {latency.text}"
         said.append(f"execution {timed.options.execution} every {timed.execute} steps, {taken}")
-    return replace(selection, policy_changes=tuple(said))
+    return replace(spec, policy_changes=tuple(said))
 
 
 def _check_spaces(

@@ -191,8 +191,8 @@ class EvalSpec:
         return tuple(found) if self.protocol.name != "custom" else ()
 
 
-def plan_episodes(selection: EvalSpec) -> tuple[EpisodeSpec, ...]:
-    """Return every episode of ``selection``: by suite, task and episode; repeats after the rest.
+def plan_episodes(spec: EvalSpec) -> tuple[EpisodeSpec, ...]:
+    """Return every episode of ``spec``: by suite, task and episode; repeats after the rest.
 
     Raises:
         ConfigError: neither or both of suites and environment, or no episode at all.
@@ -200,26 +200,26 @@ def plan_episodes(selection: EvalSpec) -> tuple[EpisodeSpec, ...]:
             than there are.
         UnknownNameError: no such suite.
     """
-    if bool(selection.suites) == (selection.env is not None):
+    if bool(spec.suites) == (spec.env is not None):
         raise ConfigError("name either LIBERO suites or one environment")
-    wanted = selection.protocol.suite
-    if wanted is not None and selection.env != wanted:
-        given = selection.env or ", ".join(selection.suites)
+    wanted = spec.protocol.suite
+    if wanted is not None and spec.env != wanted:
+        given = spec.env or ", ".join(spec.suites)
         raise ProtocolError(
-            f"protocol {selection.protocol.name} is made for {wanted}, not for {given}; "
+            f"protocol {spec.protocol.name} is made for {wanted}, not for {given}; "
             "leave --protocol out, or use --protocol custom"
         )
-    names = selection.suites or (str(selection.env),)
-    per_task = selection.protocol.episodes if selection.episodes is None else selection.episodes
-    if per_task * len(selection.tasks or (0,)) * len(names) > MOST_EPISODES:
+    names = spec.suites or (str(spec.env),)
+    per_task = spec.protocol.episodes if spec.episodes is None else spec.episodes
+    if per_task * len(spec.tasks or (0,)) * len(names) > MOST_EPISODES:
         raise ConfigError(
             f"{per_task} episodes per task are too many; a run has at most {MOST_EPISODES}"
         )
-    episodes_of = _of_suite if selection.protocol.rounds is None else _in_rounds
-    cases = [case for name in names for case in episodes_of(selection, name)]
+    episodes_of = _of_suite if spec.protocol.rounds is None else _in_rounds
+    cases = [case for name in names for case in episodes_of(spec, name)]
     if not cases:
         raise ConfigError(
-            f"no episode was asked for that {selection.protocol.name} has: give --episodes 1 or "
+            f"no episode was asked for that {spec.protocol.name} has: give --episodes 1 or "
             "more, or other --tasks"
         )
     return tuple(cases)
@@ -232,12 +232,12 @@ def shard_of(cases: Sequence[EpisodeSpec], index: int, count: int) -> tuple[Epis
     return tuple(cases[index::count])
 
 
-def _of_suite(selection: EvalSpec, name: str) -> Iterator[EpisodeSpec]:
-    suite = _suite(selection, name)
-    tasks = selection.tasks if selection.tasks is not None else range(suite.tasks if suite else 1)
-    episodes = selection.episodes
+def _of_suite(spec: EvalSpec, name: str) -> Iterator[EpisodeSpec]:
+    suite = _suite(spec, name)
+    tasks = spec.tasks if spec.tasks is not None else range(suite.tasks if suite else 1)
+    episodes = spec.episodes
     if episodes is None:
-        episodes = selection.protocol.episodes
+        episodes = spec.protocol.episodes
     if suite is not None and episodes > suite.init_states:
         raise ProtocolError(
             f"{episodes} episodes per task, but a task of {name} has {suite.init_states} initial "
@@ -247,19 +247,19 @@ def _of_suite(selection: EvalSpec, name: str) -> Iterator[EpisodeSpec]:
         if suite is not None and task not in range(suite.tasks):
             raise ConfigError(f"{name} has no task {task}; it has 0 to {suite.tasks - 1}")
         for episode in range(episodes):
-            yield _case(selection, name, task, episode)
+            yield _case(spec, name, task, episode)
 
 
-def _suite(selection: EvalSpec, name: str) -> Suite | None:
+def _suite(spec: EvalSpec, name: str) -> Suite | None:
     """Return the suite that ``name`` is, None where it is an environment."""
-    return find(SUITES, "suite", name) if selection.env is None else None
+    return find(SUITES, "suite", name) if spec.env is None else None
 
 
-def _in_rounds(selection: EvalSpec, name: str) -> Iterator[EpisodeSpec]:
+def _in_rounds(spec: EvalSpec, name: str) -> Iterator[EpisodeSpec]:
     """Yield what is asked for of a protocol in rounds: a part has the episodes of the whole."""
-    protocol = selection.protocol
-    asked = {case.name for case in _of_suite(selection, name)}
-    starts = list(_of_suite(replace(selection, tasks=None, episodes=None), name))
+    protocol = spec.protocol
+    asked = {case.name for case in _of_suite(spec, name)}
+    starts = list(_of_suite(replace(spec, tasks=None, episodes=None), name))
     slots, rounds = protocol.slots or 1, protocol.rounds or 1
     whole = starts[: len(starts) // slots * slots]
     if not whole:
@@ -273,15 +273,15 @@ def _in_rounds(selection: EvalSpec, name: str) -> Iterator[EpisodeSpec]:
         if case.name not in asked:
             continue
         if lap:
-            again = _case(selection, name, case.task_id, case.episode + lap * protocol.episodes)
+            again = _case(spec, name, case.task_id, case.episode + lap * protocol.episodes)
             case = replace(again, init_state_id=case.init_state_id, repeat_of=case.episode)
         # The key keeps its size and tells the slot as well.
         yield replace(case, noise_key=case.noise_key // slots * slots + position % slots)
 
 
-def _case(selection: EvalSpec, name: str, task: int, episode: int) -> EpisodeSpec:
-    suite = _suite(selection, name)
-    tasked = suite is not None or selection.tasks is not None
+def _case(spec: EvalSpec, name: str, task: int, episode: int) -> EpisodeSpec:
+    suite = _suite(spec, name)
+    tasked = suite is not None or spec.tasks is not None
     return EpisodeSpec(
         env=name if suite is None else suite.env,
         arguments={"task_id": task} if tasked else {},
@@ -289,19 +289,17 @@ def _case(selection: EvalSpec, name: str, task: int, episode: int) -> EpisodeSpe
         task_id=task,
         episode=episode,
         # Where the seed chooses the start, counting up visits each start once.
-        seed=keyed_seed("env", selection.seed, name, task, episode)
-        if suite
-        else selection.seed + episode,
+        seed=keyed_seed("env", spec.seed, name, task, episode) if suite else spec.seed + episode,
         init_state_id=episode if suite else None,
-        max_steps=_steps(selection, name),
-        noise_key=keyed_seed("noise", selection.seed, name, task, episode),
+        max_steps=_steps(spec, name),
+        noise_key=keyed_seed("noise", spec.seed, name, task, episode),
     )
 
 
-def _steps(selection: EvalSpec, name: str) -> int | None:
-    if selection.max_steps is not None:
-        return selection.max_steps
-    steps = selection.protocol.max_steps
+def _steps(spec: EvalSpec, name: str) -> int | None:
+    if spec.max_steps is not None:
+        return spec.max_steps
+    steps = spec.protocol.max_steps
     if isinstance(steps, Mapping):
         # The environment of another suite brings its own limit.
         return steps.get(name)
