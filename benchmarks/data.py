@@ -45,7 +45,7 @@ CODECS = (
 
 
 def scene(height, width, number):
-    """Return a moving noisy picture: codecs find it as hard as a real camera's."""
+    """Return a moving noisy image: codecs find it as hard as a real camera's."""
     rng = np.random.default_rng(number)
     y, x = np.mgrid[0:height, 0:width]
     waves = [127 + 70 * np.sin(x / 17 + number / 9 + c) * np.cos(y / 23 - c) for c in range(3)]
@@ -59,22 +59,22 @@ def opencv_clip(path, numbers):
     if not capture.isOpened():
         return None
     capture.set(cv2.CAP_PROP_POS_FRAMES, int(numbers[0]))
-    pictures, at = [], int(numbers[0])
+    images, at = [], int(numbers[0])
     for number in numbers:
         while at < number:
             capture.grab()
             at += 1
-        done, picture = capture.read()
+        done, image = capture.read()
         at += 1
         if not done:
             return None
-        pictures.append(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB))
+        images.append(cv2.cvtColor(image, cv2.COLOR_BGR2RGB))
     capture.release()
-    return np.stack(pictures)
+    return np.stack(images)
 
 
 def ours_clip(name):
-    """Return a reader of one clip that opens the file anew each time, as a random sample does."""
+    """Return a reader of one clip that opens the file again each time, as a random sample does."""
 
     def read(path, numbers):
         decoder = DECODERS[name](path, FrameTable.cached(path, path.parent / "tables"))
@@ -113,12 +113,12 @@ def decode_table(stride):
     print(f"{'file':28}" + "".join(f"{name:>12}" for name in readers))
     with tempfile.TemporaryDirectory() as folder:
         for height, width in SIZES:
-            pictures = [scene(height, width, number) for number in range(FRAMES)]
+            images = [scene(height, width, number) for number in range(FRAMES)]
             for codec in CODECS:
                 path = Path(folder) / f"{height}x{width}-{codec.name}-{codec.gop}.mp4"
                 video = VideoFile(path, 15, codec)
-                for picture in pictures:
-                    video.add(picture)
+                for image in images:
+                    video.add(image)
                 video.close()
                 found = [clip_ms(read, path, stride) for read in readers.values()]
                 cells = "".join(f"{'-' if ms is None else f'{ms:.1f}':>12}" for ms in found)
@@ -175,7 +175,7 @@ def loader_table(options):
     with tempfile.TemporaryDirectory() as folder:
         for tag in options.embodiments:
             robot = load_embodiment(tag)
-            for name, video in (("pictures", False), ("h264", True), ("av1", CODECS[-1])):
+            for name, video in (("images", False), ("h264", True), ("av1", CODECS[-1])):
                 path = Path(folder) / f"{tag}-{name}"
                 record(path, robot, video)
                 reading = ReaderOptions(cache=Path(folder) / "cache")

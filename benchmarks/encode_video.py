@@ -1,4 +1,4 @@
-"""Time of turning source frames into network pictures, per training sample of 33 frames.
+"""Time of turning source frames into network images, per training sample of 33 frames.
 
 python benchmarks/encode_video.py --device cuda --batch 8
 """

@@ -2,7 +2,7 @@
 
     python benchmarks/features.py --steps 6
 
-Recordings and the small network of ``dzrobot init``, untrained; reading and decoding pictures is
+Recordings and the small network of ``dzrobot init``, untrained; reading and decoding images is
 part of a step. Correctness comes first: both runs must end with the same weights to the last bit.
 """
 
@@ -26,7 +26,7 @@ from dzrobot.recording import EpisodeWriter
 from dzrobot.training.build import build
 from dzrobot.training.distributed import DistributedEnvironment, init_distributed
 from dzrobot.training.recipe import load_recipe
-from dzrobot.training.tiny.network import fresh_weights, write_mini_checkpoint
+from dzrobot.training.tiny.network import new_weights, write_mini_checkpoint
 from dzrobot.training.trainer import Trainer
 
 EPISODES, FRAMES = 4, 60
@@ -75,7 +75,7 @@ def fill(root: Path) -> None:
             for i in range(FRAMES):
                 writer.add_frame(*recorded_frame(robot, rng, i))
             writer.save_episode()
-    weights = fresh_weights(robot, 0)
+    weights = new_weights(robot, 0)
     write_mini_checkpoint(root / "start", robot, tiny_metadata(robot), weights, {})
 
 

@@ -1,7 +1,7 @@
 """What latency costs a policy, and what executing plans without waiting gives back: one table.
 
 One evaluation of the same episodes for every execution and latency; a folder that holds part of one
-is gone on with, so the same command finishes what was interrupted.
+is resumed, so the same command finishes what was interrupted.
 
     python benchmarks/latency.py              the bundled policy on Lift, 10 starts
     python benchmarks/latency.py --episodes 100 --rounds 10

@@ -37,7 +37,7 @@ COMMANDS = {
     "plot": ("plot", "draw losses and success of runs against the training step"),
     "plan": ("plan", "check a training run and tell what it will need"),
     "emulate": ("emulate", "start an emulated robot and cameras"),
-    "doctor": ("doctor", "check a robot cell"),
+    "doctor": ("doctor", "check a workcell"),
     "serve": ("serve", "let robots and simulators elsewhere use a policy of this machine"),
     "record": ("record", "record demonstrations on the robot"),
     "replay": ("replay", "replay recorded actions"),
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for word in arguments:
         # Bytes of the shell that are no UTF-8 arrive as half characters, which nothing can print.
         if any("\ud800" <= letter <= "\udfff" for letter in word):
-            print(f"dzrobot: {word!a} is no UTF-8 text; type it anew", file=sys.stderr)
+            print(f"dzrobot: {word!a} is no UTF-8 text; type it again", file=sys.stderr)
             return FAULT
     if name not in known:
         print(
@@ -163,7 +163,7 @@ def build_parser(program: str, command: ModuleType) -> argparse.ArgumentParser:
 
 
 def _complete(known: Mapping[str, str]) -> None:
-    """Answer a shell that asks how its line may go on, and end."""
+    """Answer a shell that asks how its line may continue, and end."""
     import argcomplete
 
     whole = argparse.ArgumentParser(prog="dzrobot")

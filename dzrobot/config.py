@@ -97,7 +97,7 @@ class RawConfig:
 
         Args:
             model: What to build.
-            faults: Already known; told together with those of the values.
+            faults: Already known; reported together with those of the values.
 
         Raises:
             ConfigError: they do not fit, or ``faults`` are given; one line per fault.

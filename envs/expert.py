@@ -1,6 +1,6 @@
 """A scripted expert with privileged knowledge of the simulator.
 
-It reads poses and shapes from the physics instead of looking at pictures: hover, descend, grasp,
+It reads poses and shapes from the physics instead of looking at images: hover, descend, grasp,
 lift, carry, lower, release, and start over when the object is lost. It acts through the same seven
 numbers as a learned policy and has a policy's methods, so that evaluation and collection take it
 like any other. It knows Lift, libero_object and libero_spatial.
@@ -209,7 +209,7 @@ class Expert:
     def _lift(self, scene: TaskScene) -> Action:
         place = scene.destination
         if scene.hand[2] > self._lifted_m - 0.02:
-            # Where lifting is all, this goes on for as long as the episode does.
+            # Where lifting is all, this continues for as long as the episode does.
             self._enter(GraspPhase.LIFT if place is None else GraspPhase.CARRY)
         return self._move(scene, np.array([*scene.hand[:2], self._lifted_m]), self._yaw(), CLOSE)
 

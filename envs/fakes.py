@@ -16,7 +16,7 @@ COLORS = {"red": (200, 40, 40), "green": (40, 160, 40), "yellow": (220, 200, 40)
 """One task per color of the mark."""
 
 STARTS = 50
-"""Numbered starts per task, as in LIBERO."""
+"""Initial states per task, as in LIBERO."""
 
 _POINT = (40, 40, 200)
 _STEP = 0.1
@@ -34,7 +34,7 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
 
     Args:
         task_id: Which color the mark has; in [0, 3).
-        resolution: Height and width of both pictures in pixels.
+        resolution: Height and width of both images in pixels.
         render_mode: ``"rgb_array"`` or None.
         crash_at: Step of each episode, from 1, that raises :class:`SimulatorError`. None: never.
     """
@@ -116,7 +116,7 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
 
     def render(self) -> np.ndarray:  # type: ignore[override]
         """Return the square from above, ``(H, W, 3)`` uint8."""
-        return self._picture(np.zeros(2, np.float32), 1.0)
+        return self._image(np.zeros(2, np.float32), 1.0)
 
     def _reached(self) -> bool:
         return bool(np.abs(self._mark - self._point).max() < _NEAR)
@@ -124,8 +124,8 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
     def _observe(self) -> Observation:
         opening = 0.0 if self._closed else 0.04
         return {
-            "video.image": self._picture(np.zeros(2, np.float32), 1.0),
-            "video.wrist_image": self._picture(self._point, 0.5),
+            "video.image": self._image(np.zeros(2, np.float32), 1.0),
+            "video.wrist_image": self._image(self._point, 0.5),
             "state.state": np.array(
                 [*self._point, 0, *self._mark, 0, opening, -opening], np.float32
             ),
@@ -141,9 +141,9 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
             "reset_reason": "success" if reached else "",
         }
 
-    def _picture(self, center: np.ndarray, reach: float) -> np.ndarray:
+    def _image(self, center: np.ndarray, reach: float) -> np.ndarray:
         """Return the part of the square within ``reach`` of ``center``."""
-        picture = np.full((self._resolution, self._resolution, 3), 230, np.uint8)
+        image = np.full((self._resolution, self._resolution, 3), 230, np.uint8)
         grid = np.linspace(-reach, reach, self._resolution, dtype=np.float32)
         for place, color in (
             (self._mark, list(COLORS.values())[self.task_id]),
@@ -151,5 +151,5 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
         ):
             columns = np.abs(grid + center[0] - place[0]) < _NEAR
             rows = np.abs(grid + center[1] - place[1]) < _NEAR
-            picture[np.ix_(rows, columns)] = color
-        return picture
+            image[np.ix_(rows, columns)] = color
+        return image

@@ -1,4 +1,4 @@
-"""Which of a task's numbered starts an episode begins from."""
+"""Which of a task's initial states an episode begins from."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,9 +7,9 @@ from dzrobot.errors import ModalityError
 
 
 class InitialStates:
-    """A cursor over ``count`` numbered starts.
+    """A cursor over ``count`` initial states.
 
-    A seed names a start (``seed % count``), so that ``reset(seed=s)`` repeats itself and fixes
+    A seed names a state (``seed % count``), so that ``reset(seed=s)`` repeats itself and fixes
     every unseeded reset after it. ``options={"init_state_id": k}`` names one. Otherwise the next
     one follows, from 0 onwards.
     """
@@ -19,10 +19,10 @@ class InitialStates:
         self._last = -1
 
     def choose(self, seed: int | None, options: Mapping[str, Any] | None) -> int:
-        """Return the start of the next episode, in ``[0, count)``.
+        """Return the initial state of the next episode, in ``[0, count)``.
 
         Raises:
-            ModalityError: ``options`` holds another name, or a start that does not exist.
+            ModalityError: ``options`` holds another name, or a state that does not exist.
         """
         options = options or {}
         if unknown := sorted(set(options) - {"init_state_id"}):

@@ -22,7 +22,7 @@ Limits = tuple[float | Sequence[float], float | Sequence[float]]
 """Lowest and highest value of a state part: one number for all, or one for each."""
 
 MOST_PIXELS = 4096
-"""Along one side of a picture. A space holds the limits of every value, in memory."""
+"""Along one side of an image. A space holds the limits of every value, in memory."""
 
 TEXT_LIMIT = 256
 """Longest instruction, in characters."""
@@ -44,13 +44,13 @@ def observation_space(
         cameras: False leaves the cameras out.
 
     Raises:
-        ConfigError: pictures of no size, or larger than any camera's.
+        ConfigError: images of no size, or larger than any camera's.
         UnknownNameError: a state part has no limits.
     """
     height, width = resolution or (1, 1)
     if not (1 <= height <= MOST_PIXELS and 1 <= width <= MOST_PIXELS):
         raise ConfigError(
-            f"pictures of {height} x {width} pixels were asked for; allowed: 1 to {MOST_PIXELS} "
+            f"images of {height} x {width} pixels were asked for; allowed: 1 to {MOST_PIXELS} "
             "each way"
         )
     parts: dict[str, spaces.Space[object]] = {}
@@ -64,9 +64,9 @@ def observation_space(
 
 
 def at_resolution(embodiment: Embodiment, resolution: int) -> Embodiment:
-    """Return ``embodiment`` with cameras that deliver pictures of ``resolution`` pixels each way.
+    """Return ``embodiment`` with cameras that deliver images of ``resolution`` pixels each way.
 
-    What an environment whose picture size can be chosen states as its own.
+    What an environment whose image size can be chosen states as its own.
     """
     size = (resolution, resolution)
     views = tuple(replace(view, resolution=size) for view in embodiment.views)

@@ -120,10 +120,8 @@ def main() -> None:
         key: torch.from_numpy(np.stack([episode[key][:33], episode[key][33:66]]))
         for key in UR5.video_keys
     }
-    pictures = pipeline.encode_video(
-        batch, [draw_augmentation(seed=0, sample_id=i) for i in (0, 1)]
-    )
-    print(f"two augmented samples: {tuple(pictures.shape)}")
+    images = pipeline.encode_video(batch, [draw_augmentation(seed=0, sample_id=i) for i in (0, 1)])
+    print(f"two augmented samples: {tuple(images.shape)}")
 
     state = {key: episode[key][0] for key in UR5.state_keys}
     chunk = sample["action"][: UR5.timing.action_horizon]

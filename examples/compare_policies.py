@@ -4,7 +4,7 @@
     python examples/compare_policies.py --env dzrobot/lift-v0 --policies expert hold --episodes 5
 
 Start from here for a sweep over checkpoints. A policy is a checkpoint, ``random``, ``hold``,
-``expert`` or ``module:factory``. Stopped, the same command goes on where it was. `dzrobot eval` and
+``expert`` or ``module:factory``. Stopped, the same command resumes where it was. `dzrobot eval` and
 `dzrobot compare` do the same at the command line, with tables.
 """
 

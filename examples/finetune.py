@@ -4,7 +4,7 @@
     python examples/finetune.py --dataset ./libero --checkpoint ./DreamZero --steps 200
 
 Without a dataset a few episodes are recorded in the light environment; without a checkpoint a tiny
-random one is written. Stopped, the same command goes on from the newest checkpoint. On several
+random one is written. Stopped, the same command resumes from the newest checkpoint. On several
 devices use ``torchrun --nproc-per-node 8 training/sft.py RECIPE ...`` instead.
 """
 

@@ -3,7 +3,7 @@
     python examples/imagine.py                          # the bundled checkpoint
     python examples/imagine.py --checkpoint PATH --seed 3 --output imagined.webp
 
-Left the tiled pictures of the cameras, right the network's video for the same moments, each
+Left the tiled images of the cameras, right the network's video for the same moments, each
 imagined before the actions that lead there were executed.
 """
 
@@ -53,7 +53,7 @@ def main() -> None:
 def episode(
     env: gym.Env[Any, Any], policy: DreamZeroPolicy, seed: int
 ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
-    """Yield the tiled picture after each action, and the frame that was predicted for it."""
+    """Yield the tiled image after each action, and the frame that was predicted for it."""
     observation, info = env.reset(seed=seed)
     policy.reset("film", episode=seed)
     step, over, every = 0, False, policy.options.execute
@@ -70,10 +70,10 @@ def episode(
 
 
 def tiled(observation: dict[str, Any], robot: Embodiment) -> NDArray[np.uint8]:
-    """Return the picture (H, W, 3) that the network is shown of ``observation``."""
+    """Return the image (H, W, 3) that the network is shown of ``observation``."""
     views = {key: torch.from_numpy(observation[key])[None] for key in robot.video_keys}
-    picture: NDArray[np.uint8] = encode_views(views, robot)[0].numpy()
-    return picture
+    image: NDArray[np.uint8] = encode_views(views, robot)[0].numpy()
+    return image
 
 
 def _beside(real: NDArray[np.uint8], imagined: NDArray[np.uint8]) -> NDArray[np.uint8]:

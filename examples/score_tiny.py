@@ -3,9 +3,9 @@
     python examples/score_tiny.py                       # the bundled checkpoint
     python examples/score_tiny.py --checkpoint PATH --episodes 20 --ablated 10
 
-Four evaluations, one table: with and without memory of past frames, and twice with pictures that
+Four evaluations, one table: with and without memory of past frames, and twice with images that
 say nothing about this start. Each is a public command, printed before it runs; the same command
-again goes on where the last one stopped.
+again resumes where the last one stopped.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
 VARIANTS = {
     "history on": ("--history", "recent"),
     "history off": ("--history", "off"),
-    "pictures shuffled": ("--ablate-images", "shuffle"),
-    "pictures of another start": ("--ablate-images", "other-start"),
+    "images shuffled": ("--ablate-images", "shuffle"),
+    "images of another initial state": ("--ablate-images", "other-start"),
 }
 RESOLUTION = 128
 
@@ -41,7 +41,7 @@ def main() -> int:
         print(f"{name}: {shlex.join(command)}", flush=True)
         code = subprocess.run(command, check=False).returncode
         if code != 0:
-            print(f"{name} ended with code {code}; the same command goes on from here")
+            print(f"{name} ended with code {code}; the same command resumes from here")
             return code
         results[name] = json.loads((output / "summary.json").read_text(encoding="utf-8"))
     Console().print(_table(results))
@@ -80,7 +80,7 @@ def _arguments() -> argparse.Namespace:
         "--ablated",
         type=int,
         default=20,
-        help="episodes per row with spoilt pictures: failures are long",
+        help="episodes per row with corrupted images: failures are long",
     )
     parser.add_argument("--workers", type=int, default=2, help="simulators at the same time")
     parser.add_argument("--device", default="cpu", help="such as cuda")

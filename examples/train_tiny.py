@@ -4,7 +4,7 @@
     python examples/train_tiny.py --suite libero_object --task 0
 
 Every stage is a public command, printed before it runs. A finished stage is not run again, and
-an unfinished one goes on where it was, so the same command can be interrupted at any time.
+an unfinished one resumes where it was, so the same command can be interrupted at any time.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> int:
         print(f"{stage.name}: {shlex.join(stage.command)}", flush=True)
         code = subprocess.run(stage.command, check=False).returncode
         if code != 0:
-            print(f"{stage.name} ended with code {code}; the same command goes on from here")
+            print(f"{stage.name} ended with code {code}; the same command resumes from here")
             return code
         if stage.name == "collect":
             _stamp(options).touch()

@@ -97,7 +97,7 @@ that was trained for it is given them."""
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Leftover:
-    """What a robot goes on executing while its next plan is made."""
+    """What a robot keeps executing while its next plan is made."""
 
     targets: NDArray[np.float32]
     """``Plan.targets`` (k, A) of the running plan, from the step of the newest observation on."""

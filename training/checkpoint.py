@@ -46,7 +46,7 @@ _SEALED = 2
 
 _MUST_MATCH = ("base", "is_lora", "ema")
 _SHOULD_MATCH = ("seed", "global_batch_size", "statistics", "windows", "max_steps")
-"""Fields of meta.json that a resumed run must share, and those whose change is told."""
+"""Fields of meta.json that a resumed run must share, and those whose change is reported."""
 
 LATEST = "latest"
 """Name of the file that holds the newest checkpoint's folder name, for people and scripts."""
@@ -121,7 +121,7 @@ def verify(saved: Saved) -> None:
     if saved.meta.format >= _SEALED:
         check_checksums(saved.path)
     else:
-        _log.warning("%s has no checksums: silent damage in it cannot be told", saved.path)
+        _log.warning("%s has no checksums: silent damage in it cannot be detected", saved.path)
     read_description(saved.path / TRAINING_STATE)
 
 

@@ -33,7 +33,7 @@ from dzrobot.training.plots import METRICS_FILE
 _log = logging.getLogger(__name__)
 
 _SHOWN = ("/mean", "/success")
-"""Ends of the names of an evaluation's numbers that are told; the rest is in the file alone."""
+"""Ends of the names of an evaluation's numbers that are logged; the rest is in the file alone."""
 
 
 class Sink(Protocol):

@@ -1,7 +1,8 @@
 """Names of RLinf's recipes and of other trainers, and what each of them is here: one table.
 
-A recipe is read through :func:`translate`: a name of theirs is told under its right name of ours,
-before anything is guessed by its spelling. `dzrobot import-rlinf` writes what comes out as a file.
+A recipe is read through :func:`translate`: a name of theirs is reported under its right name of
+ours, before anything is guessed by its spelling. `dzrobot import-rlinf` writes what comes out as a
+file.
 """
 
 import re
@@ -124,9 +125,9 @@ DROPPED: Mapping[str, str] = {
     "camera_serials": "the workcell file says them, below `cameras`: `dzrobot init-workcell "
     "cell.yaml`",
     "runner.ckpt_path": "a policy is given to `dzrobot eval --checkpoint PATH --config-from DIR`, "
-    "a run to go on with to runner.resume_dir",
+    "a run to resume to runner.resume_dir",
     "ckpt_path": "a policy is given to `dzrobot eval --checkpoint PATH --config-from DIR`, "
-    "a run to go on with to runner.resume_dir",
+    "a run to resume to runner.resume_dir",
     "runner.logger": "the folder is runner.output_dir; see the section logging",
     "runner.max_epochs": "give runner.max_steps",
     "runner.max_steps_per_rollout_epoch": "it is `dzrobot eval --max-steps`; drop it",

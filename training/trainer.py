@@ -147,7 +147,7 @@ class Trainer:
             if stopping:
                 _log.info(
                     "stopped on request and saved at step %d of %d; runner.resume_dir=auto, with "
-                    "the same command, goes on from there", self.step, last,
+                    "the same command, resumes from there", self.step, last,
                 )  # fmt: skip
                 return self.step == last
             if config.runner.eval_interval and self.step % config.runner.eval_interval == 0:

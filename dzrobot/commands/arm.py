@@ -16,7 +16,7 @@ def add_attention(group: Any) -> None:
     """Declare the flags that say how an arm is looked after."""
     group.add_argument(
         "--unattended", action="store_true",
-        help="arm: ask nobody before it moves, and go on after a lost frame or a slow policy; "
+        help="arm: ask nobody before it moves, and continue after a lost frame or a slow policy; "
         "every other stop ends the run all the same",
     )  # fmt: skip
     group.add_argument(

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--noise", type=flags.number(0, 1), default=0.0, help="std of noise on executed actions"
     )
     parser.add_argument(
-        "--hold-steps", type=flags.whole(0), default=0, help="steps to go on after success"
+        "--hold-steps", type=flags.whole(0), default=0, help="steps to record after success"
     )
     parser.add_argument("--max-steps", type=flags.whole(1), default=150, help="longest attempt")
     parser.add_argument(
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--version", choices=["v2.1", "v3.0"], default="v2.1", help="of the LeRobot format"
     )
-    parser.add_argument("--video", action="store_true", help="store pictures as video")
+    parser.add_argument("--video", action="store_true", help="store images as video")
     parser.add_argument(
         "--workers", type=flags.whole(1, 1024), default=1, help="simulators at the same time"
     )
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Collect, or go on collecting."""
+    """Collect, or resume collecting."""
     plan = CollectionPlan(
         env=arguments.env,
         env_arguments=flags.keywords(arguments.env_arg, {"max_episode_steps": "--max-steps"}),

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     done = convert(args.source, args.target, options)
     print(f"wrote {done.tensors} tensors to {done.path}")
     if done.initialized:
-        print(f"{len(done.initialized)} of them are in no file and were drawn fresh:")
+        print(f"{len(done.initialized)} of them are in no file and were newly initialized:")
         for name in done.initialized:
             print(f"  {name}")
     return 0

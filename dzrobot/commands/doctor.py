@@ -9,7 +9,7 @@ from dzrobot.envs.franka.diagnostics import diagnose
 from dzrobot.envs.franka.make import load_workcell, located
 from dzrobot.errors import ConfigError
 
-SUMMARY = "check a robot cell"
+SUMMARY = "check a workcell"
 
 _COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 

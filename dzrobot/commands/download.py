@@ -53,7 +53,7 @@ PUBLISHED = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``dzrobot download``."""
     parser.description = (
-        "Fetch a repository of the Hugging Face hub into a folder; a stopped download goes on. "
+        "Fetch a repository of the Hugging Face hub into a folder; a stopped download resumes. "
         "Without an id: what is published, what it is for and what it needs. HF_ENDPOINT names a "
         "mirror, HF_TOKEN an account."
     )

@@ -192,8 +192,8 @@ def _what(group: Any) -> None:
     group.add_argument("--seed", type=flags.seed, default=0, help="of environments and keyed noise")
     group.add_argument(
         "--ablate-images", choices=["none", "shuffle", "other-start"], default="none",
-        help="spoil what the policy sees: tiles of 8 x 8 pixels change places, or the first "
-        "pictures of another start are shown throughout",
+        help="corrupt what the policy sees: tiles of 8 x 8 pixels change places, or the first "
+        "images of another initial state are shown throughout",
     )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "no architecture to plan with: give model.preset, or a model.model_path on this machine"
         )
-    # Torch only now: faults of the recipe are told at once.
+    # Torch only now: faults of the recipe are reported at once.
     from dzrobot.training.planning.plan import check_fits, describe_plan, plan_run
 
     plan = plan_run(config, base, args.gpus, args.peak_tflops)

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-steps", type=flags.whole(1), default=240, help="steps per episode")
     parser.add_argument("--seed", type=flags.seed, default=0, help="of the first episode's start")
     parser.add_argument("--version", choices=["v2.1", "v3.0"], default="v2.1")
-    parser.add_argument("--video", action="store_true", help="store pictures as video")
+    parser.add_argument("--video", action="store_true", help="store images as video")
     parser.add_argument(
         "--only-success", action="store_true", help="keep no episode that did not succeed"
     )

@@ -40,7 +40,7 @@ _LAST_START = 2**24
 
 @dataclass(frozen=True)
 class RecordedActions:
-    """One episode of a dataset, without its pictures."""
+    """One episode of a dataset, without its images."""
 
     actions: NDArray[np.float32]
     """(steps, A)."""

@@ -158,7 +158,7 @@ class Embodiment:
     """Action parts in the order they are concatenated."""
 
     tiles: tuple[tuple[str | None, ...], ...]
-    """Rows of view keys that form the picture; None is a black tile.
+    """Rows of view keys that form the image; None is a black tile.
 
     A row with fewer tiles than the widest is stretched by repeating pixels.
     """
@@ -248,7 +248,7 @@ class Embodiment:
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """``(height, width)`` in pixels of the tiled picture."""
+        """``(height, width)`` in pixels of the tiled image."""
         height, width = self.views[0].size
         return height * len(self.tiles), width * max(len(row) for row in self.tiles)
 

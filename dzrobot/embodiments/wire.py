@@ -10,7 +10,7 @@ ActionSpace = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class RoboArena:
-    """What a RoboArena server tells its clients about itself, beyond the pictures' size."""
+    """What a RoboArena server tells its clients about itself, beyond the images' size."""
 
     n_external_cameras: int
     needs_wrist_camera: bool = True

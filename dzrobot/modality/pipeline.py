@@ -18,7 +18,7 @@ from dzrobot.modality.window import Window, array, check_keys
 
 
 class EncodedVectors(TypedDict):
-    """All of a sample but its pictures. S state rows, A actions."""
+    """All of a sample but its images. S state rows, A actions."""
 
     state: Tensor
     """``(S, 64)`` float32 in [-1, 1], zero beyond the real numbers."""
@@ -71,7 +71,7 @@ class Pipeline:
         return EncodedSample(images=images, **self.encode_vectors(rest))
 
     def encode_vectors(self, window: Window) -> EncodedVectors:
-        """Return all but the pictures.
+        """Return all but the images.
 
         ``window`` holds ``state.*``, the instruction, and ``action.*`` or not; no views.
 
@@ -101,7 +101,7 @@ class Pipeline:
         views: Mapping[str, Tensor],
         augmentations: Sequence[Augmentation] | None = None,
     ) -> Tensor:
-        """Return tiled pictures ``(..., T, H', W', 3)`` uint8; see :func:`video.encode_views`."""
+        """Return tiled images ``(..., T, H', W', 3)`` uint8; see :func:`video.encode_views`."""
         return encode_views(views, self.embodiment, augmentations)
 
     def decode(

@@ -1,4 +1,4 @@
-"""Frames of several cameras to one picture: crop, resize, color, tile."""
+"""Frames of several cameras to one image: crop, resize, color, tile."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,7 @@ def encode_views(
     embodiment: Embodiment,
     augmentations: Sequence[Augmentation] | None = None,
 ) -> Tensor:
-    """Return the tiled pictures, ``(..., T, H', W', 3)`` uint8 on the device of the views.
+    """Return the tiled images, ``(..., T, H', W', 3)`` uint8 on the device of the views.
 
     Each sample is computed by itself: a batch gives the same bits as its samples one by one.
 
@@ -37,15 +37,15 @@ def encode_views(
         raise ModalityError(
             f"{len(augmentations)} augmentations for {count} samples: give one per sample"
         )
-    pictures = []
+    images = []
     for index in range(count):
         augmentation = None if augmentations is None else augmentations[index]
         frames = {
             view.key: _frames(samples[view.key][index], view, embodiment.crop_scale, augmentation)
             for view in embodiment.views
         }
-        pictures.append(tile(frames, embodiment.tiles))
-    return torch.stack(pictures).reshape(*lead, *pictures[0].shape)
+        images.append(tile(frames, embodiment.tiles))
+    return torch.stack(images).reshape(*lead, *images[0].shape)
 
 
 def tile(views: Mapping[str, Tensor], tiles: Sequence[Sequence[str | None]]) -> Tensor:
@@ -57,8 +57,8 @@ def tile(views: Mapping[str, Tensor], tiles: Sequence[Sequence[str | None]]) -> 
     widest = max(len(row) for row in tiles)
     rows = []
     for row in tiles:
-        picture = torch.cat([blank if key is None else views[key] for key in row], dim=-2)
-        rows.append(picture.repeat_interleave(widest // len(row), dim=-2))
+        image = torch.cat([blank if key is None else views[key] for key in row], dim=-2)
+        rows.append(image.repeat_interleave(widest // len(row), dim=-2))
     return torch.cat(rows, dim=-3)
 
 
@@ -74,7 +74,7 @@ def _frames(
     resized = interpolate(cropped / 255.0, size=view.size, mode="bilinear", antialias=True)
     if augmentation is not None:
         resized = adjust_colors(resized, augmentation)
-    # Truncated, not rounded: the checkpoints saw pictures made this way.
+    # Truncated, not rounded: the checkpoints saw images made this way.
     return (resized * 255.0).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 

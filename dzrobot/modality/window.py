@@ -125,7 +125,7 @@ class _Frames(Protocol):
 
 
 def check_frames(frames: _Frames, view: View, tag: str, *, least: int = 4) -> None:
-    """Raise :class:`ModalityError` unless ``frames`` are uint8 pictures of ``view``.
+    """Raise :class:`ModalityError` unless ``frames`` are uint8 images of ``view``.
 
     Args:
         frames: ``(..., H, W, 3)``.

@@ -1,4 +1,4 @@
-"""Recordings in LeRobot's format: v2.0, v2.1 and v3.0, as pictures or as video.
+"""Recordings in LeRobot's format: v2.0, v2.1 and v3.0, as images or as video.
 
 One episode after the other, each committed whole::
 

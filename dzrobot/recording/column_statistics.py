@@ -1,4 +1,4 @@
-"""Per-episode statistics as LeRobot stores them, of every column that holds numbers or pictures."""
+"""Per-episode statistics as LeRobot stores them, of every column that holds numbers or images."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 """Measure -> share of the data below it, as LeRobot 0.4 and later keep them."""
 
 _PIXEL_STRIDE = 4
-"""Every fourth row and column of a picture is enough for a mean and a deviation."""
+"""Every fourth row and column of an image is enough for a mean and a deviation."""
 
 
 def of_rows(rows: np.ndarray) -> ColumnStatistics:
@@ -31,15 +31,15 @@ def of_rows(rows: np.ndarray) -> ColumnStatistics:
 
 
 class ImageStatistics:
-    """Running statistics of pictures, per channel in [0, 1], shape (3, 1, 1)."""
+    """Running statistics of images, per channel in [0, 1], shape (3, 1, 1)."""
 
     def __init__(self) -> None:
         self._counts = np.zeros((3, 256), dtype=np.int64)
         self._frames = 0
 
-    def see(self, picture: np.ndarray) -> None:
-        """Add one picture (H, W, 3) uint8."""
-        pixels = picture[::_PIXEL_STRIDE, ::_PIXEL_STRIDE].reshape(-1, 3)
+    def see(self, image: np.ndarray) -> None:
+        """Add one image (H, W, 3) uint8."""
+        pixels = image[::_PIXEL_STRIDE, ::_PIXEL_STRIDE].reshape(-1, 3)
         for channel in range(3):
             self._counts[channel] += np.bincount(pixels[:, channel], minlength=256)
         self._frames += 1

@@ -1,6 +1,6 @@
 """How a finished episode joins a dataset, and how an interrupted one leaves no trace.
 
-Order of a commit: pictures and numbers, tasks, statistics, the list of episodes, and last
+Order of a commit: images and numbers, tasks, statistics, the list of episodes, and last
 ``info.json``. Its ``total_episodes`` is the commit: when the folder is opened again, whatever lies
 beyond that count is removed and every list and statistic is what it was at that count, to the bit.
 """

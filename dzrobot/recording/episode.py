@@ -13,8 +13,8 @@ from dzrobot.recording.column_statistics import ColumnStatistics, ImageStatistic
 from dzrobot.recording.features import ColumnSlice, Feature
 from dzrobot.recording.media import VideoCodec, VideoFile, encode_png
 
-_PICTURE_SAMPLE_HZ = 2.0
-"""Pictures per second that enter the statistics."""
+_IMAGE_SAMPLE_HZ = 2.0
+"""Images per second that enter the statistics."""
 
 
 class OpenEpisode:
@@ -31,7 +31,7 @@ class OpenEpisode:
         self._action = features.slots(embodiment.action)
         self._rows: dict[str, list[Any]] = {}
         self._moments = {view.feature: ImageStatistics() for view in embodiment.views}
-        self._sample_every = max(1, round(fps / _PICTURE_SAMPLE_HZ))
+        self._sample_every = max(1, round(fps / _IMAGE_SAMPLE_HZ))
         self._videos: dict[str, VideoFile] = {}
         self._paths: dict[str, Path] = {}
         if codec:
@@ -44,8 +44,8 @@ class OpenEpisode:
         """Add one step; see :meth:`EpisodeWriter.add_frame`."""
         # Everything is checked before anything is kept, so that a refused frame leaves the columns
         # even.
-        pictures = {
-            view.feature: _picture(observation, view.key, view.resolution)
+        images = {
+            view.feature: _image(observation, view.key, view.resolution)
             for view in self._embodiment.views
         }
         state = {slot.key: _vector(observation, slot) for slot in self._state}
@@ -56,8 +56,8 @@ class OpenEpisode:
                 f"{self._embodiment.language!r} is {task!r}; give the instruction as text"
             )
         self._check_extras(extras)
-        for name, picture in pictures.items():
-            self._keep_picture(name, picture)
+        for name, image in images.items():
+            self._keep_image(name, image)
         for column, row in _join((*self._state, *self._action), vectors).items():
             self._rows.setdefault(column, []).append(row)
         for name, value in extras.items():
@@ -79,7 +79,7 @@ class OpenEpisode:
                 table[name] = rows
         return table
 
-    def picture_statistics(self) -> dict[str, ColumnStatistics]:
+    def image_statistics(self) -> dict[str, ColumnStatistics]:
         """Return the statistics of every camera."""
         return {name: sampled.result() for name, sampled in self._moments.items()}
 
@@ -94,13 +94,13 @@ class OpenEpisode:
             video.close()
         self._videos = {}
 
-    def _keep_picture(self, name: str, picture: np.ndarray) -> None:
+    def _keep_image(self, name: str, image: np.ndarray) -> None:
         if self.length % self._sample_every == 0:
-            self._moments[name].see(picture)
+            self._moments[name].see(image)
         if name in self._videos:
-            self._videos[name].add(picture)
+            self._videos[name].add(image)
         else:
-            data = {"bytes": encode_png(picture), "path": f"frame_{self.length:06d}.png"}
+            data = {"bytes": encode_png(image), "path": f"frame_{self.length:06d}.png"}
             self._rows.setdefault(name, []).append(data)
 
     def _split(self, action: Any) -> dict[str, np.ndarray]:
@@ -135,14 +135,14 @@ def _present(table: Mapping[str, Any], key: str) -> Any:
     return table[key]
 
 
-def _picture(observation: Mapping[str, Any], key: str, resolution: tuple[int, int]) -> np.ndarray:
-    picture = np.asarray(_present(observation, key))
-    if picture.dtype != np.uint8 or picture.shape != (*resolution, 3):
+def _image(observation: Mapping[str, Any], key: str, resolution: tuple[int, int]) -> np.ndarray:
+    image = np.asarray(_present(observation, key))
+    if image.dtype != np.uint8 or image.shape != (*resolution, 3):
         raise DatasetError(
-            f"{key!r} is {picture.dtype} of shape {picture.shape}; expected uint8 of shape "
+            f"{key!r} is {image.dtype} of shape {image.shape}; expected uint8 of shape "
             f"{(*resolution, 3)}"
         )
-    return picture
+    return image
 
 
 def _vector(table: Mapping[str, Any], slot: ColumnSlice) -> np.ndarray:

@@ -48,7 +48,7 @@ def short(key: str) -> str:
 
 
 def describe(embodiment: Embodiment, *, dtype: str) -> dict[str, Feature]:
-    """Return the ``features`` of ``info.json``; ``dtype`` of pictures is ``image`` or ``video``."""
+    """Return the ``features`` of ``info.json``; ``dtype`` of images is ``image`` or ``video``."""
     features: dict[str, Feature] = {}
     for view in embodiment.views:
         features[view.feature] = {
@@ -74,7 +74,7 @@ def describe_extra(name: str, value: Any) -> Feature:
     if "image" in name or "/" in name:
         raise DatasetError(
             f"extra column {name!r}: LeRobot takes every column with 'image' in its name for "
-            "pictures, and allows no '/'; choose another name, such as 'camera' for 'image'"
+            "images, and allows no '/'; choose another name, such as 'camera' for 'image'"
         )
     if isinstance(value, str):
         return {"dtype": "string", "shape": [1], "names": None}
@@ -133,7 +133,7 @@ def arrow_type(feature: Feature) -> pa.DataType:
 
 
 def arrow_schema(features: Mapping[str, Feature]) -> pa.Schema:
-    """Return the schema of data files, with the note by which `datasets` recognizes pictures."""
+    """Return the schema of data files, with the note by which `datasets` recognizes images."""
     stored = {name: feature for name, feature in features.items() if feature["dtype"] != "video"}
     note = {"info": {"features": {name: _note(feature) for name, feature in stored.items()}}}
     fields = [pa.field(name, arrow_type(feature)) for name, feature in stored.items()]

@@ -1,4 +1,4 @@
-"""Pictures to PNG bytes and to video files."""
+"""Images to PNG bytes and to video files."""
 
 import os
 from dataclasses import dataclass
@@ -51,12 +51,12 @@ class VideoCodec:
         return _ENCODERS[self.name]
 
 
-def encode_png(picture: np.ndarray) -> bytes:
-    """Return ``picture`` (H, W, 3) uint8 RGB as a PNG file."""
-    bgr = cv2.cvtColor(picture, cv2.COLOR_RGB2BGR)
+def encode_png(image: np.ndarray) -> bytes:
+    """Return ``image`` (H, W, 3) uint8 RGB as a PNG file."""
+    bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
     done, data = cv2.imencode(".png", bgr, [cv2.IMWRITE_PNG_COMPRESSION, _PNG_LEVEL])
     if not done:
-        raise DatasetError(f"a picture of shape {picture.shape} could not be compressed")
+        raise DatasetError(f"an image of shape {image.shape} could not be compressed")
     return bytes(data)
 
 
@@ -72,11 +72,11 @@ class VideoFile:
         self._stream: Any = None
         self._frames = 0
 
-    def add(self, picture: np.ndarray) -> None:
-        """Append ``picture`` (H, W, 3) uint8 RGB."""
+    def add(self, image: np.ndarray) -> None:
+        """Append ``image`` (H, W, 3) uint8 RGB."""
         if self._stream is None:
-            self._stream = self._open(*picture.shape[:2])
-        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
+            self._stream = self._open(*image.shape[:2])
+        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
         frame.pts = self._frames
         frame.time_base = 1 / self._rate
         self._frames += 1
@@ -97,9 +97,9 @@ class VideoFile:
             # Without B frames and with a fixed key-frame grid, reading order is showing order and a
             # seek lands exactly.
             options |= {"bf": "0", "preset": "veryfast", "sc_threshold": "0"}
-            # x264 weighs macroblocks by how much later pictures need them (mbtree). The weight of a
-            # picture's last one is not the same in every run: once in some hundred videos it got
-            # another quantizer, so that the same pictures, on one thread, gave other bytes.
+            # x264 weighs macroblocks by how much later images need them (mbtree). The weight of an
+            # image's last one is not the same in every run: once in some hundred videos it got
+            # another quantizer, so that the same images, on one thread, gave other bytes.
             options["mbtree"] = "0"
         else:
             # The library reports every setting of every file unless told otherwise.

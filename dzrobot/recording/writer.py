@@ -22,8 +22,8 @@ from dzrobot.recording.media import VideoCodec, describe_video
 
 _log = logging.getLogger(__name__)
 
-PICTURE_ROWS_PER_GROUP = 64
-"""Rows of pictures read together: a training window touches two or three such groups, not the whole
+IMAGE_ROWS_PER_GROUP = 64
+"""Rows of images read together: a training window touches two or three such groups, not the whole
 episode.
 """
 
@@ -41,7 +41,7 @@ class EpisodeWriter:
             called.
         fps: Frames per second of the recording; frame ``i`` is stamped ``i / fps``.
         version: ``v2.0``, ``v2.1`` or ``v3.0``.
-        video: ``False`` stores pictures as PNG in the data files, ``True`` as H.264 video, a codec
+        video: ``False`` stores images as PNG in the data files, ``True`` as H.264 video, a codec
             as that.
 
     Raises:
@@ -122,7 +122,7 @@ class EpisodeWriter:
         Raises:
             DatasetError: There is no frame, the extra columns differ from those of earlier
                 episodes, or the disk is full. Then close the writer: earlier episodes are kept, and
-                the next writer goes on after them.
+                the next writer continues after them.
         """
         if self._episode is None:
             raise DatasetError("there is no frame to save: call add_frame first")
@@ -252,10 +252,8 @@ class EpisodeWriter:
         schema = features.arrow_schema(self._features)
         table = pa.table({name: columns[name] for name in schema.names}, schema=schema)
         data = self._root / layout.ASIDE / "episode" / "data.parquet"
-        pictures = any(feature["dtype"] == "image" for feature in self._features.values())
-        files.write_parquet(
-            data, table, row_group_size=PICTURE_ROWS_PER_GROUP if pictures else None
-        )
+        images = any(feature["dtype"] == "image" for feature in self._features.values())
+        files.write_parquet(data, table, row_group_size=IMAGE_ROWS_PER_GROUP if images else None)
         numbers = {
             name: column_statistics.of_rows(np.array(columns[name]))
             for name, feature in self._features.items()
@@ -269,7 +267,7 @@ class EpisodeWriter:
             tasks=tuple(dict.fromkeys(episode.tasks)),
             data=data,
             videos=episode.finish_videos(),
-            statistics=numbers | episode.picture_statistics(),
+            statistics=numbers | episode.image_statistics(),
         )
 
     def _standard_columns(self, episode: OpenEpisode) -> dict[str, Any]:

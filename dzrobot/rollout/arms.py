@@ -43,11 +43,11 @@ class AttendedArm(Protocol):
         """
         ...
 
-    def pictures(self) -> Mapping[str, NDArray[np.uint8]]:
-        """Return the newest picture (H, W, 3) of every camera."""
+    def images(self) -> Mapping[str, NDArray[np.uint8]]:
+        """Return the newest image (H, W, 3) of every camera."""
         ...
 
-    def told(self, info: dict[str, Any], outcome: Any) -> dict[str, Any]:
+    def reported(self, info: dict[str, Any], outcome: Any) -> dict[str, Any]:
         """Return ``info`` with a person's verdict."""
         ...
 

@@ -35,7 +35,7 @@ class OperatorOptions:
     """Nobody is asked before the arm moves; a lost frame or a slow policy does not end the run."""
 
     preview: int | None = None
-    """Port of the page with the pictures; None: no page."""
+    """Port of the page with the images; None: no page."""
 
     log: Path | None = None
     """Where everything that happens is written with its time. None: nowhere."""
@@ -79,7 +79,7 @@ class Attended:
             return env
         arm.attend(self.console, unattended=self.attention.unattended)
         self._arms = [arm]
-        self._show_pictures(arm)
+        self._show_images(arm)
         if self.console is None:
             return env
         return Judged(env, self.console, asks=not self.attention.unattended)
@@ -103,16 +103,16 @@ class Attended:
         if self.console is not None:
             self.console.close()
 
-    def _show_pictures(self, arm: AttendedArm) -> None:
+    def _show_images(self, arm: AttendedArm) -> None:
         if self.attention.preview is None:
             return
         if self._preview is None:
-            self._preview = Preview(self.attention.preview, arm.pictures)
-        self._preview.pictures = arm.pictures
-        said = f"pictures: {self._preview.url}"
+            self._preview = Preview(self.attention.preview, arm.images)
+        self._preview.images = arm.images
+        said = f"images: {self._preview.url}"
         if self.console is not None:
             self.console.footer = said
-            self.console.note_event("pictures", url=self._preview.url)
+            self.console.note_event("images", url=self._preview.url)
         else:
             sys.stderr.write(f"{said}\n")
 
@@ -213,7 +213,7 @@ class Judged(gym.Wrapper[Any, Any, Any, Any]):
         if isinstance(arm, AttendedArm) and arm.judged_by_operator and open_ended:
             arm.rest()
             said = self._judged(arm)
-            info = arm.told(info, said)
+            info = arm.reported(info, said)
             reward = float(info["is_success"])
         return observation, reward, terminated, truncated, info
 

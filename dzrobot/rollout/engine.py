@@ -265,7 +265,7 @@ class Engine:
         self._desk.submit(self._step, lambda: self._policy.result(ticket))
 
     def _leftover(self, delay: int) -> Leftover | None:
-        """Return what the coming plan is to continue; None where it begins anew."""
+        """Return what the coming plan is to continue; None where it starts over."""
         options = self._schedule.options
         method = METHODS.get(options.execution)
         if method is None or self._plan is None:

@@ -39,7 +39,7 @@ class EnvironmentFacts:
     """Where in the concatenated state the position of the hand is, in meters."""
 
     opengl: str | None
-    """Backend that it draws with, where the pictures may depend on it."""
+    """Backend that it draws with, where the images may depend on it."""
 
     moves_an_arm: bool
     """Whether it drives an arm, real or emulated."""
@@ -181,7 +181,7 @@ def environment_arguments(
 ) -> dict[str, Any]:
     """Return the keyword arguments of ``env`` beyond the task.
 
-    The protocol's, the robot's picture size where ``env`` can choose one, and ``given``, which
+    The protocol's, the robot's image size where ``env`` can choose one, and ``given``, which
     win.
 
     Raises:
@@ -289,7 +289,7 @@ def _strict(annotation: Any) -> Any:
 
 
 def make_environment(case: EpisodeSpec, arguments: Mapping[str, Any], *, render: bool) -> Any:
-    """Return the environment of ``case``; ``render``: it can be asked for pictures for people."""
+    """Return the environment of ``case``; ``render``: it can be asked for images for people."""
     limits: dict[str, Any] = {} if case.max_steps is None else {"max_episode_steps": case.max_steps}
     known, open_ended = accepted(case.env)
     draws = render and ("render_mode" in known or open_ended)

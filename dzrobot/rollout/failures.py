@@ -9,7 +9,7 @@ from typing import Self
 from dzrobot.errors import DzrobotError, StoppedError
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-"""A disk that is full is no fault of an episode: the run ends, and can be gone on with."""
+"""A disk that is full is no fault of an episode: the run ends, and can be resumed."""
 
 
 @dataclass(frozen=True)

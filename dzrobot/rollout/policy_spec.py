@@ -215,7 +215,7 @@ def _made(name: str, robot: Embodiment) -> Policy:
 
 @dataclass
 class PrivilegedActor:
-    """A policy that looks into its environment; it is made beside it, anew for every episode."""
+    """A policy that looks into its environment; made beside it, a new one for every episode."""
 
     factory: str
     """``module:factory``; takes the environment."""

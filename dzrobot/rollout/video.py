@@ -14,7 +14,7 @@ from dzrobot.modality.window import Observation
 from dzrobot.recording.media import VideoCodec, VideoFile
 
 Wanted = Literal["all", "failures", "none"]
-Picture = NDArray[np.uint8]
+Image = NDArray[np.uint8]
 
 VIDEO_FOLDER = "videos"
 FALLBACK_FPS = 20.0
@@ -24,7 +24,7 @@ _PARTIAL = "unfinished"
 class EpisodeVideo:
     """The video of one episode, one frame per observation; kept or dropped when it is over.
 
-    The environment's own upright picture comes first, then every view in the order of its key, as
+    The environment's own upright image comes first, then every view in the order of its key, as
     the policy is given it.
     """
 
@@ -40,10 +40,10 @@ class EpisodeVideo:
     def add(self, observation: Observation) -> None:
         """Append what is seen now."""
         shown = self._env.render() if self._env.render_mode == "rgb_array" else None
-        pictures = [] if shown is None else [np.asarray(shown, np.uint8)]
-        pictures += [np.asarray(view, np.uint8) for view in views(observation).values()]
-        if pictures:
-            self._file.add(side_by_side(pictures))
+        images = [] if shown is None else [np.asarray(shown, np.uint8)]
+        images += [np.asarray(view, np.uint8) for view in views(observation).values()]
+        if images:
+            self._file.add(side_by_side(images))
             self._frames += 1
 
     def close(self, *, keep: bool, ending: str) -> str | None:
@@ -55,7 +55,7 @@ class EpisodeVideo:
         if not keep:
             self._path.unlink(missing_ok=True)
             return None
-        # Moved when it is complete: whatever lies beside is the torn work of a killed run.
+        # Moved when it is complete: whatever lies beside is the partial work of a killed run.
         final = self._folder / f"{self._name}-{ending}.mp4"
         self._path.replace(final)
         return str(final.relative_to(self._folder.parent))
@@ -66,25 +66,25 @@ def remove_unfinished(folder: Path) -> None:
     shutil.rmtree(folder / VIDEO_FOLDER / _PARTIAL, ignore_errors=True)
 
 
-def views(observation: Observation) -> Mapping[str, Picture]:
-    """Return the pictures (H, W, 3) of ``observation``; the newest where there is a stack."""
+def views(observation: Observation) -> Mapping[str, Image]:
+    """Return the images (H, W, 3) of ``observation``; the newest where there is a stack."""
     found = {}
     for key in sorted(observation):
         if key.startswith("video."):
-            picture = np.asarray(observation[key])
-            found[key] = picture[-1] if picture.ndim == 4 else picture
+            image = np.asarray(observation[key])
+            found[key] = image[-1] if image.ndim == 4 else image
     return found
 
 
-def side_by_side(pictures: list[Picture]) -> Picture:
-    """Return one picture of even height and width with ``pictures`` at equal height."""
-    height = max(picture.shape[0] for picture in pictures)
+def side_by_side(images: list[Image]) -> Image:
+    """Return one image of even height and width with ``images`` at equal height."""
+    height = max(image.shape[0] for image in images)
     height += height % 2
     scaled = []
-    for picture in pictures:
-        width = round(picture.shape[1] * height / picture.shape[0])
+    for image in images:
+        width = round(image.shape[1] * height / image.shape[0])
         size = (width + width % 2, height)
-        same = picture.shape[:2] == size[::-1]
-        scaled.append(picture if same else cv2.resize(picture, size, interpolation=cv2.INTER_AREA))
-    joined: Picture = np.concatenate(scaled, axis=1)
+        same = image.shape[:2] == size[::-1]
+        scaled.append(image if same else cv2.resize(image, size, interpolation=cv2.INTER_AREA))
+    joined: Image = np.concatenate(scaled, axis=1)
     return joined

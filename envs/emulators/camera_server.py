@@ -21,7 +21,7 @@ from dzrobot.envs.emulators.timebase import Timebase
 from dzrobot.errors import MissingDependencyError
 
 SIZES = ((640, 480), (320, 240))
-"""Width and height of the pictures on offer; packing one for the bus takes 30 ns a byte."""
+"""Width and height of the images on offer; packing one for the bus takes 30 ns a byte."""
 
 RATES_HZ = (15, 30)
 MODEL = "D435"
@@ -46,38 +46,38 @@ class CameraScene:
 
     Args:
         serial: Sets the colors.
-        size: Width and height of the pictures.
+        size: Width and height of the images.
     """
 
     def __init__(self, serial: str, size: tuple[int, int]) -> None:
         self.size = width, height = size
         hue = sum(map(ord, serial)) % 97
         rows, columns = np.mgrid[0:height, 0:width]
-        picture = np.empty((height, width, 3), np.uint8)
-        picture[..., 0] = 60 + hue + 40 * rows // height
-        picture[..., 1] = 90 + 60 * columns // width
-        picture[..., 2] = 120 - hue // 2
-        self._table = to_yuyv(picture)
+        image = np.empty((height, width, 3), np.uint8)
+        image[..., 0] = 60 + hue + 40 * rows // height
+        image[..., 1] = 90 + 60 * columns // width
+        image[..., 2] = 120 - hue // 2
+        self._table = to_yuyv(image)
         self._hand = to_yuyv(np.full((2, 2, 3), (210, 40, 40), np.uint8))[0]
 
-    def picture(self, pose: NDArray[np.float64]) -> bytes:
+    def image(self, pose: NDArray[np.float64]) -> bytes:
         """Return packed YUYV bytes of the scene for position, yaw and width of the hand, (5,)."""
         x, y, z, _, opened = pose
         width, height = self.size
-        picture = self._table.copy()
+        image = self._table.copy()
         column = int(width * np.clip(0.5 + y, 0.1, 0.9)) // 2 * 2
         row = int(height * np.clip(x, 0.125, 0.875))
         size = int(height * np.clip(0.025 + 0.083 * z, 0.017, 0.104))
         gap = int(width * (0.003 + 0.31 * opened)) // 2 * 2
         finger = width // 40
         for left in (column - gap - finger, column + gap):
-            part = picture[row - size : row + size, left : left + finger]
+            part = image[row - size : row + size, left : left + finger]
             part.reshape(len(part), -1, 2, 2)[:] = self._hand
-        return picture.tobytes()
+        return image.tobytes()
 
 
 def to_yuyv(rgb: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return packed YUYV bytes, (H, W, 2) uint8, of an RGB picture (BT.601, studio range)."""
+    """Return packed YUYV bytes, (H, W, 2) uint8, of an RGB image (BT.601, studio range)."""
     red, green, blue = (rgb[..., channel].astype(np.float32) for channel in range(3))
     luma = 16 + 0.257 * red + 0.504 * green + 0.098 * blue
     chroma_u = 128 - 0.148 * red - 0.291 * green + 0.439 * blue
@@ -90,7 +90,7 @@ def to_yuyv(rgb: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 class Exposures:
-    """When pictures are taken: by the arm's clock, or the wall clock where there is no arm.
+    """When images are taken: by the arm's clock, or the wall clock where there is no arm.
 
     Args:
         page: The shared clock.
@@ -102,7 +102,7 @@ class Exposures:
         self._seen_s = time.monotonic()
 
     def now_ms(self) -> int:
-        """Return the time that pictures are stamped with."""
+        """Return the time that images are stamped with."""
         if self.page.arm_is_alive:
             self._last_ms, self._seen_s = max(self._last_ms, self.page.clock_ms), time.monotonic()
             return self._last_ms
@@ -157,7 +157,7 @@ class EmulatedCamera:
                 stream.stop_streaming()
 
     def publish_due(self, now_ms: int) -> int:
-        """Publish the newest picture that is due and return when it was exposed (ms)."""
+        """Publish the newest image that is due and return when it was exposed (ms)."""
         number = now_ms * self._rate_hz // 1000
         exposed_ms = -(-number * 1000 // self._rate_hz)
         page = self._exposures.page
@@ -167,7 +167,7 @@ class EmulatedCamera:
         self._exposed_ms = exposed_ms
         encodings = self._bus.video_encoding
         if self._color.is_streaming():
-            scene = self._scene.picture(page.pose_at(exposed_ms))
+            scene = self._scene.image(page.pose_at(exposed_ms))
             self._color.publish_image(self._message(encodings.yuyv, self._scene.size, scene))
         if self._depth.is_streaming():
             flat = np.full(SIZES[0], FLAT_DEPTH_MM, "<u2").tobytes()
@@ -175,13 +175,13 @@ class EmulatedCamera:
         return exposed_ms
 
     def _message(self, encoding: Any, size: tuple[int, int], data: bytes) -> Any:
-        picture = self._bus.message.image()
-        picture.width, picture.height = size
-        picture.step = 2 * picture.width
-        picture.encoding = str(encoding)
-        picture.data = bytearray(data)
-        picture.timestamp = self._bus.time.from_double(self._exposed_ms / 1000.0)
-        return picture
+        image = self._bus.message.image()
+        image.width, image.height = size
+        image.step = 2 * image.width
+        image.encoding = str(encoding)
+        image.data = bytearray(data)
+        image.timestamp = self._bus.time.from_double(self._exposed_ms / 1000.0)
+        return image
 
 
 def load_bus() -> Any:

@@ -4,7 +4,7 @@ The clock is in lockstep. Once a motion has started, the next state waits for th
 answers the last one, so a busy machine slows the robot's time down instead of dropping commands. An
 environment that shares a time page is a second client: while it thinks, a moving arm's time stands
 still, and only the last state is repeated so that the client library does not take the arm for
-gone. A client that answers nothing for seconds is silent, and the arm goes on without it.
+gone. A client that answers nothing for seconds is silent, and the arm continues without it.
 """
 
 import contextlib

@@ -32,7 +32,7 @@ _BYTES = 8 * (_WORDS + POSES * _POSE_SIZE)
 
 _POLL_S = 0.0003
 _STALLED_S = 20.0
-"""An arm whose clock stands still this long (wall), though it may go on, has ended."""
+"""An arm whose clock stands still this long (wall), though it may continue, has ended."""
 
 
 class Timebase:
@@ -105,20 +105,20 @@ class Timebase:
         self._words[_CAMERA_ALIVE] = int(value)
 
     def published_ms(self, camera: int) -> int:
-        """Return when the newest picture of camera number ``camera`` was exposed."""
+        """Return when the newest image of camera number ``camera`` was exposed."""
         return self._words[_CAMERAS + camera]
 
     def publish(self, camera: int, exposed_ms: int) -> None:
-        """Say that a picture has left camera number ``camera``."""
+        """Say that an image has left camera number ``camera``."""
         self._words[_CAMERAS + camera] = exposed_ms
 
     @property
     def again(self) -> int:
-        """How often the newest pictures were asked for once more: the bus loses some."""
+        """How often the newest images were asked for once more: the bus loses some."""
         return self._words[_AGAIN]
 
     def ask_again(self) -> None:
-        """Ask every camera for its newest picture once more; one process does."""
+        """Ask every camera for its newest image once more; one process does."""
         self._words[_AGAIN] += 1
 
     def keep_pose(self, at_ms: int, values: tuple[float, ...]) -> None:
@@ -134,9 +134,10 @@ class Timebase:
 class ArmClock:
     """The environment's clock, which is the arm's.
 
-    While an environment thinks, a moving arm's time stands still; it goes on while the environment
-    sleeps, exactly until it wakes, and while it waits for a driver (:meth:`running`). The time of
-    an arm at rest follows the wall clock, and so does everything once no arm advances the page.
+    While an environment thinks, a moving arm's time stands still; it continues while the
+    environment sleeps, exactly until it wakes, and while it waits for a driver (:meth:`running`).
+    The time of an arm at rest follows the wall clock, and so does everything once no arm advances
+    the page.
 
     Args:
         page: What the arm's process shares.
@@ -152,7 +153,7 @@ class ArmClock:
         return self.page.clock_ms / 1000.0
 
     def sleep_until(self, deadline_s: float) -> None:
-        """Let the arm's time go on until ``deadline_s``."""
+        """Let the arm's time continue until ``deadline_s``."""
         goal = round(deadline_s * 1000)
         with self._guard:
             if self._waits == 0:
@@ -169,7 +170,7 @@ class ArmClock:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Let the arm's time go on by itself meanwhile: a driver is being waited for."""
+        """Let the arm's time continue by itself meanwhile: a driver is being waited for."""
         with self._guard:
             self._waits += 1
             self.page.limit_ms = FREE

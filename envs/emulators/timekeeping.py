@@ -18,14 +18,14 @@ _IN_TRANSIT_S = 10.0
 """How long (wall) something that was sent is waited for, before it counts as lost."""
 
 _AGAIN_S = 0.1
-"""How long (wall) a picture is waited for before it is asked for once more."""
+"""How long (wall) an image is waited for before it is asked for once more."""
 
 _LOOK_S = 0.0005
 _NEAR_MS = 2
 
 
 class TimedArm:
-    """An arm whose calls let the arm's time go on while they wait.
+    """An arm whose calls let the arm's time continue while they wait.
 
     Args:
         arm: The driver.
@@ -135,7 +135,7 @@ class TimedGripper:
 
 
 class TimedCamera:
-    """A camera whose newest picture is the newest that has left it, by the arm's clock.
+    """A camera whose newest image is the newest that has left it, by the arm's clock.
 
     Args:
         camera: The driver.
@@ -160,19 +160,19 @@ class TimedCamera:
             self._camera.open()
 
     def latest(self) -> Frame:
-        """Return the newest picture, stamped with the arm's time at its exposure."""
+        """Return the newest image, stamped with the arm's time at its exposure."""
         frame = self._camera.latest()
         now = time.monotonic()
         deadline, ask_at = now + _IN_TRANSIT_S, now + _AGAIN_S
         while self._is_late(frame) and (now := time.monotonic()) < deadline:
             if now > ask_at:
-                # The bus drops a picture whose reader was not given the processor in time.
+                # The bus drops an image whose reader was not given the processor in time.
                 self._clock.page.ask_again()
                 ask_at = now + _AGAIN_S
             time.sleep(_LOOK_S)
             frame = self._camera.latest()
         if self._is_late(frame):
-            # Lost on its way; the pictures until the next one that comes are not waited for.
+            # Lost on its way; the images until the next one that comes are not waited for.
             self._missing_ms = 1000 * frame.stamp_s
         return replace(frame, at_s=frame.stamp_s)
 
@@ -182,7 +182,7 @@ class TimedCamera:
             self._camera.close()
 
     def _is_late(self, frame: Frame) -> bool:
-        """Return whether a picture that is due by now has not come yet."""
+        """Return whether an image that is due by now has not come yet."""
         page, came_ms = self._clock.page, 1000 * frame.stamp_s
         if not page.camera_is_alive or came_ms <= self._missing_ms:
             return False

@@ -44,7 +44,7 @@ class ControllerEndedError(RobotError):
 
 
 class DisconnectedError(RobotError):
-    """The connection is gone; only connecting anew helps."""
+    """The connection is gone; only connecting again helps."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Arm(Protocol):
         ...
 
     def connect(self) -> None:
-        """Open the arm, or open it anew after the connection was lost; twice is harmless.
+        """Open the arm, or open it again after the connection was lost; twice is harmless.
 
         Raises:
             RobotError: it cannot be reached; says what to do.

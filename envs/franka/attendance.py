@@ -1,4 +1,4 @@
-"""Who looks after the arm: the operator, the stop that stands, and what may go on without them."""
+"""Who looks after the arm: the operator, the stop that stands, what may continue without them."""
 
 import logging
 
@@ -41,7 +41,7 @@ class Attendance:
         if stop is None:
             return
         if self.unattended and stop.abort in RECOVERS_ALONE:
-            _log.warning("going on after %s", stop)
+            _log.warning("continuing after %s", stop)
         elif self.operator is not None and self.asks:
             self.operator.confirm(
                 ArmPhase.STOPPED, f"The arm was stopped ({stop}). Look at it, then press Enter."

@@ -28,7 +28,7 @@ _CLOSE_S = 2.0
 
 @dataclass(frozen=True)
 class Frame:
-    """One picture."""
+    """One image."""
 
     image: Image
     """(H, W, 3) uint8 RGB, as the camera delivers it; not to be written to."""
@@ -73,7 +73,7 @@ class Camera(Protocol):
 
 
 def fit(image: Image, config: CameraConfig, size: tuple[int, int]) -> Image:
-    """Return the cropped picture at ``size`` (height, width), a fresh (H, W, 3) uint8 array."""
+    """Return the cropped image at ``size`` (height, width), a fresh (H, W, 3) uint8 array."""
     top, left, bottom, right = config.box
     cropped = image[top:bottom, left:right]
     # Bilinear, as the published recordings of this embodiment were made.
@@ -84,7 +84,7 @@ def fit(image: Image, config: CameraConfig, size: tuple[int, int]) -> Image:
 class RealSenseCamera:
     """A RealSense color stream; its driver runs in a process of its own, frames in shared memory.
 
-    A camera that stops sending is opened anew by the driver, less and less often; meanwhile
+    A camera that stops sending is opened again by the driver, less and less often; meanwhile
     ``latest`` returns the last frame, whose age tells. A driver that hangs is replaced by ``open``.
 
     Args:

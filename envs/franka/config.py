@@ -263,7 +263,7 @@ class LimitsConfig(FrozenConfig):
     """Without an action for this long control is given up and the episode ends."""
 
     recoveries: Annotated[int, Field(ge=0)] = 3
-    """How often an episode may go on after a harmless reflex."""
+    """How often an episode may continue after a harmless reflex."""
 
     recovery_pace: Share = 0.5
     """Share of the speed after each recovery, until the next reset."""

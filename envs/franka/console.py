@@ -70,7 +70,7 @@ class OperatorConsole:
         screen: Console | None = None,
     ) -> None:
         self.footer = ""
-        """A last line, such as where the pictures are."""
+        """A last line, such as where the images are."""
 
         self._title = title
         self._log = log
@@ -159,7 +159,7 @@ class OperatorConsole:
     def close(self) -> None:
         """Give the terminal back."""
         if self._live is not None:
-            # A terminal that was closed takes no last picture.
+            # A terminal that was closed takes no last image.
             with contextlib.suppress(OSError):
                 self._live.stop()
             self._warnings.detach()

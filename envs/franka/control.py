@@ -224,7 +224,7 @@ class Control:
         """Look at what the arm says after a step; recover from harmless errors.
 
         Raises:
-            RefusalError: the episode cannot go on.
+            RefusalError: the episode cannot continue.
         """
         with self._lock:
             self.check_latch()

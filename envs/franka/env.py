@@ -45,7 +45,7 @@ StepResult = tuple[Observation, float, bool, bool, Info]
 _GRIPPER_POLL_S = 0.02
 
 STARTS = 50
-"""Numbered starts; a start's number decides how the reset pose is varied."""
+"""Initial states; a state's number decides how the reset pose is varied."""
 
 
 class FrankaEnv(gym.Env[Observation, np.ndarray]):
@@ -66,7 +66,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     wait; time the policy takes is part of it.
 
     Nothing connects or moves before the first reset. An episode terminates when the task is done,
-    and is truncated with ``info["abort"]`` when it cannot go on safely. The arm then holds its
+    and is truncated with ``info["abort"]`` when it cannot continue safely. The arm then holds its
     pose, and no reset moves it, in this program or the next, until a person has looked: an operator
     who is asked, :meth:`acknowledge`, or ``dzrobot acknowledge ADDRESS``. ``info["fault"]`` says
     why an episode is no result (a camera, the connection, the hand, the watchdog; discarded), and
@@ -171,7 +171,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             RobotError: something cannot be reached; says what to do.
             StoppedError: a stop stands, or the arm was stopped on its way.
             SafetyError: the arm must not move.
-            ModalityError: an unknown option or start.
+            ModalityError: an unknown option or initial state.
             ConfigError: the reward needs an operator, and there is none.
         """
         super().reset(seed=seed)
@@ -251,20 +251,20 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         return self._result(observation, outcome, limited)
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
-        """Return the newest exterior picture (H, W, 3) uint8; after an abort, the last one."""
+        """Return the newest exterior image (H, W, 3) uint8; after an abort, the last one."""
         if self.render_mode is None:
             gym.logger.warn("render() needs render_mode='rgb_array' in gym.make.")
             return None
         if self._episode is None:
             raise gym.error.ResetNeeded("the arm is connected by the first reset().")
-        picture: np.ndarray = self._observe(self._episode.reading)["video.image"]
-        return picture
+        image: np.ndarray = self._observe(self._episode.reading)["video.image"]
+        return image
 
-    def pictures(self) -> Mapping[str, np.ndarray]:
-        """Return the newest picture (H, W, 3) uint8 RGB of every camera that is open."""
-        return self._sensors.pictures()
+    def images(self) -> Mapping[str, np.ndarray]:
+        """Return the newest image (H, W, 3) uint8 RGB of every camera that is open."""
+        return self._sensors.images()
 
-    def told(self, info: Info, outcome: OperatorVerdict) -> Info:
+    def reported(self, info: Info, outcome: OperatorVerdict) -> Info:
         """Return ``info`` as it is when ``outcome`` is what came of the episode."""
         fault = (
             "discarded by the operator" if outcome is OperatorVerdict.DISCARDED else info["fault"]
@@ -416,10 +416,10 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             raise stopped from error
 
     def _pause(self, episode: "_Episode") -> None:
-        """Rest until the operator goes on; what is seen then is fresh."""
+        """Rest until the operator continues; what is seen then is fresh."""
         began = self._clock.now()
         self._control.release()
-        self._attendance.ask(ArmPhase.PAUSED, "Paused. Press Enter to go on.")
+        self._attendance.ask(ArmPhase.PAUSED, "Paused. Press Enter to continue.")
         self._control.resume()
         episode.reading = self._sensors.read_fresh()
         episode.pace.begin_slot()
@@ -518,7 +518,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             info[f"frame_number.{key}"] = frame.number
             info[f"frame_time_s.{key}"] = frame.at_s
         reason = episode.abort.value or (outcome.value if ended else "")
-        return self.told(info, outcome) | {"reset_reason": reason}
+        return self.reported(info, outcome) | {"reset_reason": reason}
 
 
 class _Episode:

@@ -65,7 +65,7 @@ class ArmEpisodeFacts:
             )  # fmt: skip
 
     def restart(self) -> None:
-        """Control begins anew: the arm's count of commands does too."""
+        """Control starts over: the arm's count of commands does too."""
         self._controlled_since_s = None
 
     def plain(self, info: Mapping[str, Any]) -> dict[str, Any]:

@@ -245,7 +245,7 @@ class FakeCamera:
         """Start."""
         self.frozen = False
         self._number += 1
-        self._frame = self._picture()
+        self._frame = self._image()
 
     def latest(self) -> Frame:
         """Return a frame of this moment."""
@@ -253,14 +253,14 @@ class FakeCamera:
             raise RobotError("the fake camera is not open")
         if not self.frozen and self._frame.at_s < self._arm.clock.now():
             self._number += 1
-            self._frame = self._picture()
+            self._frame = self._image()
         return self._frame
 
     def close(self) -> None:
         """Stop."""
         self._frame = None
 
-    def _picture(self) -> Frame:
+    def _image(self) -> Frame:
         height, width = self._config.height, self._config.width
         image = np.full((height, width, 3), (60, 90, 120), np.uint8)
         x, y, z = self._arm.state().pose[:3, 3]

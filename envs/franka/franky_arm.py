@@ -61,7 +61,7 @@ class FrankyArm:
         return self._driver
 
     def connect(self) -> None:
-        """Connect, or connect anew where the arm or its driver stopped answering."""
+        """Connect, or connect again where the arm or its driver stopped answering."""
         if self._driver is not None:
             with contextlib.suppress(DisconnectedError):
                 if self._is_alive():

@@ -51,7 +51,7 @@ class GripperDevice(Protocol):
     """One gripper, real or not; no call but ``connect`` may take longer than a moment."""
 
     def connect(self) -> None:
-        """Connect to the hand, or connect anew after a fault; nothing moves.
+        """Connect to the hand, or connect again after a fault; nothing moves.
 
         Raises:
             RobotError: it cannot be reached.

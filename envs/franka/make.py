@@ -137,7 +137,7 @@ def _emulated() -> dict[str, Any]:
     from dzrobot.envs.emulators.camera_server import SIZES
     from dzrobot.envs.emulators.launcher import SERIALS
 
-    # The smaller pictures leave more of the machine to the arm.
+    # The smaller images leave more of the machine to the arm.
     width, height = SIZES[-1]
     keys = ("video.image", "video.wrist_image")
     return {

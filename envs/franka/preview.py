@@ -11,8 +11,8 @@ import numpy as np
 
 from dzrobot.errors import ConfigError
 
-Pictures = Callable[[], Mapping[str, np.ndarray]]
-"""Returns the newest picture (H, W, 3) uint8 RGB of every view."""
+Images = Callable[[], Mapping[str, np.ndarray]]
+"""Returns the newest image (H, W, 3) uint8 RGB of every view."""
 
 HOST = "127.0.0.1"
 PERIOD_S = 0.1
@@ -22,18 +22,18 @@ _PAGE = """<!doctype html><title>dzrobot cameras</title>
 
 
 class Preview:
-    """Serves pictures on the loopback interface until it is closed.
+    """Serves images on the loopback interface until it is closed.
 
     Args:
         port: Where; 0 picks a free one.
-        pictures: What is served.
+        images: What is served.
 
     Raises:
         ConfigError: the port cannot be had.
     """
 
-    def __init__(self, port: int, pictures: Pictures) -> None:
-        self.pictures = pictures
+    def __init__(self, port: int, images: Images) -> None:
+        self.images = images
         preview = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -72,9 +72,9 @@ class Preview:
     def _answer(self, request: BaseHTTPRequestHandler) -> None:
         name = request.path.strip("/")
         if not name:
-            views = "".join(f"<h3>{key}</h3><img src='/{key}'>" for key in self.pictures())
+            views = "".join(f"<h3>{key}</h3><img src='/{key}'>" for key in self.images())
             self._send(request, "text/html", _PAGE.format(views=views).encode())
-        elif name in self.pictures():
+        elif name in self.images():
             self._stream(request, name)
         else:
             request.send_error(HTTPStatus.NOT_FOUND)
@@ -87,14 +87,14 @@ class Preview:
         request.wfile.write(content)
 
     def _stream(self, request: BaseHTTPRequestHandler, name: str) -> None:
-        """Send one picture after another until the viewer leaves."""
+        """Send one image after another until the viewer leaves."""
         request.send_response(HTTPStatus.OK)
         request.send_header("Content-Type", f"multipart/x-mixed-replace; boundary={_BOUNDARY}")
         request.end_headers()
         while not self._closing.is_set():
-            picture = self.pictures().get(name)
-            if picture is not None:
-                _, coded = cv2.imencode(".jpg", cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
+            image = self.images().get(name)
+            if image is not None:
+                _, coded = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
                 content = coded.tobytes()
                 head = f"--{_BOUNDARY}\r\nContent-Type: image/jpeg\r\nContent-Length: "
                 try:

@@ -26,7 +26,7 @@ from dzrobot.envs.franka.arm import DisconnectedError
 from dzrobot.errors import MissingDependencyError
 
 PROMPT_S = 0.1
-"""How long the control loop waits for an answer before it goes on with what it knows."""
+"""How long the control loop waits for an answer before it continues with what it knows."""
 
 SILENT_S = 1.5
 """A driver that answers nothing for this long is killed."""

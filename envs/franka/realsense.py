@@ -26,7 +26,7 @@ class Device:
     serial: str
     name: str
     usb: str
-    """Kind of the USB connection, such as 3.2; empty where it is not told."""
+    """Kind of the USB connection, such as 3.2; empty where it is not reported."""
 
     firmware: str
 
@@ -63,7 +63,7 @@ class FrameHead:
 
 
 class RealSenseDriver:
-    """One color stream, opened anew, less and less often, when it fails.
+    """One color stream, opened again, less and less often, when it fails.
 
     Args:
         config: Serial number, stream, whether exposure is locked.

@@ -67,7 +67,7 @@ HARDWARE_FAULTS = frozenset(
 """What cameras, connection, hand or program did: no result of the policy."""
 
 RECOVERS_ALONE = frozenset({Abort.STALE_FRAME, Abort.WATCHDOG, Abort.INVALID_ACTION})
-"""A lost frame, a slow policy, a number that is none: what an unattended run may go on after."""
+"""A lost frame, a slow policy, a number that is none: what an unattended run may continue after."""
 
 
 class RefusalError(SafetyError):
@@ -105,7 +105,7 @@ RECOVERABLE = frozenset(
         "controller_torque_discontinuity",
     }
 )
-"""Errors of timing and smoothness: nothing was touched, so the episode may go on, slower."""
+"""Errors of timing and smoothness: nothing was touched, so the episode may continue, slower."""
 
 
 def classify(errors: Collection[str]) -> Abort:

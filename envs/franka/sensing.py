@@ -103,8 +103,8 @@ class Sensors:
             camera.close()
         self._arm.close()
 
-    def pictures(self) -> dict[str, np.ndarray]:
-        """Return the newest picture (H, W, 3) uint8 of every camera that delivers one."""
+    def images(self) -> dict[str, np.ndarray]:
+        """Return the newest image (H, W, 3) uint8 of every camera that delivers one."""
         found: dict[str, np.ndarray] = {}
         for camera in self._cameras:
             with contextlib.suppress(RobotError), self._looking:

@@ -65,7 +65,7 @@ class RealWorkcell:
         self._address = address
 
     def open(self) -> None:
-        """Refuse a cell without an address."""
+        """Refuse a workcell without an address."""
         if self._address is None:
             raise RobotError(
                 "no robot address is known. Give one of: address='172.16.0.2' and cameras=[...]; "

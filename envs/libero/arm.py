@@ -41,8 +41,8 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
     about them (1 = 0.5 rad), both measured from the current pose, then the gripper, of which only
     the sign counts: above 0 closes, below 0 opens, 0 holds. One step is 50 ms.
 
-    An episode terminates when the goal holds; a step after that goes on with the physics, and
-    reports the goal anew. Time limits are Gymnasium's wrapper's. The simulator is opened by the
+    An episode terminates when the goal holds; a step after that continues with the physics, and
+    reports the goal again. Time limits are Gymnasium's wrapper's. The simulator is opened by the
     first reset, in whichever process that happens, and a pickled copy opens its own.
 
     The same seed and actions give the same numbers and pixels to the bit, on one machine; another
@@ -68,7 +68,7 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
         self._sim: Simulation | None = None
         self._refuse_bad_options(render_mode, settle_steps, quality)
         self.render_mode = render_mode
-        self._picture = CameraOptions(
+        self._image = CameraOptions(
             resolution=resolution,
             cameras=cameras,
             on_demand=render_mode is not None,
@@ -101,11 +101,11 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
 
     @abstractmethod
     def _begin(self, sim: Simulation, start: int) -> Raw:
-        """Put the scene at its numbered start, before anything settles."""
+        """Put the scene at its initial state, before anything settles."""
 
     @property
     def opengl(self) -> str:
-        """Backend that draws the pictures."""
+        """Backend that draws the images."""
         return choose_backend()
 
     @property
@@ -122,13 +122,13 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Begin an episode: build the scene, restore its start, let it settle.
+        """Begin an episode: build the scene, restore its initial state, let it settle.
 
         ``seed`` fixes everything. :class:`~dzrobot.envs.initial_states.InitialStates` says which
         initial state is taken.
 
         Raises:
-            ModalityError: an unknown option or start.
+            ModalityError: an unknown option or initial state.
             SimulatorError: the simulator, its OpenGL or its assets are not ready.
         """
         super().reset(seed=seed)
@@ -161,7 +161,7 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
         return observation, float(success), terminated, False, self._info(success=success)
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
-        """Return the exterior camera's picture ``(H, W, 3)`` uint8, upright, for people."""
+        """Return the exterior camera's image ``(H, W, 3)`` uint8, upright, for people."""
         if self.render_mode is None:
             gym.logger.warn("render() needs render_mode='rgb_array' in gym.make.")
             return None
@@ -177,7 +177,7 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
 
     def _observe(self, raw: Raw) -> Observation:
         observation: Observation = {}
-        if self._picture.cameras:
+        if self._image.cameras:
             self._frame = raw["agentview_image"]
             observation["video.image"] = turned(raw["agentview_image"])
             observation["video.wrist_image"] = turned(raw["robot0_eye_in_hand_image"])

@@ -19,7 +19,7 @@ Fetch = Callable[[str, Path], None]
 def download(folder: Path, assets: Iterable[Asset], fetch: Fetch) -> Iterator[Asset]:
     """Bring every file of ``assets`` into ``folder``; yield each one when it is there and right.
 
-    A file that is there already and right is not fetched again, so a second run goes on where the
+    A file that is there already and right is not fetched again, so a second run resumes where the
     first stopped. Each file is fetched beside its place, verified, and only then moved.
 
     Raises:
@@ -56,7 +56,7 @@ class HubFetch:
         except _connection_errors() as error:
             raise SimulatorError(
                 f"cannot download {path} from {HUB_DATASET} ({type(error).__name__}). Check the "
-                "network and run `dzrobot libero setup` again: it goes on where it stopped. "
+                "network and run `dzrobot libero setup` again: it resumes where it stopped. "
                 "Without a network, copy the assets from another machine and run "
                 "`dzrobot libero setup --assets DIR`."
             ) from error

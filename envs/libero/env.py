@@ -23,10 +23,10 @@ class LiberoEnv(ArmEnv, EzPickle):
         suite: ``libero_spatial``, ``libero_object``, ``libero_goal``, ``libero_10`` or
             ``libero_90``.
         task_id: Which task, in the official order.
-        resolution: Height and width of the pictures in pixels.
+        resolution: Height and width of the images in pixels.
         render_mode: ``"rgb_array"`` or None.
         settle_steps: Steps with an open, resting gripper before the episode begins.
-        cameras: False leaves the pictures out of the observation, and the time they take.
+        cameras: False leaves the images out of the observation, and the time they take.
         quality: ``"draft"`` draws faster and less well, for tests.
         stop_on_success: False never terminates; ``info["is_success"]`` still tells.
 
@@ -82,7 +82,7 @@ class LiberoEnv(ArmEnv, EzPickle):
         utilities = libero.bddl_base_domain.BDDLUtils
         problem = utilities.get_problem_info(path)["problem_name"]
         arguments = {"bddl_file_name": path, "initialization_noise": None}
-        return Simulation(libero.TASK_MAPPING[problem], arguments, self._picture, seed)
+        return Simulation(libero.TASK_MAPPING[problem], arguments, self._image, seed)
 
     def _begin(self, sim: Simulation, start: int) -> Raw:
         assert self._init_states is not None, "opened with its states"

@@ -9,20 +9,20 @@ from dzrobot.envs.libero.install import check_versions, import_robosuite
 from dzrobot.envs.libero.sim import Raw, Simulation
 
 STARTS = 2**31
-"""Numbered starts: each seed is one of its own."""
+"""Initial states: each seed is one of its own."""
 
 
 class LiftEnv(ArmEnv, EzPickle):
     """Lift a red cube off the table; see :class:`ArmEnv` for observation and action.
 
-    ``dzrobot/lift-v0`` makes it. A numbered start fixes where the cube lies, how large it is and
+    ``dzrobot/lift-v0`` makes it. An initial state fixes where the cube lies, how large it is and
     how the arm is bent; the goal holds while the cube is 4 cm above the table.
 
     Args:
-        resolution: Height and width of the pictures in pixels.
+        resolution: Height and width of the images in pixels.
         render_mode: ``"rgb_array"`` or None.
         settle_steps: Steps with an open, resting gripper before the episode begins.
-        cameras: False leaves the pictures out of the observation, and the time they take.
+        cameras: False leaves the images out of the observation, and the time they take.
         quality: ``"draft"`` draws faster and less well, for tests.
         stop_on_success: False never terminates; ``info["is_success"]`` still tells.
 
@@ -57,7 +57,7 @@ class LiftEnv(ArmEnv, EzPickle):
 
     def _open(self, seed: int) -> Simulation:
         lift = import_robosuite().environments.manipulation.lift.Lift
-        return Simulation(lift, {}, self._picture, seed)
+        return Simulation(lift, {}, self._image, seed)
 
     def _begin(self, sim: Simulation, start: int) -> Raw:
         return sim.reset(start)

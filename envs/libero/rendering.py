@@ -96,7 +96,7 @@ def hand_over(context: Any, sim: Any) -> None:
     """Let ``sim``, which has none, draw with another scene's context; see :func:`same_drawing`.
 
     What remains is what a new context of ``sim`` would be: meshes and textures are there, all that
-    follows from the scene's own size and pose is set anew.
+    follows from the scene's own size and pose is set again.
     """
     import mujoco
 

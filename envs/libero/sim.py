@@ -21,7 +21,7 @@ from dzrobot.envs.libero.rendering import (
 from dzrobot.errors import SimulatorError
 
 Raw = Mapping[str, Any]
-"""robosuite's own observation: raw names, pictures bottom row first."""
+"""robosuite's own observation: raw names, images bottom row first."""
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 CONTROL_HZ = 20
@@ -89,11 +89,11 @@ class Simulation:
         return bool(self._env._check_success())
 
     def draw(self, *, wanted: bool) -> None:
-        """Let the cameras draw from now on, or return black pictures at no cost."""
+        """Let the cameras draw from now on, or return black images at no cost."""
         self._env.drawing = wanted and self._image.cameras
 
     def reset(self, seed: int) -> Raw:
-        """Build the scene anew; what is sampled follows from ``seed`` alone.
+        """Build the scene again; what is sampled follows from ``seed`` alone.
 
         Raises:
             SimulatorError: the objects could not be placed without touching.
@@ -147,7 +147,7 @@ class Simulation:
         return raw
 
     def photograph(self) -> np.ndarray:
-        """Return a new picture of the exterior camera, ``(H, W, 3)`` uint8, bottom row first."""
+        """Return a new image of the exterior camera, ``(H, W, 3)`` uint8, bottom row first."""
         use_context(self._env.sim)
         size = self._image.resolution
         image: np.ndarray = self._env.sim.render(camera_name=CAMERAS[0], width=size, height=size)
@@ -178,7 +178,7 @@ class _SparingCameras:
     """Mixed into a robosuite environment: its cameras draw only while ``drawing`` is True.
 
     Only the work is left out. Each camera is still sampled when it would have been, so that the
-    pictures that are drawn are the ones the original environment returns. A new scene takes over
+    images that are drawn are the ones the original environment returns. A new scene takes over
     the drawing context of the one before if both draw the same meshes and textures: to upload them
     is most of a reset.
     """

@@ -34,7 +34,7 @@ class SessionState:
         """What the network remembers; made with the first plan."""
 
         self.video: list[Tensor] = []
-        """Predicted latents (C, F, Y, X) of each plan since the network last began anew."""
+        """Predicted latents (C, F, Y, X) of each plan since the network last started over."""
 
         self._embodiment = embodiment
         self._history = history

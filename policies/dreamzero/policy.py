@@ -348,7 +348,7 @@ class DreamZeroPolicy:
 
         Args:
             session: Whose.
-            leftover: What the robot executes in the meantime; None: the plan begins anew.
+            leftover: What the robot executes in the meantime; None: the plan starts over.
 
         Raises:
             ConfigError: ``trained`` is asked of a network that was not, or not for such a delay.
@@ -368,7 +368,7 @@ class DreamZeroPolicy:
     def video_latents(self, session: str = DEFAULT_SESSION) -> Tensor:
         """Return the normalized latents (C, F, Y, X) that the last plan predicts.
 
-        Where the network began anew, the latent of the observed frame comes first.
+        Where the network started over, the latent of the observed frame comes first.
 
         Raises:
             SessionError: The session is not open or has made no plan.

@@ -207,7 +207,7 @@ class RemotePolicy:
 
         Args:
             session: Whose.
-            leftover: Has to be None: a plan of a server begins anew.
+            leftover: Has to be None: a plan of a server starts over.
 
         Raises:
             ConfigError: the plan is to continue another one.
@@ -303,7 +303,7 @@ class RemotePolicy:
     def _plan(self, ticket: RemoteTicket) -> NDArray[np.float32]:
         episode, connection = ticket.episode, self._connection(ticket.session)
         if not episode.plans:
-            # Nothing is lost yet: a connection that broke in between may be made anew.
+            # Nothing is lost yet: a connection that broke in between may be made again.
             connection.ensure()
             if self._dialect is Dialect.DZROBOT and episode.number is not None:
                 connection.reset(episode.name, episode.number)

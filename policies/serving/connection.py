@@ -201,7 +201,7 @@ class Connection:
             greeting = validated(told, Greeting, where, ProtocolError)
             if self.greeting is not None and greeting != self.greeting:
                 raise ServerError(
-                    f"{self._server} now serves another policy than when this run began; start anew"
+                    f"{self._server} now serves another policy than when this run began; start over"
                 )
             self.greeting = greeting
         elif self._server.partition("?")[0].endswith(VLLM_PATH):

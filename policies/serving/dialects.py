@@ -100,7 +100,7 @@ class ClientRequest:
     """Under modality keys; empty in a reset. What it holds is checked at the policy's door."""
 
     frames: int
-    """Pictures of each view."""
+    """Images of each view."""
 
 
 def wire_names(robot: Embodiment) -> dict[str, str]:
@@ -144,7 +144,7 @@ def write_observation(given: Observation, robot: Embodiment) -> dict[str, Any]:
 
 
 def arena_greeting(robot: Embodiment) -> dict[str, Any]:
-    """Return what RoboArena's and DreamZero's clients are told; exactly their six keys.
+    """Return what RoboArena's and DreamZero's clients are sent; exactly their six keys.
 
     They make a class of it: one key more, and they fail. A robot that none of them drives says what
     it wants to see instead.
@@ -183,7 +183,7 @@ def write_reset(dialect: Dialect) -> bytes | str:
 
 
 def write_error(dialect: Dialect, error: Exception) -> bytes | str:
-    """Return how an error is told; a text ends the connection."""
+    """Return how an error is reported; a text ends the connection."""
     if dialect.survives_errors:
         kind = type(error).__name__
         return pack({"type": "error", "message": str(error), "kind": kind})

@@ -60,7 +60,7 @@ class ServeOptions:
     """To finish what has begun when the server is stopped."""
 
     restart_lost: bool = False
-    """Whether a session that has ended begins anew when it is used again; else that is an error."""
+    """Whether a session that has ended starts over when it is used again; else that is an error."""
 
     def __post_init__(self) -> None:
         faults = [*self._door_faults()]

@@ -1,6 +1,6 @@
 """What clients sent and got, kept: a LeRobot dataset, and one line of JSON for every request.
 
-A row of the dataset is a request: the newest pictures, the state, and the first action of the plan;
+A row of the dataset is a request: the newest images, the state, and the first action of the plan;
 the whole plan is in ``requests.jsonl``. Episodes of several clients run at the same time, so each
 is collected in a file of its own and becomes part of the dataset when it ends.
 """
@@ -44,7 +44,7 @@ class Recorder:
     """Writes below ``root`` in a thread of its own; a full disk stops the recording, not the robot.
 
     Args:
-        root: Folder; one that holds an earlier recording of this robot is gone on with.
+        root: Folder; one that holds an earlier recording of this robot is resumed.
         robot: What the clients drive.
 
     Raises:

@@ -127,7 +127,7 @@ class Scheduler:
         """
         self._refuse_when_broken()
         future = asyncio.get_running_loop().run_in_executor(self._thread, work)
-        # What began in the thread goes on there: it is waited for, also by who is cancelled.
+        # What began in the thread continues there: it is waited for, also by who is cancelled.
         await asyncio.wait([future])
         error = future.exception()
         if error is None:

@@ -54,7 +54,7 @@ class PolicyServer:
     Args:
         policy: Is called from one thread of the server alone.
         options: How it is served.
-        card: What the actions depend on; told to clients of our own.
+        card: What the actions depend on; sent to clients of our own.
         recorder: Keeps what clients sent and got; None: nobody does.
 
     Raises:

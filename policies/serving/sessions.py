@@ -40,7 +40,7 @@ class Session:
 
     plans: int = 0
     frames: int = 0
-    """Pictures of each view that were sent for these plans."""
+    """Images of each view that were sent for these plans."""
 
     periods: deque[float] = field(default_factory=lambda: deque(maxlen=32))
     """Seconds between the latest requests."""
@@ -52,7 +52,7 @@ class Session:
         self.last_used = now
 
     def expires(self, forget_s: float) -> float:
-        """Return when it ends if its client has gone on to another one."""
+        """Return when it ends if its client has moved on to another one."""
         middle = sorted(self.periods)[len(self.periods) // 2] if self.periods else 0.0
         return self.last_used + max(forget_s, _PERIODS * middle)
 

@@ -140,7 +140,7 @@ def test_an_operator_records_pauses_notes_discards_and_stops(tmp_path, environme
 
 
 def fetch(url):
-    """Return the page's picture of every view, as (H, W, 3) RGB."""
+    """Return the page's image of every view, as (H, W, 3) RGB."""
     with urllib.request.urlopen(url, timeout=60) as page:
         names = re.findall(rb"src='/([^']+)'", page.read())
     found = {}
@@ -161,7 +161,7 @@ def test_every_key_works_in_run_franka_whatever_the_reward_rule(tmp_path, enviro
     ]  # fmt: skip
     log = tmp_path / "results/operator.jsonl"
     with Operated(words, log, environment, [str(RUN_FRANKA)]) as run:
-        url = run.wait_for("pictures")["url"]
+        url = run.wait_for("images")["url"]
         run.begin()
         assert set(fetch(url)) == {"video.image", "video.wrist_image"}
         run.press("p")
@@ -334,9 +334,9 @@ def test_warnings_are_on_the_screen_and_in_the_log(console):
 
 
 def test_the_cameras_are_a_page_of_this_machine():
-    picture = np.zeros((48, 64, 3), np.uint8)
-    picture[:] = (200, 30, 30)
-    preview = Preview(0, lambda: {"video.image": picture})
+    image = np.zeros((48, 64, 3), np.uint8)
+    image[:] = (200, 30, 30)
+    preview = Preview(0, lambda: {"video.image": image})
     with urllib.request.urlopen(preview.url, timeout=60) as page:
         assert b"/video.image" in page.read()
     with urllib.request.urlopen(f"{preview.url}video.image", timeout=60) as stream:
@@ -346,8 +346,8 @@ def test_the_cameras_are_a_page_of_this_machine():
         stream.readline()
         coded = stream.read(size)
     seen = cv2.imdecode(np.frombuffer(coded, np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
-    assert seen.shape == picture.shape
-    assert np.abs(seen.astype(int) - picture).max() < 12
+    assert seen.shape == image.shape
+    assert np.abs(seen.astype(int) - image).max() < 12
     port = int(preview.url.rstrip("/").rpartition(":")[2])
     with pytest.raises(ConfigError, match=f"port {port}"):
         Preview(port, dict)

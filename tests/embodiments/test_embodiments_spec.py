@@ -32,7 +32,7 @@ def test_file_name_is_the_tag(robot):
 
 @EVERY
 def test_prompt_and_ids_match_the_published_checkpoints(robot):
-    # The small-picture robot is LIBERO's in all that a prompt says.
+    # The small-image robot is LIBERO's in all that a prompt says.
     assert robot.prompt == PROMPTS[{"libero_mini": "libero_sim"}.get(robot.tag, robot.tag)]
     assert robot.negative_prompt == NEGATIVE
     assert robot.language == "annotation.task"

@@ -228,7 +228,7 @@ def test_share_of_usable_seeds_equals_what_was_measured(length, share):
     assert len(seeds) / length == pytest.approx(share, abs=0.006)
 
 
-def test_replacing_the_horizon_derives_the_grid_anew():
+def test_replacing_the_horizon_derives_the_grid_again():
     timing = EMBODIMENTS["libero_sim"].timing
     with pytest.raises(ConfigError, match="frame_offsets=\\(\\) derives them"):
         replace(timing, action_horizon=24, anchor_stride=0)

@@ -377,7 +377,7 @@ def test_both_cameras_are_listed_and_show_where_the_arm_is(ready, bench, robot_t
 
 
 def taken_after(pipeline, clock_ms):
-    """Return the first picture (480, 640, 3) exposed after a time of the arm's clock."""
+    """Return the first image (480, 640, 3) exposed after a time of the arm's clock."""
     while True:
         frame = pipeline.wait_for_frames(5000).get_color_frame()
         if frame.get_timestamp() > clock_ms:

@@ -449,7 +449,7 @@ def test_late_steps_are_counted_and_not_caught_up():
     assert pace.late_steps == 1
 
 
-def test_pictures_are_cropped_to_the_square_and_copied():
+def test_images_are_cropped_to_the_square_and_copied():
     config = CameraConfig(key="video.image", serial="1")
     image = np.zeros((480, 640, 3), np.uint8)
     image[:, 80:560] = (200, 10, 20)

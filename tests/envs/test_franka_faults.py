@@ -29,7 +29,7 @@ class Fault:
     name: str
     inject: Callable
     expected: str
-    """The abort; or "" when the episode goes on."""
+    """The abort; or "" when the episode continues."""
 
     clear: Callable = lambda cell, env: None
     action: tuple = FORWARD
@@ -258,7 +258,7 @@ def run(fault, cell, env):
     fault.clear(cell, env)
     env.acknowledge()
     begin(env)
-    did = f"ends: {fault.expected}" if truncated else f"goes on ({info['recoveries']} recoveries)"
+    did = f"ends: {fault.expected}" if truncated else f"continues ({info['recoveries']} recoveries)"
     return Row(fault.name, did, noticed if truncated else 0.0, rest, said)
 
 

@@ -319,7 +319,7 @@ NOTICED = {
 
 
 def watch(env, peer, phase):
-    """Go on beside what was stopped; return how long each step took."""
+    """Continue beside what was stopped; return how long each step took."""
     steps = []
     if phase in ("move", "grasp"):
         aborted, action = False, CLOSED if phase == "grasp" else FORWARD

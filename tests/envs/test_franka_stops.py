@@ -61,7 +61,7 @@ def test_every_abort_is_a_result_or_a_fault_and_no_safety_stop_recovers_alone():
     assert set(Abort) - SAFETY_STOPS - HARDWARE_FAULTS == {Abort.NONE, Abort.INVALID_ACTION}
 
 
-def test_the_last_picture_is_shown_after_an_abort():
+def test_the_last_image_is_shown_after_an_abort():
     env, arm, _ = make()
     env.reset()
     before = env.render()

@@ -80,7 +80,7 @@ def driven(env, tmp_path_factory):
     return folder, watched.infos, done
 
 
-def test_steps_come_at_ten_hertz_and_each_sees_a_picture_of_its_own(driven, say):
+def test_steps_come_at_ten_hertz_and_each_sees_an_image_of_its_own(driven, say):
     _, infos, done = driven
     say(f"\n{done.frames} steps at {done.measured_hz:.2f} Hz, {done.late_steps} late")
     say(f"{'camera':<20} {'age p50':>9} {'p95':>9} {'largest':>9} {'new frames':>11}")
@@ -90,7 +90,7 @@ def test_steps_come_at_ten_hertz_and_each_sees_a_picture_of_its_own(driven, say)
         middle, high = np.percentile(ages, [50, 95])
         say(f"{key:<20} {middle:6.0f} ms {high:6.0f} ms {ages.max():6.0f} ms {fresh.mean():11.0%}")
         assert (ages >= 0).all()
-        # A camera of 15 Hz beside steps of 10 Hz: every step sees a picture of its own.
+        # A camera of 15 Hz beside steps of 10 Hz: every step sees an image of its own.
         assert fresh.all()
         assert ages.max() < 1000 / 15 + 1
     assert done.abort == ""
@@ -117,7 +117,7 @@ def test_the_recording_is_read_by_the_trainers_reader(driven, tmp_path):
     np.testing.assert_allclose(recording.actions, wave(), atol=1e-6)
     assert recording.start == 3
     features = json.loads((folder / "meta/info.json").read_text())["features"]
-    # LeRobot takes every column with "image" in its name for pictures.
+    # LeRobot takes every column with "image" in its name for images.
     for name in ("video.camera", "video.wrist_camera", "state_time_s"):
         assert f"timestamp.{name}" in features
 

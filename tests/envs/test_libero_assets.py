@@ -180,6 +180,6 @@ def test_offline_setup_says_what_to_do(tmp_path):
     )  # fmt: skip
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert "it goes on where it stopped" in done.stderr
+    assert "it resumes where it stopped" in done.stderr
     assert "dzrobot libero setup --assets DIR" in done.stderr
     assert "40 files, 36 MB" in done.stdout or "40 files, 37 MB" in done.stdout

@@ -99,11 +99,11 @@ def test_interleaved_simulators_draw_their_own_scene(shared, make):
     other.close()
     together.append(one.step(actions(1)[0]))
     assert_same(alone[1:], together[:-1])
-    assert together[-1][0]["video.image"].std() > 10, "a picture is still drawn"
+    assert together[-1][0]["video.image"].std() > 10, "an image is still drawn"
 
 
 def test_a_scene_draws_the_same_with_the_context_of_the_one_before(make, monkeypatch):
-    """Kept, the context saves most of a reset; nothing in a picture may tell."""
+    """Kept, the context saves most of a reset; nothing in an image may tell."""
     env = make(quality="full")
     env.reset(seed=8)
     context = env.unwrapped.simulation.env.sim._render_context_offscreen
@@ -161,7 +161,7 @@ def test_faults_in_use_are_named(make):
     sim.data.qvel[:] = 1e12
     with pytest.raises(SimulatorError, match="diverged"):
         env.step(np.zeros(7, np.float32))
-    # The next reset begins anew.
+    # The next reset starts over.
     env.reset(seed=0)
     env.step(np.zeros(7, np.float32))
 

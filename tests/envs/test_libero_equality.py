@@ -1,4 +1,4 @@
-"""LIBERO behind this API is LIBERO: the same pictures, states and successes, to the bit."""
+"""LIBERO behind this API is LIBERO: the same images, states and successes, to the bit."""
 
 import gymnasium as gym
 import numpy as np

@@ -78,7 +78,7 @@ def test_libero_starts_silently_from_nothing(run, libero_assets, tmp_path):
 
 
 @pytest.mark.long
-def test_both_opengl_backends_draw_the_same_picture(run, tmp_path):
+def test_both_opengl_backends_draw_the_same_image(run, tmp_path):
     pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
     egl, torch = run("dzrobot/lift-v0")
     osmesa, _ = run("dzrobot/lift-v0", MUJOCO_GL="osmesa")

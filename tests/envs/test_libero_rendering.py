@@ -77,7 +77,7 @@ def change_the_buffer(model):
 
 
 def widen(model):
-    """Another pose and extent: nothing that is uploaded, all that a picture follows."""
+    """Another pose and extent: nothing that is uploaded, all that an image follows."""
     model.body_pos[1] = 0.1, 0.5, 0.3
     model.stat.extent *= 1.7
     model.stat.center[0] += 0.2
@@ -114,7 +114,7 @@ AT_CREATION = (
 
 
 def drawn_by(context, sim):
-    """Picture and depth from the scene's camera, with the settings they were drawn with."""
+    """Image and depth from the scene's camera, with the settings they were drawn with."""
     context.gl_ctx.make_current()
     context.vopt.geomgroup[:] = 1
     rgb, depth = sim.render(64, 48, camera_name="front", depth=True)

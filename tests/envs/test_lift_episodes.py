@@ -27,7 +27,7 @@ def test_success_ends_the_episode_unless_asked_not_to(stop):
     _, reward, terminated, truncated, info = env.step(STILL)
     assert (reward, terminated, truncated, info["is_success"]) == (1.0, stop, False, True)
     assert info["reset_reason"] == ("success" if stop else "")
-    # The physics go on, and the goal is judged anew: the cube has fallen back.
+    # The physics continue, and the goal is judged again: the cube has fallen back.
     for _ in range(12):
         _, reward, terminated, truncated, info = env.step(STILL)
     assert (reward, terminated, info["is_success"], info["reset_reason"]) == (0.0, False, False, "")

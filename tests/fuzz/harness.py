@@ -1,4 +1,4 @@
-"""What the fuzz tests share: spoiled documents, and commands run in children of this process.
+"""What the fuzz tests share: corrupted documents, and commands run in children of this process.
 
 A test file imports what its command needs (torch, the command's module) at its top: a child then
 begins with all of it loaded, and a run costs what the command costs. It must not have opened a
@@ -93,13 +93,13 @@ def fields(document: Any, place: Place = ()) -> Iterator[Place]:
 def mutations(
     document: Any, *, head: bytes = b"", tail: bytes = b"", only: Sequence[Place] | None = None
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield ``(name, content)`` of files that hold ``document`` in one line, each spoiled once.
+    """Yield ``(name, content)`` of files that hold ``document`` in one line, each corrupted once.
 
     Args:
         document: Plain values.
         head: Bytes before it, such as the lines above in a file of lines.
         tail: Bytes after it.
-        only: Places of the fields to spoil; None: all.
+        only: Places of the fields to corrupt; None: all.
     """
     for place in fields(document) if only is None else only:
         name = ".".join(map(str, place))
@@ -133,7 +133,7 @@ def whole_mutations(good: bytes) -> Iterator[tuple[str, bytes]]:
         yield f"only {kind}", raw
 
 
-def spoiled(document: Any) -> strategies.SearchStrategy[bytes]:
+def corrupted(document: Any) -> strategies.SearchStrategy[bytes]:
     """Return documents like ``document`` in which one to three fields hold anything at all."""
     places = list(fields(document))
     anything = strategies.recursive(

@@ -1,4 +1,4 @@
-"""Spoiled checkpoints: every document of one, and every file, in every way that the harness knows.
+"""Corrupted checkpoints: every document and every file of one, in every way the harness knows.
 
 Read in this process, where a fault is an exception, and by the commands for a part of them.
 """
@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from harness import assert_held, mutations, refuses, run, spoiled, whole_mutations
+from harness import assert_held, corrupted, mutations, refuses, run, whole_mutations
 from hypothesis import HealthCheck, given, settings
 
 from dzrobot.commands import convert, inspect  # noqa: F401 - loaded before children are made
@@ -84,9 +84,9 @@ def thinned(cases, most=45):
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_spoiled_documents(good, robot, tmp_path, name):
+def test_corrupted_documents(good, robot, tmp_path, name):
     """Each is read or refused with a message; nothing else is raised."""
-    folder = shutil.copytree(good, tmp_path / "spoiled")
+    folder = shutil.copytree(good, tmp_path / "corrupted")
     cases = thinned(mutations(document(good, name)))
     refused = 0
     for kind, content in cases:
@@ -106,7 +106,7 @@ def test_anything_in_any_field(good, robot, tmp_path, name):
         max_examples=25, deadline=None, derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )  # fmt: skip
-    @given(spoiled(document(good, name)))
+    @given(corrupted(document(good, name)))
     def check(content):
         (folder / name).write_bytes(content)
         refuses(lambda: readers(robot)[name](folder))
@@ -114,9 +114,9 @@ def test_anything_in_any_field(good, robot, tmp_path, name):
     check()
 
 
-def test_spoiled_training_config(good, tmp_path):
+def test_corrupted_training_config(good, tmp_path):
     """The YAML beside published weights."""
-    folder = shutil.copytree(good, tmp_path / "spoiled")
+    folder = shutil.copytree(good, tmp_path / "corrupted")
     text = (good / TRAINING_FILE).read_bytes()
     more = [
         ("date", b"relative_action: 2020-13-45"),
@@ -138,9 +138,9 @@ def test_spoiled_training_config(good, tmp_path):
     assert validated({}, PublishedTraining, "", CheckpointError).relative_action is None
 
 
-def test_spoiled_headers(good, tmp_path):
+def test_corrupted_headers(good, tmp_path):
     """What is no header of safetensors, and headers that announce what is not there."""
-    folder = shutil.copytree(good, tmp_path / "spoiled")
+    folder = shutil.copytree(good, tmp_path / "corrupted")
     file = next(folder.glob("model-00001-of-*.safetensors"))
     whole = file.read_bytes()
     size = int.from_bytes(whole[:8], "little")
@@ -188,7 +188,7 @@ COMMANDED = [
 
 @pytest.mark.parametrize(("name", "content"), COMMANDED)
 def test_commands_say_it_in_one_message(good, price, tmp_path, name, content):
-    folder = shutil.copytree(good, tmp_path / "spoiled")
+    folder = shutil.copytree(good, tmp_path / "corrupted")
     (folder / name).write_bytes(content)
     assert_held(run(["inspect", folder]), price, codes=(2,))
 

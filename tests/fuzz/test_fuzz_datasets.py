@@ -1,4 +1,4 @@
-"""Spoiled LeRobot folders and statistics: one message or a result, never a traceback."""
+"""Corrupted LeRobot folders and statistics: one message or a result, never a traceback."""
 
 import json
 import resource
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from data_worlds import ROBOT, record
-from harness import assert_held, assert_refused, mutations, refuses, run, spoiled
+from harness import assert_held, assert_refused, corrupted, mutations, refuses, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +28,7 @@ DOCUMENTS = (INFO, EPISODES, TASKS, MODALITY)
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """Return a small dataset of v2.1 and its statistics; tests restore what they spoil."""
+    """Return a small dataset of v2.1 and its statistics; tests restore what they corrupt."""
     folder = tmp_path_factory.mktemp("world")
     record(folder / "set", lengths=(20, 19), version="v2.1")
     record(folder / "three", lengths=(20, 19), version="v3.0")
@@ -78,7 +78,7 @@ def spoil_each(path, read, only=None, every=1):
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_every_field_spoiled(world, name):
+def test_every_field_corrupted(world, name):
     places = None
     if name == INFO:
         document, _ = parts(world / "set" / INFO)
@@ -97,7 +97,7 @@ def test_every_field_spoiled(world, name):
     assert counts["refused"] > counts["tried"] / 3
 
 
-def test_every_field_of_the_provenance_spoiled(world):
+def test_every_field_of_the_provenance_corrupted(world):
     first = (ROBOT.tag, "provenance")
     names = ("datasets", "sampling", "anchor_stride")
     places = [(ROBOT.tag,), first, *((*first, name) for name in names), (*first, "datasets", 0)]
@@ -106,7 +106,7 @@ def test_every_field_of_the_provenance_spoiled(world):
     assert counts["refused"] > counts["tried"] / 3
 
 
-def test_every_field_of_the_statistics_spoiled(world):
+def test_every_field_of_the_statistics_corrupted(world):
     """As training reads them, nested deeper than Python's parser can follow among others."""
     table = (ROBOT.tag, "statistics", "state", ROBOT.state[0].name)
     places = [table[:2], table[:3], table, (*table, "q01"), (*table, "q99", 0)]
@@ -120,7 +120,7 @@ def test_every_field_of_the_statistics_spoiled(world):
     assert counts["refused"] > counts["tried"] / 2
 
 
-def test_statistics_are_not_merged_with_spoiled_ones(world):
+def test_statistics_are_not_merged_with_corrupted_ones(world):
     entry = json.loads((world / "metadata.json").read_text())[ROBOT.tag]
     part = ("sketch", "state.state")
     places = [
@@ -151,14 +151,14 @@ def test_anything_in_any_field(world, name, data):
     good = path.read_bytes()
     document, tail = parts(path)
     try:
-        path.write_bytes(data.draw(spoiled(document)) + tail)
+        path.write_bytes(data.draw(corrupted(document)) + tail)
         grown(lambda: refuses(lambda: open_all(world)))
     finally:
         path.write_bytes(good)
 
 
 @pytest.mark.parametrize("name", [INFO, "meta/recording.json", EPISODES, STATS, TASKS])
-def test_a_recording_with_spoiled_lists_is_not_continued(world, tmp_path, name):
+def test_a_recording_with_corrupted_lists_is_not_continued(world, tmp_path, name):
     document, _ = parts(world / "set" / name)
     places = [(key,) for key in document]
     for kind, content in islice(mutations(document, only=places), 0, None, 9):
@@ -265,17 +265,17 @@ def test_commands_end_with_one_message(world, tmp_path, monkeypatch):
         ["stats", "data_worlds:ROBOT", "--dataset", world / "set", "--output", tmp_path / "good"]
     )
     assert seen.code == measured.code == 0, seen.output + measured.output
-    spoilers = {
+    corrupters = {
         "null": lambda path: (path / INFO).write_text("null"),
         "deep": lambda path: (path / MODALITY).write_text("[" * 100_000),
         "modality null": lambda path: (path / MODALITY).write_text("null"),
         "latin-1": lambda path: (path / TASKS).write_bytes(b'{"task_index": 0, "task": "\xe9"}'),
         "folder": lambda path: ((path / EPISODES).unlink(), (path / EPISODES).mkdir()),
     }
-    for number, spoil in enumerate(spoilers.values()):
+    for number, corrupt in enumerate(corrupters.values()):
         path = tmp_path / str(number) / "set"
         shutil.copytree(world / "set", path)
-        spoil(path)
+        corrupt(path)
         assert_refused(run(["inspect-data", path, "--quick", *robot]), seen)
         output = tmp_path / f"{number}.json"
         words = ["stats", "data_worlds:ROBOT", "--dataset", path, "--output", output]

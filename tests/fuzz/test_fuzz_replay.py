@@ -40,11 +40,11 @@ def copy(recorded, tmp_path):
 def with_column(name, make):
     """Return a damage that replaces a column by what ``make`` returns for its values."""
 
-    def spoil(table):
+    def corrupt(table):
         at = table.column_names.index(name)
         return table.set_column(at, name, make(table[name].to_pylist()))
 
-    return spoil
+    return corrupt
 
 
 def rows(choose):
@@ -122,7 +122,7 @@ def written(table, damage, path):
     return True
 
 
-def test_every_column_spoiled(recorded, copy):
+def test_every_column_corrupted(recorded, copy):
     table = pq.read_table(recorded[0] / DATA)
     tried = 0
     for name, damage in TABLES.items():
@@ -144,7 +144,7 @@ def test_every_byte_of_nonsense(recorded, copy):
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_every_field_of_its_documents_spoiled(recorded, copy, name):
+def test_every_field_of_its_documents_corrupted(recorded, copy, name):
     original = (recorded[0] / name).read_bytes()
     first, _, rest = original.partition(b"\n")
     lines = name.endswith(".jsonl")
@@ -166,10 +166,10 @@ def test_every_field_of_its_documents_spoiled(recorded, copy, name):
             np.testing.assert_array_equal(found[0].states, whole.states, err_msg=kind)
 
 
-SPOILED = {
-    "nan": lambda path: spoil(path, with_column("action", KINDS["first NaN"])),
-    "ragged": lambda path: spoil(path, with_column("action", KINDS["ragged"])),
-    "backwards": lambda path: spoil(path, TABLES["backwards"]),
+CORRUPTED = {
+    "nan": lambda path: corrupt(path, with_column("action", KINDS["first NaN"])),
+    "ragged": lambda path: corrupt(path, with_column("action", KINDS["ragged"])),
+    "backwards": lambda path: corrupt(path, TABLES["backwards"]),
     "torn": lambda path: (path / DATA).write_bytes((path / DATA).read_bytes()[:-9]),
     "folder": lambda path: ((path / DATA).unlink(), (path / DATA).mkdir()),
     "device": lambda path: ((path / DATA).unlink(), (path / DATA).symlink_to("/dev/zero")),
@@ -179,13 +179,13 @@ SPOILED = {
 }
 
 
-def spoil(path, damage):
+def corrupt(path, damage):
     pq.write_table(damage(pq.read_table(path / DATA)), path / DATA)
 
 
-@pytest.mark.parametrize("what", SPOILED)
-def test_nothing_moves_by_a_spoiled_recording(recorded, copy, what):
-    SPOILED[what](copy)
+@pytest.mark.parametrize("what", CORRUPTED)
+def test_nothing_moves_by_a_corrupted_recording(recorded, copy, what):
+    CORRUPTED[what](copy)
     assert_refused(run(["replay", copy, *POINT]), recorded[1])
     words = ["record", *POINT, f"--replay={copy}#0", f"--output={copy / 'again'}"]
     assert_refused(run(words), recorded[1])
@@ -193,7 +193,7 @@ def test_nothing_moves_by_a_spoiled_recording(recorded, copy, what):
 
 
 def test_a_start_that_there_is_none_of(recorded, copy):
-    spoil(copy, with_column("init_state_id", lambda values: pa.array([10**6] * len(values))))
+    corrupt(copy, with_column("init_state_id", lambda values: pa.array([10**6] * len(values))))
     assert_refused(run(["replay", copy, *POINT]), recorded[1])
 
 
@@ -203,7 +203,7 @@ def test_actions_beyond_all_bounds(recorded, copy):
     def far(values):
         return pa.array([[1e30] * len(value) for value in values])
 
-    spoil(copy, with_column("action", far))
+    corrupt(copy, with_column("action", far))
     assert_held(run(["replay", copy, *POINT]), recorded[1])
 
 

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from harness import assert_held, assert_refused, mutations, refuses, run, spoiled, whole_mutations
+from harness import assert_held, assert_refused, corrupted, mutations, refuses, run, whole_mutations
 from hypothesis import given, settings
 
 import dzrobot.commands.eval
@@ -48,7 +48,7 @@ def again(folder, good, *, refused):
     return result.output
 
 
-def test_every_field_of_every_document_spoiled(whole, copy):
+def test_every_field_of_every_document_corrupted(whole, copy):
     """Card, case and record: read, or one message; what is read holds what it held."""
     folder, _ = whole
     held = 0
@@ -75,7 +75,7 @@ def test_every_field_of_every_document_spoiled(whole, copy):
 
 @pytest.mark.parametrize("name", ["card.json", "records.jsonl"])
 def test_files_in_their_place(whole, copy, name):
-    """As a command, which goes on with the folder or says why not."""
+    """As a command, which resumes the folder or says why not."""
     folder, good = whole
     original = (folder / name).read_bytes()
     for kind, content in whole_mutations(original):
@@ -90,7 +90,7 @@ def test_files_in_their_place(whole, copy, name):
 
 HARMLESS = {
     "nothing": lambda lines: lines,
-    "the last line torn": lambda lines: [*lines[:-1], lines[-1][:40]],
+    "the last line partial": lambda lines: [*lines[:-1], lines[-1][:40]],
     "the last line without its break": lambda lines: [*lines[:-1], lines[-1][:-1]],
     "no line": lambda lines: [],
     "the first line alone": lambda lines: lines[:1],
@@ -179,7 +179,7 @@ def test_merging_what_cannot_be_merged(whole, copy, tmp_path):
 
 
 @settings(max_examples=200, deadline=None)
-@given(content=spoiled({
+@given(content=corrupted({
     "env": "e", "arguments": {"task_id": 1}, "suite": "s", "task_id": 1, "episode": 2, "seed": 3,
     "init_state_id": None, "max_steps": 5, "noise_key": 6, "repeat_of": None,
 }))  # fmt: skip
@@ -188,7 +188,7 @@ def test_cases_of_anything(content):
 
 
 @settings(max_examples=200, deadline=None)
-@given(content=spoiled({
+@given(content=corrupted({
     "case": "c", "env": "e", "suite": "s", "task_id": 1, "task": "t", "episode": 2,
     "init_state_id": None, "seed": 3, "repeat_of": None, "steps": 4, "success": True,
     "ended": "success", "action_sha256": "a", "policy_ms": {"p50": 1.0, "p95": 2.0},

@@ -84,14 +84,14 @@ def test_documents_that_a_recipe_names(world, name):
     assert refused > 15
 
 
-def spoiled_weights(world, folder):
+def corrupted_weights(world, folder):
     copy = shutil.copytree(world / "tiny", folder / "tiny")
     file = max(copy.glob("*.safetensors"), key=lambda path: path.stat().st_size)
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     return copy
 
 
-def spoiled_recording(world, folder):
+def corrupted_recording(world, folder):
     copy = shutil.copytree(world / "dataset", folder / "dataset")
     file = max((copy / "data").rglob("*.parquet"))
     file.write_bytes(file.read_bytes()[:-9])
@@ -108,8 +108,10 @@ CANNOT_BEGIN = {
     "data is a file": lambda world, _: f"data.train_data_paths={world / 'metadata.json'}",
     "data is empty": lambda world, folder: f"data.train_data_paths={folder}",
     "statistics are a folder": lambda world, _: f"model.metadata_json_path={world}",
-    "torn weights": lambda world, folder: f"model.model_path={spoiled_weights(world, folder)}",
-    "torn data": lambda world, folder: f"data.train_data_paths={spoiled_recording(world, folder)}",
+    "torn weights": lambda world, folder: f"model.model_path={corrupted_weights(world, folder)}",
+    "torn data": lambda world, folder: (
+        f"data.train_data_paths={corrupted_recording(world, folder)}"
+    ),
 }
 
 
@@ -219,15 +221,15 @@ def test_a_stopped_fit_somebody_else_has_had_a_hand_in(tmp_path):
     whole, content = path.read_bytes(), torch.load(path, weights_only=True)
     for name, values in KEPT.items():
         for value in (*values, "missing"):
-            spoiled = {key: old for key, old in content.items() if key != name}
-            torch.save(spoiled if value == "missing" else {**spoiled, name: value}, path)
+            corrupted = {key: old for key, old in content.items() if key != name}
+            torch.save(corrupted if value == "missing" else {**corrupted, name: value}, path)
             message = refuses(restore)
             assert message or (name, value) in {("surplus", "missing"), ("part", "missing"),
                                                 ("step", "missing")}, (name, value)  # fmt: skip
     # A file of torch is read from its end, so that what precedes it may be anything.
     behind = ("twice", "latin-1 before", "byte order mark", "NUL bytes after")
-    for kind, spoiled in whole_mutations(whole):
-        path.write_bytes(spoiled)
+    for kind, corrupted in whole_mutations(whole):
+        path.write_bytes(corrupted)
         assert refuses(restore) or kind in behind, kind
     path.unlink()
     path.mkdir()

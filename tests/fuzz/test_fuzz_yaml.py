@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from harness import assert_refused, mutations, refuses, run, spoiled
+from harness import assert_refused, corrupted, mutations, refuses, run
 from hypothesis import given, settings
 
 from dzrobot.config import load_config, read_config
@@ -149,7 +149,7 @@ def test_places_that_hold_no_recipe(good, tmp_path):
         assert_refused(run(["plan", name]), good)
 
 
-def test_every_field_of_a_recipe_spoiled(tmp_path):
+def test_every_field_of_a_recipe_corrupted(tmp_path):
     """JSON is YAML: the mutations of the harness, read as recipes are, without torch."""
     path, held = tmp_path / "recipe.yaml", 0
     for name, content in mutations(DOCUMENT):
@@ -162,7 +162,7 @@ def test_every_field_of_a_recipe_spoiled(tmp_path):
 
 
 @settings(max_examples=300, deadline=None)
-@given(spoiled(DOCUMENT))
+@given(corrupted(DOCUMENT))
 def test_recipes_of_anything(content):
     refuses(lambda: load_config(SFTConfig, json.loads(content)))
 

@@ -77,7 +77,7 @@ def test_limits_are_the_child_s():
     assert run(["probe", "write"]).code == 0
 
 
-def test_every_field_is_spoiled_in_every_way():
+def test_every_field_is_corrupted_in_every_way():
     assert list(fields(DOCUMENT)) == [
         ("name",), ("sizes",), ("sizes", 0), ("sizes", 0, "width")
     ]  # fmt: skip

@@ -74,7 +74,7 @@ def action_edit(root, results):
 
 
 def action_resume(root, results):
-    """Add an episode of black pictures with LeRobot's own writer."""
+    """Add an episode of black images with LeRobot's own writer."""
     copy = shutil.copytree(root, results / "resume")
     dataset = getattr(LeRobotDataset, "resume", LeRobotDataset)(NAME, root=copy)
     black = {

@@ -65,7 +65,7 @@ def metadata(robot: Embodiment, seed: int = 0) -> dict[str, Any]:
 def make_window(
     robot: Embodiment, frames: int = 3, seed: int = 0, *, actions: bool = False
 ) -> dict[str, Any]:
-    """Return a window with noise for pictures; with actions, two blocks of them."""
+    """Return a window with noise for images; with actions, two blocks of them."""
     rng = np.random.default_rng(seed)
     blocks = 2 if actions else 1
     window: dict[str, Any] = {
@@ -110,7 +110,7 @@ def droid():
 
 @pytest.fixture
 def small():
-    """A pipeline of the LIBERO robot with small pictures of unequal sides."""
+    """A pipeline of the LIBERO robot with small images of unequal sides."""
     libero = EMBODIMENTS["libero_sim"]
     views = tuple(replace(view, resolution=(60, 80), size=(48, 72)) for view in libero.views)
     return robot_pipeline(replace(libero, views=views))

@@ -1,4 +1,4 @@
-"""Pictures: an independent resize, crops, tiles and colors."""
+"""Images: an independent resize, crops, tiles and colors."""
 
 import colorsys
 import itertools
@@ -62,8 +62,8 @@ def test_evaluation_equals_a_plain_resize_of_the_center(resolution, size):
     height, width = (int(0.95 * n) for n in resolution)
     top, left = round((resolution[0] - height) / 2), round((resolution[1] - width) / 2)
     expected = plain_resize(frames[:, top : top + height, left : left + width], size)
-    picture = encode_views(dict.fromkeys(robot.video_keys, torch.from_numpy(frames)), robot)
-    levels = picture[:, :, : size[1]].numpy() - expected
+    image = encode_views(dict.fromkeys(robot.video_keys, torch.from_numpy(frames)), robot)
+    levels = image[:, :, : size[1]].numpy() - expected
     assert levels.max() <= 1e-3
     assert levels.min() >= -1 - 1e-3
 
@@ -72,10 +72,10 @@ def test_any_leading_shape():
     robot = sized((30, 40), (32, 48))
     frames = torch.from_numpy(noise((30, 40), frames=12)).reshape(2, 3, 2, 30, 40, 3)
     views = dict.fromkeys(robot.video_keys, frames)
-    pictures = encode_views(views, robot)
-    assert pictures.shape == (2, 3, 2, 32, 96, 3)
+    images = encode_views(views, robot)
+    assert images.shape == (2, 3, 2, 32, 96, 3)
     one = encode_views(dict.fromkeys(robot.video_keys, frames[1, 2]), robot)
-    assert torch.equal(pictures[1, 2], one)
+    assert torch.equal(images[1, 2], one)
 
 
 def test_crop_moves_over_every_place():
@@ -86,18 +86,18 @@ def test_crop_moves_over_every_place():
         enumerate((0.0, 0.4, 0.999)), enumerate((0.0, 0.26, 0.5, 0.999))
     ):
         views = dict.fromkeys(robot.video_keys, frames)
-        picture = encode_views(views, robot, [replace(PLAIN, crop=(top, left))])
+        image = encode_views(views, robot, [replace(PLAIN, crop=(top, left))])
         # The crop is as large as the view, so nothing is interpolated.
         expected = frames[:, row : row + 38, column : column + 57]
-        levels = picture[:, :, :57].int() - expected.int()
+        levels = image[:, :, :57].int() - expected.int()
         assert set(levels.unique().tolist()) <= {-1, 0}
-        assert torch.equal(picture[:, :, :57], picture[:, :, 57:])
+        assert torch.equal(image[:, :, :57], image[:, :, 57:])
 
 
 def test_tiles_repeat_pixels_and_leave_black():
     views = {key: torch.full((1, 2, 2, 3), i) for i, key in enumerate("abc", start=1)}
-    picture = tile(views, (("a",), ("b", None), (None, "c")))[0, :, :, 0]
-    assert picture.tolist() == [
+    image = tile(views, (("a",), ("b", None), (None, "c")))[0, :, :, 0]
+    assert image.tolist() == [
         [1, 1, 1, 1], [1, 1, 1, 1],
         [2, 2, 0, 0], [2, 2, 0, 0],
         [0, 0, 3, 3], [0, 0, 3, 3],
@@ -143,18 +143,18 @@ def test_colors_equal_a_plain_reference(sample):
     np.testing.assert_allclose(moved.permute(0, 2, 3, 1).numpy(), expected, atol=5e-6)
 
 
-def test_training_pictures_equal_a_plain_reference():
+def test_training_images_equal_a_plain_reference():
     """Crop, resize, color and truncation together: at most one gray level apart."""
     robot = sized((40, 60), (32, 48))
     for sample in range(4):
         draw = draw_augmentation(3, sample)
         frames = noise((40, 60), seed=sample)
         views = dict.fromkeys(robot.video_keys, torch.from_numpy(frames))
-        picture = encode_views(views, robot, [draw])[:, :, :48].numpy().astype(float)
+        image = encode_views(views, robot, [draw])[:, :, :48].numpy().astype(float)
         top, left = (int(place * (room + 1)) for place, room in zip(draw.crop, (2, 3), strict=True))
         resized = plain_resize(frames[:, top : top + 38, left : left + 57], (32, 48)) / 255
         expected = np.stack([plain_colors(frame, draw) for frame in resized])
-        levels = np.abs(picture - np.floor(expected * 255))
+        levels = np.abs(image - np.floor(expected * 255))
         assert levels.max() <= 1
         assert levels.mean() <= 0.01
 

@@ -106,7 +106,7 @@ def test_cold_start_lists_what_it_draws(tiny, tmp_path, capsys):
     fresh = absent_from_components(
         tensors_of(tiny), open_checkpoint(tiny).config.dit.model_type
     )  # fmt: skip
-    assert f"{len(fresh)} of them are in no file and were drawn fresh" in out
+    assert f"{len(fresh)} of them are in no file and were newly initialized" in out
     assert all(name in out for name in fresh)
 
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
 from dzrobot.errors import UnknownNameError
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
-from dzrobot.policies.dreamzero.checkpoints.coldstart import fresh_names
+from dzrobot.policies.dreamzero.checkpoints.coldstart import new_names
 from dzrobot.policies.dreamzero.checkpoints.convert import ConvertOptions, convert
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.load import (
@@ -163,7 +163,7 @@ class TestRealSizes:
         fresh = json.loads(listing.read_text())["newly_initialised"]
         fresh = {f"action_head.model.{name}" for name in fresh}
         wanted = expected_shapes(preset(size)).keys()
-        assert fresh_names(wanted, wanted - fresh, preset(size)) == fresh
+        assert new_names(wanted, wanted - fresh, preset(size)) == fresh
         assert absent_from_components(wanted, preset(size).dit.model_type) == fresh
 
     def test_lora(self, size):

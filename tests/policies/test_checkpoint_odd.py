@@ -30,7 +30,7 @@ TOKENIZERS = {
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_spoiled_tokenizers(folder, libero, kind):
+def test_corrupted_tokenizers(folder, libero, kind):
     (folder / "tokenizer/tokenizer.json").write_bytes(TOKENIZERS[kind])
     with pytest.raises(CheckpointError, match="tokenizer"):
         DreamZeroPolicy.from_pretrained(folder, embodiment=libero)

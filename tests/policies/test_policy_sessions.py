@@ -371,7 +371,7 @@ class TestImagination:
         for i in range(6):
             policy.infer(observe(libero, 0, i))
             frames, latents = policy.imagine(), policy.video_latents()
-            # The network begins anew at first, and after four blocks.
+            # The network starts over at first, and after four blocks.
             fresh = i in (0, 4)
             assert frames.shape == ((9 if fresh else 8), 32, 64, 3)
             assert frames.dtype == np.uint8

@@ -85,8 +85,8 @@ def test_quantiles_are_those_of_the_rows(tmp_path):
     for name, share in (("q01", 0.01), ("q50", 0.5), ("q99", 0.99)):
         expected = np.quantile(states, share, axis=0)
         np.testing.assert_allclose(total["observation.state"][name], expected, atol=1e-6)
-    pictures = np.stack([step(ROBOT, 0, 0, i)[0]["video.image"] for i in range(0, 40, 10)])
-    middle = np.quantile(pictures[:, ::4, ::4], 0.5, axis=(0, 1, 2)) / 255
+    images = np.stack([step(ROBOT, 0, 0, i)[0]["video.image"] for i in range(0, 40, 10)])
+    middle = np.quantile(images[:, ::4, ::4], 0.5, axis=(0, 1, 2)) / 255
     shown = total["observation.images.image"]["q50"]
     np.testing.assert_allclose(np.ravel(shown), middle, atol=1.01 / 255)
 
@@ -145,11 +145,11 @@ def read_here(path, made, episodes, cache):
     for key, rows in ours.states(0).items():
         np.testing.assert_array_equal(written.states(0)[key], rows)
     for key, source in ours.resolution.views.items():
-        pictures = [
+        images = [
             one.frames(0, where, [0]).astype(float)
             for one, where in ((ours, source), (written, written.resolution.views[key]))
         ]
-        assert np.abs(pictures[0] - pictures[1]).mean() < 3
+        assert np.abs(images[0] - images[1]).mean() < 3
 
 
 def reader(path, cache):
@@ -159,7 +159,7 @@ def reader(path, cache):
 
 
 def same_items(made, kept, *, exact):
-    """What LeRobot read is what is read here: numbers to the bit, pictures too if they are PNG."""
+    """What LeRobot read is what is read here: numbers to the bit, images too if they are PNG."""
     items, ours = np.load(kept), reader(made, kept.parent / "cache")
     lengths = ours.catalog.episodes.length
     np.testing.assert_array_equal(items["episode"], np.repeat(range(len(lengths)), lengths))

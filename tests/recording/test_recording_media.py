@@ -1,6 +1,6 @@
-"""Videos: what is written follows from the pictures alone."""
+"""Videos: what is written follows from the images alone."""
 
-from data_worlds import ROBOT, pictures
+from data_worlds import ROBOT, images
 
 from dzrobot.recording import VideoCodec
 from dzrobot.recording.media import VideoFile
@@ -17,9 +17,9 @@ def encoded(path, frames):
     return path.read_bytes()
 
 
-def test_the_same_pictures_give_the_same_bytes(tmp_path):
+def test_the_same_images_give_the_same_bytes(tmp_path):
     key = ROBOT.views[0].key
-    frames = [pictures(ROBOT, 0, 2, number)[key] for number in range(4)]
+    frames = [images(ROBOT, 0, 2, number)[key] for number in range(4)]
     made = {encoded(tmp_path / "video.mp4", frames) for _ in range(TIMES)}
     assert len(made) == 1
     # The encoder writes its settings into every file.

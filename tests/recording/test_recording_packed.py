@@ -16,7 +16,7 @@ LENGTHS = (20, 18, 19)
 
 
 def check(path, cache):
-    """Every episode's first state and picture are its own."""
+    """Every episode's first state and image are its own."""
     reader = DatasetReader(path, ROBOT, ReaderOptions(cache=cache))
     assert reader.catalog.episodes.length.tolist() == list(LENGTHS)
     source = next(iter(reader.resolution.views.values()))

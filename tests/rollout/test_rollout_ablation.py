@@ -1,4 +1,4 @@
-"""Spoiled pictures: other places, the same colors; everything else stays."""
+"""Corrupted images: other places, the same colors; everything else stays."""
 
 from dataclasses import replace
 
@@ -29,12 +29,12 @@ def seen(kind, case, steps=3):
 
 @pytest.mark.parametrize("case", [FIRST, LISTED], ids=["seeded", "listed"])
 @pytest.mark.parametrize("kind", ["shuffle", "other-start"])
-def test_only_pictures_are_spoiled_and_always_alike(kind, case):
-    (plain, told), (spoiled, info), (again, _) = (
+def test_only_images_are_corrupted_and_always_alike(kind, case):
+    (plain, told), (corrupted, info), (again, _) = (
         seen(k, case) for k in ("none", kind, kind)
     )  # fmt: skip
     assert info == told
-    for one, other, repeated in zip(plain, spoiled, again, strict=True):
+    for one, other, repeated in zip(plain, corrupted, again, strict=True):
         assert one.keys() == other.keys()
         np.testing.assert_array_equal(one["state.state"], other["state.state"])
         # Around the point there may be nothing to see at either start.
@@ -44,18 +44,18 @@ def test_only_pictures_are_spoiled_and_always_alike(kind, case):
 
 
 def test_shuffling_moves_tiles_in_one_order_per_episode():
-    (plain, _), (spoiled, _) = seen("none", FIRST), seen("shuffle", FIRST)
-    for one, other in zip(plain, spoiled, strict=True):
+    (plain, _), (corrupted, _) = seen("none", FIRST), seen("shuffle", FIRST)
+    for one, other in zip(plain, corrupted, strict=True):
         for view in VIEWS:
             np.testing.assert_array_equal(
                 np.sort(one[view].reshape(-1, 3), axis=0),
                 np.sort(other[view].reshape(-1, 3), axis=0),
             )
-    # The same picture is shuffled alike, and unlike in another episode or view.
+    # The same image is shuffled alike, and unlike in another episode or view.
     env = gym.make(FIRST.env, disable_env_checker=True)
     first, second = ablated(env, "shuffle", FIRST), ablated(env, "shuffle", SECOND)
-    picture = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
-    given = dict.fromkeys(VIEWS, picture)
+    image = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
+    given = dict.fromkeys(VIEWS, image)
     one, other = first.observation(given), second.observation(given)
     np.testing.assert_array_equal(one[VIEWS[0]], first.observation(given)[VIEWS[0]])
     assert (one[VIEWS[0]] != other[VIEWS[0]]).any()
@@ -63,7 +63,7 @@ def test_shuffling_moves_tiles_in_one_order_per_episode():
 
 
 def test_another_start_is_shown_throughout():
-    (plain, _), (spoiled, _) = seen("none", FIRST), seen("other-start", FIRST)
-    for observation in spoiled:
-        np.testing.assert_array_equal(observation["video.image"], spoiled[0]["video.image"])
+    (plain, _), (corrupted, _) = seen("none", FIRST), seen("other-start", FIRST)
+    for observation in corrupted:
+        np.testing.assert_array_equal(observation["video.image"], corrupted[0]["video.image"])
     assert (plain[0]["video.image"] != plain[-1]["video.image"]).any()

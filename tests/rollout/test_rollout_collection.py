@@ -1,4 +1,4 @@
-"""Demonstrations from the real simulator: kept, gone on with, and away from held-back starts."""
+"""Demonstrations from the real simulator: kept, resumed, and away from held-back starts."""
 
 import io
 import json
@@ -89,7 +89,7 @@ def test_interrupted_and_gone_on_with_is_the_same_to_the_byte(points, tmp_path):
 
 
 def test_a_fresh_simulator_repeats_what_a_used_one_gave(lifts):
-    """To the bit, so that an interruption, which starts simulators anew, does not show."""
+    """To the bit, so that an interruption, which restarts simulators, does not show."""
     last = attempts(lifts)[-1]
     again = run_attempt(LIFT, last["seed"])
     assert (again.success, len(again.frames)) == (True, last["steps"])
@@ -98,8 +98,8 @@ def test_a_fresh_simulator_repeats_what_a_used_one_gave(lifts):
     for row, (observation, action) in zip(rows, again.frames, strict=True):
         np.testing.assert_array_equal(row["action"], action)
         np.testing.assert_array_equal(row["observation.state"], observation["state.state"])
-        picture = Image.open(io.BytesIO(row[view.feature]["bytes"]))
-        np.testing.assert_array_equal(picture, observation[view.key])
+        image = Image.open(io.BytesIO(row[view.feature]["bytes"]))
+        np.testing.assert_array_equal(image, observation[view.key])
 
 
 def test_a_collection_that_is_whole_stays_as_it_is(points, tmp_path):
@@ -143,7 +143,7 @@ def test_another_plan_is_refused_and_nothing_is_lost(lifts):
          "has the seed 7, expected 1000000"),
     ],
 )  # fmt: skip
-def test_spoiled_notes_of_a_collection_are_one_message(points, tmp_path, name, content, said):
+def test_corrupted_notes_of_a_collection_are_one_message(points, tmp_path, name, content, said):
     root = shutil.copytree(points, tmp_path / "set")
     (root / name).write_bytes(content)
     with pytest.raises(ProtocolError, match=said):

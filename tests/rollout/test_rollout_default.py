@@ -38,7 +38,7 @@ def test_with_no_argument_the_bundled_policy_lifts_and_says_how_to_go_on(command
     assert any("--suite libero_spatial" in line and "--checkpoint" in line for line in lines)
     total = json.loads((tmp_path / "summary.json").read_text())["results"]["total"][0]
     assert total["errors"] == 0
-    # It lifted from 100 of 100 starts; another renderer may move the last bit of a picture.
+    # It lifted from 100 of 100 starts; another renderer may move the last bit of an image.
     assert total["successes"] >= 2
     records = RecordFile(tmp_path).records.values()
     assert len(records) == 3

@@ -198,7 +198,7 @@ def test_a_history_that_is_not_the_protocols_or_the_robots_is_said(of_protocol, 
 
 
 @pytest.mark.parametrize("kind", ["shuffle", "other-start"])
-def test_spoiled_pictures_reach_the_policy_alone(alone, tmp_path, kind):
+def test_corrupted_images_reach_the_policy_alone(alone, tmp_path, kind):
     folder, summary = alone
     blind = prepare(replace(planned().evaluation, ablation=kind))
     # This policy looks at the state only: it must not notice, and the folder must.

@@ -127,7 +127,7 @@ def test_an_arm_moves_on_while_another_thread_plans(tmp_path):
     policy = sys.modules["rollout_policies"].Paced.last
     assert len(policy.threads) == 1
     assert not any("MainThread" in name for name in policy.threads)
-    # The first plan of an episode begins anew, the others continue what is left of H - s rows.
+    # The first plan of an episode starts over, the others continue what is left of H - s rows.
     left = [leftover for leftover in policy.leftovers if leftover is not None]
     assert policy.leftovers.count(None) == 2
     assert {len(one.targets) for one in left} == {6}

@@ -51,7 +51,7 @@ def test_stopped_anywhere_it_goes_on(tmp_path, mode):
         shutil.rmtree(folder)
         ended = kill_points.stop(job, folder, at, mode)
         if mode == "full":
-            # The last operations put nothing anew on the disk, and need no room.
+            # The last operations put nothing new on the disk, and need no room.
             assert ended.code in (0, 2), (steps[at], ended.output)
             assert "Traceback" not in ended.output
             assert ended.code == 0 or "make room" in ended.output

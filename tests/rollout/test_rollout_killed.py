@@ -58,7 +58,7 @@ def wait_until_gone(group):
 
 
 def test_killed_with_all_its_processes(command, uninterrupted, tmp_path):
-    """Two kills, the second while the first's remains are gone on with, by other workers."""
+    """Two kills, the second while the first's remains are resumed, by other workers."""
     for count, workers in ((2, 2), (6, 1)):
         process = command(*RUN, "--workers", workers, "--output", tmp_path)
         wait_for(count, tmp_path, process)

@@ -52,7 +52,7 @@ def test_rlinf_in_may_is_seven_rounds_of_64_and_the_first_again():
         by_episode = {(case.task_id, case.episode): case for case in once}
         for case in repeats:
             assert by_episode[case.task_id, case.repeat_of].init_state_id == case.init_state_id
-        # A slot runs every 64th episode, and its noise is told by the key's remainder.
+        # A slot runs every 64th episode, and its noise is given by the key's remainder.
         assert [case.noise_key % 64 for case in mine] == list(range(64)) * 8
     assert {case.max_steps for case in cases} == {480}
     assert (MAY.settle_steps, MAY.history, MAY.noise) == (15, "off", "slot")

@@ -1,4 +1,4 @@
-"""The example on the real simulators: with no argument, and on LIBERO, killed and gone on with."""
+"""The example on the real simulators: with no argument, and on LIBERO, killed and resumed."""
 
 import json
 import os

@@ -31,7 +31,7 @@ def test_what_is_added_is_read_back(tmp_path):
 
 
 @pytest.mark.parametrize("torn", [b'{"case": "x', b'{"case": "\xc3', b"{"])
-def test_a_torn_last_line_is_dropped_and_overwritten(tmp_path, torn):
+def test_a_partial_last_line_is_dropped_and_overwritten(tmp_path, torn):
     RecordFile(tmp_path).add(succeeded(CASES[0]))
     path = tmp_path / RECORDS_FILE
     whole = path.read_bytes()

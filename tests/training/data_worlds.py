@@ -1,4 +1,4 @@
-"""Small real datasets of moving pictures; imported by subprocesses too."""
+"""Small real datasets of moving images; imported by subprocesses too."""
 
 import dataclasses
 from pathlib import Path
@@ -14,7 +14,7 @@ HEIGHT, WIDTH = 48, 64
 
 
 def robot(tag="libero_sim", *, horizon=8, blocks=2):
-    """Return a built-in robot with small pictures and short windows."""
+    """Return a built-in robot with small images and short windows."""
     known = load_embodiment(tag)
     views = tuple(
         dataclasses.replace(view, size=(32, 48), resolution=(HEIGHT, WIDTH)) for view in known.views
@@ -29,8 +29,8 @@ ROBOT = robot()
 RELATIVE = robot("oxe_droid")
 
 
-def pictures(embodiment, seed, episode, step):
-    """Return smooth moving pictures: they survive lossy codecs and differ in every frame."""
+def images(embodiment, seed, episode, step):
+    """Return smooth moving images: they survive lossy codecs and differ in every frame."""
     y, x = np.mgrid[0:HEIGHT, 0:WIDTH]
     frames = {}
     for i, view in enumerate(embodiment.views):
@@ -43,7 +43,7 @@ def pictures(embodiment, seed, episode, step):
 def step(embodiment, seed, episode, number):
     """Return observation and action of one step."""
     rng = np.random.default_rng([seed, episode, number])
-    observation = pictures(embodiment, seed, episode, number)
+    observation = images(embodiment, seed, episode, number)
     for part in embodiment.state:
         observation[part.key] = rng.normal(size=part.dim).astype(np.float32)
     observation[embodiment.language] = TASKS[episode % 2]

@@ -30,7 +30,7 @@ from dzrobot.training.data.statistics import measure
 
 HERE = Path(__file__).parent
 MIXED = robot("franka_pnp", horizon=12)
-"""Another robot with a longer horizon and the same size of the joint picture."""
+"""Another robot with a longer horizon and the same size of the joint image."""
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from dzrobot.training.data.video import FrameTable, PyAvDecoder
 
 LENGTHS = (30, 25, 40, 12, 33)
 FORMS = {
-    "v2.0 pictures": {"version": "v2.0"},
-    "v2.1 pictures": {"version": "v2.1"},
-    "v3.0 pictures": {"version": "v3.0"},
+    "v2.0 images": {"version": "v2.0"},
+    "v2.1 images": {"version": "v2.1"},
+    "v3.0 images": {"version": "v3.0"},
     "v2.1 h264": {"version": "v2.1", "video": True},
     "v3.0 h264": {"version": "v3.0", "video": True},
     "v3.0 av1": {"version": "v3.0", "video": VideoCodec(name="av1", gop=4)},
@@ -31,7 +31,7 @@ def recorded(tmp_path_factory):
     folders = {}
     for name, options in FORMS.items():
         folders[name] = record(root / name.replace(" ", "_"), lengths=LENGTHS, **options)
-    for name in ("v3.0 h264", "v3.0 av1", "v3.0 pictures"):
+    for name in ("v3.0 h264", "v3.0 av1", "v3.0 images"):
         packed = root / f"{name.replace(' ', '_')}_packed"
         shutil.copytree(folders[name], packed)
         consolidate(packed)
@@ -53,19 +53,19 @@ def numeric(window):
 
 
 def test_all_forms_give_the_same_samples(recorded, options):
-    """A13: numbers exact everywhere; pictures exact for PNG, and for the same compressed frames."""
+    """A13: numbers exact everywhere; images exact for PNG, and for the same compressed frames."""
     readers = {name: DatasetReader(path, ROBOT, options) for name, path in recorded.items()}
     assert {len(reader) for reader in readers.values()} == {14 + 9 + 24 + 17}
     reference = {name: windows(reader, range(0, 64, 5)) for name, reader in readers.items()}
     for name, found in reference.items():
-        for ours, plain in zip(found, reference["v2.0 pictures"], strict=True):
+        for ours, plain in zip(found, reference["v2.0 images"], strict=True):
             assert ours.keys() == plain.keys()
             for key, value in numeric(plain).items():
                 np.testing.assert_array_equal(ours[key], value, err_msg=f"{name} {key}")
     for one, other in (
-        ("v2.1 pictures", "v2.0 pictures"),
-        ("v3.0 pictures", "v2.0 pictures"),
-        ("v3.0 pictures packed", "v2.0 pictures"),
+        ("v2.1 images", "v2.0 images"),
+        ("v3.0 images", "v2.0 images"),
+        ("v3.0 images packed", "v2.0 images"),
         ("v3.0 h264", "v2.1 h264"),
         ("v3.0 h264 packed", "v2.1 h264"),
         ("v3.0 av1 packed", "v3.0 av1"),
@@ -132,7 +132,7 @@ def test_ambiguous_and_unfitting_columns_are_refused(tmp_path, options):
 
 @pytest.mark.parametrize("wrist", ["wrist_image", "observation.images.image2", "image2"])
 def test_published_column_names_are_known(tmp_path, options, wrist):
-    """The LIBERO dataset in use since 2024: v2.0 pictures, short names, no modality.json.
+    """The LIBERO dataset in use since 2024: v2.0 images, short names, no modality.json.
 
     LeRobot's own LIBERO environment calls the second camera image2.
     """
@@ -256,8 +256,8 @@ def test_b_frames_and_long_gops_are_reached(tmp_path):
         stream = container.add_stream("libx264", rate=15, options=options)
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
         for i in range(40):
-            picture = step(ROBOT, 0, 0, i)[0]["video.image"]
-            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            image = step(ROBOT, 0, 0, i)[0]["video.image"]
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     table = FrameTable.of(path)

@@ -233,7 +233,7 @@ def test_relative_actions_are_measured_as_the_run_will_cut_them(world, tmp_path,
         opened(walks["aligned"])
     with pytest.raises(StatisticsError, match="stats --action-horizon 8"):
         opened(RELATIVE)
-    # Pictures alone are read by an autoencoder, whatever actions were measured over.
+    # Images alone are read by an autoencoder, whatever actions were measured over.
     clips = clip_source([world / "droid"], RELATIVE, output)
     assert TrainingData.open([clips], seed=0).sources
     assert main(["stats", "--dataset", "x", "--output", str(output)]) == 2

@@ -201,13 +201,13 @@ def hostile_piece(newest, owned):
 HOSTILE = (hostile_description, hostile_value, hostile_piece)
 
 
-@pytest.mark.parametrize("spoil", HOSTILE)
+@pytest.mark.parametrize("corrupt", HOSTILE)
 @pytest.mark.parametrize("resume", ["auto", "explicit", "run folder"])
-def test_no_code_is_run(folder, solo, tmp_path, spoil, resume):
+def test_no_code_is_run(folder, solo, tmp_path, corrupt, resume):
     owned = tmp_path / "owned"
     shutil.rmtree(folder / "step_00000001")
     newest = folder / "step_00000002"
-    spoil(newest, owned)
+    corrupt(newest, owned)
     # Whoever can write the pickle can write the checksums.
     write_checksums(newest)
     given = {"auto": "auto", "explicit": newest, "run folder": tmp_path}[resume]
@@ -241,7 +241,7 @@ def test_a_value_that_is_no_tensor_is_not_read(folder):
 
 
 def test_a_trainer_runs_no_code(train_root, solo, tmp_path):
-    """From the recipe down: the newest is hostile, the run goes on from the one before."""
+    """From the recipe down: the newest is hostile, the run resumes from the one before."""
     changes = {"runner__output_dir": tmp_path / "run", "runner__resume_dir": "auto"}
     run = train_worker.trainer(solo, train_root, **changes)
     for step in (1, 2):

@@ -49,7 +49,7 @@ def test_from_recordings_to_actions(train_root, train_environment, tmp_path, ver
     short = ["runner.max_steps=4", "checkpoint.export=false", "checkpoint.save_interval=2"]
     launch(SCRIPT, train_environment, tmp_path, recipe, *short)
     if version == "v2.1":
-        # The newest runs code when it is unpickled freely: the run goes on from the one before.
+        # The newest runs code when it is unpickled freely: the run resumes from the one before.
         newest = tmp_path / "run/checkpoints/step_00000004"
         hostile_description(newest, tmp_path / "owned")
         write_checksums(newest)

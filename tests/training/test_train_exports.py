@@ -137,7 +137,7 @@ def test_policies_of_both_are_one(run, capsys):
 
 
 class Small(PointEnv):
-    """The point, in pictures of the size that this world's robot has."""
+    """The point, in images of the size that this world's robot has."""
 
     def __init__(self, **arguments):
         super().__init__(**arguments)
@@ -147,8 +147,8 @@ class Small(PointEnv):
         }
         self.observation_space = gym.spaces.Dict({**self.observation_space.spaces, **spaces})
 
-    def _picture(self, center, reach):
-        return super()._picture(center, reach)[: train_worlds.HEIGHT]
+    def _image(self, center, reach):
+        return super()._image(center, reach)[: train_worlds.HEIGHT]
 
 
 @pytest.fixture

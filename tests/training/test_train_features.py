@@ -1,4 +1,4 @@
-"""Stored picture features: the numbers of training without them, and nothing encoded twice."""
+"""Stored image features: the numbers of training without them, and nothing encoded twice."""
 
 import numpy as np
 import pytest
@@ -89,8 +89,8 @@ def test_other_encoders_get_other_features(train_root, tmp_path, solo, encodings
     parameter.data.add_(0.1 * torch.ones_like(parameter))
     encodings.clear()
     data = run.components.datasets.train
-    with_pictures = type(data)(data.sources, data.sources[0].readers[0].options, data.seed)
-    precompute_features(run.components.config, run.components.model, with_pictures, solo)
+    with_images = type(data)(data.sources, data.sources[0].readers[0].options, data.seed)
+    precompute_features(run.components.config, run.components.model, with_images, solo)
     assert sum(encodings) == len(data) + 1
 
 

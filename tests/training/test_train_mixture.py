@@ -26,7 +26,7 @@ ARM = dataclasses.replace(
     views=train_worlds.ROBOT.views,
     timing=Timing(control_hz=10, action_horizon=12, blocks=2),
 )
-"""A Franka with small pictures; recipes name it ``test_train_mixture:ARM``."""
+"""A Franka with small images; recipes name it ``test_train_mixture:ARM``."""
 
 STEPS = 6
 

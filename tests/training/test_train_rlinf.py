@@ -1,4 +1,4 @@
-"""Names of RLinf's guide: each is told under its name here, and a whole recipe is translated."""
+"""Names of RLinf's guide: each is reported under its name here; a whole recipe is translated."""
 
 import pytest
 import train_worlds

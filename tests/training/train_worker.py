@@ -123,7 +123,7 @@ def poisoned(world, root, output):
     """One rank's gradient is not a number in step 2: all skip it, nothing moves."""
     folder = output / f"poisoned-{world.size}"
     run = trainer(world, root, runner__output_dir=folder)
-    spoil(run, lambda: run.step == 1 and world.rank == world.size - 1)
+    corrupt(run, lambda: run.step == 1 and world.rank == world.size - 1)
     batches = run._batches(8)
     digests = []
     for _ in range(4):
@@ -135,24 +135,24 @@ def poisoned(world, root, output):
     return {"digests": digests, "skips": line.skips, "updates": updates, "loss": line.loss}
 
 
-def spoil(run, when):
+def corrupt(run, when):
     """Make the latents of every micro-batch not a number while ``when()``."""
     prepare = run.prepare
 
-    def spoiled(batch):
+    def corrupted(batch):
         prepared = prepare(batch)
         if not when():
             return prepared
         return dataclasses.replace(prepared, latents_BCFYX=prepared.latents_BCFYX * float("nan"))
 
-    run.prepare = spoiled
+    run.prepare = corrupted
 
 
 def gives_up(world, root, output):
     """Every gradient is not a number: the run ends and names the samples."""
     changes = {"optim__max_skips": 2, "runner__output_dir": output / f"gives-up-{world.size}"}
     run = trainer(world, root, **changes)
-    spoil(run, lambda: True)
+    corrupt(run, lambda: True)
     before = digest(run)
     try:
         run.run()
@@ -247,7 +247,7 @@ def whole(tensor):
 def killed(world, root, output):
     """Eight steps; the first time, the last rank dies in step 6. Restarted by torchrun.
 
-    It dies once step 4 is saved, which otherwise may still be going on in the background.
+    It dies once step 4 is saved, which otherwise may still be running in the background.
     """
     folder = output / "killed"
     changes = {"runner__output_dir": folder, "runner__resume_dir": "auto"}

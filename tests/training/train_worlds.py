@@ -24,7 +24,7 @@ def _small(tag):
 
 
 ROBOT = _small("libero_sim")
-"""LIBERO with small pictures and short windows; recipes name it ``train_worlds:ROBOT``."""
+"""LIBERO with small images and short windows; recipes name it ``train_worlds:ROBOT``."""
 
 
 def record(root, *, version="v2.1", video=False, episodes=3, length=40, growth=1):
@@ -43,8 +43,8 @@ def frame(episode, i, rng):
     observation = {ROBOT.language: TASKS[episode % len(TASKS)]}
     for j, view in enumerate(ROBOT.views):
         ramp = np.linspace(0, 255, WIDTH)[None] * np.ones((HEIGHT, 1))
-        picture = np.stack([ramp, ramp[:, ::-1], np.full_like(ramp, 40 * j + 3 * i % 200)], axis=-1)
-        observation[view.key] = np.roll(picture, 2 * i, axis=1).astype(np.uint8)
+        image = np.stack([ramp, ramp[:, ::-1], np.full_like(ramp, 40 * j + 3 * i % 200)], axis=-1)
+        observation[view.key] = np.roll(image, 2 * i, axis=1).astype(np.uint8)
     for part in ROBOT.state:
         observation[part.key] = np.sin(phase + np.arange(part.dim)).astype(np.float32)
     actions = {

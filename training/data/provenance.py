@@ -52,8 +52,8 @@ def check_provenance(
 ) -> None:
     """Raise :class:`StatisticsError` if ``metadata`` says it was made from other recordings.
 
-    Statistics without such a note, those of published checkpoints, are taken as they are: going on
-    from a checkpoint needs its own statistics, not those of the new data.
+    Statistics without such a note, those of published checkpoints, are taken as they are:
+    continuing from a checkpoint needs its own statistics, not those of the new data.
     """
     if isinstance(metadata, Mapping):
         content = validated(

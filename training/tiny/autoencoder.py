@@ -216,13 +216,13 @@ def clip_source(paths: list[Path], embodiment: Embodiment, metadata: Path) -> So
         blocks=1,
     )
     robot = replace(embodiment, timing=timing)
-    return SourceSpec(paths=paths, embodiment=robot, metadata=pictures_metadata(metadata, robot))
+    return SourceSpec(paths=paths, embodiment=robot, metadata=images_metadata(metadata, robot))
 
 
-def pictures_metadata(file: Path, embodiment: Embodiment) -> dict[str, Any]:
+def images_metadata(file: Path, embodiment: Embodiment) -> dict[str, Any]:
     """Return the statistics in ``file`` as if they were measured with the timing of ``embodiment``.
 
-    An autoencoder sees pictures alone, so it does not matter over how many steps relative actions
+    An autoencoder sees images alone, so it does not matter over how many steps relative actions
     were measured; which recordings the numbers are of still does.
     """
     content = read_metadata(file)

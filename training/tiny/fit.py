@@ -21,9 +21,9 @@ from dzrobot.training.tiny.autoencoder import (
     clip_source,
     fit_autoencoder,
     fit_decoder,
-    pictures_metadata,
+    images_metadata,
 )
-from dzrobot.training.tiny.network import fresh_weights, mini_config, write_mini_checkpoint
+from dzrobot.training.tiny.network import mini_config, new_weights, write_mini_checkpoint
 from dzrobot.training.tiny.saves import FitCheckpoint
 
 _VAE_PREFIX = "action_head.vae."
@@ -56,7 +56,7 @@ def write_fitted_checkpoint(
     refuse_existing(output)
     clips = clip_source(list(datasets), embodiment, metadata)
     whole = SourceSpec(
-        paths=datasets, embodiment=embodiment, metadata=pictures_metadata(metadata, embodiment)
+        paths=datasets, embodiment=embodiment, metadata=images_metadata(metadata, embodiment)
     )
     data = [TrainingData.open([source], seed=plan.seed) for source in (clips, whole)]
     with torch.random.fork_rng():
@@ -67,9 +67,7 @@ def write_fitted_checkpoint(
     recipe = _fit(network.vae, data, plan, saves)
     state = official_state(network)
     vae = {name: tensor for name, tensor in state.items() if name.startswith(_VAE_PREFIX)}
-    weights = UnionSource(
-        sources=(fresh_weights(embodiment, plan.seed), StateDictSource(values=vae))
-    )
+    weights = UnionSource(sources=(new_weights(embodiment, plan.seed), StateDictSource(values=vae)))
     statistics = read_metadata(metadata)
     write_mini_checkpoint(output, embodiment, statistics, weights, recipe)
     saves.clear()

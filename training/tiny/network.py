@@ -53,14 +53,14 @@ LAST_LAYERS = frozenset(
         *(f"action_decoder.layer2.{n}" for n in "Wb"),
     )
 )
-"""What a fresh network's predictions are multiplied by."""
+"""What a new network's predictions are multiplied by."""
 
 
 def mini_config(embodiment: Embodiment) -> NetworkConfig:
     """Return the config of a small 5B-style network that fits ``embodiment``.
 
     Raises:
-        ConfigError: the tiled picture is not divided by the autoencoder's and the patch's stride.
+        ConfigError: the tiled image is not divided by the autoencoder's and the patch's stride.
     """
     vae = VaeConfig(version="2.2", dim=8, dec_dim=8, z_dim=_LATENTS, num_res_blocks=1)
     height, width = embodiment.image_size
@@ -127,7 +127,7 @@ def write_mini_checkpoint(
     return target
 
 
-def fresh_weights(embodiment: Embodiment, seed: int) -> UnionSource:
+def new_weights(embodiment: Embodiment, seed: int) -> UnionSource:
     """Return random float32 weights of a small network for ``embodiment``.
 
     The last layers are zero, so that the first prediction is no motion at all and early gradients

@@ -1,1 +1,1 @@
-"""What can be wrong with a recipe, told before anything heavy is imported."""
+"""What can be wrong with a recipe, reported before anything heavy is imported."""

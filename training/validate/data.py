@@ -1,4 +1,4 @@
-"""What can be wrong with recordings, mixtures and statistics, told from small text files."""
+"""What can be wrong with recordings, mixtures and statistics, reported from small text files."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -147,15 +147,15 @@ def _resume(config: SFTConfig) -> Iterator[Problem]:
 
 
 def folder_faults(runner: RunnerConfig) -> Iterator[Problem]:
-    """Refuse to start anew where a run has been: its checkpoints and its log would be lost."""
+    """Refuse to start over where a run has been: its checkpoints and its log would be lost."""
     left = [
         name for name in ("checkpoints", "metrics.jsonl") if (runner.output_dir / name).exists()
     ]
     if left and runner.resume_dir is None:
         yield Problem(
             "runner.output_dir",
-            f"{runner.output_dir} holds a run ({', '.join(left)}): runner.resume_dir=auto goes on "
-            "with it, another runner.output_dir starts anew",
+            f"{runner.output_dir} holds a run ({', '.join(left)}): runner.resume_dir=auto resumes "
+            "it, another runner.output_dir starts over",
         )
 
 

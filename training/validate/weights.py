@@ -1,4 +1,4 @@
-"""What can be wrong with the weights a run starts from, told from names and small files."""
+"""What can be wrong with the weights a run starts from, reported from names and small files."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""LIBERO's robot in small pictures and with a short horizon: what the tiny policy sees."""
+"""LIBERO's robot in small images and with a short horizon: what the tiny policy sees."""
 
 from dataclasses import replace
 

@@ -123,19 +123,19 @@ def collect(
     workers: int = 1,
     report: Callable[[CollectionProgress], None] = lambda _: None,
 ) -> CollectionProgress:
-    """Record ``plan.episodes`` successes in ``root``; run again after an interruption to go on.
+    """Record ``plan.episodes`` successes in ``root``; run again after an interruption to resume.
 
     Args:
         plan: What to collect.
         root: Folder of the dataset.
-        format: Version of the dataset and whether pictures are stored as video.
+        format: Version of the dataset and whether images are stored as video.
         workers: Processes that simulate at the same time.
         report: Called after every attempt.
 
     Raises:
         UnknownNameError: no such environment, argument of it, policy or embodiment.
         ProtocolError: ``root`` holds a collection of another plan, or an attempt raised.
-        DatasetError: too few attempts succeed, or the disk is full; then the same call goes on.
+        DatasetError: too few attempts succeed, or the disk is full; then the same call resumes.
     """
     robot = _robot(plan)
     load_factory(_policy_name(plan))
@@ -280,7 +280,7 @@ def _environment(plan: CollectionPlan) -> Any:
 
 
 def _arguments(plan: CollectionPlan) -> dict[str, Any]:
-    """Return the environment's arguments; where it can, it goes on after a success.
+    """Return the environment's arguments; where it can, it continues after a success.
 
     Raises:
         ConfigError: steps after success are asked for, and it cannot.

@@ -26,7 +26,7 @@ SENSOR_COUNTS = ("frame_number.", "late_steps")
 """Beginnings of the info keys that are kept beside every frame."""
 
 NO_START = -1
-"""Start of an episode whose environment has no numbered starts."""
+"""Start of an episode whose environment has no numbered initial states."""
 
 KEYS = {
     "w": (0, 1.0), "s": (0, -1.0), "a": (1, 1.0), "d": (1, -1.0), "r": (2, 1.0), "f": (2, -1.0),
@@ -140,7 +140,7 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def _column(name: str) -> str:
-    # LeRobot takes every column with "image" in its name for pictures.
+    # LeRobot takes every column with "image" in its name for images.
     return name.replace("image", "camera")
 
 

@@ -1,6 +1,6 @@
 """Spoiling what a policy sees, to find out whether it looks.
 
-A policy that scores the same with spoiled pictures does not use them.
+A policy that scores the same with corrupted images does not use them.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,12 +19,12 @@ TILE = 8
 
 
 class AblatedImages(gym.ObservationWrapper[dict[str, Any], np.ndarray, dict[str, Any]]):
-    """Gives the policy other pictures than the environment's; the rest stays.
+    """Gives the policy other images than the environment's; the rest stays.
 
-    ``shuffle``: the picture cut into tiles of 8 x 8 pixels, which change places. The order is drawn
+    ``shuffle``: the image cut into tiles of 8 x 8 pixels, which change places. The order is drawn
     once per episode and view, from a generator keyed by the case, so colors and their amounts
-    stay and places do not. ``other-start``: throughout the episode, the pictures at the beginning
-    of another start of the same task: genuine ones that say nothing about this episode.
+    stay and places do not. ``other-start``: throughout the episode, the images at the beginning
+    of another initial state of the same task: genuine ones that say nothing about this episode.
     """
 
     def __init__(
@@ -38,18 +38,18 @@ class AblatedImages(gym.ObservationWrapper[dict[str, Any], np.ndarray, dict[str,
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode; the other start is visited first."""
+        """Begin an episode; the other initial state is visited first."""
         if self._kind == "other-start":
-            self._shown = _pictures(self._other(seed, options))
+            self._shown = _images(self._other(seed, options))
         return super().reset(seed=seed, options=options)
 
     def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
-        """Return ``observation`` with its pictures replaced."""
+        """Return ``observation`` with its images replaced."""
         ablated: Callable[[str, np.ndarray], np.ndarray] = (
             self._shuffled if self._kind == "shuffle" else lambda key, _: self._shown[key].copy()
         )
-        pictures = _pictures(observation)
-        return {**observation, **{key: ablated(key, picture) for key, picture in pictures.items()}}
+        images = _images(observation)
+        return {**observation, **{key: ablated(key, image) for key, image in images.items()}}
 
     def _other(self, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
         step = 1 + self._key % 24
@@ -59,18 +59,18 @@ class AblatedImages(gym.ObservationWrapper[dict[str, Any], np.ndarray, dict[str,
             return self.env.reset(seed=seed, options={**options, "init_state_id": start})[0]
         return self.env.reset(seed=(seed or 0) + step)[0]
 
-    def _shuffled(self, key: str, picture: np.ndarray) -> np.ndarray:
-        height, width, channels = picture.shape
+    def _shuffled(self, key: str, image: np.ndarray) -> np.ndarray:
+        height, width, channels = image.shape
         rows, columns = height // TILE, width // TILE
-        whole = picture[: rows * TILE, : columns * TILE]
+        whole = image[: rows * TILE, : columns * TILE]
         tiles = whole.reshape(rows, TILE, columns, TILE, channels).swapaxes(1, 2)
         order = np.random.default_rng([self._key, len(key)]).permutation(rows * columns)
         mixed = tiles.reshape(rows * columns, TILE, TILE, channels)[order]
-        spoiled = picture.copy()
-        spoiled[: rows * TILE, : columns * TILE] = (
+        corrupted = image.copy()
+        corrupted[: rows * TILE, : columns * TILE] = (
             mixed.reshape(rows, columns, TILE, TILE, channels).swapaxes(1, 2).reshape(whole.shape)
         )
-        return spoiled
+        return corrupted
 
 
 def ablated(env: Any, kind: Ablation, case: EpisodeSpec) -> Any:
@@ -78,5 +78,5 @@ def ablated(env: Any, kind: Ablation, case: EpisodeSpec) -> Any:
     return env if kind == "none" else AblatedImages(env, kind, case)
 
 
-def _pictures(observation: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _images(observation: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {key: value for key, value in observation.items() if key.startswith("video.")}

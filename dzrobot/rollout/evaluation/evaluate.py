@@ -1,4 +1,4 @@
-"""An evaluation from beginning to end; interrupted at any point, it goes on where it stopped."""
+"""An evaluation from beginning to end; interrupted at any point, it resumes where it stopped."""
 
 import itertools
 import os
@@ -190,7 +190,7 @@ def evaluate(
     Args:
         prepared: What is evaluated.
         output: Results folder: card.json, cases.jsonl, records.jsonl, summary.json, videos/,
-            errors/. A folder that holds part of the same evaluation is gone on with.
+            errors/. A folder that holds part of the same evaluation is resumed.
         options: How it is run.
         report: Called at the start and after every episode.
 

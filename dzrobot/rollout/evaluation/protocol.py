@@ -44,7 +44,7 @@ class Protocol:
 
     rounds: int | None = None
     """Episodes of each slot: the list of a suite is gone through in whole rounds of ``slots``; what
-    fills no round is left out, and after the last one it begins anew. None: every episode once."""
+    fills no round is left out, and after the last one it starts over. None: every episode once."""
 
     history: History | None = None
     """Frames the policy is shown; None: the embodiment's."""

@@ -114,7 +114,7 @@ class RecordFile:
     def __init__(
         self, folder: Path, cases: Iterable[EpisodeSpec] | None = None, *, writable: bool = True
     ) -> None:
-        """Read what is there; a last line that was torn by a crash is dropped.
+        """Read what is there; a last line that a crash left partial is dropped.
 
         Args:
             folder: The results folder.
@@ -163,7 +163,7 @@ class RecordFile:
                 raise ProtocolError(
                     f"{where}: {record.case} has two results: {known.result()} and "
                     f"{record.result()}; the folder was written by two runs: move it away and "
-                    "evaluate anew"
+                    "evaluate again"
                 )
             return
         self.records[record.case] = record
@@ -205,14 +205,14 @@ def _check_known(record: Record, known: Mapping[str, Mapping[str, Any]], where: 
     if about is None:
         raise ProtocolError(
             f"{where}: {shorten(record.case)} is no episode of this evaluation; move the folder "
-            "away and evaluate anew"
+            "away and evaluate again"
         )
     for name, value in about.items():
         given = getattr(record, name)
         if given != value:
             raise ProtocolError(
                 f"{where}: {name} is {shorten(given)}, but {value!r} in this evaluation; move the "
-                "folder away and evaluate anew"
+                "folder away and evaluate again"
             )
 
 

@@ -40,12 +40,15 @@ def check_checksums(path: Path) -> int:
     file = folder / CHECKSUMS_FILE
     if not file.is_file():
         raise CheckpointError(
-            f"{folder} has no {CHECKSUMS_FILE}: damage cannot be told; copy the whole folder again"
+            f"{folder} has no {CHECKSUMS_FILE}: damage cannot be detected; copy the whole folder "
+            "again"
         )
     wanted = _parsed(file)
     if folder != path:
         if path.name not in wanted:
-            raise CheckpointError(f"{file} has no checksum of {path.name}: damage cannot be told")
+            raise CheckpointError(
+                f"{file} has no checksum of {path.name}: damage cannot be detected"
+            )
         wanted = {path.name: wanted[path.name]}
     held = set(_files(folder))
     if lost := wanted.keys() - held:

@@ -1,6 +1,6 @@
 """Starting from the Wan component files (docs/model.md, section 1.4).
 
-What they lack is drawn fresh and listed.
+What they lack is newly initialized and listed.
 """
 
 import re
@@ -50,7 +50,7 @@ class Components:
 
 @dataclass(frozen=True, kw_only=True)
 class ColdStart:
-    """A full set of weights, part of it freshly drawn."""
+    """A full set of weights, part of it newly initialized."""
 
     source: WeightSource
     initialized: tuple[str, ...]
@@ -96,27 +96,27 @@ def cold_start(
     *,
     seed: int,
 ) -> ColdStart:
-    """Return the components' weights under official names, completed by fresh tensors.
+    """Return the components' weights under official names, completed by newly initialized tensors.
 
     Args:
         components: The files.
         config: The network. It decides what may be absent: the state and action modules, and for
             ``ti2v`` the image conditioning that Wan2.2-TI2V-5B does not have.
         shapes: Official name -> shape of every tensor of the network.
-        seed: Of the fresh tensors. Each has a generator of its own, so none depends on which
-            others are missing.
+        seed: Of the newly initialized tensors. Each has a generator of its own, so none depends on
+            which others are missing.
 
     Raises:
-        CheckpointError: A file is damaged or lacks something that may not be fresh.
+        CheckpointError: A file is damaged or lacks something that may not be newly initialized.
     """
     union = open_components(components)
-    absent = fresh_names(shapes.keys(), union.tensors.keys(), config)
+    absent = new_names(shapes.keys(), union.tensors.keys(), config)
     fresh = NewWeightsSource({name: shapes[name] for name in absent}, seed)
     return ColdStart(source=UnionSource(sources=(union, fresh)), initialized=tuple(sorted(absent)))
 
 
-def fresh_names(wanted: Set[str], held: Set[str], config: NetworkConfig) -> Set[str]:
-    """Return the canonical names of tensors that are to be drawn fresh.
+def new_names(wanted: Set[str], held: Set[str], config: NetworkConfig) -> Set[str]:
+    """Return the canonical names of tensors that are to be newly initialized.
 
     Raises:
         CheckpointError: One of them is in every published component file of this variant.
@@ -153,7 +153,7 @@ def _may_be_fresh(name: str, config: NetworkConfig) -> bool:
 class NewWeightsSource(RandomInitSource):
     """Fresh tensors: Xavier-uniform matrices, biases 0, norms 1, per-category 0.02 * N(0, 1)."""
 
-    origin = "fresh initialization"
+    origin = "new initialization"
     key = "cold start/"
 
     def draw(self, name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

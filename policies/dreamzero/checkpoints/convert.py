@@ -78,7 +78,7 @@ class Converted:
     path: Path
     tensors: int
     initialized: tuple[str, ...] = ()
-    """Tensors drawn fresh because no file holds them."""
+    """Tensors newly initialized because no file holds them."""
 
 
 def convert(sources: Sequence[str | Path], target: Path, options: ConvertOptions) -> Converted:

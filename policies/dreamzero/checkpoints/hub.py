@@ -98,7 +98,7 @@ def fetch(repo: str, revision: str | None, patterns: list[str]) -> Path:
 def fetch_to(
     target: Path, repo: str, kind: str, revision: str | None, patterns: list[str] | None
 ) -> None:
-    """Put the files of a hub repository into ``target``; a stopped download goes on.
+    """Put the files of a hub repository into ``target``; a stopped download resumes.
 
     Args:
         target: Folder.

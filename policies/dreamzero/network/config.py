@@ -346,7 +346,7 @@ class HeadConfig:
     """Name endings of the adapted layers."""
 
     init_lora_weights: str | bool = "kaiming"
-    """How a fresh adapter is initialized."""
+    """How a new adapter is initialized."""
 
     def __post_init__(self) -> None:
         if (self.target_video_height is None) != (self.target_video_width is None):

@@ -82,7 +82,7 @@ class Continuations:
         """Put them together.
 
         Args:
-            parts: One for each session; None: its plan begins anew.
+            parts: One for each session; None: its plan starts over.
             like_BAM: A batch of actions on the network's device.
             solver_steps: What ``strength`` is if it is not said.
         """

@@ -131,7 +131,7 @@ class CausalDiT(nn.Module):
     """The transformer; :meth:`forward` trains, :meth:`step` denoises over a cache."""
 
     def __init__(self, config: DiTConfig) -> None:
-        """Build the network of ``config`` with fresh weights."""
+        """Build the network of ``config`` with newly initialized weights."""
         super().__init__()
         self.config = config
         dim, patch = config.dim, (1, PATCH, PATCH)

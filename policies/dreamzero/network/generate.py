@@ -358,7 +358,7 @@ class _Call:
         return action_BAM, video.sample, evaluations
 
     def _continuations(self, like_BAM: Tensor) -> Continuations | None:
-        """Return what the plans continue; None where all begin anew."""
+        """Return what the plans continue; None where all start over."""
         parts = [request.continuation for request in self.requests]
         if all(part is None for part in parts):
             return None

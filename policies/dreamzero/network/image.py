@@ -21,7 +21,7 @@ class ImageEncoder(nn.Module):
     """
 
     def __init__(self, config: ImageConfig) -> None:
-        """Build the encoder of ``config`` with fresh weights."""
+        """Build the encoder of ``config`` with newly initialized weights."""
         super().__init__()
         self.vision = CLIPVisionModel(
             CLIPVisionConfig(

@@ -172,7 +172,7 @@ class TextEncoder(nn.Module):
     """Token ids to prompt embeddings (docs/model.md, sections 3.1 and 6.2)."""
 
     def __init__(self, config: TextConfig) -> None:
-        """Build the encoder of ``config`` with fresh weights."""
+        """Build the encoder of ``config`` with newly initialized weights."""
         super().__init__()
         sizes = UMT5Config(
             vocab_size=config.vocab,

@@ -123,7 +123,7 @@ class InferenceRequest:
     """One call of one session."""
 
     images_THW3: Tensor
-    """Tiled frames, uint8, oldest first: 1 starts anew; 4, 8 or 9 continue (blocks of two)."""
+    """Tiled frames, uint8, oldest first: 1 starts over; 4, 8 or 9 continue (blocks of two)."""
 
     state_SM: Tensor
     """Normalized and padded states; one for the coming block."""
@@ -139,7 +139,7 @@ class InferenceRequest:
     """None for the noise of ``GenerateOptions.seed``."""
 
     continuation: Continuation | None = None
-    """What of the running plan the new one begins with; None: it begins anew."""
+    """What of the running plan the new one begins with; None: it starts over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +237,7 @@ def clip_of_block(images_THW3: Tensor, block_frames: int) -> Tensor:
     if frames < _TEMPORAL_STRIDE or wanted % frames:
         allowed = [n for n in range(_TEMPORAL_STRIDE, wanted + 1) if wanted % n == 0]
         raise ModalityError(
-            f"{frames} frames do not make a block of history: give 1 frame to start anew, or "
+            f"{frames} frames do not make a block of history: give 1 frame to start over, or "
             f"{', '.join(map(str, [*allowed, wanted + 1]))} frames"
         )
     repeated = images_THW3.repeat_interleave(wanted // frames, dim=0)
@@ -261,7 +261,7 @@ def seeded_noise(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> InferenceNoise:
-    """Return the noise of one call; as published, video and actions each start from the seed anew.
+    """Return the noise of one call; as published, video and actions each start from the seed again.
 
     Args:
         shapes: Of video and actions, see :func:`noise_shapes`.

@@ -46,7 +46,7 @@ class Vae(nn.Module):
     """The Wan 2.1 or 2.2 video autoencoder (DreamZero model, appendix A)."""
 
     def __init__(self, config: VaeConfig) -> None:
-        """Build the autoencoder of ``config`` with fresh weights."""
+        """Build the autoencoder of ``config`` with newly initialized weights."""
         super().__init__()
         self.config = config
         channels = 3 * config.patch_size**2

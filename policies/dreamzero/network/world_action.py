@@ -33,7 +33,7 @@ _MASK_CHANNELS = 4
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EncodedImages:
-    """Pictures of training samples after the frozen encoders."""
+    """Images of training samples after the frozen encoders."""
 
     latents_BCFYX: Tensor
     """Float32."""
@@ -122,7 +122,7 @@ class WorldActionModel(nn.Module):
     """Frozen prompt, image and video encoders, and the transformer."""
 
     def __init__(self, config: NetworkConfig, *, text_encoder: bool = True) -> None:
-        """Build the network of ``config`` with fresh weights.
+        """Build the network of ``config`` with newly initialized weights.
 
         Args:
             config: Sizes.

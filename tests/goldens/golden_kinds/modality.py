@@ -1,4 +1,4 @@
-"""Checkers of what happens around the network: pictures, vectors, prompts, layouts, frame walks."""
+"""Checkers of what happens around the network: images, vectors, prompts, layouts, frame walks."""
 
 import math
 from dataclasses import replace
@@ -34,7 +34,7 @@ _LAYOUTS = {
 
 @checker("input_transforms")
 def input_transforms(golden: Golden) -> Results:
-    """Evaluation pictures and states, training vectors and layout, predicted actions."""
+    """Evaluation images and states, training vectors and layout, predicted actions."""
     assert golden.manifest["pattern"].startswith(_PATTERN)
     robot = _recorded_robot(golden)
     return {
@@ -84,13 +84,13 @@ def official_view_layouts(golden: Golden) -> Results:
         tag, _, count = name.partition("|views=")
         keys = [f"video.{i}" for i in range(int(count))]
         tiles = _LAYOUTS[tag](*keys)
-        picture = torch.tensor(expected, dtype=torch.uint8)
-        height, width = _view_size(picture.shape, tiles)
+        image = torch.tensor(expected, dtype=torch.uint8)
+        height, width = _view_size(image.shape, tiles)
         views = {
             key: torch.full((1, height, width, 3), i, dtype=torch.uint8)
             for i, key in enumerate(keys, start=1)
         }
-        results[name] = exact(tile(views, tiles)[0, :, :, 0], picture)
+        results[name] = exact(tile(views, tiles)[0, :, :, 0], image)
     return results
 
 
@@ -127,8 +127,8 @@ def _sized(part: Part, modality: dict[str, Any]) -> Part:
     return replace(part, dim=dim, gripper=gripper)
 
 
-def _view_size(picture: Any, tiles: Any) -> tuple[int, int]:
-    height, width = picture
+def _view_size(image: Any, tiles: Any) -> tuple[int, int]:
+    height, width = image
     return height // len(tiles), width // max(len(row) for row in tiles)
 
 
@@ -177,9 +177,9 @@ def _training(golden: Golden, robot: Embodiment) -> Results:
     }
     window[robot.language] = manifest["prompt"]
     encoded = pipeline.encode_vectors(window)
-    frames, *picture, _ = manifest["train_images_shape"]
+    frames, *image, _ = manifest["train_images_shape"]
     views = {
-        view.key: torch.from_numpy(_painted((frames, *_view_size(picture, robot.tiles)), salt))
+        view.key: torch.from_numpy(_painted((frames, *_view_size(image, robot.tiles)), salt))
         for view, salt in zip(robot.views, manifest["salts"], strict=True)
     }
     images = tile(views, robot.tiles)

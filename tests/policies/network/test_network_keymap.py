@@ -25,7 +25,7 @@ SMALL = {
 
 @pytest.fixture(params=SMALL)
 def build(request):
-    """Return a function that builds one component, with fresh random weights."""
+    """Return a function that builds one component, with new random weights."""
 
     def built():
         module = SMALL[request.param]()

@@ -136,7 +136,7 @@ def _arrays(value):
     return value
 
 
-def picture(seed, *stack):
+def image(seed, *stack):
     draws = np.random.default_rng(seed)
     return draws.integers(0, 256, (*stack, 180, 320, 3), dtype=np.uint8)
 
@@ -145,9 +145,9 @@ def droid_request(seed, *stack, state=np.float64, **more):
     """Return what DROID clients send."""
     draws = np.random.default_rng(seed)
     return {
-        "observation/exterior_image_0_left": picture(seed, *stack),
-        "observation/exterior_image_1_left": picture(seed + 1, *stack),
-        "observation/wrist_image_left": picture(seed + 2, *stack),
+        "observation/exterior_image_0_left": image(seed, *stack),
+        "observation/exterior_image_1_left": image(seed + 1, *stack),
+        "observation/wrist_image_left": image(seed + 2, *stack),
         "observation/joint_position": draws.normal(size=7).astype(state),
         "observation/gripper_position": draws.uniform(size=1).astype(state),
         "prompt": "put the cup on the plate",

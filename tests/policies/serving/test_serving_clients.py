@@ -11,7 +11,7 @@ from serving_peers import (
     ask,
     droid_request,
     frame,
-    picture,
+    image,
     read,
     serving,
     talking,
@@ -260,8 +260,8 @@ def test_vllm_omnis_path_packs_everything_and_stays_open_after_an_error(server):
         assert np.array_equal(ask(socket, request).shape, (24, 8))
 
 
-def test_pictures_of_another_size_are_refused_by_name(server):
-    request = droid_request(0) | {"observation/wrist_image_left": picture(0)[:100]}
+def test_images_of_another_size_are_refused_by_name(server):
+    request = droid_request(0) | {"observation/wrist_image_left": image(0)[:100]}
     with talking(server) as socket:
         assert "(100, 320, 3)" in ask(socket, request)
 

@@ -1,4 +1,4 @@
-"""The policy on another machine acts as it would here, and never goes on with a lost session."""
+"""The policy on another machine acts as it would here, and never continues a lost session."""
 
 import json
 import subprocess

@@ -288,7 +288,7 @@ def test_a_session_is_forgotten_only_when_its_client_has_left_it():
     assert list(seats.abandoned(client)) == [old]
 
 
-def test_a_forgotten_session_is_an_error_or_begins_anew():
+def test_a_forgotten_session_is_an_error_or_starts_over():
     for restart, said in ((False, "newer ones were used"), (True, None)):
         with (
             serving(Remembering(), forget_s=0.05, restart_lost=restart) as server,
