@@ -17,6 +17,7 @@ import numpy as np
 
 from dzrobot.envs.emulators import kinematics
 from dzrobot.envs.emulators.faults import Faults
+from dzrobot.envs.emulators.repeater import start_repeating
 from dzrobot.envs.emulators.robot_server import RobotServer
 from dzrobot.envs.emulators.timebase import Timebase
 from dzrobot.envs.emulators.wire import ERRORS, RobotMode
@@ -94,6 +95,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     page = None if arguments.timebase is None else Timebase(arguments.timebase)
     server = ArmServer(arguments.host, page, arguments.rate)
+    start_repeating([server.robot.states, server.robot.gripper.states])
     server.robot.start()
     try:
         _say({"ready": READY_LINE})

@@ -44,13 +44,15 @@ class Order:
 class EmulatorClient:
     """Requests, answers, states and commands of one client; nothing here blocks for long."""
 
-    def __init__(self, connection: socket.socket, address: str, host: str) -> None:
+    def __init__(self, connection: socket.socket, address: str, udp: socket.socket) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._tcp = connection
-        self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._udp.bind((host, 0))
-        self._udp.setblocking(False)
+        self._udp = udp
+        # What the client before this one sent last is not this one's.
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._udp.recv(4096)
         self._address = address
         self._requests = RequestBuffer(wire.ROBOT_HEADER)
         self._order: Order | None = None
@@ -66,6 +68,11 @@ class EmulatorClient:
         self._began_s = 0.0
         self.silent = False
         """It has not answered in time; until it does, nothing waits for it."""
+
+    @property
+    def receiver(self) -> tuple[str, int]:
+        """Where states are sent."""
+        return self._address, self.udp_port or 0
 
     def wake_on(self, descriptor: int) -> None:
         """Let :meth:`await_order` end when something can be read from ``descriptor``."""
@@ -127,7 +134,7 @@ class EmulatorClient:
     def send_state(self, message: bytes) -> None:
         """Send one state datagram; one that cannot be sent is lost, as on a network."""
         with contextlib.suppress(OSError):
-            self._udp.sendto(message, (self._address, self.udp_port or 0))
+            self._udp.sendto(message, self.receiver)
 
     def await_order(self, sequence: int, wait_s: float) -> bool:
         """Keep the newest order; wait for the one that answers state ``sequence``.
@@ -156,9 +163,8 @@ class EmulatorClient:
         return order
 
     def close(self) -> None:
-        """Close both sockets."""
+        """Close the connection."""
         self._tcp.close()
-        self._udp.close()
 
     def _receive(self) -> None:
         try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from dzrobot.envs.emulators import wire
 from dzrobot.envs.emulators.faults import GRIPPER_WIDTH_M, Faults
+from dzrobot.envs.emulators.repeater import RepeatedStates
 from dzrobot.envs.emulators.wire import (
     GripperCommand,
     GripperStatus,
@@ -49,6 +50,10 @@ class GripperServer:
         self._listener.setblocking(False)
         self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._udp.bind((host, 0))
+        self.states = RepeatedStates(self._udp)
+        self.patient = False
+        """Whether the arm's time stands still while the machine is busy, so that nobody is gone."""
+
         self._tcp: socket.socket | None = None
         self._state_address: tuple[str, int] | None = None
         self._client_host = host
@@ -63,6 +68,7 @@ class GripperServer:
         self._drop()
         self._listener.close()
         self._udp.close()
+        self.states.latest.close()
 
     def serve(self, clock_ms: int) -> None:
         """Answer requests, and move the fingers up to the arm's time."""
@@ -191,11 +197,14 @@ class GripperServer:
         message = wire.GRIPPER_STATE.pack(self._sequence, self.width_m, widest, self.is_grasped, 30)
         with contextlib.suppress(OSError):
             self._udp.sendto(message, self._state_address)
+        if self.patient:
+            self.states.keep(message, self._state_address)
 
     def _drop(self) -> None:
         if self._tcp is not None:
             self._tcp.close()
         self._tcp = None
         self._state_address = None
+        self.states.forget()
         self._requests.clear()
         self._motion = None

@@ -24,6 +24,7 @@ from dzrobot.envs.emulators.client import EmulatorClient
 from dzrobot.envs.emulators.faults import Faults
 from dzrobot.envs.emulators.gripper_server import GripperServer
 from dzrobot.envs.emulators.message import StateMessage
+from dzrobot.envs.emulators.repeater import RepeatedStates
 from dzrobot.envs.emulators.settings import ONLY_AT_REST, SIZES
 from dzrobot.envs.emulators.timebase import FREE, POSE_PERIOD_MS, Timebase
 from dzrobot.envs.emulators.urdf import arm_urdf
@@ -78,6 +79,10 @@ class RobotServer:
         self._stopping = threading.Event()
         self._host = host
         self._listener: socket.socket | None = None
+        self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._udp.bind((host, 0))
+        self._udp.setblocking(False)
+        self.states = RepeatedStates(self._udp)
         self._client: EmulatorClient | None = None
         self._message = StateMessage()
         self._last_state = b""
@@ -100,6 +105,8 @@ class RobotServer:
             self._thread.join(timeout=2.0)
         self.gripper.stop()
         self._close_listener()
+        self._udp.close()
+        self.states.latest.close()
 
     def call(self, action: Callable[[], None]) -> None:
         """Run ``action`` between two states, on the server's thread."""
@@ -172,13 +179,17 @@ class RobotServer:
         assert client is not None
         try:
             self._hear(client)
-            if time.monotonic() - self._repeated_s > _REPEAT_S:
-                self._repeated_s = time.monotonic()
-                client.send_state(self._last_state)
+            self._repeat(client)
         except (ConnectionError, MalformedError):
             self._drop()
         self.gripper.serve(self.arm.clock_ms)
         time.sleep(_STANDING_S)
+
+    def _repeat(self, client: EmulatorClient) -> None:
+        """Send the last state once more, now and then: the client takes a silent arm for gone."""
+        if time.monotonic() - self._repeated_s > _REPEAT_S:
+            self._repeated_s = time.monotonic()
+            client.send_state(self._last_state)
 
     def _pace_s(self) -> float:
         """Return the shortest wall time of this millisecond."""
@@ -211,18 +222,26 @@ class RobotServer:
                 self._hear(client)
 
     def _exchange(self, client: EmulatorClient) -> None:
+        self._share()
         if self._is_silent():
+            self.states.forget()
             return
         self._last_state = self._message.of(self.arm)
         self._repeated_s = time.monotonic()
         client.send_state(self._last_state)
+        if self._shared:
+            self.states.keep(self._last_state, client.receiver)
         self._await_answer(client)
         if not client.silent:
             self.page.sent_ms = self.arm.clock_ms
 
+    def _share(self) -> None:
+        """Note whether an environment keeps time with this arm: it does not end."""
+        if not self._shared and self.page.limit_ms != FREE:
+            self._shared = self.gripper.patient = True
+
     def _await_answer(self, client: EmulatorClient) -> None:
         """Wait for the command to the last state, where one is due."""
-        self._shared = self._shared or self.page.limit_ms != FREE
         patience = LOCKSTEP_PATIENCE_S if self._shared else ANSWER_PATIENCE_S
         if not client.commanding:
             # It leaves the first states of a motion unanswered, nobody says how many.
@@ -243,6 +262,7 @@ class RobotServer:
             self._hear(client)
             if self._client is not client:
                 return
+            self._repeat(client)
 
     def _hear(self, client: EmulatorClient) -> None:
         for command, identity, body in client.requests():
@@ -282,7 +302,7 @@ class RobotServer:
             # One client at a time: a second one is refused at once instead of left waiting.
             connection.close()
             return
-        self._client = EmulatorClient(connection, address[0], self._host)
+        self._client = EmulatorClient(connection, address[0], self._udp)
         self._client.wake_on(self._bell)
 
     def _is_silent(self) -> bool:
@@ -331,6 +351,7 @@ class RobotServer:
             client.end_move(MoveStatus.ABORTED)
 
     def _drop(self) -> None:
+        self.states.forget()
         if self._client is not None:
             self._client.close()
             self._client = None

@@ -119,10 +119,7 @@ class Control:
     def check_latch(self) -> None:
         """Raise :class:`RefusalError` while an operator's stop is latched."""
         if self._latched.is_set():
-            raise RefusalError(
-                Abort.OPERATOR_STOP,
-                "an operator has stopped the arm; env.unwrapped.acknowledge() allows motion again",
-            )
+            raise RefusalError(Abort.OPERATOR_STOP, "an operator has stopped the arm")
 
     def begin(self) -> None:
         """Begin an episode where the arm is.

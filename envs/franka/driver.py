@@ -9,6 +9,7 @@ import os
 import pickle
 import socket
 import sys
+import time
 from typing import Any, Protocol
 
 from dzrobot.envs.franka.process import NO_ANSWER, Latest
@@ -17,6 +18,7 @@ from dzrobot.errors import DzrobotError, RobotError
 _HUNG_S = 30.0
 """A native call that lasts longer ends the process: nobody may be left to kill it."""
 
+_WATCHED_S = 1.0
 _BIGGEST = 1 << 20
 
 
@@ -41,10 +43,14 @@ def serve(connection: socket.socket, latest: Latest | None) -> None:
     make, arguments = pickle.loads(connection.recv(_BIGGEST))
     given = arguments if latest is None else (*arguments, latest)
     driver: Driver = make(*given)
+    watched_s = -_WATCHED_S
     try:
         while True:
-            # This timer needs no lock of Python's, which a hung call may hold.
-            faulthandler.dump_traceback_later(_HUNG_S, exit=True)
+            if time.monotonic() - watched_s > _WATCHED_S:
+                watched_s = time.monotonic()
+                # This timer needs no lock of Python's, which a hung call may hold. It is a thread,
+                # so it is not set anew for every question.
+                faulthandler.dump_traceback_later(_HUNG_S, exit=True)
             # Zero would make the socket answer at once, with another error.
             connection.settimeout(max(1e-4, driver.tick()))
             try:

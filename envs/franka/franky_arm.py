@@ -18,7 +18,10 @@ from dzrobot.errors import RobotError
 _CONNECT_S = HAND_OVER_S + 12.0
 _ALIVE_S = 0.5
 _CALL_S = 1.5
-_STOP_S = 6.0
+_STOP_S = 3.0
+"""The controller ramps its torques down within 2.5 s. With what else must close after it, a program
+that is told to end has 5 s."""
+
 _CLOSE_S = 2.0
 
 

@@ -25,6 +25,7 @@ HAND_OVER_S = 3.0
 RECOVER_S = 2.0
 _ACCEPT_S = 0.5
 _TAKEN_S = 1.0
+_ENDED_S = 0.5
 _BLEND = 0.5
 """Share of a way within which the reference's twist goes over to a new one."""
 
@@ -374,7 +375,7 @@ class FrankyDriver:
         self._tracker = self._way = None
         self._moving = False
         try:
-            self._opened.join_motion(0.5)
+            self._opened.join_motion(_ENDED_S * self._patience)
         except (franky.ControlException, franky.CommandException) as error:
             _log.info("the last motion ended: %s", str(error))
 

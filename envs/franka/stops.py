@@ -53,7 +53,9 @@ class Stops:
     def remedy(self) -> str:
         """What ends a stop, once a person has looked."""
         call = "env.unwrapped.acknowledge()"
-        return f"`dzrobot acknowledge {self._address}`, or {call}" if self._address else call
+        if self._address is not None:
+            return f"`dzrobot acknowledge {self._address}`, or {call}"
+        return f"run the command again, as this stop ends with its program, or call {call} in yours"
 
     def standing(self) -> Stop | None:
         """Return the stop that nobody has acknowledged, None if there is none."""

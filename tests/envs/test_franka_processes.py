@@ -98,6 +98,15 @@ def test_a_driver_that_hangs_is_killed_by_whoever_waits(echo):
         echo.latest.get()
 
 
+def test_beside_an_emulated_arm_an_answer_is_waited_for_longer(echo):
+    echo._patience = 100.0
+    assert echo.ask("hang", 0.5, timeout_s=0.1) is None
+    assert echo.prompt("echo", 1) == 1
+    echo._patience = 1.0
+    with pytest.raises(DisconnectedError, match=r"no answer within 0\.1 s"):
+        echo.ask("hang", 0.5, timeout_s=0.1)
+
+
 def ask_until_lost(driver, took):
     while len(took) < 1000:
         began = time.monotonic()
