@@ -11,6 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from dzrobot.envs.franka.process import Latest
 
@@ -64,10 +65,10 @@ def _repeat(servers: Sequence[RepeatedStates], parent: int) -> None:
     # The scheduler shares the machine out by session.
     os.setsid()
     kept = {number for one in servers for number in (one.sender.fileno(), one.latest.descriptor)}
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in kept:
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        if int(entry.name) not in kept:
             with contextlib.suppress(OSError):
-                os.close(int(name))
+                os.close(int(entry.name))
     seen = [0] * len(servers)
     while os.getppid() == parent:
         time.sleep(_PERIOD_S)

@@ -21,7 +21,6 @@ from dzrobot.envs.franka.camera import Frame
 from dzrobot.envs.franka.config import CameraConfig
 from dzrobot.envs.franka.franky_arm import FrankyArm
 from dzrobot.envs.franka.make import load_workcell
-from dzrobot.envs.franka.poses import pose_of
 
 SILENCE_S = 1.6
 """The client library gives up after 1 s without a state."""
@@ -170,6 +169,11 @@ def reflex(arm):
     return is_clear
 
 
+def ask_on(question, deadline):
+    while time.monotonic() < deadline:
+        question()
+
+
 @pytest.mark.robot
 @pytest.mark.parametrize("doing", [rest, track, home, reflex])
 def test_a_machine_that_keeps_the_emulated_arm_silent_ends_nothing(cell, doing):
@@ -185,8 +189,7 @@ def test_a_machine_that_keeps_the_emulated_arm_silent_ends_nothing(cell, doing):
         if cell.patience == 1.0:
             # Beside hardware a second of silence is a lost arm.
             with pytest.raises(DisconnectedError):
-                while time.monotonic() < deadline:
-                    is_done(arm.state())
+                ask_on(lambda: is_done(arm.state()), deadline)
             return
         while not is_done(advances(arm)):
             assert time.monotonic() < deadline
