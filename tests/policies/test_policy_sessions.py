@@ -33,9 +33,18 @@ def policy_of(folder, embodiment, **options):
     return DreamZeroPolicy.from_pretrained(folder, embodiment=embodiment, options=options)
 
 
+@pytest.fixture(scope="module")
+def loaded(tiny_folders, libero):
+    """Return the policy of each variant, loaded once."""
+    return {folder: policy_of(folder, libero) for folder in tiny_folders.iterdir()}
+
+
 @pytest.fixture
-def policy(tiny, libero):
-    return policy_of(tiny, libero)
+def policy(tiny, loaded):
+    """Return a policy without sessions."""
+    policy = loaded[tiny]
+    policy.reset()
+    return policy
 
 
 def test_protocol(policy):

@@ -71,12 +71,20 @@ def equal_gradients(world, root, output):
         save_gradients(world, output, f"{size}-hsdp", trainer(world, root, **changes))
         return {}
     save_gradients(world, output, f"{size}-ddp", trainer(world, root, parallel__strategy="ddp"))
-    save_gradients(world, output, f"{size}-mbs2", trainer(world, root, runner__micro_batch_size=2))
-    for mode in ("full", "selective"):
-        run = trainer(world, root, parallel__activation_checkpointing=mode)
-        save_gradients(world, output, f"{size}-{mode}", run)
-    run = trainer(world, root, parallel__cpu_offload=True)
-    save_gradients(world, output, f"{size}-offload", run)
+    run = trainer(world, root, parallel__activation_checkpointing="selective")
+    save_gradients(world, output, f"{size}-selective", run)
+    return {}
+
+
+def more_gradients(world, root, output):
+    """The same under what only changes how memory is used."""
+    size = f"w{world.size}"
+    for name, changes in (
+        ("mbs2", {"runner__micro_batch_size": 2}),
+        ("full", {"parallel__activation_checkpointing": "full"}),
+        ("offload", {"parallel__cpu_offload": True}),
+    ):
+        save_gradients(world, output, f"{size}-{name}", trainer(world, root, **changes))
     return {}
 
 
@@ -287,7 +295,7 @@ def evaluated(world, root, output):
 SCENARIOS = {
     function.__name__: function
     for function in (
-        equal_gradients, clipping, precision, poisoned, gives_up, straight, first_half,
+        equal_gradients, more_gradients, clipping, precision, poisoned, gives_up, straight, first_half,
         second_half, three, adapters, averaged, killed, evaluated,
     )
 }  # fmt: skip
