@@ -295,8 +295,8 @@ def evaluated(world, root, output):
 SCENARIOS = {
     function.__name__: function
     for function in (
-        equal_gradients, more_gradients, clipping, precision, poisoned, gives_up, straight, first_half,
-        second_half, three, adapters, averaged, killed, evaluated,
+        equal_gradients, more_gradients, clipping, precision, poisoned, gives_up, straight,
+        first_half, second_half, three, adapters, averaged, killed, evaluated,
     )
 }  # fmt: skip
 
