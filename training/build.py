@@ -250,27 +250,33 @@ class Datasets:
 
 
 def open_datasets(config: SFTConfig, initial: InitialWeights) -> Datasets:
-    """Open every source of ``config``.
+    """Open every source of ``config``; the lists of a folder are read once.
 
     Raises:
         DatasetError: See :meth:`TrainingData.open`.
         StatisticsError: See :meth:`TrainingData.open`.
     """
     plans = source_plans(config)
+    catalogs = {
+        path: DatasetCatalog.open(path)
+        for path in dict.fromkeys(path for plan in plans for path in plan.paths)
+    }
     count = config.data.holdout_episodes
     options = ReaderOptions(decoder=config.data.video_backend, damaged=config.data.on_corrupt)
     train = TrainingData.open(
-        [_spec(plan, initial, count) for plan in plans], seed=config.runner.seed, options=options
-    )
+        [_spec(plan, catalogs, initial, count) for plan in plans],
+        seed=config.runner.seed, options=options,
+    )  # fmt: skip
     if not count:
         return Datasets(train, None)
-    kept = [_spec(plan, initial, count, held_out=True) for plan in plans]
+    kept = [_spec(plan, catalogs, initial, count, held_out=True) for plan in plans]
     return Datasets(train, TrainingData.open(kept, seed=config.runner.seed, options=options))
 
 
 def _spec(
-    plan: SourcePlan, initial: InitialWeights, count: int, *, held_out: bool = False
-) -> SourceSpec:
+    plan: SourcePlan, catalogs: Mapping[str, DatasetCatalog], initial: InitialWeights, count: int,
+    *, held_out: bool = False,
+) -> SourceSpec:  # fmt: skip
     """Return a source without the last ``count`` episodes of each folder, or with them alone."""
     metadata = plan.metadata or initial.metadata
     assert metadata is not None, "checked before anything was opened"
@@ -279,9 +285,10 @@ def _spec(
         # Errors are measured against what was recorded, not against repeated rows.
         timing = replace(embodiment.timing, pad_tail=False)
         embodiment = replace(embodiment, timing=timing)
-    last = [_last_episodes(path, count) for path in plan.paths]
+    opened = [catalogs[path] for path in plan.paths]
+    last = [_last_episodes(catalog, count) for catalog in opened]
     return SourceSpec(
-        paths=plan.paths, embodiment=embodiment, metadata=metadata, weight=plan.weight,
+        paths=opened, embodiment=embodiment, metadata=metadata, weight=plan.weight,
         distribute_weights=plan.distribute_weights,
         selections=[
             EpisodeSelection(only=episodes) if held_out else EpisodeSelection(without=episodes)
@@ -290,8 +297,8 @@ def _spec(
     )  # fmt: skip
 
 
-def _last_episodes(path: str, count: int) -> frozenset[int]:
-    return frozenset(DatasetCatalog.open(path).episodes.index[-count:].tolist() if count else ())
+def _last_episodes(catalog: DatasetCatalog, count: int) -> frozenset[int]:
+    return frozenset(catalog.episodes.index[-count:].tolist() if count else ())
 
 
 def shard(

@@ -17,6 +17,7 @@ from dzrobot.recording import EpisodeWriter
 from dzrobot.training.build import build, open_datasets, open_initial_weights
 from dzrobot.training.config import SFTConfig
 from dzrobot.training.data import DatasetReader, ReaderOptions
+from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.data.statistics import measure
 from dzrobot.training.export import export
 from dzrobot.training.trainer import Trainer
@@ -111,7 +112,7 @@ def test_both_robots_train_and_both_can_act(world, solo, tmp_path):
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_kept_back_episodes_leave_the_mixture_as_it_is(world, tmp_path, mixed):
+def test_kept_back_episodes_leave_the_mixture_as_it_is(world, tmp_path, monkeypatch, mixed):
     """Folders of 100 and 10 windows are drawn 10 : 1, with and without a hold-out."""
     folders = {tmp_path / "many": 10, tmp_path / "few": 2}
     for folder, episodes in folders.items():
@@ -127,12 +128,16 @@ def test_kept_back_episodes_leave_the_mixture_as_it_is(world, tmp_path, mixed):
         "dataset_path": paths, "embodiment_tag": "train_worlds:ROBOT", "distribute_weights": True,
         "metadata_json_path": str(metadata),
     }  # fmt: skip
+    opened, read_lists = [], DatasetCatalog.open
+    monkeypatch.setattr(DatasetCatalog, "open", lambda p: opened.append(p) or read_lists(p))
     for kept, windows in ((0, [100, 10]), (1, [90, 5])):
         config = train_worlds.config(
             world, data__train_data_paths=[entry] if mixed else paths,
             data__holdout_episodes=kept, model__metadata_json_path=metadata,
         )  # fmt: skip
         recordings = open_datasets(config, open_initial_weights(config.model, 0))
+        assert opened == paths, "the lists of a folder are read once"
+        opened.clear()
         stream = recordings.train.stream
         assert list(stream.sizes) == windows
         drawn = np.bincount(stream.at(range(11_000)).part)

@@ -222,13 +222,20 @@ class DatasetReader:
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Path | DatasetCatalog,
         embodiment: Embodiment,
         options: ReaderOptions | None = None,
         selection: EpisodeSelection | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Open the folder, copy its numbers into the cache and list its windows.
+
+        Args:
+            path: Folder or hub name, or its catalog where that was read before.
+            embodiment: Robot whose columns are read.
+            options: How the folder is read.
+            selection: Which episodes are used. None: all.
+            progress: Called with files done and files in all.
 
         Raises:
             DatasetError: Unreadable, unfitting, without a window, or, under ``refuse``, damaged.
@@ -239,7 +246,7 @@ class DatasetReader:
         self.embodiment = embodiment
         """Robot whose columns are read."""
 
-        self.catalog = DatasetCatalog.open(path)
+        self.catalog = path if isinstance(path, DatasetCatalog) else DatasetCatalog.open(path)
         """What the folder says of itself."""
 
         self.resolution: ResolvedColumns = resolve(self.catalog, embodiment)

@@ -19,6 +19,7 @@ from dzrobot.modality.stats import Statistics
 from dzrobot.rng import seed_sequence
 from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.dataset import DatasetReader, EpisodeSelection, ReaderOptions
+from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.data.provenance import check_provenance
 from dzrobot.training.data.sampler import SampleStream
 
@@ -32,8 +33,8 @@ SUBSTITUTES = 8
 class SourceSpec:
     """One entry of a mixture."""
 
-    paths: Sequence[str | Path]
-    """Folders or hub names; all recorded with ``embodiment``."""
+    paths: Sequence[str | Path | DatasetCatalog]
+    """Folders, hub names, or catalogs that were read before; all recorded with ``embodiment``."""
 
     embodiment: Embodiment
     """What the recordings hold, and with which horizon and stride windows are cut."""

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dzrobot.errors import DatasetError
+from dzrobot.files import move
 from dzrobot.modality.text import prompt_of
 from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.names import TEXT
@@ -102,7 +103,7 @@ class StoredPrompts:
         self._folder.mkdir(parents=True, exist_ok=True)
         temporary = self._folder / f"{uuid.uuid4().hex}.writing"
         save_file(rows, temporary)
-        temporary.rename(temporary.with_suffix(".safetensors"))
+        move(temporary, temporary.with_suffix(".safetensors"))
 
     def embed(self, prompts: Sequence[str], device: torch.device) -> PromptEmbedding:
         """Return the embeddings of ``prompts`` on ``device``.

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dzrobot.errors import CheckpointError
-from dzrobot.files import explained, remove
+from dzrobot.files import explained, move, remove
 from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo, WeightSource
 
 SHARD_BYTES = 4 * 1000**3
@@ -35,7 +35,7 @@ def written_aside(target: Path) -> Iterator[Path]:
         remove(aside)
         try:
             yield aside
-            aside.rename(target)
+            move(aside, target)
         finally:
             remove(aside)
 
