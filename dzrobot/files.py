@@ -29,6 +29,12 @@ _ADVICE = {
 """What to do about a refusal of the operating system."""
 
 
+def cache_folder() -> Path:
+    """Return ``DZROBOT_CACHE``, else ~/.cache/dzrobot: the one folder written to unasked."""
+    named = os.environ.get("DZROBOT_CACHE")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "dzrobot"
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; what is written there replaces ``path`` in one step.

@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 from dzrobot.errors import RobotError
-from dzrobot.folders import cache_folder
+from dzrobot.files import cache_folder
 
 _LARGEST_NOTE = 4096
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.errors import SimulatorError, find, preview
-from dzrobot.folders import cache_folder
+from dzrobot.files import cache_folder
 
 VARIABLE = "DZROBOT_LIBERO_ASSETS"
 """Environment variable that names a folder of assets."""

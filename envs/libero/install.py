@@ -17,7 +17,7 @@ from typing import Any
 from dzrobot.envs.libero.assets import assets_folder
 from dzrobot.envs.libero.rendering import choose_backend
 from dzrobot.errors import MissingDependencyError, SimulatorError
-from dzrobot.folders import cache_folder
+from dzrobot.files import cache_folder
 
 MUJOCO = "3.3.2"
 """The version results are reported with."""

@@ -10,7 +10,7 @@ import pytest
 from dzrobot.envs.libero.install import check_versions, libero_folder
 from dzrobot.envs.libero.rendering import choose_backend
 from dzrobot.errors import DzrobotError, MissingDependencyError, SimulatorError
-from dzrobot.folders import cache_folder
+from dzrobot.files import cache_folder
 
 ROOT = Path(__file__).parents[2]
 

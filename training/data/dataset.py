@@ -17,7 +17,7 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing, padded_actions, valid_anchors
 from dzrobot.embodiments.timing import window as rows_of_window
 from dzrobot.errors import ConfigError, DatasetError, find, preview
-from dzrobot.folders import cache_folder
+from dzrobot.files import cache_folder
 from dzrobot.training.data.columns import Columns, Progress, open_columns
 from dzrobot.training.data.frames import EmbeddedImages
 from dzrobot.training.data.lerobot import RATE_TOLERANCE, DatasetCatalog
