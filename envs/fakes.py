@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.failure_classes import NEAR_SHARE, FailureClass
 from dzrobot.envs.initial_states import InitialStates
 from dzrobot.envs.spaces import action_space, at_resolution, observation_space, plain_action
 from dzrobot.errors import ModalityError, SimulatorError
@@ -82,6 +83,7 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
         self._steps = 0
         self._point = np.zeros(2, np.float32)
         self._mark = np.zeros(2, np.float32)
+        self._way = 0.0
         self._closed = False
 
     def reset(
@@ -93,6 +95,7 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
         generator = np.random.default_rng([self.task_id, self._start])
         self._point = generator.uniform(-0.9, -0.3, 2).astype(np.float32)
         self._mark = generator.uniform(0.2, 0.9, 2).astype(np.float32)
+        self._way = float(np.abs(self._mark - self._point).max())
         self._closed = False
         self._steps = 0
         return self._observe(), self._info()
@@ -139,7 +142,16 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
             "task": self.task,
             "init_state_id": self._start,
             "reset_reason": "success" if reached else "",
+            "failure_class": self._failure(),
         }
+
+    def _failure(self) -> str | None:
+        """Return how the episode failed if it ended now: nothing is grasped here."""
+        if self._reached():
+            return None
+        left = float(np.abs(self._mark - self._point).max())
+        near = left < NEAR_SHARE * self._way
+        return (FailureClass.NEAR_GOAL if near else FailureClass.NEVER_REACHED).value
 
     def _image(self, center: np.ndarray, reach: float) -> np.ndarray:
         """Return the part of the square within ``reach`` of ``center``."""

@@ -33,7 +33,7 @@ from dzrobot.rollout.evaluation.evaluate import (
     prepare,
 )
 from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
-from dzrobot.rollout.evaluation.report import Summary, measures_line, table
+from dzrobot.rollout.evaluation.report import Summary, failures_line, measures_line, table
 from dzrobot.rollout.policy_spec import BUILT_IN, REMOTE, PolicySpec
 
 SUMMARY = "evaluate a policy in an environment"
@@ -135,6 +135,8 @@ def _how_far(progress: EvalProgress) -> str:
 def conclude(console: Console, summary: Summary, output: Path, title: str) -> int:
     """Print the table and what is left to do; return the exit code."""
     console.print(table(summary, title))
+    if failed := failures_line(summary):
+        console.print(f"failed: {failed}", soft_wrap=True, markup=False)
     if summary.total.episodes:
         times = summary.timing
         console.print(

@@ -16,6 +16,9 @@ from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy
 from dzrobot.rollout.measures import Measures
 
+LONGEST_CLASS = 100
+"""Characters of a failure class."""
+
 Watch = Callable[[Observation], None]
 """Called with the first observation and after every step, once the environment shows it."""
 
@@ -80,6 +83,10 @@ class EpisodeResult:
     ended: str
     """``success``, ``time limit``, or the environment's own reason."""
 
+    failure_class: str | None = None
+    """How it failed, in the environment's words; None of a success, and where it does not say. Of a
+    success it says that the goal held no longer at the end."""
+
     fault: str = ""
     """Why the episode is no result: hardware failed, or a person discarded it."""
 
@@ -143,7 +150,7 @@ def run_episode(
             ``is_success``.
         policy: A policy, in its default session, or an actor. An environment that was cut short
             says why in its info: ``fault`` when it is no result, ``stop`` when no other may follow.
-            What ``robot`` of its last info holds is kept beside the result.
+            What ``robot`` and ``failure_class`` of its last info hold is kept beside the result.
         rules: Where to begin and when to stop; by default the environment says both.
         watch: Called with the first observation and after every step.
 
@@ -180,6 +187,7 @@ def run_episode(
         steps=steps,
         success=success,
         ended="success" if success else str(info.get("reset_reason") or "time limit"),
+        failure_class=_failure_class(info),
         fault=str(info.get("fault", "")),
         stop=str(info.get("stop", "")),
         action_sha256=digest.hexdigest(),
@@ -198,6 +206,18 @@ def _stated(info: Mapping[str, Any], key: str) -> Any:
             "is_success and task"
         )
     return info[key]
+
+
+def _failure_class(info: Mapping[str, Any]) -> str | None:
+    given = info.get("failure_class")
+    if given is None:
+        return None
+    if not isinstance(given, str) or not 0 < len(given) <= LONGEST_CLASS:
+        raise ModalityError(
+            f"the environment's info has failure_class={preview([given], 1)}; it is None or a text "
+            f"of 1 to {LONGEST_CLASS} characters"
+        )
+    return str(given)
 
 
 def percentiles(times: list[float]) -> dict[str, float]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.initial_states import InitialStates
+from dzrobot.envs.libero.goal_progress import GoalProgress
 from dzrobot.envs.libero.rendering import choose_backend
 from dzrobot.envs.libero.sim import CONTROL_HZ, CameraOptions, Raw, Simulation
 from dzrobot.envs.spaces import action_space, at_resolution, observation_space, plain_action
@@ -41,6 +42,9 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
     about them (1 = 0.5 rad), both measured from the current pose, then the gripper, of which only
     the sign counts: above 0 closes, below 0 opens, 0 holds. One step is 50 ms.
 
+    ``info["failure_class"]`` says at every step how the episode failed if it ended there, None
+    while the goal holds; see :class:`~dzrobot.envs.failure_classes.FailureClass`.
+
     An episode terminates when the goal holds; a step after that continues with the physics, and
     reports the goal again. Time limits are Gymnasium's wrapper's. The simulator is opened by the
     first reset, in whichever process that happens, and a pickled copy opens its own.
@@ -66,6 +70,7 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
         stop_on_success: bool,
     ) -> None:
         self._sim: Simulation | None = None
+        self._progress: GoalProgress | None = None
         self._refuse_bad_options(render_mode, settle_steps, quality)
         self.render_mode = render_mode
         self._image = CameraOptions(
@@ -135,7 +140,7 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
         start = self._starts.choose(seed, options)
         if self._sim is None:
             self._sim = self._open(0)
-        sim = self._sim
+        sim, self._progress = self._sim, None
         sim.draw(wanted=self._settle_steps == 0)
         raw = self._begin(sim, start)
         for left in reversed(range(self._settle_steps)):
@@ -143,7 +148,9 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
             raw = sim.step(SETTLE)
         sim.draw(wanted=True)
         self._start = start
-        return self._observe(raw), self._info(success=sim.success)
+        success = sim.success
+        self._progress = GoalProgress(sim.env)
+        return self._observe(raw), self._info(self._progress, success=success)
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
         """Apply ``action`` (7,) for 50 ms; reward 1.0 while the goal holds, else 0.0.
@@ -157,8 +164,12 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
         action = plain_action(action, self.action_space.shape)
         observation = self._observe(sim.step(np.clip(action, -1.0, 1.0)))
         success = sim.success
+        if self._progress is None:
+            raise gym.error.ResetNeeded("the last reset() failed.")
+        self._progress.step()
         terminated = success and self._stop_on_success
-        return observation, float(success), terminated, False, self._info(success=success)
+        info = self._info(self._progress, success=success)
+        return observation, float(success), terminated, False, info
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
         """Return the exterior camera's image ``(H, W, 3)`` uint8, upright, for people."""
@@ -172,7 +183,7 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
         """Free the simulator; closing twice, or before the first reset, is harmless."""
         if self._sim is not None:
             self._sim.close()
-        self._sim = None
+        self._sim = self._progress = None
         self._frame = None
 
     def _observe(self, raw: Raw) -> Observation:
@@ -185,12 +196,14 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
         observation["annotation.task"] = self.task
         return observation
 
-    def _info(self, *, success: bool) -> Info:
+    def _info(self, progress: GoalProgress, *, success: bool) -> Info:
+        failure = progress.failure_class
         return {
             "is_success": success,
             "task": self.task,
             "init_state_id": self._start,
             "reset_reason": "success" if success and self._stop_on_success else "",
+            "failure_class": None if failure is None else failure.value,
         }
 
     def _draw_seed(self) -> int:

@@ -106,12 +106,12 @@ class TaskScene:
     @property
     def object(self) -> Boxes:
         """The object's shape."""
-        return self._boxes(self._below(self._body))
+        return self._boxes(geoms_below(self._model, self._body))
 
     @property
     def obstacles(self) -> Boxes:
         """Everything that is neither the robot nor the object."""
-        own = self._below(self._body)
+        own = geoms_below(self._model, self._body)
         names = [self._model.geom_id2name(i) or "" for i in range(self._model.ngeom)]
         return self._boxes(
             i
@@ -134,24 +134,12 @@ class TaskScene:
             half = float(np.asarray(site.size)[2])
             return Destination(center=center - (0.0, 0.0, half), rim=float(center[2]) + half)
         body = self._env.obj_body_id[place]
-        corners = self._boxes(self._below(body)).corners
+        corners = self._boxes(geoms_below(self._model, body)).corners
         center = np.array(self._data.body_xpos[body])
         return Destination(center=center, rim=float(corners[:, 2].max()))
 
     def _object_model(self) -> Any:
         return self._env.cube if self._names is None else self._env.get_object(self._names[0])
-
-    def _below(self, body: int) -> frozenset[int]:
-        """Return the geoms of ``body`` and of what hangs on it."""
-        parents = self._model.body_parentid
-        bodies = {body}
-        # Parents come before their children in MuJoCo's order.
-        for i in range(body + 1, self._model.nbody):
-            if int(parents[i]) in bodies:
-                bodies.add(i)
-        return frozenset(
-            i for i in range(self._model.ngeom) if int(self._model.geom_bodyid[i]) in bodies
-        )
 
     def _boxes(self, geoms: Iterable[int]) -> Boxes:
         ids = [i for i in geoms if self._model.geom_contype[i]]
@@ -159,6 +147,17 @@ class TaskScene:
         bounds = np.array(self._model.geom_aabb[ids]).reshape(-1, 6)
         center = self._data.geom_xpos[ids] + np.einsum("nij,nj->ni", axes, bounds[:, :3])
         return Boxes(center=center, axes=axes, half=bounds[:, 3:])
+
+
+def geoms_below(model: Any, body: int) -> frozenset[int]:
+    """Return the numbers of the shapes of ``body`` and of what hangs on it."""
+    parents = model.body_parentid
+    bodies = {body}
+    # Parents come before their children in MuJoCo's order.
+    for i in range(body + 1, model.nbody):
+        if int(parents[i]) in bodies:
+            bodies.add(i)
+    return frozenset(i for i in range(model.ngeom) if int(model.geom_bodyid[i]) in bodies)
 
 
 def _goal(env: Any) -> tuple[str, str] | None:

@@ -40,6 +40,7 @@ def test_has_the_keys_and_dimensions_of_libero(env):
         "task": observation["annotation.task"],
         "init_state_id": 3,
         "reset_reason": "",
+        "failure_class": "never reached",
     }
 
 

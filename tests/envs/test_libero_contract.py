@@ -120,7 +120,9 @@ def test_observations_are_fresh_and_complete(shared):
     steps = rollout(env, 0, count=3)
     for observation, *_, info in steps:
         assert env.observation_space.contains(observation)
-        assert info.keys() == {"is_success", "task", "init_state_id", "reset_reason"}
+        assert info.keys() == {
+            "is_success", "task", "init_state_id", "reset_reason", "failure_class",
+        }  # fmt: skip
         assert info["task"] == observation["annotation.task"]
         assert all(
             value.flags.c_contiguous and value.flags.owndata

@@ -56,6 +56,29 @@ def test_outcome_tells_what_happened():
     assert 0 <= outcome.policy_ms["p50"] <= outcome.policy_ms["p95"]
 
 
+class Saying(gym.Wrapper):
+    """Says of every episode how it failed."""
+
+    def __init__(self, env, said):
+        super().__init__(env)
+        self.said = said
+
+    def step(self, action):
+        *rest, info = self.env.step(action)
+        return *rest, {**info, "failure_class": self.said}
+
+
+def test_how_it_failed_is_what_the_environment_says():
+    still, rules = Fixed(np.zeros(7, np.float32)), EpisodeRules(seed=3, max_steps=2)
+    assert run_episode(point(), still, rules).failure_class == "never reached"
+    assert run_episode(Saying(point(), "fell over"), still, rules).failure_class == "fell over"
+    assert run_episode(Saying(point(), None), still, rules).failure_class is None
+    assert run_episode(point(), Steer(), EpisodeRules(seed=3)).failure_class is None
+    for nonsense in (3, "", "x" * 101):
+        with pytest.raises(ModalityError, match="failure_class"):
+            run_episode(Saying(point(), nonsense), still, rules)
+
+
 def test_start_is_the_one_asked_for():
     seen = []
     rules = EpisodeRules(seed=3, init_state_id=17, max_steps=1)

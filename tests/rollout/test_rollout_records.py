@@ -30,6 +30,19 @@ def test_what_is_added_is_read_back(tmp_path):
     assert [json.loads(line) for line in lines] == [asdict(succeeded(case)) for case in CASES]
 
 
+def test_records_of_before_failure_classes_are_read_and_gone_on_with(tmp_path):
+    new = replace(succeeded(CASES[0]), success=False, failure_class="dropped")
+    old = {k: v for k, v in asdict(new).items() if k != "failure_class"}
+    (tmp_path / RECORDS_FILE).write_text(json.dumps(old) + "\n")
+    file = RecordFile(tmp_path)
+    assert file.records[CASES[0].name].failure_class is None
+    assert file.records[CASES[0].name].failed_by == "not stated"
+    file.add(new)
+    (tmp_path / RECORDS_FILE).write_text(json.dumps({**old, "failure_class": "x" * 101}) + "\n")
+    with pytest.raises(ProtocolError, match="failure_class"):
+        RecordFile(tmp_path)
+
+
 @pytest.mark.parametrize("torn", [b'{"case": "x', b'{"case": "\xc3', b"{"])
 def test_a_partial_last_line_is_dropped_and_overwritten(tmp_path, torn):
     RecordFile(tmp_path).add(succeeded(CASES[0]))

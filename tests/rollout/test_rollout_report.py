@@ -1,12 +1,12 @@
 """Rates and their intervals, against published numbers."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
 from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec, plan_episodes
 from dzrobot.rollout.evaluation.records import Record
-from dzrobot.rollout.evaluation.report import summarize, wilson
+from dzrobot.rollout.evaluation.report import failures_line, summarize, wilson
 
 CASES = plan_episodes(
     EvalSpec(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 1), episodes=4)
@@ -47,6 +47,17 @@ def test_errors_and_missing_episodes_are_no_failures():
     assert summary.rows[0].mean_steps == 11
     assert summary.errors == ((first[3].name, "it broke"),)
     assert not summary.complete
+
+
+def test_failures_are_counted_by_class():
+    lost = replace(record(CASES[0], success=True), failure_class="goal held, then lost")
+    dropped = [replace(record(case, success=False), failure_class="dropped") for case in CASES[1:3]]
+    untold, broken = record(CASES[3], success=False), record(CASES[4], error="it broke")
+    summary = summarize([lost, *dropped, untold, broken], CASES)
+    assert summary.total.failure_classes == {"dropped": 2, "error": 1, "not stated": 1}
+    assert summary.rows[1].failure_classes == {"error": 1}
+    assert failures_line(summary) == "2 dropped; 1 error; 1 not stated"
+    assert summary.results()["total"][0]["failure_classes"] == summary.total.failure_classes
 
 
 def test_repeats_are_counted_and_counted_apart():

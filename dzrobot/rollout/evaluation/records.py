@@ -12,7 +12,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from dzrobot import files
 from dzrobot.documents import parse_json, read_bytes, shorten
 from dzrobot.errors import ProtocolError
-from dzrobot.rollout.episode import EpisodeResult
+from dzrobot.rollout.episode import LONGEST_CLASS, EpisodeResult
 from dzrobot.rollout.evaluation.protocol import Count, EpisodeSpec
 from dzrobot.rollout.measures import Measures
 
@@ -31,6 +31,12 @@ def _percentiles(times: Mapping[str, float]) -> Mapping[str, float]:
 
 Duration = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Durations = Annotated[Mapping[str, Duration], AfterValidator(_percentiles)]
+
+ERROR_CLASS = "error"
+"""Failure class of an episode without a result."""
+
+NOT_STATED = "not stated"
+"""Failure class where the environment says none."""
 
 Fact = str | bool | int | float | None
 """A plain value as JSON holds it."""
@@ -75,6 +81,9 @@ class Record:
     error: str | None
     """What was raised; such an episode is neither success nor failure, and is run again."""
 
+    failure_class: Annotated[str, Field(max_length=LONGEST_CLASS)] | None = None
+    """How it failed, in the environment's words; records of earlier versions do not have it."""
+
     robot: Mapping[str, Fact | Mapping[str, Fact]] | None = None
     """What a robot's environment said besides: aborts, recoveries, drivers, workcell."""
 
@@ -102,9 +111,19 @@ class Record:
         about = {**nothing, **_about(case), "init_state_id": case.init_state_id}
         return cls(**about, video=video, error=error)
 
+    @property
+    def failed_by(self) -> str | None:
+        """How the episode failed, `ERROR_CLASS` and `NOT_STATED` included; None of a success."""
+        if self.error is not None:
+            return ERROR_CLASS
+        return None if self.success else self.failure_class or NOT_STATED
+
     def result(self) -> dict[str, Any]:
-        """Return what does not differ from run to run: all but times, video and the robot's own."""
-        timed = ("policy_ms", "env_ms", "wall_s", "video", "robot")
+        """Return what does not differ from run to run: all but times, video and the robot's own.
+
+        Nor the failure class: an earlier version of the same environment did not say it.
+        """
+        timed = ("policy_ms", "env_ms", "wall_s", "video", "robot", "failure_class")
         return {name: value for name, value in asdict(self).items() if name not in timed}
 
 

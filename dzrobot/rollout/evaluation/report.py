@@ -50,6 +50,9 @@ class Row:
     mean_steps: float | None
     """Of the successes."""
 
+    failure_classes: Mapping[str, int]
+    """How many episodes failed how; errors are counted too."""
+
     @property
     def rate(self) -> float | None:
         """Return successes per episode, None without episodes."""
@@ -181,6 +184,12 @@ def table(summary: Summary, title: str) -> Table:
     return shown
 
 
+def failures_line(summary: Summary) -> str:
+    """Return how the episodes failed, most frequent first, in one line; empty without failures."""
+    counted = sorted(summary.total.failure_classes.items(), key=lambda item: (-item[1], item[0]))
+    return "; ".join(f"{count} {name}" for name, count in counted)
+
+
 def measures_line(summary: Summary) -> str:
     """Return the averages of what was measured, in one line; empty without any."""
     return ", ".join(
@@ -221,6 +230,7 @@ def _row(
         low=low,
         high=high,
         mean_steps=sum(steps) / len(steps) if steps else None,
+        failure_classes=dict(sorted(Counter(filter(None, (r.failed_by for r in own))).items())),
     )
 
 
