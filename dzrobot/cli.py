@@ -21,6 +21,7 @@ COMMANDS = {
     "eval": ("eval", "evaluate a policy in an environment"),
     "merge": ("merge", "put shards of one evaluation together"),
     "compare": ("compare", "compare evaluations of the same episodes"),
+    "report": ("report", "write evaluations as a page with every episode's video"),
     "libero": ("libero", "set LIBERO up and check its assets"),
     "collect": ("collect", "record episodes of a policy as a dataset"),
     "init": ("init", "write a small untrained checkpoint to train from"),

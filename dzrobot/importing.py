@@ -4,11 +4,12 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dzrobot.errors import UnknownNameError, preview, suggest
+from dzrobot.errors import MissingDependencyError, UnknownNameError, preview, suggest
 
 
 def lazy_exports(
@@ -35,6 +36,23 @@ def lazy_exports(
         return sorted({*vars(sys.modules[package]), *homes})
 
     return get, names
+
+
+def required(what: str, extra: str, *packages: str) -> None:
+    """Raise unless all ``packages`` are installed; nothing is imported.
+
+    Args:
+        what: What needs them, for the message.
+        extra: Of this package, that installs them.
+        packages: Names to import them by.
+
+    Raises:
+        MissingDependencyError: some are missing.
+    """
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise MissingDependencyError(
+            f"{what} needs {' and '.join(missing)}: pip install -e '.[{extra}]'"
+        )
 
 
 def is_reference(text: str) -> bool:

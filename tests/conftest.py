@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,17 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> tuple[str, str]:
+    """Return the programs of a browser and of its driver."""
+    found = shutil.which("chromium"), shutil.which("chromedriver")
+    if found[0] is None or found[1] is None:
+        skip_or_fail("browser", "no browser: apt-get install chromium chromium-driver")
+    assert found[0] is not None
+    assert found[1] is not None
+    return found[0], found[1]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dzrobot.errors import ConfigError, MissingDependencyError
+from dzrobot.errors import ConfigError
+from dzrobot.importing import required
 from dzrobot.rollout.evaluation.report import Z_95
 
 BOOTSTRAP_DRAWS = 10_000
+
+_WHAT = "comparing runs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,7 @@ def mcnemar_p(first_only: int, second_only: int) -> float:
     disagreements = first_only + second_only
     if not disagreements:
         return 1.0
-    _require("scipy")
+    required(_WHAT, "report", "scipy")
     from scipy.stats import binomtest
 
     return float(binomtest(first_only, disagreements).pvalue)
@@ -166,7 +169,7 @@ def compare_counts(first: tuple[int, int], second: tuple[int, int]) -> Unpaired:
     for successes, episodes in (first, second):
         if not 0 <= successes <= episodes or not episodes:
             raise ConfigError(f"{successes}/{episodes} is no rate: give successes/episodes")
-    _require("scipy", "statsmodels")
+    required(_WHAT, "report", "scipy", "statsmodels")
     from scipy.stats import boschloo_exact
     from statsmodels.stats.proportion import confint_proportions_2indep
 
@@ -184,17 +187,8 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """Return p values adjusted for being several (Holm), by name."""
     if not p_values:
         return {}
-    _require("statsmodels")
+    required(_WHAT, "report", "statsmodels")
     from statsmodels.stats.multitest import multipletests
 
     adjusted = multipletests(list(p_values.values()), method="holm")[1]
     return {name: float(p) for name, p in zip(p_values, adjusted, strict=True)}
-
-
-def _require(*packages: str) -> None:
-    from importlib.util import find_spec
-
-    if missing := [name for name in packages if find_spec(name) is None]:
-        raise MissingDependencyError(
-            f"comparing runs needs {' and '.join(missing)}: pip install -e '.[report]'"
-        )

@@ -1,0 +1,34 @@
+"""``dzrobot report``: evaluations as a page that a browser opens from disk."""
+
+import argparse
+from pathlib import Path
+
+from dzrobot.commands import flags
+from dzrobot.rollout.pages.write import write_page
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``dzrobot report``."""
+    parser.description = (
+        "Write report.html, which opens from disk without a network, and media/ with the videos: "
+        "the card, success by task, every episode. With a second folder the two runs stand beside "
+        "each other, and the episodes that flipped are marked."
+    )
+    parser.add_argument("results", type=flags.path, metavar="RESULTS", help="results folder")
+    parser.add_argument(
+        "other", type=flags.path, nargs="?", metavar="RESULTS_B",
+        help="results of the same episodes, to stand beside it",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--output", type=flags.path, metavar="DIR", help="default: RESULTS/report"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the page, and say where."""
+    folders = [arguments.results, *([arguments.other] if arguments.other else [])]
+    output: Path = arguments.output or arguments.results / "report"
+    page = write_page(folders, output)
+    size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
+    print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, {size / 1e6:.1f} MB with its media")
+    return 0

@@ -1,0 +1,1 @@
+"""Evaluations as pages that a browser opens from disk."""

@@ -1,0 +1,150 @@
+"""What the page of one or two evaluations shows, as plain values."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dzrobot.errors import ConfigError
+from dzrobot.rollout.evaluation.card import card_digest, read_card, read_cases
+from dzrobot.rollout.evaluation.comparison import Comparison, compare, read_results
+from dzrobot.rollout.evaluation.protocol import EpisodeSpec
+from dzrobot.rollout.evaluation.records import Record, RecordFile
+from dzrobot.rollout.evaluation.report import Row, Summary, summarize
+
+LETTERS = ("A", "B")
+"""Names of the runs on a page."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One results folder."""
+
+    letter: str
+    folder: Path
+    card: Mapping[str, Any]
+    cases: tuple[EpisodeSpec, ...]
+    records: Mapping[str, Record]
+    summary: Summary
+
+    @property
+    def digest(self) -> str:
+        """Letters that tell its card from others."""
+        return card_digest(self.card)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """All that a page shows."""
+
+    runs: tuple[Run, ...]
+    """One or two."""
+
+    comparison: Comparison | None
+    """Of two runs."""
+
+
+def read_content(folders: Sequence[Path]) -> Content:
+    """Return what the page of one or two results folders shows.
+
+    Raises:
+        ConfigError: none, or more than two.
+        ProtocolError: one holds no evaluation, or the two are not of the same episodes.
+        MissingDependencyError: two are to be compared, and the statistics are not installed.
+    """
+    if not 1 <= len(folders) <= len(LETTERS):
+        raise ConfigError(f"{len(folders)} results folders: a report shows one, or two beside")
+    runs = tuple(_read(*named) for named in zip(LETTERS, folders, strict=False))
+    found = compare([read_results(folder) for folder in folders]) if len(runs) > 1 else ()
+    return Content(runs=runs, comparison=found[0] if found else None)
+
+
+def _read(letter: str, folder: Path) -> Run:
+    cases = read_cases(folder)
+    records = RecordFile(folder, cases, writable=False).records
+    return Run(
+        letter=letter,
+        folder=folder,
+        card=read_card(folder),
+        cases=cases,
+        records=records,
+        summary=summarize(records.values(), cases),
+    )
+
+
+def task_rows(content: Content) -> list[dict[str, Any]]:
+    """Return the table of tasks: a row for every task or total, with a rate for every run."""
+    tables = [_rows(run.summary) for run in content.runs]
+    return [
+        {
+            "suite": row.suite,
+            "task": _task(row, name),
+            "total": row.task_id is None,
+            "rates": list(_rates(content, tables, name)),
+        }
+        for name, row in tables[0].items()
+    ]
+
+
+def _rates(
+    content: Content, tables: Sequence[Mapping[Any, Row]], name: tuple[str, int | None]
+) -> Iterator[dict[str, Any]]:
+    for run, table in zip(content.runs, tables, strict=True):
+        if name in table:
+            row = table[name]
+            yield {**asdict(row), "rate": row.rate, "letter": run.letter}
+
+
+def _rows(summary: Summary) -> dict[tuple[str, int | None], Row]:
+    whole = [summary.total, *([summary.distinct] if summary.distinct else [])]
+    return {(row.suite, row.task_id): row for row in (*summary.rows, *whole)}
+
+
+def _task(row: Row, name: tuple[str, int | None]) -> str:
+    return "" if name[1] is None else f"{name[1]} {row.task}"
+
+
+def episode_rows(content: Content, videos: Mapping[tuple[str, str], str]) -> list[dict[str, Any]]:
+    """Return a row for every episode, with what came of it in every run.
+
+    Args:
+        content: What is shown.
+        videos: Where the video of (letter, case) lies, relative to the page.
+    """
+    return [
+        {
+            "case": case.name,
+            "suite": case.suite,
+            "task": _instruction(content, case),
+            "task_id": case.task_id,
+            "episode": case.episode,
+            "seed": case.seed,
+            "runs": [
+                _outcome(run.records.get(case.name), videos.get((run.letter, case.name)))
+                for run in content.runs
+            ],
+        }
+        for case in content.runs[0].cases
+    ]
+
+
+def _instruction(content: Content, case: EpisodeSpec) -> str:
+    told = (run.records.get(case.name) for run in content.runs)
+    return next((record.task for record in told if record is not None and record.task), "")
+
+
+def _outcome(record: Record | None, video: str | None) -> dict[str, Any]:
+    if record is None:
+        return {"outcome": "not run", "failure": "", "video": None}
+    kept = ("steps", "ended", "init_state_id", "wall_s", "policy_ms", "env_ms", "error", "robot")
+    return {
+        "outcome": "error" if record.error is not None else _won(record),
+        "failure": record.failed_by or record.failure_class or "",
+        "video": video,
+        "measures": None if record.measures is None else asdict(record.measures),
+        **{name: getattr(record, name) for name in kept},
+    }
+
+
+def _won(record: Record) -> str:
+    return "success" if record.success else "failure"

@@ -1,0 +1,197 @@
+"use strict";
+// Texts reach the page as text nodes only: names of tasks and errors come from outside.
+const data = JSON.parse(document.getElementById("data").textContent);
+const two = data.letters.length > 1;
+const byId = (id) => document.getElementById(id);
+
+function element(tag, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+const letter = (name) => element("b", { className: `letter ${name}` }, name);
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// --- the list -----------------------------------------------------------------------------------
+
+const flipOf = ({ runs }) => {
+  if (!two) return "";
+  const [a, b] = runs.map((run) => run.outcome);
+  if (a === "success" && b === "failure") return "lost";
+  return a === "failure" && b === "success" ? "won" : "";
+};
+
+const suites = new Set(data.episodes.map((episode) => episode.suite)).size;
+const columns = [
+  ...(suites > 1 ? [{ name: "suite", of: (e) => e.suite }] : []),
+  { name: "task", number: true, of: (e) => e.task_id },
+  { name: "episode", number: true, of: (e) => e.episode },
+  { name: "start", number: true, of: (e) => e.runs.map((r) => r.init_state_id).find((n) => n != null) ?? e.seed },
+  ...data.letters.flatMap((name, i) => [
+    { name: two ? `${name} outcome` : "outcome", of: (e) => e.runs[i].outcome, styled: true },
+    { name: two ? `${name} failed by` : "failed by", of: (e) => e.runs[i].failure },
+    { name: two ? `${name} steps` : "steps", number: true, of: (e) => e.runs[i].steps ?? "" },
+  ]),
+  ...(two ? [{ name: "flip", of: flipOf }] : [{ name: "policy ms", number: true, of: (e) => e.runs[0].policy_ms?.p50 ?? "" }]),
+];
+
+const rows = data.episodes.map((episode, index) => {
+  const row = element("tr", { tabIndex: 0, title: episode.task });
+  row.dataset.case = episode.case;
+  const values = columns.map((column) => column.of(episode));
+  columns.forEach((column, i) => {
+    const name = column.styled ? String(values[i]).replace(" ", "-") : column.number ? "number" : "";
+    row.append(element("td", { className: name }, String(values[i])));
+  });
+  const errors = episode.runs.map((run) => run.error ?? "").join(" ");
+  row.addEventListener("click", () => choose(episode));
+  row.addEventListener("keydown", (event) => { if (event.key === "Enter") choose(episode); });
+  return { episode, index, row, values, text: `${episode.case} ${episode.task} ${values.join(" ")} ${errors}`.toLowerCase() };
+});
+
+const filters = {
+  "by-task": (entry, value) => taskOf(entry.episode) === value,
+  "by-outcome": (entry, value) => entry.episode.runs.some((run) => run.outcome === value),
+  "by-failure": (entry, value) => entry.episode.runs.some((run) => run.failure === value),
+  "by-flip": (entry, value) => (value === "any" ? flipOf(entry.episode) !== "" : flipOf(entry.episode) === value),
+  "by-text": (entry, value) => value.toLowerCase().split(/\s+/).every((word) => entry.text.includes(word)),
+};
+const taskOf = (episode) => `${episode.suite} ${episode.task_id} ${episode.task}`;
+
+function filter() {
+  const asked = Object.entries(filters)
+    .map(([id, keeps]) => [byId(id)?.value.trim() ?? "", keeps])
+    .filter(([value]) => value !== "");
+  let shown = 0;
+  for (const entry of rows) {
+    const kept = asked.every(([value, keeps]) => keeps(entry, value));
+    entry.row.hidden = !kept;
+    shown += kept;
+  }
+  byId("count").textContent = `${shown} of ${rows.length} episodes`;
+}
+
+let sorted = { column: -1, descending: false };
+function sort(column) {
+  sorted = { column, descending: sorted.column === column && !sorted.descending };
+  const compare = (one, two) => {
+    const [a, b] = [one.values[column], two.values[column]];
+    const order = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+    return (sorted.descending ? -order : order) || one.index - two.index;
+  };
+  byId("episodes").tBodies[0].append(...[...rows].sort(compare).map((entry) => entry.row));
+  byId("episodes").querySelectorAll("th").forEach((head, i) => {
+    head.ariaSort = i === column ? (sorted.descending ? "descending" : "ascending") : "none";
+  });
+}
+
+function fill(id, values) {
+  byId(id).append(...[...new Set(values)].filter(Boolean).sort().map((value) => element("option", { value }, value)));
+}
+
+// --- one episode ------------------------------------------------------------------------------
+
+function choose(episode) {
+  for (const { row } of rows) row.classList.toggle("chosen", row.dataset.case === episode.case);
+  const panel = byId("episode");
+  const videos = element("div", { className: "videos" });
+  episode.runs.forEach((run, i) => videos.append(film(run, data.letters[i])));
+  panel.replaceChildren(element("h3", {}, episode.case), element("p", {}, episode.task), videos);
+  const films = [...videos.querySelectorAll("video")];
+  if (films.length) panel.append(...controls(films));
+  episode.runs.forEach((run, i) => panel.append(facts(episode, run, data.letters[i])));
+  history.replaceState(null, "", `#${encodeURIComponent(episode.case)}`);
+}
+
+function film(run, name) {
+  const caption = element("figcaption", {}, letter(name), " ");
+  const outcome = element("span", { className: run.outcome.replace(" ", "-") }, run.outcome);
+  caption.append(outcome, run.failure ? ` ${run.failure}` : "");
+  const seen = run.video
+    ? element("video", { src: run.video, controls: true, preload: "metadata", muted: true, playsInline: true })
+    : element("p", { className: "faint" }, "no video is kept of this episode");
+  return element("figure", {}, caption, seen);
+}
+
+function controls(films) {
+  const label = films.length > 1 ? "Play both" : "Play";
+  const play = element("button", { id: "play", type: "button" }, label);
+  play.addEventListener("click", () => {
+    const still = films.every((film) => film.paused || film.ended);
+    for (const film of films) {
+      if (still && film.ended) film.currentTime = 0;
+      still ? film.play() : film.pause();
+    }
+  });
+  const again = element("button", { type: "button" }, "From the start");
+  again.addEventListener("click", () => films.forEach((film) => { film.currentTime = 0; }));
+  return [play, again];
+}
+
+function facts(episode, run, name) {
+  const told = {
+    ended: run.ended, steps: run.steps, "failed by": run.failure, start: run.init_state_id, seed: episode.seed,
+    "wall time (s)": run.wall_s, "policy (ms)": pair(run.policy_ms), "environment (ms)": pair(run.env_ms),
+    error: run.error, ...(run.measures ?? {}), ...(run.robot ?? {}),
+  };
+  const table = element("table", { className: "facts" });
+  for (const [key, value] of Object.entries(told)) {
+    if (value === null || value === undefined || value === "") continue;
+    const text = typeof value === "object" ? JSON.stringify(value) : String(value);
+    table.append(element("tr", {}, element("th", {}, key), element("td", {}, text)));
+  }
+  return two ? element("div", {}, element("p", {}, letter(name)), table) : table;
+}
+
+const pair = (times) => (times ? `median ${times.p50}, 95th percentile ${times.p95}` : null);
+
+// --- plots --------------------------------------------------------------------------------------
+
+function layout(more) {
+  const axis = { gridcolor: css("--line"), zerolinecolor: css("--line"), automargin: true };
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { color: css("--text"), size: 12 }, margin: { l: 10, r: 10, t: 10, b: 30 },
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
+    ...more, xaxis: { ...axis, ...more.xaxis }, yaxis: { ...axis, ...more.yaxis },
+  };
+}
+
+// None of them is the color of a run.
+const COLORS = ["#8e6bbf", "#3f9d8c", "#b5658f", "#9a8f2e", "#6b7f99", "#c0705a", "#5b8f3f", "#4f87b0"];
+
+function drawClasses() {
+  const lines = data.tasks.filter((task) => !task.total).flatMap((task) => task.rates.map((rate) => ({ task, rate })));
+  const names = [...new Set(lines.flatMap(({ rate }) => Object.keys(rate.failure_classes)))].sort();
+  if (!names.length) return;
+  const labels = lines.map(({ task, rate }) => (two ? `${task.task} · ${rate.letter}` : task.task));
+  const traces = names.map((name, i) => ({
+    type: "bar", orientation: "h", name, marker: { color: COLORS[i % COLORS.length] }, y: labels, x: lines.map(({ rate }) => rate.failure_classes[name] ?? 0),
+    hovertemplate: "%{x} %{fullData.name}<extra></extra>",
+  }));
+  const height = 90 + 26 * lines.length;
+  const shape = layout({ barmode: "stack", height, xaxis: { title: { text: "episodes that failed" }, dtick: Math.max(1, Math.round(most(lines) / 10)) }, yaxis: { autorange: "reversed" } });
+  Plotly.react("classes", traces, shape, { displayModeBar: false, responsive: true });
+}
+
+const most = (lines) => Math.max(...lines.map(({ rate }) => Object.values(rate.failure_classes).reduce((a, b) => a + b, 0)));
+
+// --- begin ---------------------------------------------------------------------------------------
+
+columns.forEach((column, i) => {
+  const button = element("button", { type: "button" }, column.name);
+  button.addEventListener("click", () => sort(i));
+  byId("episodes").tHead.rows[0].append(element("th", { className: column.number ? "number" : "" }, button));
+});
+byId("episodes").tBodies[0].append(...rows.map((entry) => entry.row));
+fill("by-task", data.episodes.map(taskOf));
+fill("by-outcome", data.episodes.flatMap((episode) => episode.runs.map((run) => run.outcome)));
+fill("by-failure", data.episodes.flatMap((episode) => episode.runs.map((run) => run.failure)));
+for (const kind of ["input", "change"]) byId("filters").addEventListener(kind, filter);
+filter();
+drawClasses();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawClasses);
+const named = decodeURIComponent(location.hash.slice(1));
+const first = data.episodes.find((episode) => episode.case === named);
+if (first) choose(first);

@@ -1,0 +1,95 @@
+"""Writes the page: one HTML file, and the videos it plays in ``media/`` beside it."""
+
+import shutil
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from dzrobot.errors import ProtocolError
+from dzrobot.files import explained, write_text
+from dzrobot.importing import required
+from dzrobot.rollout.evaluation.report import failures_line, measures_line
+from dzrobot.rollout.pages.content import Content, Run, episode_rows, read_content, task_rows
+
+PAGE_FILE = "report.html"
+MEDIA_FOLDER = "media"
+
+
+def write_page(folders: list[Path], output: Path) -> Path:
+    """Write the page of one or two results folders, and return its path.
+
+    Args:
+        folders: Results folders.
+        output: Folder that the page and its media go to; made if need be. A page that is there is
+            replaced.
+
+    Raises:
+        ConfigError: none, or more than two folders.
+        ProtocolError: a folder holds no evaluation, the two are not of the same episodes, or
+            ``output`` cannot be written.
+        MissingDependencyError: what a report needs is not installed.
+    """
+    required("a report", "report", "plotly")
+    content = read_content(folders)
+    with explained(f"write {output}", ProtocolError):
+        output.mkdir(parents=True, exist_ok=True)
+        videos = {
+            (run.letter, name): path
+            for run in content.runs
+            for name, path in _copied_videos(run, output).items()
+        }
+        page = output / PAGE_FILE
+        write_text(page, _rendered(content, episode_rows(content, videos)))
+    return page
+
+
+def _copied_videos(run: Run, output: Path) -> dict[str, str]:
+    """Copy the videos of ``run`` below ``output``; return where they lie, by case."""
+    places: dict[str, str] = {}
+    for case in run.cases:
+        record = run.records.get(case.name)
+        if record is None or record.video is None:
+            continue
+        source = run.folder / record.video
+        # A record is a text from outside: nothing but a video is taken from where it points.
+        if source.suffix != ".mp4" or not source.is_file():
+            continue
+        place = Path(MEDIA_FOLDER) / run.letter.lower() / f"{case.name}.mp4"
+        target = output / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists() or not _same(source, target):
+            shutil.copy2(source, target)
+        places[case.name] = place.as_posix()
+    return places
+
+
+def _same(one: Path, other: Path) -> bool:
+    first, second = one.stat(), other.stat()
+    return (first.st_size, first.st_mtime_ns) == (second.st_size, second.st_mtime_ns)
+
+
+def _rendered(content: Content, episodes: list[dict[str, Any]]) -> str:
+    from plotly.offline import get_plotlyjs
+
+    files = resources.files(__package__)
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: files.joinpath(name).read_text("utf-8")),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    tasks = task_rows(content)
+    return environment.get_template("report.html").render(
+        content=content,
+        tasks=tasks,
+        data={"tasks": tasks, "episodes": episodes, "letters": [r.letter for r in content.runs]},
+        lines={run.letter: _lines(run) for run in content.runs},
+        plotly=get_plotlyjs(),
+    )
+
+
+def _lines(run: Run) -> dict[str, str]:
+    return {"failed": failures_line(run.summary), "measured": measures_line(run.summary)}
