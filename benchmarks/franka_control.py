@@ -30,7 +30,7 @@ def drift_under_load(
     cell: EmulatedWorkcell, env: FrankaEnv, *, newtons: float, seconds: float
 ) -> Array:
     """Return how far the hand is from where it began (steps,), with zero actions and a load."""
-    cell.bench.set(payload_kg=newtons / 9.81)
+    cell.emulators.set(payload_kg=newtons / 9.81)
     try:
         env.reset()
         places = [env.arm.state().pose[:3, 3]]
@@ -40,7 +40,7 @@ def drift_under_load(
                 raise RuntimeError(info["abort_message"])
             places.append(env.arm.state().pose[:3, 3])
     finally:
-        cell.bench.set(payload_kg=0.0)
+        cell.emulators.set(payload_kg=0.0)
     return np.linalg.norm(np.array(places) - places[0], axis=1)
 
 

@@ -49,7 +49,7 @@ def parallelize(
         The mesh, of dimensions ``replicate`` and ``shard``.
     """
     mesh = build_mesh(config, world)
-    recompute_blocks(blocks, config)
+    checkpoint_activations(blocks, config)
     if config.compile:
         for block in blocks:
             block.compile(fullgraph=True, dynamic=False)
@@ -81,7 +81,7 @@ def build_mesh(config: ParallelConfig, world: DistributedEnvironment) -> DeviceM
     return init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
 
 
-def recompute_blocks(blocks: nn.ModuleList, config: ParallelConfig) -> None:
+def checkpoint_activations(blocks: nn.ModuleList, config: ParallelConfig) -> None:
     """Wrap each block so that its backward pass recomputes what ``config`` does not keep."""
     if config.activation_checkpointing == "none":
         return

@@ -38,11 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
     stopped = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: stopped.set())
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    with EmulatorLauncher(address, serials, arguments.rate) as bench:
+    with EmulatorLauncher(address, serials, arguments.rate) as emulators:
         print(f"robot and gripper at {address.host} (robot server 10, gripper server 3)")
         if serials:
             print(f"cameras {', '.join(serials)} on the loopback camera bus; context settings:")
-            print(f"  {json.dumps(bench.camera_settings())}")
+            print(f"  {json.dumps(emulators.camera_settings())}")
         print("Ctrl-C stops them.", flush=True)
         stopped.wait()
     return 0

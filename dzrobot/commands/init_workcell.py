@@ -86,7 +86,7 @@ class _Practice:
         answer = _ask(question)
         if self._places and not answer.strip():
             place = self._places.pop(0)
-            self._cell.bench.call("guide", *place)
+            self._cell.emulators.call("guide", *place)
             deadline = time.monotonic() + _GUIDED_S
             while np.abs(self._arm.state().pose[:3, 3] - place).max() > _NEAR_M:
                 if time.monotonic() > deadline:

@@ -36,7 +36,7 @@ class LauncherAddress:
     """Loopback address of the robot and gripper servers."""
 
     domain: int
-    """Domain of the camera bus; a fresh one per bench avoids stale peers."""
+    """Domain of the camera bus; a new one per launcher avoids stale peers."""
 
     def __post_init__(self) -> None:
         """Refuse an address that others can reach: whoever connects moves the emulated arm."""

@@ -12,7 +12,7 @@ from dzrobot.errors import RobotError
 if TYPE_CHECKING:
     from dzrobot.envs.emulators.timebase import ArmClock
 
-_benches = itertools.count(1)
+_numbers = itertools.count(1)
 _LOCKSTEP_PATIENCE = 10.0
 
 
@@ -111,7 +111,7 @@ class EmulatedWorkcell:
     def __init__(self, rate: float = 1.0, *, lockstep: bool = True) -> None:
         self._rate = rate
         self._lockstep = lockstep
-        self._bench: Any = None
+        self._emulators: Any = None
         self._clock: ArmClock | None = None
 
     @property
@@ -124,29 +124,29 @@ class EmulatedWorkcell:
         return self._clock
 
     @property
-    def bench(self) -> Any:
+    def emulators(self) -> Any:
         """The running emulators, for those who inject faults.
 
         Raises:
             RobotError: they have not been started.
         """
-        if self._bench is None:
+        if self._emulators is None:
             raise RobotError("the emulators are started by the first reset()")
-        return self._bench
+        return self._emulators
 
     def open(self) -> None:
         """Start the emulators."""
-        if self._bench is not None:
+        if self._emulators is not None:
             return
         from dzrobot.envs.emulators.launcher import SERIALS, EmulatorLauncher, LauncherAddress
 
-        address = LauncherAddress.for_process(next(_benches))
-        self._bench = EmulatorLauncher(address, SERIALS, self._rate, self.clock.page).start()
+        address = LauncherAddress.for_process(next(_numbers))
+        self._emulators = EmulatorLauncher(address, SERIALS, self._rate, self.clock.page).start()
 
     @property
     def address(self) -> str:
         """The loopback address of the emulated arm."""
-        host: str = self.bench.address.host
+        host: str = self.emulators.address.host
         return host
 
     @property
@@ -156,7 +156,7 @@ class EmulatedWorkcell:
 
     def camera_settings(self) -> dict[str, Any]:
         """Return the settings that find the emulated cameras."""
-        settings: dict[str, Any] = self.bench.camera_settings()
+        settings: dict[str, Any] = self.emulators.camera_settings()
         return settings
 
     def keep_time(self, arm: Arm, cameras: Sequence[Camera]) -> Timed:
@@ -171,6 +171,6 @@ class EmulatedWorkcell:
 
     def close(self) -> None:
         """Stop the emulators."""
-        if self._bench is not None:
-            self._bench.close()
-        self._bench = None
+        if self._emulators is not None:
+            self._emulators.close()
+        self._emulators = None

@@ -204,19 +204,19 @@ def test_doctor_passes_an_idle_arm_alone_and_says_which_lamp_and_menu(cell):
         ("brakes_locked", Mode.OTHER, "unlock the joints"),
         ("guiding", Mode.GUIDING, "white lamp"),
     ):
-        cell.bench.call("mode", name)
+        cell.emulators.call("mode", name)
         verdict, found = looked_at(cell, "mode")
         assert verdict == "fail"
         assert said in found
         assert REMEDIES[mode] in found
-    cell.bench.call("mode", "idle")
+    cell.emulators.call("mode", "idle")
     assert looked_at(cell, "mode")[0] == "ok"
 
 
 @pytest.mark.long
 @pytest.mark.robot
 def test_doctor_leaves_a_hand_alone_that_was_never_homed(cell):
-    cell.bench.set(homed=False)
+    cell.emulators.set(homed=False)
     config = FrankaConfig(gripper={"homing": True})
     lines = {line.what: line for line in diagnose(cell, config)}
     assert lines["gripper"].verdict == "fail"

@@ -41,11 +41,11 @@ class Fault:
 
 
 def trip(*errors):
-    return lambda cell, env: cell.bench.call("trip", *errors)
+    return lambda cell, env: cell.emulators.call("trip", *errors)
 
 
 def faults(**values):
-    return lambda cell, env: cell.bench.set(**values)
+    return lambda cell, env: cell.emulators.set(**values)
 
 
 def both(*calls):
@@ -53,11 +53,11 @@ def both(*calls):
 
 
 def press(cell, env):
-    cell.bench.call("press_user_stop")
+    cell.emulators.call("press_user_stop")
 
 
 def release(cell, env):
-    cell.bench.call("release_user_stop")
+    cell.emulators.call("release_user_stop")
     wait(0.02)(cell, env)
 
 
@@ -66,7 +66,7 @@ def wait(seconds):
 
 
 def call(name, *arguments):
-    return lambda cell, env: cell.bench.call(name, *arguments)
+    return lambda cell, env: cell.emulators.call(name, *arguments)
 
 
 def mode(name):
@@ -107,8 +107,8 @@ FAULTS = (
     Fault("state frozen 2 s", call("freeze", 2.0), "stale_state",
           wait(1.6)),
     Fault("connection closed", call("drop_client"), "stale_state"),
-    Fault("arm switched off", lambda cell, env: cell.bench.kill_arm(), "stale_state",
-          lambda cell, env: cell.bench.start_arm(), refuses_reset="refused"),
+    Fault("arm switched off", lambda cell, env: cell.emulators.kill_arm(), "stale_state",
+          lambda cell, env: cell.emulators.start_arm(), refuses_reset="refused"),
     Fault("motions refused at start", both(faults(reject_moves=3), trip("joint_reflex")),
           "collision", faults(reject_moves=0),
           refuses_reset="refused the controller"),
@@ -120,8 +120,8 @@ FAULTS = (
           faults(gripper_latency_s=0.0), CLOSE, steps=10),
     Fault("gripper stuck", faults(gripper_stuck=True), "gripper", faults(gripper_stuck=False),
           CLOSE, steps=80),
-    Fault("cameras unplugged", lambda cell, env: cell.bench.kill_cameras(), "stale_frame",
-          lambda cell, env: cell.bench.start_cameras()),
+    Fault("cameras unplugged", lambda cell, env: cell.emulators.kill_cameras(), "stale_frame",
+          lambda cell, env: cell.emulators.start_cameras()),
     Fault("virtual wall", faults(walls_m=[-1, -1, 0.6, 1, 1, 2]), "reflex", faults(walls_m=None)),
     Fault("instability", trip("instability_detected"), "reflex"),
     Fault("torque out of range", trip("tau_j_range_violation"), "reflex"),
@@ -291,10 +291,10 @@ def test_action_of_another_shape_is_an_error_and_the_arm_holds(workcell):
 
 def test_robot_of_another_version_is_refused_with_the_line_to_install(workcell):
     cell, env = workcell
-    cell.bench.set(version=9)
-    cell.bench.call("drop_client")
+    cell.emulators.set(version=9)
+    cell.emulators.call("drop_client")
     wait(1.2)(cell, env)
     with pytest.raises(RobotError, match=r"pip install franky-control --extra-index-url .*/9/"):
         env.reset()
-    cell.bench.set(version=None)
+    cell.emulators.set(version=None)
     env.reset()

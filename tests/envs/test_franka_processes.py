@@ -270,9 +270,9 @@ def pids(env, cell, peer):
     """Return the processes that are stopped."""
     match peer:
         case "emulated arm":
-            return [cell.bench._arm.pid]
+            return [cell.emulators._arm.pid]
         case "emulated cameras":
-            return [cell.bench._cameras.pid]
+            return [cell.emulators._cameras.pid]
         case "arm driver":
             return [env.arm.driver.pid]
         case "hand driver":
@@ -285,7 +285,7 @@ def reach(env, cell, phase):
     """Bring the environment to ``phase``."""
     env.reset()
     # The fingers are still on their way when the step is over.
-    cell.bench.set(gripper_latency_s=1.0 if phase == "grasp" else 0.0)
+    cell.emulators.set(gripper_latency_s=1.0 if phase == "grasp" else 0.0)
     steps = {"move": [FORWARD] * 3, "grasp": [CLOSED]}.get(phase, [STILL])
     for action in steps:
         assert env.step(action)[4]["abort"] == ""
@@ -310,7 +310,7 @@ def test_what_is_stopped_for_ever_freezes_nobody(stopped, cell, beats):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         env.close()
-        cell.bench.set(gripper_latency_s=0.0)
+        cell.emulators.set(gripper_latency_s=0.0)
     assert beats.own_s < GAP_S + 2 * beats.machines_s
     assert all(took < GAP_S + 0.05 + 2 * beats.machines_s for took in steps)
     again = make(cell, cameras=False)
@@ -371,9 +371,9 @@ def test_the_environments_process_imports_no_native_driver_and_ends_beside_a_stu
         env = connectable(cell, load_workcell("emulated", values))
         env.reset()
         env.step(np.zeros(7, np.float32))
-        cell.bench.set(gripper_stuck=True)
+        cell.emulators.set(gripper_stuck=True)
         env.step(np.array([0, 0, 0, 0, 0, 0, -1], np.float32))
-        os.kill(cell.bench._arm.pid, signal.SIGSTOP)
+        os.kill(cell.emulators._arm.pid, signal.SIGSTOP)
         print(sorted({"franky", "pyrealsense2"} & set(sys.modules)), flush=True)
     """)
     path = tmp_path / "stuck.py"

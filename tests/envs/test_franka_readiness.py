@@ -225,7 +225,7 @@ def test_the_emulated_arm_refuses_its_way_home_at_once(emulated):
     env, cell = emulated
     env.reset()
     env.rest()
-    cell.bench.set(reject_moves=1)
+    cell.emulators.set(reject_moves=1)
     began = env.arm.state().robot_time_s
     with pytest.raises(ControllerEndedError, match="refused to move its joints"):
         env.arm.home(env.arm.state().joints + 0.2, 0.1)
@@ -238,7 +238,7 @@ def test_the_emulated_hand_is_homed_with_consent_alone(emulated):
     env, cell = emulated
     env.reset()
     env.rest()
-    cell.bench.set(homed=False)
+    cell.emulators.set(homed=False)
     env.arm.gripper.close()
     with pytest.raises(RobotError, match="homing: true"):
         env.reset()

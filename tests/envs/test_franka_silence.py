@@ -101,7 +101,7 @@ def test_a_state_that_nobody_answers_is_sent_again():
 
 def starve(cell, seconds=SILENCE_S):
     """Keep the emulated arm from running for a while, as a busy machine may."""
-    pid = cell.bench._arm.pid
+    pid = cell.emulators._arm.pid
     os.kill(pid, signal.SIGSTOP)
     threading.Timer(seconds, os.kill, (pid, signal.SIGCONT)).start()
 
@@ -157,7 +157,7 @@ def rest(arm):
 
 def reflex(arm):
     arm.start()
-    arm._cell.bench.call("trip", "joint_reflex")
+    arm._cell.emulators.call("trip", "joint_reflex")
     while not arm.state().errors:
         time.sleep(0.01)
     recovered = []

@@ -123,7 +123,7 @@ class Products(TorchDispatchMode):
 def kept_bytes(mode):
     """Return what torch keeps between forward and backward."""
     model = CausalDiT(wider())
-    parallel.recompute_blocks(model.blocks, layout(mode))
+    parallel.checkpoint_activations(model.blocks, layout(mode))
     inputs = dataclasses.replace(
         small_inputs(), noisy_BCFYX=torch.randn(1, 4, 9, 8, 12),
         clean_BCFYX=torch.randn(1, 4, 9, 8, 12),
