@@ -8,9 +8,11 @@ repeated here. Nothing here imports torch, so a recipe is checked in well under 
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from dzrobot.config import FrozenConfig
+from dzrobot.embodiments.timing import frame_grid
+from dzrobot.errors import UnknownNameError
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -19,6 +21,14 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 def _one_or_many(value: object) -> object:
     return [value] if isinstance(value, str | Path | dict) else value
+
+
+def _known_grid(name: str) -> str:
+    try:
+        frame_grid(name)
+    except UnknownNameError as error:
+        raise ValueError(str(error)) from error
+    return name
 
 
 def uneven_batch(global_batch: int, micro_batch: int, processes: int) -> str | None:
@@ -157,7 +167,7 @@ class DataConfig(FrozenConfig):
     """Let samples begin near an episode's end and repeat its last row, whose actions there are not
     counted: a policy without memory learns the end of a task from these samples alone."""
 
-    frame_grid: str | None = None
+    frame_grid: Annotated[str, AfterValidator(_known_grid)] | None = None
     """Named published frame grid (``rlinf_libero_5b``, ``rlinf_franka``, ``official_droid``), drawn
     by ``multi_anchor``; null: the embodiment's own."""
 

@@ -131,6 +131,11 @@ def resolve_policy(
     """
     checkpoint, robot = None, of_environment
     if spec.is_checkpoint:
+        from dzrobot.policies.dreamzero.checkpoints.hub import local_path
+
+        # Known before torch is loaded, which what follows needs.
+        local_path(spec.name, spec.revision)
+
         from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
         from dzrobot.policies.dreamzero.policy import embodiment_of
 
@@ -271,8 +276,12 @@ class RandomPolicy:
         self._draws[session] = numpy_generator("random policy", self._seed, episode or 0)
 
 
-def _check_device(name: str) -> None:
-    """Raise ConfigError where there is no such device."""
+def check_device(name: str) -> None:
+    """Do nothing where torch sees the device ``name``.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
     import torch
 
     kind, _, index = name.partition(":")
@@ -294,7 +303,7 @@ def _open_checkpoint(spec: PolicySpec, robot: Embodiment, checkpoint: "Checkpoin
     dtypes = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16}
     if spec.dtype not in dtypes:
         raise ConfigError(f"dtype {spec.dtype!r}: choose float32 or bfloat16")
-    _check_device(spec.device)
+    check_device(spec.device)
     # Wrong now, rather than in every episode.
     acts = spec.options.generate(robot)
     step_plan(acts.dit_steps, acts.solver_steps)

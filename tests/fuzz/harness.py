@@ -1,25 +1,32 @@
-"""What the fuzz tests share: corrupted documents, and commands run in children of this process.
+"""What the fuzz tests share: corrupted documents, and commands run in children.
 
-A test file imports what its command needs (torch, the command's module) at its top: a child then
-begins with all of it loaded, and a run costs what the command costs. It must not have opened a
-simulator, a process pool or a thread before its first :func:`run`.
+:func:`run` forks this process; a child begins with all that is loaded here, and costs the more the
+more memory this process has. Hundreds of runs are cheap in children of a :class:`Nursery`, a
+process that holds nothing but the modules it is given. Who forks must have opened no simulator,
+process pool or thread before.
 """
 
+import atexit
 import contextlib
 import copy
+import gc
+import importlib
 import json
 import logging
 import mmap
 import os
 import resource
 import signal
+import socket
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +220,80 @@ def run(argv: Sequence[object], *, prepare: Callable[[], None] = lambda: None) -
         memory=max(0, used.ru_maxrss * 1024 - began),
         seconds=used.ru_utime + used.ru_stime,
     )
+
+
+class Nursery:
+    """A process that runs commands in children of its own, as :func:`run` does in this one's.
+
+    Args:
+        modules: What the commands need, loaded once.
+    """
+
+    def __init__(self, *modules: str) -> None:
+        self._modules = modules
+        self._process: Connection | None = None
+
+    def run(self, argv: Sequence[object]) -> Result:
+        """Run ``dzrobot`` with ``argv``: in this folder, and with the environment of now."""
+        if self._process is None:
+            self._process = self._begin()
+        words = tuple(map(str, argv))
+        self._process.send((words, os.getcwd(), dict(os.environ), sys.path))
+        result: Result = self._process.recv()
+        return result
+
+    def _begin(self) -> Connection:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", "import sys, harness; harness.nurse(*sys.argv[1:])",
+                 str(theirs.fileno()), *self._modules],
+                stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )  # fmt: skip
+        connection = Connection(ours.detach())
+        # It ends when nobody can ask it any more, also where this process is killed.
+        atexit.register(lambda: (connection.close(), process.wait()))
+        return connection
+
+
+LIGHT = Nursery(
+    *(
+        f"dzrobot.commands.{name}"
+        for name in ("collect", "compare", "consolidate", "emulate", "eval", "merge", "plan",
+                     "record", "replay")
+    ),
+    "dzrobot.envs.fakes",
+)  # fmt: skip
+"""Of commands that need no torch, or refuse before they do."""
+
+HEAVY = Nursery(
+    *(f"dzrobot.commands.{name}" for name in ("convert", "init", "inspect", "stats", "train")),
+    "dzrobot.training.build",
+    "dzrobot.training.trainer",
+    # What networks are built of, imported where one is.
+    "diffusers.models.autoencoders.autoencoder_kl_wan",
+    "transformers.models.clip.modeling_clip",
+    "transformers.models.umt5.modeling_umt5",
+)
+"""Of commands that need torch."""
+
+
+def nurse(handle: str, *modules: str) -> None:
+    """Be the process of a :class:`Nursery`, at the other end of the connection ``handle``."""
+    for name in modules:
+        importlib.import_module(name)
+    # A collection in a child would touch, and so copy, every object of this process.
+    gc.collect()
+    gc.freeze()
+    with Connection(int(handle)) as connection, contextlib.suppress(EOFError):
+        while True:
+            words, folder, environment, path = connection.recv()
+            os.environ.clear()
+            os.environ.update(environment)
+            sys.path[:] = path
+            # The child's alone: the folder may be gone when the next one begins.
+            connection.send(run(words, prepare=lambda: os.chdir(folder)))  # noqa: B023
 
 
 def assert_held(result: Result, good: Result, *, codes: Sequence[int] = (0, 2)) -> None:

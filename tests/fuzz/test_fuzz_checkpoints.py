@@ -8,10 +8,9 @@ import shutil
 
 import pytest
 import torch
-from harness import assert_held, corrupted, mutations, refuses, run, whole_mutations
+from harness import HEAVY, assert_held, corrupted, mutations, refuses, whole_mutations
 from hypothesis import HealthCheck, given, settings
 
-from dzrobot.commands import convert, inspect  # noqa: F401 - loaded before children are made
 from dzrobot.documents import read_json, validated
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import CheckpointError
@@ -31,6 +30,7 @@ from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.tiny import TinyOptions, write_tiny_checkpoint
 from dzrobot.training.checkpoint import TrainingMeta
 
+run = HEAVY.run
 META = {
     "format": 2, "step": 4, "skips": 0, "base": "0" * 64, "is_lora": False, "ema": False,
     "seed": 3, "global_batch_size": 4, "max_steps": 8, "statistics": ["0" * 64], "windows": 9,

@@ -1,19 +1,12 @@
 """What can be typed: every number and name of the command line, wrong in every way."""
 
 import pytest
-from harness import assert_held, assert_refused, run
+from harness import LIGHT, assert_held, assert_refused
 
-import dzrobot.commands.collect
-import dzrobot.commands.compare
-import dzrobot.commands.consolidate
-import dzrobot.commands.emulate
-import dzrobot.commands.eval
-import dzrobot.commands.plan
-import dzrobot.commands.record
-import dzrobot.commands.replay
-import dzrobot.envs.fakes
+from dzrobot.commands.eval import DEFAULT_ENV
 from dzrobot.rollout.evaluation.protocol import PROTOCOLS
 
+run = LIGHT.run
 WHOLE = (
     "",
     " ",
@@ -191,10 +184,9 @@ def test_what_cannot_be_recorded(good, words, tmp_path, monkeypatch):
 
 def test_words_mean_what_they_say(good, tmp_path):
     """A protocol that is named is the one that runs, also in the embedded default's place."""
-    card = dzrobot.commands.eval
     result = run(words(tmp_path, protocol="lift-100"))
     assert_refused(result, good)
     assert "made for dzrobot/lift-v0" in result.output
     assert_held(run(words(tmp_path, protocol="custom")), good, codes=(0,))
     assert '"protocol": "custom"' in (tmp_path / "run" / "card.json").read_text()
-    assert PROTOCOLS["lift-100"].suite == card.DEFAULT_ENV
+    assert PROTOCOLS["lift-100"].suite == DEFAULT_ENV

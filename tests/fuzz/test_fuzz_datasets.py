@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from data_worlds import ROBOT, record
-from harness import assert_held, assert_refused, corrupted, mutations, refuses, run
+from harness import HEAVY, assert_held, assert_refused, corrupted, mutations, refuses
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +19,7 @@ from dzrobot.training.data import DatasetReader, ReaderOptions, SourceSpec, Trai
 from dzrobot.training.data.provenance import check_provenance
 from dzrobot.training.data.statistics import measure, merge
 
+run = HEAVY.run
 MEMORY = 500 * 2**20
 
 INFO, EPISODES, TASKS = "meta/info.json", "meta/episodes.jsonl", "meta/tasks.jsonl"

@@ -7,13 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from harness import assert_held, assert_refused, mutations, refuses, run, whole_mutations
+from harness import LIGHT, assert_held, assert_refused, mutations, refuses, whole_mutations
 
-import dzrobot.commands.record
-import dzrobot.envs.fakes  # noqa: F401
 from dzrobot.commands.replay import load_recording
 from dzrobot.embodiments.registry import load_embodiment
 
+run = LIGHT.run
 POINT = ("--env=dzrobot/point-v0", "--env-arg=resolution=32")
 ROBOT = load_embodiment("libero_sim")
 DATA = "data/chunk-000/episode_000000.parquet"

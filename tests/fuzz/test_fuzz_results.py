@@ -4,18 +4,24 @@ import json
 import shutil
 
 import pytest
-from harness import assert_held, assert_refused, corrupted, mutations, refuses, run, whole_mutations
+from harness import (
+    LIGHT,
+    assert_held,
+    assert_refused,
+    corrupted,
+    mutations,
+    refuses,
+    whole_mutations,
+)
 from hypothesis import given, settings
 
-import dzrobot.commands.eval
-import dzrobot.commands.merge
-import dzrobot.envs.fakes  # noqa: F401 (loaded here, not in every child)
 from dzrobot.documents import parse_json
 from dzrobot.errors import ProtocolError
 from dzrobot.rollout.evaluation.card import read_card, read_cases
 from dzrobot.rollout.evaluation.protocol import EpisodeSpec
 from dzrobot.rollout.evaluation.records import Record, RecordFile
 
+run = LIGHT.run
 RUN = (
     "eval", "--env=dzrobot/point-v0", "--env-arg=resolution=32", "--policy=random", "--episodes=3",
     "--max-steps=3", "--workers=0", "--videos=none",

@@ -7,13 +7,10 @@ from itertools import islice, product
 import pytest
 import torch
 import train_worlds
-from harness import assert_refused, mutations, refuses, run, whole_mutations
+from harness import HEAVY, assert_refused, mutations, refuses, whole_mutations
 from test_fuzz_commands import PLACES, WHOLE
 from test_train_damaged import hostile_description
 
-import dzrobot.commands.init
-import dzrobot.commands.train
-import dzrobot.training.trainer  # noqa: F401 (loaded here, not in every child)
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.checksums import write_checksums
 from dzrobot.training.config import SFTConfig
@@ -22,6 +19,7 @@ from dzrobot.training.tiny.autoencoder import AutoencoderPlan
 from dzrobot.training.tiny.fit import write_fitted_checkpoint
 from dzrobot.training.tiny.saves import FitCheckpoint
 
+run = HEAVY.run
 ROBOT = train_worlds.ROBOT
 TEXTS = (
     "", " ", "²", "nan", ".inf", "1e999", "-1", "0", "9" * 400, "true", "null", "[1]", "[[a]]",

@@ -3,13 +3,14 @@
 import json
 
 import pytest
-from harness import assert_refused, corrupted, mutations, refuses, run
+from harness import LIGHT, assert_refused, corrupted, mutations, refuses
 from hypothesis import given, settings
 
 from dzrobot.config import load_config, read_config
 from dzrobot.training.config import SFTConfig
 from dzrobot.training.recipe import RECIPES, load_recipe
 
+run = LIGHT.run
 RECIPE = RECIPES / "tiny_cpu.yaml"
 DOCUMENT = read_config(RECIPE).values
 

@@ -45,6 +45,26 @@ def test_no_number_or_path_is_read_unchecked():
     assert unchecked == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", "--env=dzrobot/point-v0", "--policy=random", "--output=results"],
+        ["record", "--env=dzrobot/point-v0", "--policy=random", "--output=data"],
+        ["serve", "--checkpoint=nowhere"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_device_that_is_not_there_is_refused_for_every_policy(
+    words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*words, "--device=cuda:99"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "argument --device: device 'cuda:99': " in said
+    assert "visible to torch; give cpu" in said
+    assert not list(tmp_path.iterdir())
+
+
 def test_version_and_overview(capsys):
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"dzrobot {dzrobot.__version__}\n"
@@ -98,11 +118,23 @@ def test_errors_become_codes(raised, code, message, tmp_path, monkeypatch, capsy
     assert message in capsys.readouterr().err
 
 
-def test_overview_imports_nothing_heavy():
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], ""),
+        (
+            ["record", "--env=dzrobot/point-v0", "--policy=nobody", "--output=data"],
+            "dzrobot record: no checkpoint at nobody; give a folder, a file, or a Hugging Face id "
+            "owner/name\n",
+        ),
+    ],
+    ids=["overview", "a policy that is none"],
+)
+def test_nothing_heavy_is_imported(words, said, tmp_path):
     program = (
-        "import sys; from dzrobot.cli import main; main([]);"
+        "import sys; from dzrobot.cli import main; main(sys.argv[1:]);"
         "print(sorted({'torch', 'mujoco', 'transformers'} & sys.modules.keys()), file=sys.stderr)"
     )
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stderr == "[]\n"
+    command = [sys.executable, "-c", program, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stderr == f"{said}[]\n"

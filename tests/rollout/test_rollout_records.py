@@ -17,7 +17,11 @@ def failed(case, error="boom"):
 
 
 def succeeded(case):
-    return replace(failed(case), error=None, success=True, steps=7, action_sha256="a" * 64)
+    times = {"p50": 1.0, "p95": 2.0}
+    return replace(
+        failed(case), error=None, task="reach it", success=True, steps=7, ended="success",
+        action_sha256="a" * 64, policy_ms=times, env_ms=times, wall_s=3.0,
+    )  # fmt: skip
 
 
 def test_what_is_added_is_read_back(tmp_path):
@@ -69,6 +73,24 @@ def test_a_foreign_file_is_refused_by_line(tmp_path):
     with (tmp_path / RECORDS_FILE).open("a") as file:
         file.write('{"score": 3}\n')
     with pytest.raises(ProtocolError, match=rf"{RECORDS_FILE}:2"):
+        RecordFile(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["task", "steps", "success", "ended", "action_sha256", "policy_ms", "env_ms", "wall_s"],
+)
+def test_a_finished_episode_says_all_of_its_result(tmp_path, name):
+    written = {**asdict(succeeded(CASES[0])), name: None}
+    (tmp_path / RECORDS_FILE).write_text(json.dumps(written) + "\n")
+    with pytest.raises(ProtocolError, match=rf"{RECORDS_FILE}:1: .*{name} is null"):
+        RecordFile(tmp_path)
+
+
+def test_an_error_has_no_success_beside_it(tmp_path):
+    written = {**asdict(failed(CASES[0])), "success": True}
+    (tmp_path / RECORDS_FILE).write_text(json.dumps(written) + "\n")
+    with pytest.raises(ProtocolError, match=rf"{RECORDS_FILE}:1: .*success, or an error"):
         RecordFile(tmp_path)
 
 

@@ -30,7 +30,11 @@ def test_wilson(successes, episodes, low, high):
 def record(case, *, success=None, error=None, steps=5):
     blank = dict.fromkeys(field.name for field in fields(Record))
     own = {name: getattr(case, name) for name in ("env", "suite", "task_id", "episode", "seed")}
-    result = {} if error else {"success": success, "steps": steps, "task": f"t{case.task_id}"}
+    times = {"p50": 1.0, "p95": 2.0}
+    result = {} if error else {
+        "success": success, "steps": steps, "task": f"t{case.task_id}", "ended": "time limit",
+        "action_sha256": "a", "policy_ms": times, "env_ms": times, "wall_s": 1.0,
+    }  # fmt: skip
     return Record(**{**blank, **own, **result, "case": case.name, "error": error})
 
 

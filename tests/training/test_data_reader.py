@@ -44,6 +44,41 @@ def options(tmp_path):
     return ReaderOptions(cache=tmp_path / "cache")
 
 
+def lost_column(path):
+    columns = path / "columns.json"
+    known = json.loads(columns.read_text())
+    columns.write_text(json.dumps({**known, "widths": {}}))
+
+
+DAMAGES = {
+    "half": lambda path: (path / "columns.json").write_text('{"widths": {"acti'),
+    "empty": lambda path: (path / "columns.json").write_text(""),
+    "binary": lambda path: (path / "columns.json").write_bytes(b"\xff" * 64),
+    "null": lambda path: (path / "columns.json").write_text("null"),
+    "no columns": lost_column,
+    "gone": lambda path: (path / "columns.json").unlink(),
+    "numbers torn": lambda path: (path / "action.npy").write_bytes(b"\x93NUMPY"),
+    "numbers gone": lambda path: (path / "first_row.npy").unlink(),
+    "other numbers": lambda path: np.save(path / "action.npy", np.zeros((3, 7), np.float32)),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_a_damaged_cache_is_built_anew(recorded, options, caplog, what):
+    path = recorded["v2.1 pictures"]
+    whole = DatasetReader(path, ROBOT, options).vectors(0)
+    (kept,) = options.cache.glob("columns-*")
+    before = {file.name: file.read_bytes() for file in kept.iterdir()}
+    DAMAGES[what](kept)
+    again = DatasetReader(path, ROBOT, options).vectors(0)
+    assert {key: rows.tobytes() for key, rows in again.items()} == {
+        key: rows.tobytes() for key, rows in whole.items()
+    }
+    assert [folder.name for folder in options.cache.glob("columns-*")] == [kept.name]
+    assert {file.name: file.read_bytes() for file in kept.iterdir()} == before
+    assert "is damaged, and read anew" in caplog.text
+
+
 def windows(reader, numbers):
     return [reader.window(number) for number in numbers]
 

@@ -6,12 +6,16 @@ import os
 import pickle
 import shutil
 import struct
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import train_worker
+import train_worlds
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from dzrobot.cli import main
@@ -26,6 +30,8 @@ from dzrobot.training.checkpoint import (
     load_state,
 )
 from dzrobot.training.config import CheckpointConfig
+
+ROOT = Path(__file__).parents[2]
 
 
 def state(value):
@@ -254,6 +260,30 @@ def test_a_trainer_runs_no_code(train_root, solo, tmp_path):
     again.resume()
     assert again.step == 1
     assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.long
+def test_two_ranks_run_no_code(train_root, train_environment, solo, tmp_path):
+    """Under torchrun itself, with the checkpoint named: one message of one rank, and code 2."""
+    run = train_worker.trainer(solo, train_root, runner__output_dir=tmp_path / "run")
+    run.step = 1
+    run.save(wait=True)
+    step = tmp_path / "run/checkpoints/step_00000001"
+    hostile_description(step, tmp_path / "owned")
+    write_checksums(step)
+    values = train_worlds.recipe(train_root, runner__output_dir=tmp_path / "again")
+    (tmp_path / "recipe.yaml").write_text(json.dumps(values))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--nproc-per-node", "2", "--redirects", "0"]
+    done = subprocess.run(
+        [*torchrun, str(ROOT / "training/sft.py"), "recipe.yaml", f"runner.resume_dir={step}"],
+        cwd=tmp_path, env=train_environment, timeout=600, capture_output=True, text=True,
+    )  # fmt: skip
+    assert not (tmp_path / "owned").exists()
+    assert done.stderr.count(".metadata") == 1, done.stderr
+    assert "Traceback" not in done.stderr.partition("torch.distributed.elastic")[0]
+    assert "exitcode  : 2" in done.stderr, done.stderr
+    assert done.returncode == 1, "torchrun's own code where a process failed"
 
 
 def test_an_own_training_checkpoint_opens(train_root, solo, tmp_path):

@@ -6,6 +6,7 @@ the pages it touches.
 
 import hashlib
 import json
+import logging
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +20,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 
+from dzrobot.documents import read_json
 from dzrobot.errors import DatasetError, preview
 from dzrobot.recording.formats import LONGEST_EPISODE
 from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.data.resolution import ResolvedColumns
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with files done and files in all."""
@@ -34,6 +39,23 @@ MOST_ROWS = 10 * LONGEST_EPISODE
 
 _FORMAT = 1
 """Raised when the layout of the cache changes."""
+
+_LISTED = "columns.json"
+_LARGEST = 2**30
+"""Bytes of that list; every instruction of a dataset stands in it."""
+
+_Layout = Mapping[str, tuple[tuple[int, ...], type]]
+"""Shape and kind of every array of a cache."""
+
+
+class _Listed(BaseModel):
+    """What ``columns.json`` says."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    widths: dict[str, int]
+    texts: dict[str, tuple[str, ...]]
+    faults: dict[int, str]
 
 
 @dataclass(frozen=True)
@@ -88,24 +110,53 @@ def open_columns(
 ) -> Columns:
     """Return the columns that ``resolution`` needs, building them if the cache has none.
 
+    What is damaged there is built anew.
+
     Episodes whose files are absent or damaged end up in ``faults``; nothing is dropped silently.
     """
     vectors = sorted({source.column for source in resolution.vectors.values()})
     texts = {source.column: source.kind for source in resolution.texts}
     key = json.dumps([_FORMAT, catalog.identity, vectors, sorted(texts.items())])
     folder = cache / f"columns-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    if not (folder / "columns.json").exists():
-        temporary = folder.with_name(f"{folder.name}-{uuid.uuid4().hex}")
-        temporary.mkdir(parents=True)
-        _Builder(catalog, vectors, texts, temporary).build(progress)
-        _publish(temporary, folder)
-    known = json.loads((folder / "columns.json").read_text())
-    return Columns(
-        folder=folder,
-        widths=known["widths"],
-        texts={name: tuple(values) for name, values in known["texts"].items()},
-        faults={int(ordinal): reason for ordinal, reason in known["faults"].items()},
-    )
+    layout = _layout(catalog, vectors, texts)
+    if folder.exists():
+        try:
+            return _written(folder, layout)
+        except DatasetError as error:
+            _log.warning("what is kept of %s is damaged, and read anew: %s", catalog.root, error)
+    temporary = folder.with_name(f"{folder.name}-{uuid.uuid4().hex}")
+    temporary.mkdir(parents=True)
+    _Builder(catalog, layout, texts, temporary).build(progress)
+    _publish(temporary, folder, layout)
+    return _written(folder, layout)
+
+
+def _layout(
+    catalog: DatasetCatalog, vectors: Sequence[str], texts: Mapping[str, str]
+) -> dict[str, tuple[tuple[int, ...], type]]:
+    frames = int(catalog.episodes.offset[-1])
+    shapes: dict[str, tuple[tuple[int, ...], type]] = {
+        name: ((frames, catalog.features[name].shape[0]), np.float32) for name in vectors
+    }
+    shapes |= dict.fromkeys(texts, ((frames,), np.int32))
+    shapes["first_row"] = ((len(catalog.episodes),), np.int64)
+    return shapes
+
+
+def _written(folder: Path, layout: _Layout) -> Columns:
+    """Return the columns in ``folder``; raise :class:`DatasetError` where they are damaged."""
+    known = read_json(folder / _LISTED, _Listed, DatasetError, largest=_LARGEST)
+    if (*known.widths, *known.texts, "first_row") != tuple(layout):
+        raise DatasetError(f"{folder / _LISTED} lists other columns than were asked for")
+    for name, (shape, kind) in layout.items():
+        file = folder / _file_name(name)
+        try:
+            array = np.load(file, mmap_mode="r")
+        except (OSError, ValueError, EOFError) as error:
+            raise DatasetError(f"{file} cannot be read: {error}") from error
+        if (array.shape, array.dtype) != (shape, np.dtype(kind)):
+            raise DatasetError(f"{file} holds {array.dtype} of shape {array.shape}")
+    return Columns(folder=folder, **dict(known))
 
 
 def _check_room(folder: Path, frames: int, size: int) -> None:
@@ -118,14 +169,21 @@ def _check_room(folder: Path, frames: int, size: int) -> None:
         )
 
 
-def _publish(temporary: Path, folder: Path) -> None:
+def _publish(temporary: Path, folder: Path, layout: _Layout) -> None:
     """Move a finished cache into place; where another process was faster, keep its result."""
     try:
         temporary.rename(folder)
     except OSError:
-        if not (folder / "columns.json").exists():
+        if not folder.exists():
             raise
-        shutil.rmtree(temporary)
+        aside = temporary
+        try:
+            _written(folder, layout)
+        except DatasetError:
+            aside = temporary.with_name(f"{temporary.name}-damaged")
+            folder.rename(aside)
+            temporary.rename(folder)
+        shutil.rmtree(aside)
 
 
 def _file_name(column: str) -> str:
@@ -138,24 +196,19 @@ class _Builder:
     def __init__(
         self,
         catalog: DatasetCatalog,
-        vectors: Sequence[str],
+        layout: _Layout,
         texts: Mapping[str, str],
         folder: Path,
     ) -> None:
         self._catalog = catalog
         self._texts = texts
         self._folder = folder
-        self._widths = {name: catalog.features[name].shape[0] for name in vectors}
+        self._widths = {name: shape[1] for name, (shape, _) in layout.items() if len(shape) == 2}
         frames = int(catalog.episodes.offset[-1])
-        shapes: dict[str, tuple[tuple[int, ...], type]] = {
-            name: ((frames, width), np.float32) for name, width in self._widths.items()
-        }
-        shapes |= dict.fromkeys(texts, ((frames,), np.int32))
-        shapes["first_row"] = ((len(catalog.episodes),), np.int64)
-        _check_room(folder, frames, sum(prod(shape) * 8 for shape, _ in shapes.values()))
+        _check_room(folder, frames, sum(prod(shape) * 8 for shape, _ in layout.values()))
         self._arrays = {
             name: np.lib.format.open_memmap(folder / _file_name(name), "w+", dtype, shape)
-            for name, (shape, dtype) in shapes.items()
+            for name, (shape, dtype) in layout.items()
         }
         self._codes: dict[str, dict[str, int]] = {
             name: {text: i for i, text in enumerate(catalog.tasks)} if kind == "task" else {}
@@ -186,7 +239,7 @@ class _Builder:
             },
             "faults": self._faults,
         }
-        (self._folder / "columns.json").write_text(json.dumps(content))
+        (self._folder / _LISTED).write_text(json.dumps(content))
 
     def _files(self) -> list[tuple[str, list[int]]]:
         groups: dict[str, list[int]] = {}

@@ -46,6 +46,11 @@ _RESULT = tuple(
 )
 """What a record keeps of an outcome."""
 
+_FINISHED = (
+    "task", "steps", "success", "ended", "action_sha256", "policy_ms", "env_ms", "wall_s",
+)  # fmt: skip
+"""What every outcome says; only an episode with an error may lack it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
@@ -88,9 +93,11 @@ class Record:
     """What a robot's environment said besides: aborts, recoveries, drivers, workcell."""
 
     def __post_init__(self) -> None:
-        finished = self.success is not None and self.steps is not None
-        if finished != (self.error is None):
-            raise ValueError("an episode has either steps and success, or an error")
+        absent = [name for name in _FINISHED if getattr(self, name) is None]
+        if self.error is None and absent:
+            raise ValueError(f"{absent[0]} is null; an episode that has no error has one")
+        if self.error is not None and self.success is not None:
+            raise ValueError("an episode has either success, or an error")
 
     @classmethod
     def of(cls, case: EpisodeSpec, outcome: EpisodeResult, video: str | None) -> Self:

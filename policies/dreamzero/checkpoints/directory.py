@@ -27,7 +27,6 @@ from dzrobot.policies.dreamzero.checkpoints.adapters import (
 )
 from dzrobot.policies.dreamzero.checkpoints.card import CARD_FILE, model_card, read_license
 from dzrobot.policies.dreamzero.checkpoints.checksums import write_checksums
-from dzrobot.policies.dreamzero.checkpoints.dcp import open_dcp, open_trained
 from dzrobot.policies.dreamzero.checkpoints.hub import locate
 from dzrobot.policies.dreamzero.checkpoints.names import (
     check_part_names,
@@ -232,6 +231,8 @@ def open_weights(path: Path) -> WeightSource:
     if whole:
         return open_safetensors(path)
     if (path / TRAINING_META).is_file() and (path / TRAINING_STATE).is_dir():
+        from dzrobot.policies.dreamzero.checkpoints.dcp import open_trained
+
         return open_trained(path / TRAINING_STATE)
     pickled = [path / folder / name for folder in _RUN_FOLDERS for name in _PICKLED]
     if found := next((file for file in pickled if file.is_file()), None):
@@ -240,6 +241,8 @@ def open_weights(path: Path) -> WeightSource:
     if dcp := next(
         (f for f in folders if (f / ".metadata").is_file() or any(f.glob("*.distcp"))), None
     ):
+        from dzrobot.policies.dreamzero.checkpoints.dcp import open_dcp
+
         return open_dcp(dcp)
     held = preview(entry.name for entry in path.iterdir())
     raise CheckpointError(

@@ -49,6 +49,30 @@ def locate(path_or_repo: str | Path, revision: str | None = None) -> Path:
     Raises:
         CheckpointError: There is no such path, or the repository cannot be had.
     """
+    local = local_path(path_or_repo, revision)
+    if local is not None:
+        return local
+    one = _REPO_FILE.fullmatch(str(path_or_repo))
+    if one is not None:
+        file = fetch(one[1], revision, [one[2]]) / one[2]
+        if not file.is_file():
+            raise CheckpointError(f"the hub's repository {one[1]} has no file {one[2]}")
+        return file
+    return fetch(str(path_or_repo), revision, _PATTERNS)
+
+
+def local_path(path_or_repo: str | Path, revision: str | None = None) -> Path | None:
+    """Return the path on this machine that is meant; None: it names something on the hub.
+
+    Nothing is fetched or opened.
+
+    Args:
+        path_or_repo: As :func:`locate` takes it.
+        revision: The same.
+
+    Raises:
+        CheckpointError: It is neither a path that is there nor a name on the hub.
+    """
     path = Path(path_or_repo).expanduser()
     try:
         there = path.exists()
@@ -69,17 +93,13 @@ def locate(path_or_repo: str | Path, revision: str | None = None) -> Path:
                 "revision out"
             )
         return path
-    one = None if isinstance(path_or_repo, Path) else _REPO_FILE.fullmatch(path_or_repo)
-    if one is not None:
-        file = fetch(one[1], revision, [one[2]]) / one[2]
-        if not file.is_file():
-            raise CheckpointError(f"the hub's repository {one[1]} has no file {one[2]}")
-        return file
-    if isinstance(path_or_repo, Path) or not _REPO_ID.fullmatch(path_or_repo):
+    if isinstance(path_or_repo, Path) or not (
+        _REPO_FILE.fullmatch(path_or_repo) or _REPO_ID.fullmatch(path_or_repo)
+    ):
         raise CheckpointError(
             f"no checkpoint at {path}; give a folder, a file, or a Hugging Face id owner/name"
         )
-    return fetch(path_or_repo, revision, _PATTERNS)
+    return None
 
 
 def fetch(repo: str, revision: str | None, patterns: list[str]) -> Path:

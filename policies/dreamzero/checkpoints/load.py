@@ -12,7 +12,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dzrobot.errors import CheckpointError, preview
 from dzrobot.policies.dreamzero.checkpoints.coldstart import (
@@ -304,6 +303,8 @@ def _pieces(slot: TensorBinding, tensor: Tensor) -> Iterator[tuple[Tensor, Tenso
 
 
 def _copy(target: Tensor, piece: Tensor) -> None:
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
     if isinstance(target, DTensor):
         own = distribute_tensor(
             piece.to(target.device), target.device_mesh, target.placements, src_data_rank=None

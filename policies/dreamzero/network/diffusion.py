@@ -12,14 +12,17 @@ width of an action.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from diffusers import UniPCMultistepScheduler
 from torch import Tensor
 
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.config import DiTConfig, HeadConfig
+
+if TYPE_CHECKING:
+    from diffusers import UniPCMultistepScheduler
 
 TRAIN_STEPS = 1000
 SHIFT = 5.0
@@ -161,8 +164,10 @@ def inference_schedule(
     )
 
 
-def _library_solver(steps: int, shift: float, final_noise: float) -> UniPCMultistepScheduler:
+def _library_solver(steps: int, shift: float, final_noise: float) -> "UniPCMultistepScheduler":
     """Return the library's solver at the published noise levels."""
+    from diffusers import UniPCMultistepScheduler
+
     solver = UniPCMultistepScheduler(
         num_train_timesteps=TRAIN_STEPS,
         prediction_type="flow_prediction",

@@ -5,7 +5,6 @@ Legend of shape suffixes: B frames, N tokens, D width.
 
 import torch
 from torch import Tensor, nn
-from transformers import CLIPVisionConfig, CLIPVisionModel
 
 from dzrobot.policies.dreamzero.network.config import ImageConfig
 
@@ -22,6 +21,8 @@ class ImageEncoder(nn.Module):
 
     def __init__(self, config: ImageConfig) -> None:
         """Build the encoder of ``config`` with newly initialized weights."""
+        from transformers import CLIPVisionConfig, CLIPVisionModel
+
         super().__init__()
         self.vision = CLIPVisionModel(
             CLIPVisionConfig(

@@ -21,7 +21,6 @@ from typing import Literal
 import ftfy
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer, UMT5Config, UMT5EncoderModel
 
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.network.config import TextConfig
@@ -135,6 +134,8 @@ class PromptTokenizer:
         Raises:
             CheckpointError: There is no tokenizer at ``source``, or its files are damaged.
         """
+        from transformers import AutoTokenizer
+
         self.text_len = text_len
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
@@ -173,6 +174,8 @@ class TextEncoder(nn.Module):
 
     def __init__(self, config: TextConfig) -> None:
         """Build the encoder of ``config`` with newly initialized weights."""
+        from transformers import UMT5Config, UMT5EncoderModel
+
         super().__init__()
         sizes = UMT5Config(
             vocab_size=config.vocab,

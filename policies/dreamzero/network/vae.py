@@ -9,7 +9,6 @@ Legend of shape suffixes: B clips, C channels, T frames, F latent frames, H W pi
 from collections.abc import Sequence
 
 import torch
-from diffusers import AutoencoderKLWan
 from torch import Tensor, nn
 
 from dzrobot.errors import ModalityError
@@ -47,6 +46,8 @@ class Vae(nn.Module):
 
     def __init__(self, config: VaeConfig) -> None:
         """Build the autoencoder of ``config`` with newly initialized weights."""
+        from diffusers import AutoencoderKLWan
+
         super().__init__()
         self.config = config
         channels = 3 * config.patch_size**2
