@@ -238,7 +238,7 @@ class Nursery:
         if self._process is None:
             self._process = self._begin()
         words = tuple(map(str, argv))
-        self._process.send((words, os.getcwd(), dict(os.environ), sys.path))
+        self._process.send((words, Path.cwd(), dict(os.environ), sys.path))
         result: Result = self._process.recv()
         return result
 

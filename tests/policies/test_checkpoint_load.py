@@ -4,6 +4,8 @@ import io
 import json
 import math
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -37,6 +39,17 @@ from dzrobot.policies.dreamzero.checkpoints.names import canonical
 from dzrobot.policies.dreamzero.network.config import NetworkConfig, preset
 from dzrobot.policies.dreamzero.network.keymap import PREFIXES
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+
+
+def test_importing_the_policy_loads_no_library_of_models():
+    """They are loaded where a network is built: most of the seconds that a command begins with."""
+    program = (
+        "import sys; from dzrobot.policies.dreamzero.policy import DreamZeroPolicy;"
+        "print(sorted(sys.modules.keys() & {'transformers', 'diffusers', 'torch._dynamo',"
+        " 'torch.distributed.checkpoint'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 def assert_equal(given, wanted):
