@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -34,6 +35,27 @@ def test_the_robots_machine_gets_the_same_versions_and_no_torch():
     needed = [line for line in lines if line and not line.startswith("#")]
     assert set(needed) <= set(declared)
     assert not [line for line in needed if line.startswith(("torch", "transformers", "diffusers"))]
+
+
+def test_the_image_is_made_of_what_is_there():
+    """Read only: whether it builds is seen where there is Docker."""
+    makefile = (ROOT / "Makefile").read_text()
+    joined = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    steps = [line.split(maxsplit=1) for line in joined.splitlines() if line[:1].isupper()]
+    assert [rest for word, rest in steps if word == "USER"] == ["robot"]
+    arguments = dict(rest.split("=", 1) for word, rest in steps if word == "ARG")
+    assert arguments.keys() == {"TORCH_INDEX", "TORCH"}
+    assert f"TORCH ?= {arguments['TORCH'].strip(chr(34))}\n" in makefile
+    (install,) = (rest for _, rest in steps if "apt-get install" in rest)
+    needed = re.search(r"^SYSTEM_PACKAGES := (.*)$", makefile, re.MULTILINE)[1].split()
+    assert set(needed) <= set(install.split())
+    assert steps.index(["USER", "robot"]) > [rest for _, rest in steps].index(install)
+    targets = re.findall(r"make\W+([a-z-]+)", " ".join(rest for _, rest in steps))
+    assert {"setup", "demo"} <= set(targets)
+    assert all(f"\n{name}: " in makefile for name in ("setup", "demo"))
+    # What is left out of the image is needed by none of that.
+    ignored = {line.removeprefix("**/") for line in (ROOT / ".dockerignore").read_text().split()}
+    assert not ignored & {"Makefile", "pyproject.toml", "README.md", ".ci", "examples", "tests"}
 
 
 @pytest.mark.parametrize("name", LINKED)

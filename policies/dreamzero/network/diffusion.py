@@ -20,6 +20,7 @@ from torch import Tensor
 
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.config import DiTConfig, HeadConfig
+from dzrobot.policies.dreamzero.network.libraries import members
 
 if TYPE_CHECKING:
     from diffusers import UniPCMultistepScheduler
@@ -166,8 +167,7 @@ def inference_schedule(
 
 def _library_solver(steps: int, shift: float, final_noise: float) -> "UniPCMultistepScheduler":
     """Return the library's solver at the published noise levels."""
-    from diffusers import UniPCMultistepScheduler
-
+    (UniPCMultistepScheduler,) = members("diffusers", "UniPCMultistepScheduler")
     solver = UniPCMultistepScheduler(
         num_train_timesteps=TRAIN_STEPS,
         prediction_type="flow_prediction",

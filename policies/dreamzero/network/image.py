@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dzrobot.policies.dreamzero.network.config import ImageConfig
+from dzrobot.policies.dreamzero.network.libraries import members
 
 _PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _PIXEL_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -21,8 +22,9 @@ class ImageEncoder(nn.Module):
 
     def __init__(self, config: ImageConfig) -> None:
         """Build the encoder of ``config`` with newly initialized weights."""
-        from transformers import CLIPVisionConfig, CLIPVisionModel
-
+        CLIPVisionConfig, CLIPVisionModel = members(
+            "transformers", "CLIPVisionConfig", "CLIPVisionModel"
+        )
         super().__init__()
         self.vision = CLIPVisionModel(
             CLIPVisionConfig(

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.network.config import TextConfig
+from dzrobot.policies.dreamzero.network.libraries import members
 
 PromptRows = Literal["own", "cut"]
 """Which rows of a batch's prompts are not zero: each its own, or as many as the shortest has."""
@@ -134,8 +135,7 @@ class PromptTokenizer:
         Raises:
             CheckpointError: There is no tokenizer at ``source``, or its files are damaged.
         """
-        from transformers import AutoTokenizer
-
+        (AutoTokenizer,) = members("transformers", "AutoTokenizer")
         self.text_len = text_len
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
@@ -174,8 +174,7 @@ class TextEncoder(nn.Module):
 
     def __init__(self, config: TextConfig) -> None:
         """Build the encoder of ``config`` with newly initialized weights."""
-        from transformers import UMT5Config, UMT5EncoderModel
-
+        UMT5Config, UMT5EncoderModel = members("transformers", "UMT5Config", "UMT5EncoderModel")
         super().__init__()
         sizes = UMT5Config(
             vocab_size=config.vocab,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dzrobot.errors import ModalityError
 from dzrobot.policies.dreamzero.network.config import VaeConfig
+from dzrobot.policies.dreamzero.network.libraries import members
 
 MEAN: dict[str, tuple[float, ...]] = {}
 STD: dict[str, tuple[float, ...]] = {}
@@ -46,8 +47,7 @@ class Vae(nn.Module):
 
     def __init__(self, config: VaeConfig) -> None:
         """Build the autoencoder of ``config`` with newly initialized weights."""
-        from diffusers import AutoencoderKLWan
-
+        (AutoencoderKLWan,) = members("diffusers", "AutoencoderKLWan")
         super().__init__()
         self.config = config
         channels = 3 * config.patch_size**2
