@@ -168,7 +168,33 @@ class AsyncPolicy(Policy, Protocol):
         ...
 
 
-def check_continuing(policy: AsyncPolicy, method: Method, delay: int) -> None:
+@runtime_checkable
+class ContinuingPolicy(PlanningPolicy, Protocol):
+    """A served policy whose plans can begin with rows of the plan that a client still executes."""
+
+    def longest_delay(self, method: Method) -> int:
+        """Return the most rows of a running plan that a new one can be made to begin with."""
+        ...
+
+    def plan_batch(
+        self,
+        observations: Observations,
+        sessions: Sequence[str],
+        leftovers: Sequence[Leftover | None],
+    ) -> list[Plan]:
+        """Return the plan of each session.
+
+        Everything is checked before anything changes: an error leaves all sessions as they were.
+
+        Args:
+            observations: As of ``infer_batch``.
+            sessions: One for each observation.
+            leftovers: What each robot goes on executing meanwhile; None: the plan begins anew.
+        """
+        ...
+
+
+def check_continuing(policy: AsyncPolicy | ContinuingPolicy, method: Method, delay: int) -> None:
     """Check that ``policy`` can make plans that begin with ``delay`` rows of another.
 
     Raises:
@@ -178,7 +204,8 @@ def check_continuing(policy: AsyncPolicy, method: Method, delay: int) -> None:
     if delay <= longest:
         return
     means = {
-        "guided": "execution 'rtc' needs the network in this process",
+        "guided": "execution 'rtc' needs a network that can be steered, in this process or behind "
+        "a server of dzrobot",
         "trained": "execution 'trained' needs a checkpoint whose passport has "
         f"rtc_training_max_delay={delay} or more: fine-tune with that, or use execution 'rtc'",
     }

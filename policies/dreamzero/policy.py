@@ -323,9 +323,36 @@ class DreamZeroPolicy:
             observations: As for :meth:`act_batch`; each as for :meth:`infer`.
             sessions: One for each observation.
         """
-        episodes = self._take(observations, sessions)
-        plans = self._plan([episode.ticket(episode.call_offsets()) for episode in episodes])
+        plans = self.plan_batch(observations, sessions)
         return [{"actions": plan.actions, "timing": dict(plan.timing)} for plan in plans]
+
+    def plan_batch(
+        self,
+        observations: Observations,
+        sessions: Sequence[str],
+        leftovers: Sequence[Leftover | None] | None = None,
+    ) -> list[Plan]:
+        """Return a plan for each session, made together.
+
+        Args:
+            observations: As for :meth:`infer_batch`.
+            sessions: One for each observation.
+            leftovers: As for :meth:`request`, one for each observation; None: there are none.
+
+        Raises:
+            ConfigError: As :meth:`request`; then no session has seen any observation.
+        """
+        for left in leftovers or ():
+            if left is not None:
+                check_continuing(self, left.method, left.delay)
+        episodes = self._take(observations, sessions)
+        continued = leftovers or [None] * len(episodes)
+        return self._plan(
+            [
+                episode.ticket(episode.call_offsets(), left)
+                for episode, left in zip(episodes, continued, strict=True)
+            ]
+        )
 
     def longest_delay(self, method: Method) -> int:
         """Return the most rows of a running plan that ``method`` can make a new one begin with."""

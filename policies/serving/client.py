@@ -3,12 +3,13 @@
 import uuid
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.documents import shorten
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, ServerError, SessionError, SessionLostError
 from dzrobot.modality.window import Observation, read_observation, stacked
@@ -23,7 +24,12 @@ from dzrobot.policies.base import (
 )
 from dzrobot.policies.history import frame_offsets
 from dzrobot.policies.serving.connection import Connection, ConnectOptions, ServerAnswer
-from dzrobot.policies.serving.dialects import Dialect, wire_names, write_observation
+from dzrobot.policies.serving.dialects import (
+    Dialect,
+    wire_names,
+    write_leftover,
+    write_observation,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,8 +195,12 @@ class RemotePolicy:
         return {"actions": plan, "timing": dict(self._answers[-1].timing)}
 
     def longest_delay(self, method: Method) -> int:
-        """Return 0, whatever ``method``: no server's dialect has words for a running plan."""
-        return 0
+        """Return the most rows of a running plan that the server says it can continue so.
+
+        0 for servers that are not dzrobot's: their wire has no words for a running plan.
+        """
+        greeting = self._connections[""].greeting
+        return 0 if greeting is None else greeting.continues.get(method, 0)
 
     def observe(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> None:
         """Take in ``obs``, what the robot of ``session`` sees at this step.
@@ -207,17 +217,20 @@ class RemotePolicy:
 
         Args:
             session: Whose.
-            leftover: Has to be None: a plan of a server starts over.
+            leftover: What the robot executes in the meantime; None: the plan starts over.
 
         Raises:
-            ConfigError: the plan is to continue another one.
+            ConfigError: the server does not say that it can continue a plan so.
             SessionError: nothing was observed in the session.
         """
         if leftover is not None:
             check_continuing(self, leftover.method, leftover.delay)
         if session not in self._episodes:
             raise SessionError(f"session {session!r} has observed nothing: call observe first")
-        return self._ticket(self._episodes[session], session)
+        ticket = self._ticket(self._episodes[session], session)
+        if leftover is None:
+            return ticket
+        return replace(ticket, message={**ticket.message, "leftover": write_leftover(leftover)})
 
     def result(self, ticket: RemoteTicket) -> Plan | None:
         """Return the plan that the server makes for ``ticket``; None if its episode is over.
@@ -227,10 +240,16 @@ class RemotePolicy:
         """
         if self._episodes.get(ticket.session) is not ticket.episode:
             return None
-        actions = self._plan(ticket)
-        timing = self._answers[-1].timing
-        # What the network predicted stays on the server.
-        return Plan(actions=actions, targets=actions, normalized=actions, timing=timing)
+        actions, answer = self._plan(ticket), self._answers[-1]
+        if answer.targets is None:
+            # Of foreign servers, what the network predicted stays there.
+            return Plan(actions=actions, targets=actions, normalized=actions, timing=answer.timing)
+        return Plan(
+            actions=actions,
+            targets=self._rows(answer.targets, len(actions)),
+            normalized=self._rows(answer.normalized, len(actions)),
+            timing=answer.timing,
+        )
 
     def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
         """Start a new episode in ``session``; without a name, end all sessions.
@@ -331,14 +350,20 @@ class RemotePolicy:
         return message
 
     def _checked(self, answer: ServerAnswer) -> NDArray[np.float32]:
-        robot, plan = self.embodiment, answer.actions
-        fits = plan.ndim == 2 and plan.shape[1] == robot.action_dim and len(plan) >= self.execute
-        if not fits or plan.dtype.kind != "f" or not np.isfinite(plan).all():
-            raise ServerError(
-                f"{self._server} answered {plan.dtype} {plan.shape}: a plan of {robot.tag} holds "
-                f"at least {self.execute} rows of {robot.action_dim} finite numbers"
-            )
-        return np.array(plan, np.float32)
+        return self._rows(answer.actions, self.execute)
+
+    def _rows(self, plan: object, least: int) -> NDArray[np.float32]:
+        """Return a plan of the server, or what it was made from, checked."""
+        robot, given = self.embodiment, shorten(plan)
+        if isinstance(plan, np.ndarray):
+            given = f"{plan.dtype} {plan.shape}"
+            fits = plan.ndim == 2 and plan.shape[1] == robot.action_dim and len(plan) >= least
+            if fits and plan.dtype.kind == "f" and np.isfinite(plan).all():
+                return np.array(plan, np.float32)
+        raise ServerError(
+            f"{self._server} answered {given}: a plan of {robot.tag} holds at least {least} rows "
+            f"of {robot.action_dim} finite numbers"
+        )
 
     def _check_robot(self, connection: Connection) -> None:
         robot, greeting = self.embodiment, connection.greeting

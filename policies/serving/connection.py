@@ -1,6 +1,7 @@
 """One connection of a client: made, made again, asked, and closed."""
 
 import contextlib
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -48,6 +49,10 @@ class ServerAnswer:
     """One plan as it came."""
 
     actions: NDArray[Any]
+    targets: object
+    """As :class:`~dzrobot.policies.base.Plan` has it, unchecked; None: the server does not say."""
+
+    normalized: object
     round_trip_ms: float
     timing: Mapping[str, float]
     """What the server says of its time, in milliseconds; may be empty."""
@@ -131,11 +136,15 @@ class Connection:
         spent = 1000 * (time.perf_counter() - began)
         if isinstance(answer, str):
             raise ServerError(f"{self._server} refuses: {answer.strip()[-2000:]}")
-        actions, timing = self._read(answer)
+        actions, told = self._read(answer)
+        timing = told.get("server_timing")
+        numbers = timing.items() if isinstance(timing, dict) else ()
         return ServerAnswer(
             actions=actions,
+            targets=told.get("targets"),
+            normalized=told.get("normalized"),
             round_trip_ms=spent,
-            timing=timing,
+            timing={str(k): float(v) for k, v in numbers if isinstance(v, int | float)},
             sent_bytes=len(message),
             received_bytes=len(answer),
         )
@@ -172,6 +181,13 @@ class Connection:
             )
             # Closed by close(); the library wants its use to be that of a context.
             socket = contextlib.ExitStack().enter_context(opening)
+        except ssl.SSLCertVerificationError as error:
+            # Before the next clause: this too is a ValueError.
+            raise ServerError(
+                f"{self._server} shows a certificate that is not trusted here "
+                f"({error.verify_message}): name the file of a self-made one in the variable "
+                "SSL_CERT_FILE, and the server as its certificate does"
+            ) from error
         except (InvalidURI, ValueError) as error:
             raise ConfigError(
                 f"{self._server!r} is no address of a server: write ws://HOST:PORT, or wss:// "
@@ -226,7 +242,8 @@ class Connection:
                 "remembered of the episode is gone"
             ) from error
 
-    def _read(self, answer: bytes) -> tuple[NDArray[Any], dict[str, float]]:
+    def _read(self, answer: bytes) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Return the actions, and the map that they came in."""
         told = unpack(answer)
         if isinstance(told, np.ndarray):
             return told, {}
@@ -241,9 +258,7 @@ class Connection:
                 f"{self._server} answered a map with {shorten(sorted(map(str, told)))}, which "
                 "holds no array of actions"
             )
-        timing = told.get("server_timing")
-        numbers = timing.items() if isinstance(timing, dict) else ()
-        return actions, {str(k): float(v) for k, v in numbers if isinstance(v, int | float)}
+        return actions, told
 
     def _drop(self) -> None:
         """Forget a connection; who had an episode on it is told by its next life."""

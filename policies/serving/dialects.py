@@ -19,6 +19,7 @@ from dzrobot.documents import shorten, validated
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ModalityError, ProtocolError, preview, suggest
 from dzrobot.modality.window import Observation
+from dzrobot.policies.base import Leftover, Method, Plan
 from dzrobot.policies.serving.wire import pack
 
 SUBPROTOCOL = Subprotocol("dzrobot.v1")
@@ -29,6 +30,7 @@ RESET_DONE = "reset successful"
 
 _LONGEST_ID = 128
 _MOST_IDS = 1024
+_LONGEST_PLAN = 4096
 
 
 class Dialect(Enum):
@@ -53,6 +55,18 @@ class Dialect(Enum):
 SessionId = Annotated[str, Field(min_length=1, max_length=_LONGEST_ID)]
 
 
+class WireLeftover(BaseModel):
+    """What a robot goes on executing; numbers are those of :class:`Leftover`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
+
+    targets: np.ndarray[Any, Any]
+    delay: int = Field(ge=1, le=_LONGEST_PLAN)
+    method: Method
+    strength: float | None = Field(default=None, ge=0, le=1000, allow_inf_nan=False)
+    weights: Literal["linear", "exp"] = "linear"
+
+
 class Envelope(BaseModel):
     """What a request holds beside the observation."""
 
@@ -68,6 +82,9 @@ class Envelope(BaseModel):
 
     episode: int | None = Field(default=None, ge=0, lt=2**53)
     """Number that keyed noise depends on."""
+
+    leftover: WireLeftover | None = None
+    """What the plan is to continue; known to our own dialect, where the greeting announces it."""
 
 
 _ENVELOPE = frozenset(Envelope.model_fields)
@@ -90,6 +107,10 @@ class Greeting(BaseModel):
     card: dict[str, Any]
     """What the actions depend on."""
 
+    continues: dict[Method, int]
+    """Most rows of a running plan that a new one can be made to begin with, by method; those that
+    are not named cannot be asked for."""
+
 
 @dataclass(frozen=True)
 class ClientRequest:
@@ -101,6 +122,9 @@ class ClientRequest:
 
     frames: int
     """Images of each view."""
+
+    leftover: Leftover | None = None
+    """What the plan is to continue."""
 
 
 def wire_names(robot: Embodiment) -> dict[str, str]:
@@ -135,7 +159,20 @@ def read_request(message: object, robot: Embodiment) -> ClientRequest:
     observation: dict[str, Any] = {key: message[name] for key, name in names.items()}
     for part in robot.state:
         observation[part.key] = _single(observation[part.key])
-    return ClientRequest(envelope, observation, _frames(observation, robot))
+    return ClientRequest(
+        envelope, observation, _frames(observation, robot), _leftover(envelope.leftover, robot)
+    )
+
+
+def write_leftover(left: Leftover) -> dict[str, Any]:
+    """Return what a robot goes on executing as a request says it."""
+    return {
+        "targets": left.targets,
+        "delay": left.delay,
+        "method": left.method,
+        "strength": left.strength,
+        "weights": left.weights,
+    }
 
 
 def write_observation(given: Observation, robot: Embodiment) -> dict[str, Any]:
@@ -168,9 +205,22 @@ def arena_greeting(robot: Embodiment) -> dict[str, Any]:
 
 
 def write_actions(
-    dialect: Dialect, actions: NDArray[np.float32], timing: Mapping[str, float]
+    dialect: Dialect,
+    actions: NDArray[np.float32],
+    timing: Mapping[str, float],
+    plan: Plan | None = None,
 ) -> bytes:
-    """Return the answer to a request for actions (H, A)."""
+    """Return the answer to a request for actions (H, A).
+
+    Args:
+        dialect: Of the connection.
+        actions: What the robot executes.
+        timing: Milliseconds.
+        plan: What they were made from, which our own client continues; None: nobody says.
+    """
+    if dialect is Dialect.DZROBOT and plan is not None:
+        whole = {"targets": plan.targets, "normalized": plan.normalized}
+        return pack({"actions": actions, "server_timing": dict(timing), **whole})
     if dialect.answers_map:
         # No other array: openpi's broker cuts every one of them along the plan.
         return pack({"actions": actions, "server_timing": dict(timing)})
@@ -206,6 +256,31 @@ def _check_names(
             f"{robot.tag}: unexpected {preview(unknown)}.{suggest(first, expected)} Expected: "
             f"{preview(expected, 12)}."
         )
+
+
+def _leftover(given: WireLeftover | None, robot: Embodiment) -> Leftover | None:
+    """Return what a plan is to continue, checked.
+
+    Raises:
+        ProtocolError: no rows of this robot's plans.
+        ConfigError: more rows are to be kept than are left.
+    """
+    if given is None:
+        return None
+    rows, horizon = given.targets, robot.timing.action_horizon
+    fits = rows.ndim == 2 and 1 <= len(rows) <= horizon and rows.shape[1] == robot.action_dim
+    if not fits or rows.dtype != np.float32 or not np.isfinite(rows).all():
+        raise ProtocolError(
+            f"a leftover of {rows.dtype} {rows.shape}: of a plan of {robot.tag}, 1 to {horizon} "
+            f"rows of {robot.action_dim} finite float32 numbers can be left"
+        )
+    return Leftover(
+        targets=rows,
+        delay=given.delay,
+        method=given.method,
+        strength=given.strength,
+        weights=given.weights,
+    )
 
 
 def _single(value: object) -> object:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from dzrobot.errors import DzrobotError, ServerError
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import PlanningPolicy
+from dzrobot.policies.base import ContinuingPolicy, Leftover, Plan, PlanningPolicy
 from dzrobot.policies.serving.metrics import ServerMetrics
 from dzrobot.policies.serving.sessions import Session
 
@@ -33,11 +33,15 @@ class ScheduledPlan:
     batch: int
     """Sessions that were planned for in the same call."""
 
+    plan: Plan | None = None
+    """What the actions were made from; None: the policy does not say."""
+
 
 @dataclass(eq=False)
 class _Waiting:
     session: Session
     observation: Observation
+    leftover: Leftover | None
     deadline: float
     number: int
     answer: "asyncio.Future[ScheduledPlan]"
@@ -86,7 +90,11 @@ class Scheduler:
         return not self._waiting and not self.running
 
     async def plan(
-        self, session: Session, observation: Observation, within_s: float
+        self,
+        session: Session,
+        observation: Observation,
+        within_s: float,
+        leftover: Leftover | None = None,
     ) -> ScheduledPlan:
         """Return the plan of ``session`` for what it sees.
 
@@ -94,6 +102,7 @@ class Scheduler:
             session: Whose.
             observation: What it sees.
             within_s: When the answer is due, in seconds from now; who is due first is served first.
+            leftover: What the plan is to continue, of a policy that can.
 
         Raises:
             DzrobotError: the policy refuses the observation; the session is as it was.
@@ -101,9 +110,8 @@ class Scheduler:
         """
         self._refuse_when_broken()
         answer: asyncio.Future[ScheduledPlan] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(
-            session, observation, time.monotonic() + within_s, next(self._numbers), answer
-        )
+        due = time.monotonic() + within_s
+        waiting = _Waiting(session, observation, leftover, due, next(self._numbers), answer)
         self._waiting.append(waiting)
         self._news.set()
         try:
@@ -202,14 +210,24 @@ class Scheduler:
                 self._policy.reset(session.seat, episode=session.episode)
                 session.fresh = False
         try:
-            results = self._policy.infer_batch(
-                [waiting.observation for waiting in group],
-                [waiting.session.seat for waiting in group],
-            )
+            return self._ask(group)
         except DzrobotError as error:
             if len(group) == 1:
                 return [error]
             return [answer for waiting in group for answer in self._plan([waiting])]
+
+    def _ask(self, group: Sequence[_Waiting]) -> list[ScheduledPlan | DzrobotError]:
+        observations = [waiting.observation for waiting in group]
+        seats = [waiting.session.seat for waiting in group]
+        if isinstance(self._policy, ContinuingPolicy):
+            plans = self._policy.plan_batch(observations, seats, [w.leftover for w in group])
+            return [
+                ScheduledPlan(
+                    actions=plan.actions, timing=dict(plan.timing), batch=len(group), plan=plan
+                )
+                for plan in plans
+            ]
+        results = self._policy.infer_batch(observations, seats)
         return [
             ScheduledPlan(
                 actions=result["actions"], timing=dict(result["timing"]), batch=len(group)

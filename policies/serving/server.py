@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -16,7 +16,13 @@ from websockets.frames import CloseCode
 from dzrobot import __version__
 from dzrobot.documents import shorten
 from dzrobot.errors import ConfigError, DzrobotError, ProtocolError, SessionError
-from dzrobot.policies.base import PlanningPolicy
+from dzrobot.policies.base import (
+    ContinuingPolicy,
+    Leftover,
+    Method,
+    PlanningPolicy,
+    check_continuing,
+)
 from dzrobot.policies.serving.dialects import (
     SUBPROTOCOL,
     VLLM_PATH,
@@ -218,8 +224,30 @@ class PolicyServer:
             execute=self._execute,
             history="off" if self._policy.history == "off" else "recent",
             card=self._card,
+            continues=self._continues(),
         )
         return pack(greeting.model_dump())
+
+    def _continues(self) -> dict[Method, int]:
+        if not isinstance(self._policy, ContinuingPolicy):
+            return {}
+        methods = get_args(Method)
+        return {way: n for way in methods if (n := self._policy.longest_delay(way))}
+
+    def _check_leftover(self, dialect: Dialect, left: Leftover) -> None:
+        """Refuse to continue a plan where this was not announced.
+
+        Raises:
+            ProtocolError: the dialect has no words for it, or the policy none of our protocol.
+            ConfigError: the policy cannot be given so many rows.
+        """
+        if dialect is not Dialect.DZROBOT or not isinstance(self._policy, ContinuingPolicy):
+            raise ProtocolError(
+                f"a request with a leftover, and nobody announced that plans can be continued: the "
+                f"dialect is {dialect.value}; ask without, or with the subprotocol {SUBPROTOCOL} "
+                "for a policy whose greeting names the method under 'continues'"
+            )
+        check_continuing(self._policy, left.method, left.delay)
 
     async def _exchange(
         self, dialect: Dialect, client: ClientConnection, socket: ServerConnection
@@ -265,13 +293,17 @@ class PolicyServer:
         self, dialect: Dialect, client: ClientConnection, request: ClientRequest
     ) -> bytes:
         envelope = request.envelope
+        if request.leftover is not None:
+            self._check_leftover(dialect, request.leftover)
         session = await self._session(client, envelope.session_id or "")
         within = self._period_s if envelope.deadline_ms is None else envelope.deadline_ms / 1000
         client.busy, client.newest = session, session.id
         session.used(time.monotonic())
         began = time.perf_counter()
         try:
-            plan = await self._scheduler.plan(session, request.observation, within)
+            plan = await self._scheduler.plan(
+                session, request.observation, within, request.leftover
+            )
         finally:
             client.busy = None
         self._count(client, session, request.frames, plan)
@@ -279,7 +311,7 @@ class PolicyServer:
             self._recorder.note(client, session, request, plan)
         timing = {"infer_ms": plan.timing["total_ms"], **plan.timing}
         timing["server_ms"] = 1000 * (time.perf_counter() - began)
-        return write_actions(dialect, plan.actions, timing)
+        return write_actions(dialect, plan.actions, timing, plan.plan)
 
     def _count(
         self, client: ClientConnection, session: Session, frames: int, plan: ScheduledPlan

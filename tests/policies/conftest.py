@@ -1,5 +1,7 @@
 """Tiny checkpoints of both variants, written once."""
 
+import json
+
 import pytest
 import torch
 
@@ -29,3 +31,15 @@ def tiny_folders(tmp_path_factory, libero):
 def tiny(request, tiny_folders):
     """Return the folder of an official checkpoint of each variant."""
     return tiny_folders / request.param
+
+
+@pytest.fixture(scope="session")
+def continuing_checkpoint(tmp_path_factory, libero):
+    """Return a checkpoint that says it was trained to be given up to four actions."""
+    folder = tmp_path_factory.mktemp("continuing") / "tiny"
+    options = TinyOptions(dtype=torch.float32, with_passport=True)
+    write_tiny_checkpoint(folder, libero, options)
+    file = folder / "dzrobot_passport.json"
+    passport = json.loads(file.read_text())
+    file.write_text(json.dumps({**passport, "rtc_training_max_delay": 4}))
+    return folder

@@ -1,7 +1,5 @@
 """Plans that are made while the robot moves: of what was seen when they were asked for."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,7 @@ from dzrobot.embodiments.registry import EMBODIMENTS, load_embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import AsyncPolicy, Leftover
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
-from dzrobot.policies.dreamzero.tiny import TinyOptions, write_tiny_checkpoint
+from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
 from dzrobot.rollout.engine import Engine, VirtualDesk
 from dzrobot.rollout.execution import ExecutionOptions, schedule
 from dzrobot.rollout.latency import parse_latency
@@ -19,21 +17,11 @@ EXECUTE, STEPS = 5, 17
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Return a checkpoint that was trained to be given up to four actions."""
-    folder = tmp_path_factory.mktemp("async") / "tiny"
-    options = TinyOptions(dtype=torch.float32, with_passport=True)
-    write_tiny_checkpoint(folder, load_embodiment("libero_sim"), options)
-    file = folder / "dzrobot_passport.json"
-    passport = json.loads(file.read_text())
-    file.write_text(json.dumps({**passport, "rtc_training_max_delay": 4}))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def policy(folder):
+def policy(continuing_checkpoint):
     options = PolicyOptions(dit_steps=5, history="recent", noise="keyed", execute=EXECUTE)
-    return DreamZeroPolicy.from_pretrained(folder, embodiment="libero_sim", options=options)
+    return DreamZeroPolicy.from_pretrained(
+        continuing_checkpoint, embodiment="libero_sim", options=options
+    )
 
 
 def seen(step, robot=EMBODIMENTS["libero_sim"]):
