@@ -33,7 +33,7 @@ from dzrobot.policies.dreamzero.checkpoints.writer import (
     ShardOptions,
     write_json,
     write_weights,
-    written_aside,
+    written_whole,
 )
 from dzrobot.policies.dreamzero.network.config import (
     DiTConfig,
@@ -124,7 +124,7 @@ def write_tiny_checkpoint(
     options = options or TinyOptions()
     config = tiny_config(options.variant, embodiment)
     metadata = tiny_metadata(embodiment, options.seed)
-    with written_aside(target) as folder:
+    with written_whole(target) as folder:
         (folder / METADATA_FILE).parent.mkdir(parents=True)
         weights = TinyWeightsSource(expected_shapes(config), options.seed, options.dtype)
         write_weights(folder, weights, ShardOptions(shard_bytes=options.shard_bytes))

@@ -22,13 +22,16 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
 )
 from dzrobot.policies.dreamzero.checkpoints.load import expected_shapes
 from dzrobot.policies.dreamzero.checkpoints.passport import passport_for, write_passport
-from dzrobot.policies.dreamzero.checkpoints.sources import UnionSource, WeightSource
+from dzrobot.policies.dreamzero.checkpoints.sources import (
+    StateDictSource,
+    UnionSource,
+    WeightSource,
+)
 from dzrobot.policies.dreamzero.checkpoints.writer import (
     ShardOptions,
-    StateDictSource,
     write_json,
     write_weights,
-    written_aside,
+    written_whole,
 )
 from dzrobot.policies.dreamzero.network.config import (
     DiTConfig,
@@ -114,7 +117,7 @@ def write_mini_checkpoint(
     """
     config = mini_config(embodiment)
     statistics = Statistics.from_metadata(metadata, embodiment)
-    with written_aside(target) as folder:
+    with written_whole(target) as folder:
         (folder / METADATA_FILE).parent.mkdir(parents=True)
         write_weights(folder, weights, ShardOptions())
         write_json(folder / CONFIG_FILE, config.to_dict())

@@ -36,7 +36,7 @@ from dzrobot.policies.dreamzero.checkpoints.load import (
 from dzrobot.policies.dreamzero.checkpoints.lora import MergedSource, adapter_scale, inject_adapters
 from dzrobot.policies.dreamzero.checkpoints.names import adapted_names, peft_name
 from dzrobot.policies.dreamzero.checkpoints.sources import WeightSource
-from dzrobot.policies.dreamzero.checkpoints.writer import SHARD_BYTES, ShardOptions, written_aside
+from dzrobot.policies.dreamzero.checkpoints.writer import SHARD_BYTES, ShardOptions, written_whole
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 
 Layout = Literal["directory", "full_weights", "dcp", "peft"]
@@ -192,8 +192,8 @@ def _write(
         rename(name): tensor.to(options.dtype or weights.tensors[name].dtype, copy=True)
         for name, tensor in weights.stream(weights.tensors)
     }
-    with written_aside(target) as aside:
+    with written_whole(target) as temporary:
         if options.to == "dcp":
-            write_dcp(aside, state)
+            write_dcp(temporary, state)
         else:
-            torch.save(state, aside)
+            torch.save(state, temporary)

@@ -50,7 +50,7 @@ from dzrobot.policies.dreamzero.checkpoints.writer import (
     ShardOptions,
     write_json,
     write_weights,
-    written_aside,
+    written_whole,
 )
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.yaml_values import LARGEST, read_yaml
@@ -285,7 +285,7 @@ def write_directory(
     Raises:
         CheckpointError: ``target`` exists already.
     """
-    with written_aside(target) as folder:
+    with written_whole(target) as folder:
         folder.mkdir()
         write_weights(folder, weights, options)
         write_sidecars(folder, sidecars)

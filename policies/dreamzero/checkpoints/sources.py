@@ -186,13 +186,20 @@ def _opened(file: Path) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemorySource:
-    """Tensors of one unpickled file; mapped from disk where its format allows."""
+class StateDictSource:
+    """Tensors in memory, or of one unpickled file, mapped from disk where its format allows."""
 
-    origin: str
-    layout: str
-    tensors: Mapping[str, TensorInfo]
     values: Mapping[str, Tensor]
+    origin: str = "memory"
+    layout: str = "state dict in memory"
+
+    @cached_property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Return shape and dtype of each."""
+        return {
+            name: TensorInfo(shape=tuple(value.shape), dtype=value.dtype, file=Path(self.origin))
+            for name, value in self.values.items()
+        }
 
     def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the named tensors."""
@@ -200,7 +207,7 @@ class MemorySource:
             yield name, self.values[name]
 
 
-def open_pickled(file: Path) -> MemorySource:
+def open_pickled(file: Path) -> StateDictSource:
     """Return the tensors of a ``.pt`` or ``.pth`` state dict, nested in any of the published ways.
 
     Raises:
@@ -212,12 +219,7 @@ def open_pickled(file: Path) -> MemorySource:
     _check_dense(values, file)
     raw = canonical_table(values, str(file))
     clean = {name: values[raw[name]] for name in raw}
-    return MemorySource(
-        origin=str(file), layout=f"pickled state dict ({nesting})", values=clean,
-        tensors={
-            n: TensorInfo(shape=tuple(t.shape), dtype=t.dtype, file=file) for n, t in clean.items()
-        },
-    )  # fmt: skip
+    return StateDictSource(values=clean, origin=str(file), layout=f"pickled state dict ({nesting})")
 
 
 def _check_dense(values: Mapping[str, Tensor], file: Path) -> None:

@@ -1,11 +1,10 @@
-"""Writing weights: safetensors shards with an index, made aside, then moved into place."""
+"""Writing weights: safetensors shards with an index, there whole or not at all."""
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ SHARD_BYTES = 4 * 1000**3
 
 
 @contextmanager
-def written_aside(target: Path) -> Iterator[Path]:
+def written_whole(target: Path) -> Iterator[Path]:
     """Yield a path beside ``target`` to write to; renamed to ``target`` if all goes well.
 
     Raises:
@@ -31,41 +30,19 @@ def written_aside(target: Path) -> Iterator[Path]:
     with explained(f"write {str(target)[:200]}", CheckpointError):
         refuse_existing(target)
         target.parent.mkdir(parents=True, exist_ok=True)
-        aside = target.with_name(f".{target.name}.{os.getpid()}.partial")
-        remove(aside)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        remove(temporary)
         try:
-            yield aside
-            move(aside, target)
+            yield temporary
+            move(temporary, target)
         finally:
-            remove(aside)
+            remove(temporary)
 
 
 def refuse_existing(target: Path) -> None:
     """Raise :class:`CheckpointError` if ``target`` exists, before work is spent on it."""
     if target.exists():
         raise CheckpointError(f"{target} exists already; choose another path or remove it first")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StateDictSource:
-    """Tensors already in memory, as a source."""
-
-    values: Mapping[str, Tensor]
-    origin: str = "memory"
-    layout: str = "state dict in memory"
-
-    @cached_property
-    def tensors(self) -> dict[str, TensorInfo]:
-        """Return shape and dtype of each."""
-        return {
-            name: TensorInfo(shape=tuple(value.shape), dtype=value.dtype, file=Path(self.origin))
-            for name, value in self.values.items()
-        }
-
-    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the named tensors."""
-        for name in names:
-            yield name, self.values[name]
 
 
 def plan_shards(tensors: Mapping[str, TensorInfo], limit: int = SHARD_BYTES) -> list[list[str]]:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from dzrobot.policies.dreamzero.checkpoints.load import load_weights
-from dzrobot.policies.dreamzero.checkpoints.writer import StateDictSource
+from dzrobot.policies.dreamzero.checkpoints.sources import StateDictSource
 from dzrobot.policies.dreamzero.network.diffusion import DiffusionNoise
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.session import (

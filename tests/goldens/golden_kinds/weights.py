@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from dzrobot.policies.dreamzero.checkpoints.load import load_weights, official_state
-from dzrobot.policies.dreamzero.checkpoints.writer import StateDictSource
+from dzrobot.policies.dreamzero.checkpoints.sources import StateDictSource
 from dzrobot.policies.dreamzero.network.dit import CausalDiT
 from dzrobot.policies.dreamzero.network.image import ImageEncoder
 from dzrobot.policies.dreamzero.network.prompt import TextEncoder

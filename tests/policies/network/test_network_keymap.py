@@ -5,7 +5,7 @@ import torch
 
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.load import load_weights, official_state
-from dzrobot.policies.dreamzero.checkpoints.writer import StateDictSource
+from dzrobot.policies.dreamzero.checkpoints.sources import StateDictSource
 from dzrobot.policies.dreamzero.network.config import ImageConfig, TextConfig, VaeConfig
 from dzrobot.policies.dreamzero.network.image import ImageEncoder
 from dzrobot.policies.dreamzero.network.prompt import TextEncoder
