@@ -7,6 +7,7 @@ Python until the very end of the process.
 
 import argparse
 import importlib.util
+import os
 import select
 import signal
 import sys
@@ -210,7 +211,7 @@ def main() -> None:
     parser.add_argument("--timebase", type=int, required=True, help="of the shared clock")
     parser.add_argument("serials", nargs="+")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     page = Timebase(arguments.timebase)
     exposures = Exposures(page)
     bus = load_bus()
@@ -262,3 +263,6 @@ def _stream(bus: Any, stream: Any, encoding: str) -> Any:
 
 if __name__ == "__main__":
     main()
+    # Threads of the bus call Python when a reader leaves. In an interpreter that is ending they are
+    # ended in the middle of native code, which aborts: "FATAL: exception not rethrown".
+    os._exit(0)

@@ -50,7 +50,7 @@ class EmulatorClient:
         self._tcp = connection
         self._udp = udp
         # What the client before this one sent last is not this one's.
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):
             while True:
                 self._udp.recv(4096)
         self._address = address

@@ -193,7 +193,7 @@ class DriverProcess:
         try:
             number = self._send(method, arguments, prompt_s)
             wait_s = prompt_s if self._owed_since_s is None else 0.0
-            return self._receive(number, time.monotonic() + wait_s)
+            return self._receive(number, time.monotonic() + wait_s, prompt_s)
         except TimeoutError as error:
             now = time.monotonic()
             self._owed_since_s = self._owed_since_s or now
@@ -249,7 +249,8 @@ class DriverProcess:
         except OSError as error:
             raise self._lost("has ended") from error
 
-    def _receive(self, number: int, deadline_s: float) -> Any:
+    def _receive(self, number: int, deadline_s: float, late_s: float = 0.0) -> Any:
+        """Return the answer to a question; one that comes late grants this one ``late_s`` more."""
         while True:
             # Zero would mean not to wait at all, and raises another error.
             self._socket.settimeout(max(1e-4, deadline_s - time.monotonic()))
@@ -262,8 +263,10 @@ class DriverProcess:
             if not data:
                 raise self._lost("has ended")
             answered, value = pickle.loads(data)
-            # A late answer to an earlier question says no more than that somebody is there.
+            # A late answer to an earlier question says no more than that somebody is there: without
+            # time for the own one, every answer from then on would be late.
             self._owed_since_s = None
+            deadline_s = max(deadline_s, time.monotonic() + late_s)
             if answered == number:
                 if isinstance(value, BaseException):
                     raise value

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from emulated import KeptCell, need_libraries, rows
+from emulated import KeptCell, need_libraries, printer, rows
 
 from dzrobot.envs.franka.arm import DisconnectedError
 from dzrobot.envs.franka.clock import SystemClock
@@ -25,6 +25,9 @@ from dzrobot.errors import DzrobotError, RobotError, StoppedError
 
 GAP_S = 0.2
 """How long the environment's process may be silent, beyond what the machine does to everyone."""
+
+END_S = 5.0
+"""How long stop and close may take together, whatever hangs."""
 
 STILL = np.zeros(7, np.float32)
 FORWARD = np.array([0.2, 0, 0, 0, 0, 0, 0], np.float32)
@@ -131,6 +134,13 @@ def test_a_late_answer_is_not_taken_for_another_questions(echo):
     os.kill(echo.pid, signal.SIGCONT)
     assert echo.ask("echo", "second", timeout_s=10) == "second"
     assert echo.prompt("echo", "third") == "third"
+
+
+def test_a_loop_hears_a_driver_again_that_was_late_once(echo):
+    echo._patience = 10.0  # It has a second.
+    assert echo.prompt("hang", 1.5) is None
+    time.sleep(2.0)
+    assert echo.prompt("hang", 0.2, default="no answer") is None
 
 
 def test_a_driver_ends_with_its_parent():
@@ -257,7 +267,7 @@ SHORT = {"arm driver-move", "hand driver-grasp"}
 def make(cell, *, cameras):
     values = {
         "control_hz": 20.0, "reward": {"rule": "none"}, "limits": PATIENT,
-        "gripper": {"timeout_s": 2.0}, "reset": {"speed_m_s": 0.5, "lift_m": 0.0},
+        "gripper": {"timeout_s": 4.0}, "reset": {"speed_m_s": 0.5, "lift_m": 0.0},
     }  # fmt: skip
     env = connectable(cell, load_workcell("emulated", values))
     if not cameras:
@@ -293,7 +303,7 @@ def reach(env, cell, phase):
 
 @pytest.mark.robot
 @pytest.mark.parametrize("stopped", rows(STOPPED, ["-".join(row) for row in STOPPED], SHORT))
-def test_what_is_stopped_for_ever_freezes_nobody(stopped, cell, beats):
+def test_what_is_stopped_for_ever_freezes_nobody(stopped, cell, beats, request, capsys):
     peer, phase = stopped
     env = make(cell, cameras="camera" in peer or "video" in peer)
     cell.open()
@@ -304,13 +314,20 @@ def test_what_is_stopped_for_ever_freezes_nobody(stopped, cell, beats):
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
     try:
-        steps = watch(env, peer, phase)
+        steps, limits = watch(env, peer, phase)
     finally:
         for pid in frozen:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         env.close()
         cell.emulators.set(gripper_latency_s=0.0)
+    done = ", ".join(f"{name} {took:.2f} s" for name, took in limits.items())
+    printer(request, capsys)(
+        f"\n{peer:<25} {phase:<8} silent {beats.own_s:.3f} s, machine {beats.machines_s:.3f} s; "
+        f"longest step {max(steps, default=0):.2f} s; {done}"
+    )
+    # Whoever is told to end does so within 5 s, beyond what the machine does to everyone.
+    assert limits.get("stop", 0.0) + limits["close"] < END_S + 10 * beats.machines_s
     assert beats.own_s < GAP_S + 2 * beats.machines_s
     assert all(took < GAP_S + 0.05 + 2 * beats.machines_s for took in steps)
     again = make(cell, cameras=False)
@@ -328,8 +345,8 @@ NOTICED = {
 
 
 def watch(env, peer, phase):
-    """Continue beside what was stopped; return how long each step took."""
-    steps = []
+    """Continue beside what was stopped; return how long each step took, and stop, reset, close."""
+    steps, limits = [], {}
     if phase in ("move", "grasp"):
         aborted, action = False, CLOSED if phase == "grasp" else FORWARD
         while not aborted and len(steps) < 200:
@@ -344,17 +361,18 @@ def watch(env, peer, phase):
     if phase == "stop":
         began = time.monotonic()
         env._control.release()
-        assert time.monotonic() - began < 15
+        limits["stop"] = time.monotonic() - began
     if phase != "close":
         began = time.monotonic()
         # A driver is killed and another started; a device that is gone is an error.
         with contextlib.nullcontext() if "driver" in peer else pytest.raises(DzrobotError):
             env.reset()
-        assert time.monotonic() - began < 60
+        limits["reset"] = time.monotonic() - began
+        assert limits["reset"] < 60
     began = time.monotonic()
     env.close()
-    assert time.monotonic() - began < 30
-    return steps
+    limits["close"] = time.monotonic() - began
+    return steps, limits
 
 
 @pytest.mark.robot
