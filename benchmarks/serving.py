@@ -39,6 +39,8 @@ class Load:
     milliseconds: list[float]
     equal: bool
     batch: float
+    wire: list[float]
+    """Milliseconds of each client's median round trip that the server did not have the request."""
 
     def line(self) -> str:
         """Return it as a row."""
@@ -73,7 +75,9 @@ def local_plans(policy: DreamZeroPolicy, plans: int) -> tuple[list[np.ndarray], 
     return chunks, times
 
 
-def drive(url: str, plans: int, actions: list[np.ndarray], times: list[float]) -> None:
+def drive(
+    url: str, plans: int, actions: list[np.ndarray], times: list[float], wire: list[float]
+) -> None:
     """Act as one client."""
     execute = ROBOT.execute or ROBOT.timing.action_horizon
     # On a loaded machine the last of many waits long; here that is measured, not an error.
@@ -84,6 +88,8 @@ def drive(url: str, plans: int, actions: list[np.ndarray], times: list[float]) -
         actions.append(client.act(seen(step), session="there"))
         if step % execute == 0:
             times.append(1000 * (time.perf_counter() - began))
+    timing = client.timing
+    wire.append(timing.round_trip_p50 - timing.server_p50)
     client.close()
 
 
@@ -91,9 +97,10 @@ def load(server: PolicyServer, clients: int, plans: int, expected: list[np.ndarr
     """Return what ``clients`` see that ask at the same time."""
     url = f"ws://127.0.0.1:{server.ports[0]}"
     kept: list[tuple[list[np.ndarray], list[float]]] = [([], []) for _ in range(clients)]
+    wire: list[float] = []
     before = batches(server)
     began = time.perf_counter()
-    threads = [threading.Thread(target=drive, args=(url, plans, *own)) for own in kept]
+    threads = [threading.Thread(target=drive, args=(url, plans, *own, wire)) for own in kept]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -103,7 +110,7 @@ def load(server: PolicyServer, clients: int, plans: int, expected: list[np.ndarr
     equal = all(np.array_equal(actions, expected) for actions, _ in kept)
     times = [one for _, own in kept for one in own]
     sessions = (after[0] - before[0]) / max(1.0, after[1] - before[1])
-    return Load(clients, spent, times, equal, sessions)
+    return Load(clients, spent, times, equal, sessions, wire)
 
 
 def batches(server: PolicyServer) -> tuple[float, float]:
@@ -133,6 +140,9 @@ def main() -> None:
             if count == 1:
                 ratio = statistics.median(done.milliseconds) / statistics.median(here)
                 print(f"        through the server : in this process = {ratio:.3f} (median plan)")
+                print(
+                    f"        of a round trip, {done.wire[0]:.1f} ms are not the server's (median)"
+                )
     print(f"most memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
 
 

@@ -197,7 +197,11 @@ class RemotePolicy:
     def longest_delay(self, method: Method) -> int:
         """Return the most rows of a running plan that the server says it can continue so.
 
-        0 for servers that are not dzrobot's: their wire has no words for a running plan.
+        Args:
+            method: How the new plan is made to begin with them.
+
+        Returns:
+            0 of servers that are not dzrobot's: their wire has no words for a running plan.
         """
         greeting = self._connections[""].greeting
         return 0 if greeting is None else greeting.continues.get(method, 0)
