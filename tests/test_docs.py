@@ -115,7 +115,9 @@ def test_dzrobot_lines_are_accepted(words):
     parser = argparse.ArgumentParser(allow_abbrev=False)
     module.add_arguments(parser)
     nested = parser._subparsers is not None
-    (parser.parse_args if nested else parser.parse_intermixed_args)(words[2:])
+    # Whether there is a GPU is looked up as the flag is read; here, it does not matter.
+    given = ["cpu" if re.fullmatch(r"cuda(:\d+)?", word) else word for word in words[2:]]
+    (parser.parse_args if nested else parser.parse_intermixed_args)(given)
 
 
 def options(parser):
