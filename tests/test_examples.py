@@ -69,6 +69,25 @@ def test_comparing_policies_from_python(run, tmp_path):
     assert run("compare_policies.py", *words).count("of 3\n") == 2
 
 
+def test_observations_of_ones_own(run):
+    said = run("own_observations.py")
+    assert "state.state: 8 numbers, float32" in said
+    assert "annotation.task: text" in said
+    assert said.count("step ") == 10
+
+
+def test_many_environments(run):
+    said = run("many_environments.py", "--steps", 7, "--episode", 3)
+    assert "move the point to the red mark: 2 environments" in said
+    assert said.count(": over after 3 steps") == 4
+
+
+@pytest.mark.long
+def test_imagining(run, tmp_path):
+    run("imagine.py", "--max-steps", 16, "--output", tmp_path / "imagined.webp")
+    assert (tmp_path / "imagined.webp").read_bytes()[8:12] == b"WEBP"
+
+
 def test_the_loop(run):
     said = run("loop.py", "--env", "dzrobot/point-v0", "--max-steps", 9)
     assert "move the point to the red mark: 8 actions are planned at a time" in said

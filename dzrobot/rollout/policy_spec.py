@@ -127,8 +127,10 @@ def resolve_policy(
     Raises:
         CheckpointError: the checkpoint cannot be used, or knows several robots, or none, and the
             environment decides nothing.
-        ConfigError: nothing says which robot it is.
+        ConfigError: nothing says which robot it is, or there is no such device.
     """
+    # For every policy: who names a device means one that is there.
+    _check_device(spec.device)
     checkpoint, robot = None, of_environment
     if spec.is_checkpoint:
         from dzrobot.policies.dreamzero.checkpoints.hub import local_path
@@ -276,12 +278,10 @@ class RandomPolicy:
         self._draws[session] = numpy_generator("random policy", self._seed, episode or 0)
 
 
-def check_device(name: str) -> None:
-    """Do nothing where torch sees the device ``name``.
-
-    Raises:
-        ConfigError: there is no such device.
-    """
+def _check_device(name: str) -> None:
+    """Raise ConfigError where there is no such device."""
+    if name == "cpu":
+        return
     import torch
 
     kind, _, index = name.partition(":")
@@ -303,7 +303,6 @@ def _open_checkpoint(spec: PolicySpec, robot: Embodiment, checkpoint: "Checkpoin
     dtypes = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16}
     if spec.dtype not in dtypes:
         raise ConfigError(f"dtype {spec.dtype!r}: choose float32 or bfloat16")
-    check_device(spec.device)
     # Wrong now, rather than in every episode.
     acts = spec.options.generate(robot)
     step_plan(acts.dit_steps, acts.solver_steps)

@@ -271,6 +271,7 @@ HEAVY = Nursery(
     *(f"dzrobot.commands.{name}" for name in ("convert", "init", "inspect", "stats", "train")),
     "dzrobot.training.build",
     "dzrobot.training.trainer",
+    "torch.utils.tensorboard",
     # What networks are built of, imported where one is.
     "diffusers.models.autoencoders.autoencoder_kl_wan",
     "transformers.models.clip.modeling_clip",

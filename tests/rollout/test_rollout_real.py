@@ -17,7 +17,7 @@ from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
 from dzrobot.rollout.evaluation.evaluate import Evaluation, prepare
 from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.evaluation.records import RecordFile
-from dzrobot.rollout.policy_spec import PolicySpec, load_policy, resolve_policy
+from dzrobot.rollout.policy_spec import PolicySpec, resolve_policy
 
 EXAMPLE = ("examples/eval_libero.py",)
 FAST = ("--env-arg", "quality=draft", "--videos", "none")
@@ -46,9 +46,8 @@ def test_the_expert_lifts_without_cameras(command, tmp_path):
 
 def test_a_device_that_is_not_there_is_said(checkpoint):
     policy = PolicySpec(name=str(checkpoint), device=f"cuda:{torch.cuda.device_count()}")
-    found = resolve_policy(policy, load_embodiment("libero_sim"))
     with pytest.raises(ConfigError, match="visible to torch; give cpu"):
-        load_policy(found)
+        resolve_policy(policy, load_embodiment("libero_sim"))
 
 
 def test_a_checkpoint_is_opened_once(checkpoint):

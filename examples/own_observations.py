@@ -1,0 +1,46 @@
+"""Ask a policy with observations of your own: no environment, no simulator.
+
+    python examples/own_observations.py
+
+Start from here where cameras and robot are read by a program that exists. The policy's robot says
+what an observation holds; a wrong size, type or missing key is an error that names it.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from dzrobot import DreamZeroPolicy, Embodiment, default_checkpoint
+
+STEPS = 10
+
+
+def main() -> None:
+    """Print what is expected, and the actions for what "cameras" of noise show."""
+    policy = DreamZeroPolicy.from_pretrained(default_checkpoint())
+    robot = policy.embodiment
+    for view in robot.views:
+        print(f"{view.key}: picture (height, width, 3) uint8, {view.resolution} in training")
+    for part in robot.state:
+        print(f"{part.key}: {part.dim} numbers, float32")
+    print(f"{robot.language}: text")
+
+    random = np.random.default_rng(0)
+    policy.reset("mine")  # Whenever an episode begins; what is remembered belongs to the session.
+    for step in range(STEPS):
+        action = policy.act(observe(robot, random), session="mine")
+        print(f"step {step}: {np.array2string(action, precision=2, suppress_small=True)}")
+
+
+def observe(robot: Embodiment, random: np.random.Generator) -> dict[str, Any]:
+    """Return one observation; read your cameras and joints here."""
+    pictures = {
+        view.key: random.integers(0, 256, (*view.resolution, 3), dtype=np.uint8)
+        for view in robot.views
+    }
+    state = {part.key: np.zeros(part.dim, np.float32) for part in robot.state}
+    return {**pictures, **state, robot.language: "lift the cube"}
+
+
+if __name__ == "__main__":
+    main()
