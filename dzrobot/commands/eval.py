@@ -25,6 +25,7 @@ from dzrobot.rollout.arms import slowed
 from dzrobot.rollout.environment import look_at, make_environment
 from dzrobot.rollout.evaluation.card import card_digest
 from dzrobot.rollout.evaluation.evaluate import (
+    PREDICTED_EPISODES,
     EvalProgress,
     Evaluation,
     PreparedEvaluation,
@@ -35,6 +36,7 @@ from dzrobot.rollout.evaluation.evaluate import (
 from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.evaluation.report import Summary, failures_line, measures_line, table
 from dzrobot.rollout.policy_spec import BUILT_IN, REMOTE, PolicySpec
+from dzrobot.rollout.predictions import predictions_size
 
 SUMMARY = "evaluate a policy in an environment"
 DEFAULT_ENV = "dzrobot/lift-v0"
@@ -93,6 +95,7 @@ def _evaluated(console: Console, arguments: argparse.Namespace) -> tuple[Summary
     options = RunOptions(
         workers=workers,
         videos=arguments.videos,
+        predictions=None if arguments.predictions is None else arguments.predictions == "on",
         shard=arguments.shard,
         max_errors=arguments.max_errors,
     )
@@ -147,6 +150,8 @@ def conclude(console: Console, summary: Summary, output: Path, title: str) -> in
         console.print(f"means over episodes: {measured}", soft_wrap=True, markup=False)
     for case, message in summary.errors[:5]:
         console.print(f"error in {case}: {message}", markup=False, soft_wrap=True)
+    if size := predictions_size(output):
+        console.print(f"predictions for `dzrobot report`: {size / 1e6:.1f} MB")
     console.print(f"results in {output}", markup=False, soft_wrap=True)
     if summary.complete:
         return 0
@@ -280,6 +285,11 @@ def _how(group: Any) -> None:
     group.add_argument(
         "--videos", choices=["all", "failures", "none"], default="all", help="episodes to film"
     )
+    group.add_argument(
+        "--predictions", choices=["on", "off"],
+        help="keep what the policy predicts, for `dzrobot report` (default: on for up to "
+        f"{PREDICTED_EPISODES} episodes of a policy that predicts)",
+    )  # fmt: skip
     group.add_argument(
         "--shard", type=flags.shard, default="0/1", metavar="I/N", help="part I (from 0) of N parts"
     )

@@ -36,6 +36,7 @@ from dzrobot.rollout.evaluation.protocol import EpisodeSpec
 from dzrobot.rollout.evaluation.records import Record, storing
 from dzrobot.rollout.failures import EpisodeError, ErrorCapture
 from dzrobot.rollout.policy_spec import PrivilegedActor
+from dzrobot.rollout.predictions import PredictingActor
 from dzrobot.rollout.processes import end_with_parent
 from dzrobot.rollout.video import EpisodeVideo, Wanted
 
@@ -58,6 +59,10 @@ class RolloutSettings:
 
     ablation: Ablation = "none"
     videos: Wanted = "all"
+
+
+OwnActor = PolicyActor | PredictingActor | EngineActor
+"""What acts in the main process."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +185,7 @@ class _Worker:
     number: int
     settings: RolloutSettings
     case: EpisodeSpec | None = None
-    actor: PolicyActor | EngineActor | None = None
+    actor: OwnActor | None = None
     """Acts for it; None where each environment has its own policy."""
 
     last_key: tuple[object, ...] | None = None
@@ -251,12 +256,18 @@ class Acting:
     engines: Engines | None = None
     """Make the actors where time passes while the policy thinks; None: it stands still."""
 
-    def actor(self, session: str, case: EpisodeSpec) -> PolicyActor | EngineActor | None:
+    predictions: Path | None = None
+    """Results folder to keep in what the policy predicts; None: it is not kept."""
+
+    def actor(self, session: str, case: EpisodeSpec) -> OwnActor | None:
         """Return what acts for ``case``; None where its environment has a policy of its own."""
         if self.policy is None:
             return None
         if self.engines is None:
-            return PolicyActor(policy=self.policy, session=session, noise_key=case.noise_key)
+            actor = PolicyActor(policy=self.policy, session=session, noise_key=case.noise_key)
+            if self.predictions is None:
+                return actor
+            return PredictingActor(inner=actor, folder=self.predictions, case=case.name)
         assert isinstance(self.policy, AsyncPolicy), "checked beforehand"
         return self.engines.actor(self.policy, session, case)
 
@@ -333,6 +344,7 @@ class WorkerPool:
         case, worker.case = worker.case, None
         if isinstance(message, _Finished):
             outcome = message.outcome
+            _finish(worker.actor)
             if isinstance(worker.actor, EngineActor):
                 outcome = replace(outcome, measures=worker.actor.measures())
             return Record.of(case, outcome, message.video)
@@ -374,6 +386,7 @@ class WorkerPool:
                 actor, stop = self._acting.actor(DEFAULT_SESSION, case), ""
                 with ErrorCapture() as caught:
                     outcome, video = runner.play(case, actor)
+                    _finish(actor)
                     record, stop = Record.of(case, outcome, video), outcome.stop
                 if caught.failure is not None:
                     # An environment that has raised is in no known state; closed, it lets go of
@@ -383,6 +396,13 @@ class WorkerPool:
                 yield record
                 if stop:
                     raise StoppedError(stop)
+
+
+def _finish(actor: OwnActor | None) -> None:
+    """Keep what the episode predicted; before its record, which says that it is done."""
+    if isinstance(actor, PredictingActor):
+        with storing(actor.folder):
+            actor.finish()
 
 
 def _error_record(settings: RolloutSettings, case: EpisodeSpec, failure: EpisodeError) -> Record:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dzrobot.embodiments.spec import Embodiment, History
 from dzrobot.modality.window import Observation, Window, stacked
-from dzrobot.policies.base import Leftover
+from dzrobot.policies.base import Leftover, Plan
 from dzrobot.policies.dreamzero.network.session import SessionCache
 from dzrobot.policies.history import RECENT, frame_offsets
 
@@ -35,6 +35,9 @@ class SessionState:
 
         self.video: list[Tensor] = []
         """Predicted latents (C, F, Y, X) of each plan since the network last started over."""
+
+        self.last_plan: Plan | None = None
+        """The plan that was made last."""
 
         self._embodiment = embodiment
         self._history = history

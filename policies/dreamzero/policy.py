@@ -392,6 +392,14 @@ class DreamZeroPolicy:
             return None
         return self._plan([ticket])[0]
 
+    def last_plan(self, session: str = DEFAULT_SESSION) -> Plan | None:
+        """Return the plan that ``session`` made last; None before the first.
+
+        Raises:
+            SessionError: The session is not open.
+        """
+        return self._open(session).last_plan
+
     def video_latents(self, session: str = DEFAULT_SESSION) -> Tensor:
         """Return the normalized latents (C, F, Y, X) that the last plan predicts.
 
@@ -497,10 +505,13 @@ class DreamZeroPolicy:
         marks = {"encode_ms": (began, encoded), "generate_ms": (encoded, generated)}
         marks |= {"decode_ms": (generated, done), "total_ms": (began, done)}
         timing = {name: 1000 * (stop - start) for name, (start, stop) in marks.items()}
-        return [
+        plans = [
             Plan(actions=actions, targets=targets, normalized=normalized, timing=timing)
             for actions, targets, normalized in decoded
         ]
+        for ticket, plan in zip(tickets, plans, strict=True):
+            ticket.episode.last_plan = plan
+        return plans
 
     def _predict(
         self, episodes: Sequence[SessionState], requests: Sequence[InferenceRequest]

@@ -31,8 +31,12 @@ from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
 from dzrobot.rollout.execution import ExecutionOptions, Schedule, schedule
 from dzrobot.rollout.latency import ZERO
 from dzrobot.rollout.policy_spec import LoadedPolicy, PolicySpec, load_policy, resolve_policy
+from dzrobot.rollout.predictions import PredictingPolicy, remove_unfinished_predictions
 from dzrobot.rollout.video import Wanted, remove_unfinished
 from dzrobot.rollout.workers import Acting, OnOpen, RolloutSettings, WorkerPool, same_environment
+
+PREDICTED_EPISODES = 100
+"""Most episodes of which predictions are kept unasked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,10 @@ class RunOptions:
 
     videos: Wanted = "all"
     """Of which episodes a video is kept."""
+
+    predictions: bool | None = None
+    """Whether what the policy predicts is kept for the report. None: where it predicts, of at most
+    `PREDICTED_EPISODES` episodes."""
 
     shard: tuple[int, int] = (0, 1)
     """Which part of the run this is, and of how many."""
@@ -190,7 +198,7 @@ def evaluate(
     Args:
         prepared: What is evaluated.
         output: Results folder: card.json, cases.jsonl, records.jsonl, summary.json, videos/,
-            errors/. A folder that holds part of the same evaluation is resumed.
+            predictions/, errors/. A folder that holds part of the same evaluation is resumed.
         options: How it is run.
         report: Called at the start and after every episode.
 
@@ -199,6 +207,7 @@ def evaluate(
         StoppedError: an arm was stopped; what was finished before is kept.
     """
     options = _for_arms(options or RunOptions(), prepared)
+    predicted = output if _predicts(prepared, options) else None
     part = shard_of(prepared.cases, *options.shard)
     with locked(output):
         keep_card(output, prepared.card, prepared.cases)
@@ -207,9 +216,17 @@ def evaluate(
         waiting = [case for case in part if case.name not in finished]
         report(_progress(None, part, records))
         try:
-            _run(prepared, output, options, waiting, lambda r: report(_kept(r, part, records)))
+            acting = Acting(
+                policy=prepared.ready.policy,
+                batched=prepared.evaluation.batched,
+                engines=_engines(prepared),
+                predictions=predicted,
+            )
+            settings = _settings(prepared, output, options)
+            _run(settings, acting, options, waiting, lambda r: report(_kept(r, part, records)))
         finally:
             remove_unfinished(output)
+            remove_unfinished_predictions(output)
             summary = summarize(records.records.values(), part)
             write_summary(output, summary, prepared.card)
     return summary
@@ -245,14 +262,8 @@ def merge(output: Path, parts: Sequence[Path]) -> Summary:
     return summary
 
 
-def _run(
-    prepared: PreparedEvaluation,
-    output: Path,
-    options: RunOptions,
-    cases: Sequence[EpisodeSpec],
-    keep: Callable[[Record], None],
-) -> None:
-    settings = RolloutSettings(
+def _settings(prepared: PreparedEvaluation, output: Path, options: RunOptions) -> RolloutSettings:
+    return RolloutSettings(
         folder=output,
         arguments=prepared.arguments,
         stop_at_success=prepared.evaluation.spec.protocol.stop_at_success,
@@ -260,11 +271,15 @@ def _run(
         ablation=prepared.evaluation.ablation,
         videos=options.videos,
     )
-    acting = Acting(
-        policy=prepared.ready.policy,
-        batched=prepared.evaluation.batched,
-        engines=_engines(prepared),
-    )
+
+
+def _run(
+    settings: RolloutSettings,
+    acting: Acting,
+    options: RunOptions,
+    cases: Sequence[EpisodeSpec],
+    keep: Callable[[Record], None],
+) -> None:
     errors = 0
     with WorkerPool(settings, acting, options.workers, opened=options.opened) as pool:
         for record in pool.run(cases):
@@ -272,6 +287,28 @@ def _run(
             errors += record.error is not None
             if errors >= options.max_errors:
                 break
+
+
+def _predicts(prepared: PreparedEvaluation, options: RunOptions) -> bool:
+    """Return whether predictions are kept.
+
+    Raises:
+        ConfigError: they are asked for, and there are none.
+    """
+    why = None
+    if not isinstance(prepared.ready.policy, PredictingPolicy):
+        why = "the policy predicts no video that could be kept"
+    elif prepared.evaluation.batched:
+        why = "with --batch no episode is asked for its own plan"
+    elif prepared.moves_an_arm:
+        why = "an arm is not to wait until a video is decoded"
+    elif prepared.schedule is not None:
+        why = "with --execution or --latency plans overlap"
+    if options.predictions and why:
+        raise ConfigError(f"--predictions on: {why}; leave it out")
+    if options.predictions is None:
+        return why is None and len(prepared.cases) <= PREDICTED_EPISODES
+    return options.predictions
 
 
 def _engines(prepared: PreparedEvaluation) -> Engines | None:

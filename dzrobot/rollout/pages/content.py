@@ -12,6 +12,8 @@ from dzrobot.rollout.evaluation.protocol import EpisodeSpec
 from dzrobot.rollout.evaluation.records import Record, RecordFile
 from dzrobot.rollout.evaluation.report import Row, Summary, summarize
 
+Scores = dict[str, float]
+
 LETTERS = ("A", "B")
 """Names of the runs on a page."""
 
@@ -31,6 +33,20 @@ class Run:
     def digest(self) -> str:
         """Letters that tell its card from others."""
         return card_digest(self.card)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """What a page has of one episode's predictions."""
+
+    video: str
+    """Of what was seen, what was predicted, and their difference; relative to the page."""
+
+    script: str
+    """Scores, plans and times; loaded when the episode is chosen."""
+
+    scores: Scores
+    """Means over the plans; with ``copy_`` before the name, of the copied frame."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +120,17 @@ def _task(row: Row, name: tuple[str, int | None]) -> str:
     return "" if name[1] is None else f"{name[1]} {row.task}"
 
 
-def episode_rows(content: Content, videos: Mapping[tuple[str, str], str]) -> list[dict[str, Any]]:
+def episode_rows(
+    content: Content,
+    videos: Mapping[tuple[str, str], str],
+    predicted: Mapping[str, Mapping[str, Predicted]],
+) -> list[dict[str, Any]]:
     """Return a row for every episode, with what came of it in every run.
 
     Args:
         content: What is shown.
         videos: Where the video of (letter, case) lies, relative to the page.
+        predicted: What is kept of predictions, by letter and case.
     """
     return [
         {
@@ -120,7 +141,11 @@ def episode_rows(content: Content, videos: Mapping[tuple[str, str], str]) -> lis
             "episode": case.episode,
             "seed": case.seed,
             "runs": [
-                _outcome(run.records.get(case.name), videos.get((run.letter, case.name)))
+                _outcome(
+                    run.records.get(case.name),
+                    videos.get((run.letter, case.name)),
+                    predicted[run.letter].get(case.name),
+                )
                 for run in content.runs
             ],
         }
@@ -133,14 +158,17 @@ def _instruction(content: Content, case: EpisodeSpec) -> str:
     return next((record.task for record in told if record is not None and record.task), "")
 
 
-def _outcome(record: Record | None, video: str | None) -> dict[str, Any]:
+def _outcome(
+    record: Record | None, video: str | None, predicted: Predicted | None
+) -> dict[str, Any]:
     if record is None:
-        return {"outcome": "not run", "failure": "", "video": None}
+        return {"outcome": "not run", "failure": "", "video": None, "predicted": None}
     kept = ("steps", "ended", "init_state_id", "wall_s", "policy_ms", "env_ms", "error", "robot")
     return {
         "outcome": "error" if record.error is not None else _won(record),
         "failure": record.failed_by or record.failure_class or "",
         "video": video,
+        "predicted": None if predicted is None else asdict(predicted),
         "measures": None if record.measures is None else asdict(record.measures),
         **{name: getattr(record, name) for name in kept},
     }

@@ -100,6 +100,7 @@ function choose(episode) {
   panel.replaceChildren(element("h3", {}, episode.case), element("p", {}, episode.task), videos);
   const films = [...videos.querySelectorAll("video")];
   if (films.length) panel.append(...controls(films));
+  episode.runs.forEach((run, i) => { if (run.predicted) panel.append(prediction(episode, run, data.letters[i])); });
   episode.runs.forEach((run, i) => panel.append(facts(episode, run, data.letters[i])));
   history.replaceState(null, "", `#${encodeURIComponent(episode.case)}`);
 }
@@ -176,6 +177,69 @@ function drawClasses() {
 }
 
 const most = (lines) => Math.max(...lines.map(({ rate }) => Object.values(rate.failure_classes).reduce((a, b) => a + b, 0)));
+
+// --- predictions --------------------------------------------------------------------------------
+
+// A page from disk may fetch nothing; the numbers of an episode come as a script that calls this.
+const awaited = new Map();
+function takePredictions(name, episode, content) {
+  awaited.get(`${name} ${episode}`)?.(content);
+}
+
+function prediction(episode, run, name) {
+  const scores = run.predicted.scores;
+  const told = "psnr" in scores
+    ? `PSNR ${scores.psnr.toFixed(1)} dB, SSIM ${scores.ssim.toFixed(3)}; copying the last frame ${scores.copy_psnr.toFixed(1)} dB, ${scores.copy_ssim.toFixed(3)}`
+    : "no predicted frame was also seen";
+  const film = element("video", { src: run.predicted.video, controls: true, preload: "metadata", muted: true, playsInline: true, className: "predicted" });
+  const [quality, actions, times] = ["quality", "actions", "times"].map((kind) => element("div", { className: `plot ${kind}` }));
+  const box = element("section", { className: "prediction" },
+    element("h3", {}, letter(name), " Seen, predicted, difference"), element("p", { className: "faint" }, told), film,
+    element("h4", {}, "Each plan's predicted frames"), quality,
+    element("h4", {}, "Planned (thin) and executed actions"), actions,
+    element("h4", {}, "Time of each plan"), times);
+  awaited.set(`${name} ${episode.case}`, (content) => drawPrediction(content, quality, actions, times));
+  box.append(element("script", { src: run.predicted.script }));
+  return box;
+}
+
+const small = { displayModeBar: false, responsive: true };
+
+function drawPrediction({ chunks, executed }, quality, actions, times) {
+  const steps = chunks.map((chunk) => chunk.step);
+  const score = (name, label, axis, dash) => ({
+    name: label, x: steps, y: chunks.map((chunk) => chunk.scores[name] ?? null), yaxis: axis, mode: "lines+markers",
+    line: { dash, color: axis === "y" ? css("--a") : css("--b") }, marker: { size: 5 },
+  });
+  Plotly.react(quality, [
+    score("psnr", "PSNR (dB)", "y", "solid"), score("copy_psnr", "PSNR, last frame copied", "y", "dot"),
+    score("ssim", "SSIM", "y2", "solid"), score("copy_ssim", "SSIM, last frame copied", "y2", "dot"),
+  ], layout({ height: 260, xaxis: { title: { text: "step" } }, yaxis: { title: { text: "dB" } },
+    yaxis2: { title: { text: "SSIM" }, overlaying: "y", side: "right", showgrid: false, automargin: true } }), small);
+
+  const sizes = executed.length ? executed[0].length : 0;
+  const traces = [];
+  for (let d = 0; d < sizes; d++) {
+    const axis = `y${d ? d + 1 : ""}`;
+    const planned = { x: [], y: [] };
+    for (const chunk of chunks) {
+      chunk.planned.forEach((row, i) => { planned.x.push(chunk.step + i); planned.y.push(row[d]); });
+      planned.x.push(null);
+      planned.y.push(null);
+    }
+    traces.push({ ...planned, yaxis: axis, mode: "lines", line: { width: 1, color: css("--faint") }, name: "planned", showlegend: d === 0 });
+    traces.push({ x: executed.map((_, i) => i), y: executed.map((row) => row[d]), yaxis: axis, mode: "lines", line: { width: 2, color: css("--a") }, name: "executed", showlegend: d === 0 });
+  }
+  const rowsOf = Object.fromEntries([...Array(sizes).keys()].map((d) => [`yaxis${d ? d + 1 : ""}`, {
+    domain: [1 - (d + 0.88) / sizes, 1 - d / sizes], title: { text: String(d) }, gridcolor: css("--line"), zerolinecolor: css("--line"), automargin: true,
+  }]));
+  Plotly.react(actions, traces, { ...layout({ height: 90 + 80 * sizes, xaxis: { title: { text: "step" }, anchor: "free", position: 0 } }), ...rowsOf }, small);
+
+  const parts = [["encode_ms", "encode"], ["generate_ms", "generate"], ["decode_ms", "decode"]];
+  Plotly.react(times, parts.map(([key, label], i) => ({
+    type: "bar", name: label, x: steps, y: chunks.map((chunk) => chunk.timing[key] ?? 0), marker: { color: COLORS[i] },
+  })), layout({ height: 220, barmode: "stack", xaxis: { title: { text: "step" } }, yaxis: { title: { text: "ms" } } }), small);
+}
 
 // --- begin ---------------------------------------------------------------------------------------
 

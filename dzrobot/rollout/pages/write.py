@@ -1,6 +1,7 @@
 """Writes the page: one HTML file, and the videos it plays in ``media/`` beside it."""
 
 import shutil
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,15 @@ from dzrobot.errors import ProtocolError
 from dzrobot.files import explained, write_text
 from dzrobot.importing import required
 from dzrobot.rollout.evaluation.report import failures_line, measures_line
-from dzrobot.rollout.pages.content import Content, Run, episode_rows, read_content, task_rows
+from dzrobot.rollout.pages.content import (
+    Content,
+    Predicted,
+    Run,
+    episode_rows,
+    read_content,
+    task_rows,
+)
+from dzrobot.rollout.pages.predicted import mean_scores, write_predictions
 
 PAGE_FILE = "report.html"
 MEDIA_FOLDER = "media"
@@ -40,8 +49,12 @@ def write_page(folders: list[Path], output: Path) -> Path:
             for run in content.runs
             for name, path in _copied_videos(run, output).items()
         }
+        predicted = {
+            run.letter: write_predictions(run, output, Path(MEDIA_FOLDER) / run.letter.lower())
+            for run in content.runs
+        }
         page = output / PAGE_FILE
-        write_text(page, _rendered(content, episode_rows(content, videos)))
+        write_text(page, _rendered(content, episode_rows(content, videos, predicted), predicted))
     return page
 
 
@@ -70,7 +83,11 @@ def _same(one: Path, other: Path) -> bool:
     return (first.st_size, first.st_mtime_ns) == (second.st_size, second.st_mtime_ns)
 
 
-def _rendered(content: Content, episodes: list[dict[str, Any]]) -> str:
+def _rendered(
+    content: Content,
+    episodes: list[dict[str, Any]],
+    predicted: Mapping[str, Mapping[str, Predicted]],
+) -> str:
     from plotly.offline import get_plotlyjs
 
     files = resources.files(__package__)
@@ -86,6 +103,7 @@ def _rendered(content: Content, episodes: list[dict[str, Any]]) -> str:
         content=content,
         tasks=tasks,
         data={"tasks": tasks, "episodes": episodes, "letters": [r.letter for r in content.runs]},
+        scores={letter: mean_scores(list(found.values())) for letter, found in predicted.items()},
         lines={run.letter: _lines(run) for run in content.runs},
         plotly=get_plotlyjs(),
     )

@@ -1,0 +1,167 @@
+"""Predicted frames beside what was seen: a video for the page, and scores of every plan.
+
+PSNR and SSIM (Wang et al. 2004: Gaussian window of 11 pixels, sigma 1.5) are means over the frames
+of a plan. They stand beside those of a copy of the frame that the plan was made from: a scene that
+hardly moves scores high without any prediction.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import av
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from dzrobot.errors import ProtocolError
+from dzrobot.files import write_text
+from dzrobot.importing import required
+from dzrobot.recording.media import VideoCodec, VideoFile
+from dzrobot.rollout.pages.content import Predicted, Run, Scores
+from dzrobot.rollout.predictions import (
+    Chunk,
+    EpisodePredictions,
+    prediction_files,
+    read_predictions,
+)
+
+Picture = NDArray[np.uint8]
+
+SCORES = ("psnr", "ssim")
+SHOWN_HEIGHT = 256
+"""Pixels that small pictures are enlarged to, at least."""
+
+MOST_PSNR = 100.0
+"""Of equal pictures, whose PSNR is infinite."""
+
+
+def write_predictions(run: Run, output: Path, media: Path) -> dict[str, Predicted]:
+    """Write what the page shows of the predictions of ``run``; return it by case.
+
+    Args:
+        run: Whose.
+        output: Folder of the page.
+        media: Folder to write to, relative to it.
+
+    Raises:
+        MissingDependencyError: there are predictions, and scikit-image is not installed.
+        ProtocolError: a file of predictions is damaged.
+    """
+    found: dict[str, Predicted] = {}
+    for case in run.cases:
+        kept = read_predictions(run.folder, case.name)
+        if kept is None:
+            continue
+        required("a report with predictions", "report", "skimage")
+        (output / media).mkdir(parents=True, exist_ok=True)
+        name = media / f"{case.name}-predicted"
+        parts = list(_parts(kept, prediction_files(run.folder, case.name)[1]))
+        scores = [_scores(*part) for part in parts]
+        _write_video(output / f"{name}.mp4", kept.fps, parts)
+        _write_script(output / f"{name}.js", (run.letter, case.name), kept, scores)
+        found[case.name] = Predicted(
+            video=f"{name.as_posix()}.mp4",
+            script=f"{name.as_posix()}.js",
+            scores=_means([one for one in scores if one]),
+        )
+    return found
+
+
+def mean_scores(found: Sequence[Predicted]) -> Scores:
+    """Return the means over episodes; empty without any."""
+    return _means([one.scores for one in found if one.scores])
+
+
+def _parts(kept: EpisodePredictions, path: Path) -> Iterator[tuple[Picture, Picture, Picture]]:
+    """Yield, for every plan: the frame it was made from (H, W, 3), seen and predicted (F, H, W, 3).
+
+    Raises:
+        ProtocolError: the video has another number of frames than its description says.
+    """
+    with av.open(str(path)) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    if len(frames) != sum(1 + len(chunk.frames) for chunk in kept.chunks):
+        raise ProtocolError(
+            f"{path} has {len(frames)} frames, which are not those that the .json beside it tells "
+            "of; remove both, and the report leaves this episode's predictions out"
+        )
+    first = 0
+    for chunk in kept.chunks:
+        whole = np.stack(frames[first : first + 1 + len(chunk.frames)])
+        seen, predicted = np.split(whole, 2, axis=1)
+        yield seen[0], seen[1:], predicted[1:]
+        first += len(whole)
+
+
+def _scores(start: Picture, seen: Picture, predicted: Picture) -> Scores:
+    """Return the scores of a plan; empty where none of its predicted frames was seen."""
+    if not len(seen):
+        return {}
+    own = [_compare(*pair) for pair in zip(seen, predicted, strict=True)]
+    copied = [_compare(real, start) for real in seen]
+    return {**_means(own), **{f"copy_{name}": one for name, one in _means(copied).items()}}
+
+
+def _compare(real: Picture, other: Picture) -> Scores:
+    from skimage.metrics import structural_similarity
+
+    one, two = (picture.astype(np.float64) / 255 for picture in (real, other))
+    error = float(np.mean((one - two) ** 2))
+    likeness = structural_similarity(
+        one, two, channel_axis=-1, gaussian_weights=True, sigma=1.5,
+        use_sample_covariance=False, data_range=1,
+    )  # fmt: skip
+    psnr = MOST_PSNR if error == 0 else min(MOST_PSNR, -10 * float(np.log10(error)))
+    return {"psnr": psnr, "ssim": float(likeness)}
+
+
+def _means(scores: Sequence[Scores]) -> Scores:
+    names = scores[0] if scores else ()
+    return {name: float(np.mean([one[name] for one in scores])) for name in names}
+
+
+def _write_video(path: Path, fps: float, parts: Sequence[tuple[Picture, Picture, Picture]]) -> None:
+    video = VideoFile(path, fps, VideoCodec(gop=20, crf=20))
+    for start, seen, predicted in parts:
+        # The frame that a plan was made from is no prediction: black stands beside it.
+        if not len(seen):
+            video.add(_beside(start, np.zeros_like(start)))
+        for pair in zip(seen, predicted, strict=True):
+            video.add(_beside(*pair))
+    video.close()
+
+
+def _beside(seen: Picture, predicted: Picture) -> Picture:
+    difference = np.abs(seen.astype(np.int16) - predicted).astype(np.uint8)
+    joined = np.concatenate([seen, predicted, difference], axis=1)
+    times = max(1, -(-SHOWN_HEIGHT // joined.shape[0]))
+    size = (joined.shape[1] * times, joined.shape[0] * times)
+    larger: Picture = np.asarray(
+        cv2.resize(joined, size, interpolation=cv2.INTER_NEAREST), np.uint8
+    )
+    return larger[: size[1] // 2 * 2, : size[0] // 2 * 2]
+
+
+def _write_script(
+    path: Path, about: tuple[str, str], kept: EpisodePredictions, scores: Sequence[Scores]
+) -> None:
+    chunks = [_told(chunk, one) for chunk, one in zip(kept.chunks, scores, strict=True)]
+    content = {
+        "chunks": chunks,
+        "executed": [[round(number, 5) for number in row] for row in kept.executed],
+    }
+    # A script, since a page from disk may fetch nothing else. ASCII: no text of it can end early.
+    letter, case = map(json.dumps, about)
+    write_text(path, f"takePredictions({letter}, {case}, {json.dumps(content)});\n")
+
+
+def _told(chunk: Chunk, scores: Scores) -> dict[str, Any]:
+    return {
+        "step": chunk.step,
+        "frames": len(chunk.frames),
+        "planned": [[round(number, 5) for number in row] for row in chunk.planned],
+        "timing": {name: round(spent, 3) for name, spent in chunk.timing.items()},
+        "scores": {name: round(score, 4) for name, score in scores.items()},
+    }

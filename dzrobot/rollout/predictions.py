@@ -1,0 +1,236 @@
+"""What a policy predicted and planned, kept beside what happened; for reports.
+
+Of every plan: the frames that were seen, the frames that were predicted for the same steps, the
+planned actions and where the time went. Nothing here changes what the policy does.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import ConfigDict, Field
+
+from dzrobot.documents import read_json
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.timing import Timing
+from dzrobot.errors import ProtocolError
+from dzrobot.files import write_json
+from dzrobot.modality.video import encode_views
+from dzrobot.modality.window import Observation
+from dzrobot.policies.base import Action, Plan, Policy
+from dzrobot.recording.media import VideoCodec, VideoFile
+from dzrobot.rollout.episode import PolicyActor
+
+PREDICTION_FOLDER = "predictions"
+_PARTIAL = "unfinished"
+
+LOSSLESS = VideoCodec(gop=20, crf=0, pixel_format="yuv444p")
+"""Scores are computed from these frames; only the rounding to YUV is lost."""
+
+Picture = NDArray[np.uint8]
+_Rows = Annotated[tuple[tuple[float, ...], ...], Field(strict=False)]
+
+
+@runtime_checkable
+class PredictingPolicy(Policy, Protocol):
+    """A policy that predicts a video with every plan, and can show both."""
+
+    embodiment: Embodiment
+
+    def last_plan(self, session: str) -> Plan | None:
+        """Return the plan that ``session`` made last; None before the first."""
+        ...
+
+    def imagine(self, session: str) -> Picture:
+        """Return the video (T, H, W, 3) uint8 that it predicts, views tiled."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """One plan, as far as it was carried out."""
+
+    step: int
+    """Of the episode, from which on it was planned."""
+
+    frames: tuple[int, ...]
+    """Steps after it of the kept frames: predicted ones that were also seen."""
+
+    planned: _Rows
+    """(H, A): all planned actions."""
+
+    timing: dict[str, float]
+    """Where the time went, in milliseconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodePredictions:
+    """Of one episode; checked when it is read back."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    format: Literal[1] = 1
+    fps: Annotated[float, Field(gt=0)]
+    """Frames per second of the video."""
+
+    chunks: tuple[Chunk, ...]
+    executed: _Rows
+    """(T, A): actions as they were executed."""
+
+
+def frame_steps(timing: Timing) -> tuple[int, ...]:
+    """Return how many steps after its observation each predicted frame of a plan lies."""
+    return (*timing.frame_offsets[1:], timing.action_horizon)
+
+
+def prediction_files(folder: Path, case: str) -> tuple[Path, Path]:
+    """Return the description and the video of ``case`` in the results folder ``folder``."""
+    place = folder / PREDICTION_FOLDER
+    return place / f"{case}.json", place / f"{case}.mp4"
+
+
+def read_predictions(folder: Path, case: str) -> EpisodePredictions | None:
+    """Return what is kept of ``case``; None if nothing is.
+
+    Raises:
+        ProtocolError: the file holds something else.
+    """
+    path, video = prediction_files(folder, case)
+    if not path.is_file() or not video.is_file():
+        return None
+    return read_json(path, EpisodePredictions, ProtocolError)
+
+
+def predictions_size(folder: Path) -> int:
+    """Return the bytes that the predictions in ``folder`` take."""
+    files = (folder / PREDICTION_FOLDER).rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def remove_unfinished_predictions(folder: Path) -> None:
+    """Remove what killed runs left half written below ``folder``."""
+    shutil.rmtree(folder / PREDICTION_FOLDER / _PARTIAL, ignore_errors=True)
+
+
+@dataclass
+class _Open:
+    """The plan that is being carried out."""
+
+    step: int
+    plan: Plan
+    predicted: Picture
+    start: Picture
+    """What was seen when it was made."""
+
+    frames: list[int] = field(default_factory=list)
+    seen: list[Picture] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class PredictingActor:
+    """A policy as an actor, whose predictions are kept.
+
+    The video has, for each plan, the frame that it was made from and then every predicted frame
+    that was also seen: what was seen above, what was predicted below.
+    """
+
+    inner: PolicyActor
+    folder: Path
+    """Results folder."""
+
+    case: str
+    """Name of the episode."""
+
+    _open: _Open | None = None
+    _chunks: list[Chunk] = field(default_factory=list)
+    _executed: list[list[float]] = field(default_factory=list)
+    _video: VideoFile | None = None
+
+    @property
+    def policy(self) -> PredictingPolicy:
+        """The policy that acts."""
+        assert isinstance(self.inner.policy, PredictingPolicy), "checked beforehand"
+        return self.inner.policy
+
+    def begin(self, env: gym.Env[Any, Any] | None) -> None:
+        """Start a new episode in the session."""
+        self.inner.begin(env)
+
+    def act(self, observation: Observation) -> tuple[Action, float]:
+        """Return the policy's action and its time; what it predicts is shown and kept apart."""
+        action, spent = self.inner.act(observation)
+        step, robot = len(self._executed), self.policy.embodiment
+        plan = self.policy.last_plan(self.inner.session)
+        fresh = plan is not None and (self._open is None or plan is not self._open.plan)
+        wanted = self._open is not None and step - self._open.step in frame_steps(robot.timing)
+        if fresh or wanted:
+            seen = tiled(observation, robot)
+            if self._open is not None and wanted:
+                self._open.frames.append(step - self._open.step)
+                self._open.seen.append(seen)
+            if fresh and plan is not None:
+                self._close_chunk()
+                predicted = self.policy.imagine(self.inner.session)
+                self._open = _Open(step, plan, predicted[-len(robot.timing.frame_offsets) :], seen)
+        self._executed.append([float(number) for number in action])
+        return action, spent
+
+    def finish(self) -> None:
+        """Put what was kept where the results lie; an episode without a plan leaves nothing."""
+        self._close_chunk()
+        if self._video is None:
+            return
+        self._video.close()
+        path, video = prediction_files(self.folder, self.case)
+        kept = EpisodePredictions(
+            fps=self._fps, chunks=tuple(self._chunks), executed=_rows(self._executed)
+        )
+        self._partial.replace(video)
+        write_json(path, asdict(kept))
+
+    @property
+    def _fps(self) -> float:
+        timing = self.policy.embodiment.timing
+        return timing.control_hz * len(timing.frame_offsets) / timing.action_horizon
+
+    @property
+    def _partial(self) -> Path:
+        return self.folder / PREDICTION_FOLDER / _PARTIAL / f"{self.case}.mp4"
+
+    def _close_chunk(self) -> None:
+        if self._open is None:
+            return
+        one, self._open = self._open, None
+        if self._video is None:
+            self._video = VideoFile(self._partial, self._fps, LOSSLESS)
+        self._video.add(np.concatenate([one.start, np.zeros_like(one.start)]))
+        steps = frame_steps(self.policy.embodiment.timing)
+        for after, seen in zip(one.frames, one.seen, strict=True):
+            self._video.add(np.concatenate([seen, one.predicted[steps.index(after)]]))
+        self._chunks.append(
+            Chunk(
+                step=one.step,
+                frames=tuple(one.frames),
+                planned=_rows(one.plan.actions.tolist()),
+                timing={name: float(spent) for name, spent in one.plan.timing.items()},
+            )
+        )
+
+
+def tiled(observation: Observation, robot: Embodiment) -> Picture:
+    """Return the picture (H, W, 3) uint8 that the network is shown of ``observation``."""
+    frames = {key: np.asarray(observation[key]) for key in robot.video_keys}
+    newest = {key: seen[-1] if seen.ndim == 4 else seen for key, seen in frames.items()}
+    views = {key: torch.from_numpy(seen)[None] for key, seen in newest.items()}
+    picture: Picture = encode_views(views, robot)[0].numpy()
+    return picture
+
+
+def _rows(rows: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(row) for row in rows)

@@ -1,0 +1,84 @@
+"""What a policy predicts is kept, changes nothing, and reaches the page."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dzrobot import cli
+from dzrobot.policies.dreamzero.bundled import default_checkpoint
+from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.evaluation.records import RecordFile
+from dzrobot.rollout.policy_spec import PolicySpec
+from dzrobot.rollout.predictions import prediction_files, predictions_size, read_predictions
+
+STEPS = 8
+POINT = EvalSpec(
+    protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=1, max_steps=STEPS,
+    arguments={"resolution": 128},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Return the folders of one episode with and without its predictions."""
+    root = tmp_path_factory.mktemp("predicted")
+    player = PolicySpec(name=str(default_checkpoint()), embodiment="libero_mini")
+    prepared = prepare(Evaluation(spec=POINT, policy=player))
+    for name, wanted, workers in (("with", None, 1), ("without", False, 0)):
+        evaluate(prepared, root / name, RunOptions(workers=workers, predictions=wanted))
+    return root
+
+
+def test_actions_are_the_same_and_the_files_tell_of_every_plan(results):
+    kept, plain = (RecordFile(results / name).records for name in ("with", "without"))
+    (case,) = kept
+    assert kept[case].result() == plain[case].result()
+    assert predictions_size(results / "without") == 0
+    assert predictions_size(results / "with") > 0
+    found = read_predictions(results / "with", case)
+    assert found is not None
+    assert len(found.executed) == STEPS
+    # Three actions of each plan are executed, then it plans anew.
+    assert [chunk.step for chunk in found.chunks] == [0, 3, 6]
+    assert [chunk.frames for chunk in found.chunks] == [(1, 2, 3), (1, 2, 3), (1,)]
+    for chunk in found.chunks:
+        executed = np.array(found.executed[chunk.step : chunk.step + 3])
+        np.testing.assert_array_equal(np.array(chunk.planned)[: len(executed)], executed)
+        assert chunk.timing["generate_ms"] > 0
+    assert not list((results / "with" / "predictions").glob("unfinished/*"))
+
+
+def test_the_page_scores_predictions_beside_a_copy_of_the_last_frame(results, tmp_path):
+    pytest.importorskip("plotly", reason="no plotly: pip install -e '.[report]'")
+    pytest.importorskip("skimage", reason="no scikit-image: pip install -e '.[report]'")
+    assert cli.main(["report", str(results / "with"), "-o", str(tmp_path)]) == 0
+    (script,) = tmp_path.glob("media/a/*-predicted.js")
+    case, content = script.read_text().split(", ", 2)[1:]
+    told = json.loads(content.removesuffix(");\n"))
+    assert json.loads(case) in RecordFile(results / "with").records
+    for chunk in told["chunks"]:
+        scores = chunk["scores"]
+        assert set(scores) == {"psnr", "ssim", "copy_psnr", "copy_ssim"}
+        assert 0 < scores["psnr"] < 60
+        assert -1 <= scores["ssim"] <= 1
+    assert (tmp_path / f"media/a/{json.loads(case)}-predicted.mp4").stat().st_size > 0
+
+
+def test_what_predicts_nothing_is_refused_where_it_is_asked_for(tmp_path, capsys):
+    words = ["eval", "--env", "dzrobot/point-v0", "--policy", "hold", "--predictions", "on"]
+    assert cli.main([*words, "--output", str(tmp_path / "out")]) == 2
+    assert "--predictions on: the policy predicts no video" in capsys.readouterr().err
+
+
+def test_damaged_predictions_are_refused_by_name(results, tmp_path, capsys):
+    (case,) = RecordFile(results / "with").records
+    path, _ = prediction_files(results / "with", case)
+    whole = path.read_text()
+    try:
+        path.write_text(whole.replace('"fps"', '"speed"'))
+        assert cli.main(["report", str(results / "with"), "-o", str(tmp_path)]) == 2
+        assert path.name in capsys.readouterr().err
+    finally:
+        path.write_text(whole)
