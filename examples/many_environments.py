@@ -4,7 +4,7 @@
     python examples/many_environments.py --env dzrobot/lift-v0 --environments 4 --steps 150
 
 Start from here for a program that collects or scores in parallel. Every environment runs in a
-process of its own, and is begun anew by Gymnasium when its episode is over.
+process of its own, and is begun again by Gymnasium when its episode is over.
 """
 
 import argparse

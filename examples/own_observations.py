@@ -20,7 +20,7 @@ def main() -> None:
     policy = DreamZeroPolicy.from_pretrained(default_checkpoint())
     robot = policy.embodiment
     for view in robot.views:
-        print(f"{view.key}: picture (height, width, 3) uint8, {view.resolution} in training")
+        print(f"{view.key}: image (height, width, 3) uint8, {view.resolution} in training")
     for part in robot.state:
         print(f"{part.key}: {part.dim} numbers, float32")
     print(f"{robot.language}: text")
@@ -34,12 +34,12 @@ def main() -> None:
 
 def observe(robot: Embodiment, random: np.random.Generator) -> dict[str, Any]:
     """Return one observation; read your cameras and joints here."""
-    pictures = {
+    images = {
         view.key: random.integers(0, 256, (*view.resolution, 3), dtype=np.uint8)
         for view in robot.views
     }
     state = {part.key: np.zeros(part.dim, np.float32) for part in robot.state}
-    return {**pictures, **state, robot.language: "lift the cube"}
+    return {**images, **state, robot.language: "lift the cube"}
 
 
 if __name__ == "__main__":

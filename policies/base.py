@@ -189,7 +189,7 @@ class ContinuingPolicy(PlanningPolicy, Protocol):
         Args:
             observations: As of ``infer_batch``.
             sessions: One for each observation.
-            leftovers: What each robot goes on executing meanwhile; None: the plan starts over.
+            leftovers: What each robot keeps executing meanwhile; None: the plan starts over.
         """
         ...
 

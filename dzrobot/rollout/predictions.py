@@ -33,7 +33,7 @@ _PARTIAL = "unfinished"
 LOSSLESS = VideoCodec(gop=20, crf=0, pixel_format="yuv444p")
 """Scores are computed from these frames; only the rounding to YUV is lost."""
 
-Picture = NDArray[np.uint8]
+Image = NDArray[np.uint8]
 _Rows = Annotated[tuple[tuple[float, ...], ...], Field(strict=False)]
 
 
@@ -47,7 +47,7 @@ class PredictingPolicy(Policy, Protocol):
         """Return the plan that ``session`` made last; None before the first."""
         ...
 
-    def imagine(self, session: str) -> Picture:
+    def imagine(self, session: str) -> Image:
         """Return the video (T, H, W, 3) uint8 that it predicts, views tiled."""
         ...
 
@@ -124,12 +124,12 @@ class _Open:
 
     step: int
     plan: Plan
-    predicted: Picture
-    start: Picture
+    predicted: Image
+    start: Image
     """What was seen when it was made."""
 
     frames: list[int] = field(default_factory=list)
-    seen: list[Picture] = field(default_factory=list)
+    seen: list[Image] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -223,13 +223,13 @@ class PredictingActor:
         )
 
 
-def tiled(observation: Observation, robot: Embodiment) -> Picture:
-    """Return the picture (H, W, 3) uint8 that the network is shown of ``observation``."""
+def tiled(observation: Observation, robot: Embodiment) -> Image:
+    """Return the image (H, W, 3) uint8 that the network is shown of ``observation``."""
     frames = {key: np.asarray(observation[key]) for key in robot.video_keys}
     newest = {key: seen[-1] if seen.ndim == 4 else seen for key, seen in frames.items()}
     views = {key: torch.from_numpy(seen)[None] for key, seen in newest.items()}
-    picture: Picture = encode_views(views, robot)[0].numpy()
-    return picture
+    image: Image = encode_views(views, robot)[0].numpy()
+    return image
 
 
 def _rows(rows: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:

@@ -1,4 +1,4 @@
-"""States go on while a busy machine keeps the emulator from running.
+"""States continue while a busy machine keeps the emulator from running.
 
 A client of the arm or the hand that receives nothing for a second closes its connection for good.
 The arm's time stands still meanwhile, so nothing has happened: a small process of its own, which

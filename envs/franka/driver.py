@@ -49,7 +49,7 @@ def serve(connection: socket.socket, latest: Latest | None) -> None:
             if time.monotonic() - watched_s > _WATCHED_S:
                 watched_s = time.monotonic()
                 # This timer needs no lock of Python's, which a hung call may hold. It is a thread,
-                # so it is not set anew for every question.
+                # so it is not set again for every question.
                 faulthandler.dump_traceback_later(_HUNG_S, exit=True)
             # Zero would make the socket answer at once, with another error.
             connection.settimeout(max(1e-4, driver.tick()))

@@ -56,7 +56,7 @@ SessionId = Annotated[str, Field(min_length=1, max_length=_LONGEST_ID)]
 
 
 class WireLeftover(BaseModel):
-    """What a robot goes on executing; numbers are those of :class:`Leftover`."""
+    """What a robot keeps executing; numbers are those of :class:`Leftover`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
 
@@ -165,7 +165,7 @@ def read_request(message: object, robot: Embodiment) -> ClientRequest:
 
 
 def write_leftover(left: Leftover) -> dict[str, Any]:
-    """Return what a robot goes on executing as a request says it."""
+    """Return what a robot keeps executing as a request says it."""
     return {
         "targets": left.targets,
         "delay": left.delay,

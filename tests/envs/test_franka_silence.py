@@ -31,8 +31,8 @@ LONG_S = 60.0
 READY = np.array([0, -np.pi / 4, 0, -3 * np.pi / 4, 0, np.pi / 2, np.pi / 4])
 
 
-class LatePicture:
-    """A camera whose newest picture was lost on the bus, until it is asked for once more."""
+class LateImage:
+    """A camera whose newest image was lost on the bus, until it is asked for once more."""
 
     config = CameraConfig(key="video.image", serial="1")
 
@@ -45,12 +45,12 @@ class LatePicture:
         return Frame(image, 1 + self.page.again, stamp_s, stamp_s)
 
 
-def test_a_picture_that_the_bus_lost_is_asked_for_once_more():
+def test_an_image_that_the_bus_lost_is_asked_for_once_more():
     page = Timebase.create()
     page.camera_is_alive = True
     page.clock_ms = 200
     page.publish(0, 200)
-    frame = TimedCamera(LatePicture(page), 0, ArmClock(page)).latest()
+    frame = TimedCamera(LateImage(page), 0, ArmClock(page)).latest()
     assert (frame.at_s, page.again) == (0.2, 1)
 
 

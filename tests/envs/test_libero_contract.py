@@ -42,7 +42,7 @@ def make(case):
 
 @pytest.fixture(scope="module")
 def shared(case):
-    """Return one environment that many tests begin anew: a first reset costs seconds."""
+    """Return one environment that many tests start over: a first reset costs seconds."""
     env = gym.make(case[0], **case[1], **DRAFT, render_mode="rgb_array")
     yield env
     env.close()

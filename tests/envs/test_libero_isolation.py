@@ -65,7 +65,7 @@ def files(folder):
 def test_libero_starts_silently_from_nothing(run, libero_assets, tmp_path):
     """No question, no torch, no word at exit without close, nothing written outside the cache."""
     # What robosuite compiles at its first step takes 20 s: it alone may be there. The long form
-    # below compiles it anew.
+    # below compiles it again.
     compiled = os.environ.get("NUMBA_CACHE_DIR", str(cache_folder() / "numba"))
     _, torch = run(
         "dzrobot/libero_object-v0",

@@ -40,7 +40,7 @@ def test_actions_are_the_same_and_the_files_tell_of_every_plan(results):
     found = read_predictions(results / "with", case)
     assert found is not None
     assert len(found.executed) == STEPS
-    # Three actions of each plan are executed, then it plans anew.
+    # Three actions of each plan are executed, then it plans again.
     assert [chunk.step for chunk in found.chunks] == [0, 3, 6]
     assert [chunk.frames for chunk in found.chunks] == [(1, 2, 3), (1, 2, 3), (1,)]
     for chunk in found.chunks:

@@ -65,7 +65,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("what", DAMAGES)
 def test_a_damaged_cache_is_built_anew(recorded, options, caplog, what):
-    path = recorded["v2.1 pictures"]
+    path = recorded["v2.1 images"]
     whole = DatasetReader(path, ROBOT, options).vectors(0)
     (kept,) = options.cache.rglob("columns-*")
     before = {file.name: file.read_bytes() for file in kept.iterdir()}
@@ -74,7 +74,7 @@ def test_a_damaged_cache_is_built_anew(recorded, options, caplog, what):
     np.testing.assert_equal(again, whole)
     assert [folder.name for folder in options.cache.rglob("columns-*")] == [kept.name]
     assert {file.name: file.read_bytes() for file in kept.iterdir()} == before
-    assert "is damaged, and read anew" in caplog.text
+    assert "is damaged, and read again" in caplog.text
 
 
 def windows(reader, numbers):

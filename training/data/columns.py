@@ -110,7 +110,7 @@ def open_columns(
 ) -> Columns:
     """Return the columns that ``resolution`` needs, building them if the cache has none.
 
-    What is damaged there is built anew.
+    What is damaged there is built again.
 
     Episodes whose files are absent or damaged end up in ``faults``; nothing is dropped silently.
     """
@@ -123,7 +123,7 @@ def open_columns(
         try:
             return _written(folder, layout)
         except DatasetError as error:
-            _log.warning("what is kept of %s is damaged, and read anew: %s", catalog.root, error)
+            _log.warning("what is kept of %s is damaged, and read again: %s", catalog.root, error)
     temporary = folder.with_name(f"{folder.name}-{uuid.uuid4().hex}")
     temporary.mkdir(parents=True)
     _Builder(catalog, layout, texts, temporary).build(progress)

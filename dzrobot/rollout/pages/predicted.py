@@ -27,14 +27,14 @@ from dzrobot.rollout.predictions import (
     read_predictions,
 )
 
-Picture = NDArray[np.uint8]
+Image = NDArray[np.uint8]
 
 SCORES = ("psnr", "ssim")
 SHOWN_HEIGHT = 256
-"""Pixels that small pictures are enlarged to, at least."""
+"""Pixels that small images are enlarged to, at least."""
 
 MOST_PSNR = 100.0
-"""Of equal pictures, whose PSNR is infinite."""
+"""Of equal images, whose PSNR is infinite."""
 
 
 def write_predictions(run: Run, output: Path, media: Path) -> dict[str, Predicted]:
@@ -74,7 +74,7 @@ def mean_scores(found: Sequence[Predicted]) -> Scores:
     return _means([one.scores for one in found if one.scores])
 
 
-def _parts(kept: EpisodePredictions, path: Path) -> Iterator[tuple[Picture, Picture, Picture]]:
+def _parts(kept: EpisodePredictions, path: Path) -> Iterator[tuple[Image, Image, Image]]:
     """Yield, for every plan: the frame it was made from (H, W, 3), seen and predicted (F, H, W, 3).
 
     Raises:
@@ -95,7 +95,7 @@ def _parts(kept: EpisodePredictions, path: Path) -> Iterator[tuple[Picture, Pict
         first += len(whole)
 
 
-def _scores(start: Picture, seen: Picture, predicted: Picture) -> Scores:
+def _scores(start: Image, seen: Image, predicted: Image) -> Scores:
     """Return the scores of a plan; empty where none of its predicted frames was seen."""
     if not len(seen):
         return {}
@@ -104,10 +104,10 @@ def _scores(start: Picture, seen: Picture, predicted: Picture) -> Scores:
     return {**_means(own), **{f"copy_{name}": one for name, one in _means(copied).items()}}
 
 
-def _compare(real: Picture, other: Picture) -> Scores:
+def _compare(real: Image, other: Image) -> Scores:
     from skimage.metrics import structural_similarity
 
-    one, two = (picture.astype(np.float64) / 255 for picture in (real, other))
+    one, two = (image.astype(np.float64) / 255 for image in (real, other))
     error = float(np.mean((one - two) ** 2))
     likeness = structural_similarity(
         one, two, channel_axis=-1, gaussian_weights=True, sigma=1.5,
@@ -122,7 +122,7 @@ def _means(scores: Sequence[Scores]) -> Scores:
     return {name: float(np.mean([one[name] for one in scores])) for name in names}
 
 
-def _write_video(path: Path, fps: float, parts: Sequence[tuple[Picture, Picture, Picture]]) -> None:
+def _write_video(path: Path, fps: float, parts: Sequence[tuple[Image, Image, Image]]) -> None:
     video = VideoFile(path, fps, VideoCodec(gop=20, crf=20))
     for start, seen, predicted in parts:
         # The frame that a plan was made from is no prediction: black stands beside it.
@@ -133,14 +133,12 @@ def _write_video(path: Path, fps: float, parts: Sequence[tuple[Picture, Picture,
     video.close()
 
 
-def _beside(seen: Picture, predicted: Picture) -> Picture:
+def _beside(seen: Image, predicted: Image) -> Image:
     difference = np.abs(seen.astype(np.int16) - predicted).astype(np.uint8)
     joined = np.concatenate([seen, predicted, difference], axis=1)
     times = max(1, -(-SHOWN_HEIGHT // joined.shape[0]))
     size = (joined.shape[1] * times, joined.shape[0] * times)
-    larger: Picture = np.asarray(
-        cv2.resize(joined, size, interpolation=cv2.INTER_NEAREST), np.uint8
-    )
+    larger: Image = np.asarray(cv2.resize(joined, size, interpolation=cv2.INTER_NEAREST), np.uint8)
     return larger[: size[1] // 2 * 2, : size[0] // 2 * 2]
 
 
