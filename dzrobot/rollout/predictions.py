@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkabl
 
 import gymnasium as gym
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
@@ -21,7 +20,6 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
 from dzrobot.errors import ProtocolError
 from dzrobot.files import write_json
-from dzrobot.modality.video import encode_views
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action, Plan, Policy
 from dzrobot.recording.media import VideoCodec, VideoFile
@@ -209,10 +207,12 @@ class PredictingActor:
         one, self._open = self._open, None
         if self._video is None:
             self._video = VideoFile(self._partial, self._fps, LOSSLESS)
-        self._video.add(np.concatenate([one.start, np.zeros_like(one.start)]))
+        blank = np.zeros_like(one.predicted[0])
+        self._video.add(np.concatenate([_as_seen_by_network(one.start, blank), blank]))
         steps = frame_steps(self.policy.embodiment.timing)
         for after, seen in zip(one.frames, one.seen, strict=True):
-            self._video.add(np.concatenate([seen, one.predicted[steps.index(after)]]))
+            predicted = one.predicted[steps.index(after)]
+            self._video.add(np.concatenate([_as_seen_by_network(seen, predicted), predicted]))
         self._chunks.append(
             Chunk(
                 step=one.step,
@@ -225,11 +225,30 @@ class PredictingActor:
 
 def tiled(observation: Observation, robot: Embodiment) -> Image:
     """Return the image (H, W, 3) uint8 that the network is shown of ``observation``."""
+    # Here, because evaluations of policies without a network, and their workers, need no torch.
+    import torch
+
+    from dzrobot.modality.video import encode_views
+
     frames = {key: np.asarray(observation[key]) for key in robot.video_keys}
     newest = {key: seen[-1] if seen.ndim == 4 else seen for key, seen in frames.items()}
     views = {key: torch.from_numpy(seen)[None] for key, seen in newest.items()}
     image: Image = encode_views(views, robot)[0].numpy()
     return image
+
+
+def _as_seen_by_network(image: Image, predicted: Image) -> Image:
+    """Return ``image`` in the size of ``predicted``, resized as the network does it."""
+    if image.shape == predicted.shape:
+        return image
+    import torch
+
+    rows = torch.from_numpy(image).permute(2, 0, 1)[None].float()
+    resized = torch.nn.functional.interpolate(
+        rows, size=predicted.shape[:2], mode="bilinear", align_corners=False
+    )
+    found: Image = resized[0].permute(1, 2, 0).round().to(torch.uint8).numpy()
+    return found
 
 
 def _rows(rows: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:

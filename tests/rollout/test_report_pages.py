@@ -133,14 +133,21 @@ def test_what_cannot_be_reported_is_refused_in_one_line(results, tmp_path, capsy
     assert ".[report]" in said
 
 
+TIMES = {"p50": 1.0, "p95": 2.0}
+
+
 def test_two_thousand_episodes_make_a_page(tmp_path):
     selection = EvalSpec(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=2000)
     ready = prepare(Evaluation(spec=selection, policy=PolicySpec(name="hold")))
     keep_card(tmp_path, ready.card, ready.cases)
     records = [
-        replace(Record.failed(case, ""), error=None, success=case.episode % 3 == 0, steps=5)
+        replace(
+            Record.failed(case, ""), error=None, success=case.episode % 3 == 0, steps=5,
+            task="reach", ended="success", action_sha256="0" * 64, policy_ms=TIMES, env_ms=TIMES,
+            wall_s=1.0,
+        )
         for case in ready.cases
-    ]
+    ]  # fmt: skip
     text = "\n".join(json.dumps(asdict(record)) for record in records)
     (tmp_path / RECORDS_FILE).write_text(text + "\n")
     assert cli.main(["report", str(tmp_path)]) == 0
