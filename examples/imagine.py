@@ -15,15 +15,13 @@ from typing import Any
 import cv2
 import gymnasium as gym
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 import dzrobot  # noqa: F401 (registers the environments)
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.embodiments.spec import Embodiment
-from dzrobot.modality.video import encode_views
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
+from dzrobot.rollout.predictions import tiled
 
 FRAME_MS = 100
 SCALE = 3
@@ -67,13 +65,6 @@ def episode(
         yield tiled(observation, policy.embodiment), imagined[step % every]
         step, over = step + 1, terminated or truncated
     print(f"seed {seed}: {'success' if info['is_success'] else 'no success'}")
-
-
-def tiled(observation: dict[str, Any], robot: Embodiment) -> NDArray[np.uint8]:
-    """Return the image (H, W, 3) that the network is shown of ``observation``."""
-    views = {key: torch.from_numpy(observation[key])[None] for key in robot.video_keys}
-    image: NDArray[np.uint8] = encode_views(views, robot)[0].numpy()
-    return image
 
 
 def _beside(real: NDArray[np.uint8], imagined: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.evaluation.card import read_card, read_cases, refuse_unlike
+from dzrobot.rollout.evaluation.protocol import EpisodeSpec
 from dzrobot.rollout.evaluation.records import Record, RecordFile
 from dzrobot.rollout.evaluation.statistics import (
     PairCounts,
@@ -36,8 +38,20 @@ class Results:
     card: Mapping[str, Any]
     """The conditions that they depend on."""
 
-    finished: Mapping[str, Record]
-    """Episodes with a result by their name, in the order of the evaluation."""
+    cases: tuple[EpisodeSpec, ...]
+    """Planned episodes, in the order of the evaluation."""
+
+    records: Mapping[str, Record]
+    """What became of them by their name, errors included."""
+
+    @cached_property
+    def finished(self) -> Mapping[str, Record]:
+        """Episodes with a result by their name, in the order of the evaluation."""
+        return {
+            case.name: record
+            for case in self.cases
+            if (record := self.records.get(case.name)) is not None and record.error is None
+        }
 
     @property
     def name(self) -> str:
@@ -97,12 +111,7 @@ def read_results(folder: Path) -> Results:
     """
     cases = read_cases(folder)
     records = RecordFile(folder, cases, writable=False).records
-    finished = {
-        case.name: record
-        for case in cases
-        if (record := records.get(case.name)) is not None and record.error is None
-    }
-    return Results(folder=folder, card=read_card(folder), finished=finished)
+    return Results(folder=folder, card=read_card(folder), cases=cases, records=records)
 
 
 def compare(

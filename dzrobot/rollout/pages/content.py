@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.errors import ConfigError
-from dzrobot.rollout.evaluation.card import card_digest, read_card, read_cases
-from dzrobot.rollout.evaluation.comparison import Comparison, compare, read_results
+from dzrobot.rollout.evaluation.card import card_digest
+from dzrobot.rollout.evaluation.comparison import (
+    Comparison,
+    Results,
+    compare,
+    read_results,
+)
 from dzrobot.rollout.evaluation.protocol import EpisodeSpec
-from dzrobot.rollout.evaluation.records import Record, RecordFile
+from dzrobot.rollout.evaluation.records import Record
 from dzrobot.rollout.evaluation.report import Row, Summary, summarize
 
 Scores = dict[str, float]
@@ -19,14 +24,10 @@ LETTERS = ("A", "B")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """One results folder."""
+class Run(Results):
+    """One results folder, as it stands on a page."""
 
     letter: str
-    folder: Path
-    card: Mapping[str, Any]
-    cases: tuple[EpisodeSpec, ...]
-    records: Mapping[str, Record]
     summary: Summary
 
     @property
@@ -71,20 +72,19 @@ def read_content(folders: Sequence[Path]) -> Content:
     if not 1 <= len(folders) <= len(LETTERS):
         raise ConfigError(f"{len(folders)} results folders: a report shows one, or two beside")
     runs = tuple(_read(*named) for named in zip(LETTERS, folders, strict=False))
-    found = compare([read_results(folder) for folder in folders]) if len(runs) > 1 else ()
+    found = compare(runs) if len(runs) > 1 else ()
     return Content(runs=runs, comparison=found[0] if found else None)
 
 
 def _read(letter: str, folder: Path) -> Run:
-    cases = read_cases(folder)
-    records = RecordFile(folder, cases, writable=False).records
+    found = read_results(folder)
     return Run(
-        letter=letter,
         folder=folder,
-        card=read_card(folder),
-        cases=cases,
-        records=records,
-        summary=summarize(records.values(), cases),
+        card=found.card,
+        cases=found.cases,
+        records=found.records,
+        letter=letter,
+        summary=summarize(found.records.values(), found.cases),
     )
 
 
