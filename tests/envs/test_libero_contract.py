@@ -48,6 +48,12 @@ def shared(case):
     env.close()
 
 
+# Properties that both share in one implementation: Lift's turn is a long form.
+libero_first = pytest.mark.parametrize(
+    "case", ["libero", pytest.param("lift", marks=pytest.mark.long)], indirect=True, scope="module"
+)
+
+
 def actions(count):
     return np.random.default_rng(5).uniform(-1, 1, (count, 7)).astype(np.float32)
 
@@ -67,12 +73,14 @@ def assert_same(first, second):
             np.testing.assert_array_equal(value, other[key], err_msg=key)
 
 
+@libero_first
 def test_passes_gymnasium_without_a_warning(make):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(make(render_mode="rgb_array").unwrapped)
 
 
+@libero_first
 def test_a_seed_fixes_the_episode_and_those_after_it(shared):
     env = shared
     copy = pickle.loads(pickle.dumps(env.unwrapped))
@@ -87,6 +95,7 @@ def test_a_seed_fixes_the_episode_and_those_after_it(shared):
     assert starts == ([7, 8] if "libero" in env.spec.id else [57, 58])
 
 
+@libero_first
 def test_interleaved_simulators_draw_their_own_scene(shared, make):
     one, other = shared, make()
     alone = rollout(one, 3)
@@ -102,6 +111,7 @@ def test_interleaved_simulators_draw_their_own_scene(shared, make):
     assert together[-1][0]["video.image"].std() > 10, "an image is still drawn"
 
 
+@libero_first
 def test_a_scene_draws_the_same_with_the_context_of_the_one_before(make, monkeypatch):
     """Kept, the context saves most of a reset; nothing in an image may tell."""
     env = make(quality="full")

@@ -1,5 +1,7 @@
 """Tests hold their level and intervals cover, by simulation; known values are met."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,14 @@ from dzrobot.rollout.evaluation.statistics import (
 pytest.importorskip("statsmodels")
 
 DRAWS = 2000
+
+# Among 2,000 draws many have the same counts: what follows from counts is worked out once for each.
+p_value = functools.cache(mcnemar_p)
+
+
+@functools.cache
+def bootstrap_interval(counts):
+    return paired_interval([counts])
 
 
 def outcomes(seed, shares, episodes):
@@ -48,7 +58,7 @@ def test_pairs_are_counted_by_episode():
 @pytest.mark.parametrize("shares", [(0.5, 0.1, 0.1), (0.9, 0.03, 0.03), (0.2, 0.25, 0.25)])
 def test_false_alarms_of_equal_runs(shares):
     runs = outcomes(1, shares, 100)
-    alarms = [mcnemar_p((a & ~b).sum(), (b & ~a).sum()) < 0.05 for a, b in runs]
+    alarms = [p_value((a & ~b).sum(), (b & ~a).sum()) < 0.05 for a, b in runs]
     assert np.mean(alarms) <= 0.05
     # Looked at after every single episode.
     early = [first_decision(a.tolist(), b.tolist()) is not None for a, b in runs]
@@ -57,7 +67,7 @@ def test_false_alarms_of_equal_runs(shares):
 
 def test_a_difference_is_found():
     runs = outcomes(2, (0.6, 0.02, 0.2), 100)
-    assert np.mean([mcnemar_p((a & ~b).sum(), (b & ~a).sum()) < 0.05 for a, b in runs]) > 0.9
+    assert np.mean([p_value((a & ~b).sum(), (b & ~a).sum()) < 0.05 for a, b in runs]) > 0.9
     decided = [first_decision(a.tolist(), b.tolist()) for a, b in runs]
     found = [number for number in decided if number is not None]
     assert len(found) > 0.8 * DRAWS
@@ -72,7 +82,7 @@ def test_intervals_of_the_difference_cover(shares, interval):
     for a, b in outcomes(3, shares, 100):
         counts = count_pairs(a.tolist(), b.tolist())
         low, high = (
-            paired_interval([counts]) if interval == "bootstrap" else adjusted_interval(counts)
+            bootstrap_interval(counts) if interval == "bootstrap" else adjusted_interval(counts)
         )
         covered.append(low <= truth <= high)
     assert np.mean(covered) > (0.925 if interval == "bootstrap" else 0.945)

@@ -28,8 +28,8 @@ from dzrobot.training.tiny.autoencoder import (
 from dzrobot.training.tiny.network import mini_config
 from dzrobot.training.tiny.saves import FitCheckpoint
 
-PLAN = AutoencoderPlan(steps=60, batch=2, decoder_steps=8)
-SHORT = AutoencoderPlan(steps=4, batch=1, decoder_steps=3, decoder_batch=1)
+PLAN = AutoencoderPlan(steps=60, batch=2, decoder_steps=6, held_batches=3)
+SHORT = AutoencoderPlan(steps=4, batch=1, decoder_steps=3, decoder_batch=1, held_batches=2)
 
 
 @pytest.fixture

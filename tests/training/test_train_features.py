@@ -15,6 +15,16 @@ from dzrobot.training.validate.recipe import find_faults
 STEPS = 3
 
 
+@pytest.fixture(scope="module")
+def root(tmp_path_factory, train_root):
+    """Return a folder like ``train_root`` with few samples: every one of them is encoded here."""
+    root = tmp_path_factory.mktemp("few")
+    dataset = train_worlds.record(root / "dataset", episodes=2, length=22)
+    train_worlds.statistics(dataset, root / "metadata.json")
+    (root / "tiny").symlink_to(train_root / "tiny")
+    return root
+
+
 def trained(solo, root, folder, *, cached):
     """Return a run of a few steps and its trainer."""
     changes = {"runner__output_dir": folder, "data__augment": False}
@@ -40,14 +50,14 @@ def encodings(monkeypatch):
 
 
 @pytest.mark.parametrize("variant", ["5b", pytest.param("14b", marks=pytest.mark.long)])
-def test_stored_features_train_to_the_same_bits(train_root, tmp_path, solo, variant):
-    root = tmp_path / "world"
-    root.mkdir()
+def test_stored_features_train_to_the_same_bits(root, tmp_path, solo, variant):
+    world = tmp_path / "world"
+    world.mkdir()
     for name in ("dataset", "metadata.json"):
-        (root / name).symlink_to(train_root / name)
-    train_worlds.checkpoint(root / "tiny", variant)
-    live = trained(solo, root, tmp_path / "live", cached=False)
-    stored = trained(solo, root, tmp_path / "stored", cached=True)
+        (world / name).symlink_to(root / name)
+    train_worlds.checkpoint(world / "tiny", variant)
+    live = trained(solo, world, tmp_path / "live", cached=False)
+    stored = trained(solo, world, tmp_path / "stored", cached=True)
     assert digest(stored) == digest(live)
     assert (
         stored.components.datasets.train[
@@ -57,18 +67,18 @@ def test_stored_features_train_to_the_same_bits(train_root, tmp_path, solo, vari
     )
 
 
-def test_every_sample_is_encoded_once(train_root, tmp_path, solo, encodings):
-    run = trained(solo, train_root, tmp_path / "run", cached=True)
+def test_every_sample_is_encoded_once(root, tmp_path, solo, encodings):
+    run = trained(solo, root, tmp_path / "run", cached=True)
     count = len(run.components.datasets.train)
     # One more: the example that says how large a row is.
     assert sum(encodings) == count + 1
     encodings.clear()
-    trained(solo, train_root, tmp_path / "run", cached=True)
+    trained(solo, root, tmp_path / "run", cached=True)
     assert encodings == []
 
 
-def test_an_interrupted_start_goes_on_where_it_was(train_root, tmp_path, solo, encodings):
-    run = trained(solo, train_root, tmp_path / "run", cached=True)
+def test_an_interrupted_start_goes_on_where_it_was(root, tmp_path, solo, encodings):
+    run = trained(solo, root, tmp_path / "run", cached=True)
     (done,) = (tmp_path / "run" / "features").glob("*/done.npy")
     marks = np.load(done)
     assert marks.all()
@@ -78,13 +88,13 @@ def test_an_interrupted_start_goes_on_where_it_was(train_root, tmp_path, solo, e
         if values != done:
             np.lib.format.open_memmap(values, "r+")[3:7] = 0
     encodings.clear()
-    again = trained(solo, train_root, tmp_path / "run", cached=True)
+    again = trained(solo, root, tmp_path / "run", cached=True)
     assert sum(encodings) == 4
     assert digest(again) == digest(run)
 
 
-def test_other_encoders_get_other_features(train_root, tmp_path, solo, encodings):
-    run = trained(solo, train_root, tmp_path / "run", cached=True)
+def test_other_encoders_get_other_features(root, tmp_path, solo, encodings):
+    run = trained(solo, root, tmp_path / "run", cached=True)
     parameter = run.components.model.vae.coder.quant_conv.weight
     parameter.data.add_(0.1 * torch.ones_like(parameter))
     encodings.clear()

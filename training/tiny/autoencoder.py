@@ -33,7 +33,6 @@ from dzrobot.training.keyed import keyed_generator
 from dzrobot.training.tiny.saves import FitCheckpoint
 
 _LATENT_WEIGHT = 1e-3
-_CALIBRATION_BATCHES = 16
 _FEW = 20
 """Updates of which a twentieth is too short to raise the rate in; then it takes two."""
 
@@ -64,6 +63,9 @@ class AutoencoderPlan:
 
     decoder_batch: int = 2
     """Samples per such step."""
+
+    held_batches: int = 16
+    """Batches after the last step, on which the latents' scale and the errors are measured."""
 
     seed: int = 0
     """Of the order of clips and the latent noise."""
@@ -115,7 +117,7 @@ def fit_autoencoder(
         saves.keep("autoencoder", step + 1, vae, *updates.parts)
         report(AutoencoderReport(step + 1, error.mean().item()))
     vae.eval().requires_grad_(requires_grad=False)
-    last = plan.steps + _CALIBRATION_BATCHES
+    last = plan.steps + plan.held_batches
     held = list(_clips(data, plan.batch, plan, plan.steps, last))
     calibrate(vae, held)
     return saves.finish("autoencoder", _error(vae, held), vae)
@@ -154,7 +156,7 @@ def fit_decoder(
         saves.keep("decoder", step + 1, vae, *updates.parts)
         report(AutoencoderReport(step + 1, error.mean().item()))
     vae.requires_grad_(requires_grad=False)
-    last = plan.decoder_steps + _CALIBRATION_BATCHES
+    last = plan.decoder_steps + plan.held_batches
     return _error(vae, list(_clips(data, plan.decoder_batch, plan, plan.decoder_steps, last)))
 
 
