@@ -196,13 +196,13 @@ def test_kill_loses_no_committed_episode(tmp_path, version, video):
     path = tmp_path / "set"
     script = RECORDER.format(here=str(HERE), path=str(path), version=version, video=video)
     reported = 0
-    for attempt in range(5):
+    for attempt in range(3):
         process = subprocess.Popen(
             [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=os.environ
         )
         for _ in range(3):
             reported = int(process.stdout.readline()) + 1
-        time.sleep(0.013 * attempt)
+        time.sleep(0.02 * attempt)
         os.kill(process.pid, signal.SIGKILL)
         rest = process.communicate()[0].split()
         reported = int(rest[-1]) + 1 if rest else reported

@@ -43,11 +43,13 @@ def arm_frame(episode, i):
 def world(train_root, tmp_path_factory):
     """Return a folder with recordings of both robots and their statistics."""
     root = tmp_path_factory.mktemp("mixture")
-    for name in ("dataset", "metadata.json", "tiny"):
-        (root / name).symlink_to(train_root / name)
+    (root / "tiny").symlink_to(train_root / "tiny")
+    # Few samples: a test below encodes them all.
+    dataset = train_worlds.record(root / "dataset", episodes=2, length=26)
+    train_worlds.statistics(dataset, root / "metadata.json")
     with EpisodeWriter(root / "arm", ARM, fps=10, version="v2.1", video=False) as writer:
         for episode in range(2):
-            for i in range(40):
+            for i in range(30):
                 writer.add_frame(*arm_frame(episode, i))
             writer.save_episode(success=True)
     reader = DatasetReader(root / "arm", ARM, ReaderOptions(images=False))

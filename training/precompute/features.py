@@ -104,7 +104,10 @@ def precompute_features(
         _, example = next(_encode(model, data, [mine[:1]], config, world))
         stored.create(example)
     dist.barrier(group=world.host_group)
-    parts = [mine[first : first + size] for first in range(0, len(mine), size)]
+    # All of one size, that of training: a smaller batch may round differently in its last bit. What
+    # fills the last one up is encoded twice.
+    filled = mine + [mine[number % len(mine)] for number in range(-len(mine) % size)]
+    parts = [filled[first : first + size] for first in range(0, len(filled), size)]
     if world.is_main and parts:
         _log.info("encoding the images of %d samples once, to %s", len(wanted), folder)
     encoded = _encode(model, data, parts, config, world)
