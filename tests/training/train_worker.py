@@ -171,19 +171,24 @@ def gives_up(world, root, output):
     return {"error": None}
 
 
+STEPS = 4
+"""Of the runs that are resumed in the middle, and of the one that is not."""
+
+
 def straight(world, root, output):
-    """Eight steps without a break."""
-    run = trainer(world, root, runner__output_dir=output / f"straight-{world.size}")
+    """All steps without a break."""
+    folder = output / f"straight-{world.size}"
+    run = trainer(world, root, runner__output_dir=folder, runner__max_steps=STEPS)
     run.run()
     return {"digest": digest(run)}
 
 
 def first_half(world, root, output):
-    """The first four of eight steps; the checkpoint is written in the background."""
+    """The first half of the steps; the checkpoint is written in the background."""
     folder = output / "halves"
-    run = trainer(world, root, runner__output_dir=folder)
-    batches = run._batches(8)
-    for _ in range(4):
+    run = trainer(world, root, runner__output_dir=folder, runner__max_steps=STEPS)
+    batches = run._batches(STEPS)
+    for _ in range(STEPS // 2):
         run.train_step(batches)
         run.step += 1
     before = digest(run)
@@ -196,13 +201,13 @@ def first_half(world, root, output):
 
 
 def second_half(world, root, output):
-    """The last four steps, in new processes."""
+    """The second half, by a trainer that knows nothing of the first."""
     folder = output / f"halves-{world.size}"
     if world.is_main:
         shutil.copytree(output / "halves", folder)
     dist.barrier()
     changes = {"runner__output_dir": folder, "runner__resume_dir": "auto"}
-    run = trainer(world, root, **changes)
+    run = trainer(world, root, **changes, runner__max_steps=STEPS)
     run.resume()
     restored = digest(run)
     run.run()
@@ -212,7 +217,7 @@ def second_half(world, root, output):
 def three(world, root, output):
     """Restore what two processes saved in three."""
     changes = {"runner__resume_dir": output / "halves", "runner__global_batch_size": 3}
-    run = trainer(world, root, **changes)
+    run = trainer(world, root, **changes, runner__max_steps=STEPS)
     run.resume()
     return {"restored": digest(run)}
 
@@ -253,22 +258,23 @@ def whole(tensor):
 
 
 def killed(world, root, output):
-    """Eight steps; the first time, the last rank dies in step 6. Restarted by torchrun.
+    """All steps; the first time, the last rank dies in step 4. Restarted by torchrun.
 
-    It dies once step 4 is saved, which otherwise may still be running in the background.
+    It dies once step 2 is saved, which otherwise may still be running in the background.
     """
     folder = output / "killed"
     changes = {"runner__output_dir": folder, "runner__resume_dir": "auto"}
+    changes["runner__max_steps"] = STEPS
     run = trainer(world, root, **changes, checkpoint__save_interval=2)
     run.resume()
     first_time = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     step = run.train_step
 
     def dying(batches):
-        if first_time and run.step == 5:
+        if first_time and run.step == STEPS - 1:
             run._checkpoints.finish()
-        if first_time and run.step == 5 and world.rank == world.size - 1:
-            while not (folder / "checkpoints" / "step_00000004").exists():
+        if first_time and run.step == STEPS - 1 and world.rank == world.size - 1:
+            while not (folder / "checkpoints" / "step_00000002").exists():
                 time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGKILL)
         return step(batches)
