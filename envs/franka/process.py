@@ -252,9 +252,9 @@ class DriverProcess:
     def _receive(self, number: int, deadline_s: float, late_s: float = 0.0) -> Any:
         """Return the answer to a question; one that comes late grants this one ``late_s`` more."""
         while True:
-            # Zero would mean not to wait at all, and raises another error.
-            self._socket.settimeout(max(1e-4, deadline_s - time.monotonic()))
             try:
+                # Zero would mean not to wait at all, and raises another error.
+                self._socket.settimeout(max(1e-4, deadline_s - time.monotonic()))
                 data = self._socket.recv(_BIGGEST)
             except TimeoutError:
                 raise

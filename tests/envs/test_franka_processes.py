@@ -101,6 +101,13 @@ def test_a_driver_that_hangs_is_killed_by_whoever_waits(echo):
         echo.latest.get()
 
 
+def test_who_waits_for_a_driver_that_another_has_ended_hears_so(echo):
+    number = echo._send("hang", (60.0,), 5.0)
+    echo.kill()
+    with pytest.raises(DisconnectedError, match="has ended"):
+        echo._receive(number, time.monotonic() + 60)
+
+
 def test_beside_an_emulated_arm_an_answer_is_waited_for_longer(echo):
     echo._patience = 100.0
     assert echo.ask("hang", 0.5, timeout_s=0.1) is None
@@ -338,7 +345,7 @@ def test_what_is_stopped_for_ever_freezes_nobody(stopped, cell, beats, request, 
 
 CAMERA = ("stale_frame",)
 NOTICED = {
-    "emulated": ("stale_state", "stale_frame", "gripper"), "arm": ("stale_state", "connection"),
+    "emulated": ("stale_state", "stale_frame", "gripper", "connection"), "arm": ("stale_state", "connection"),
     "hand": ("gripper",), "video.image": CAMERA, "video.wrist_image": CAMERA,
 }  # fmt: skip
 """How an episode may end, by what was stopped."""
