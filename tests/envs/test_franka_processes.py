@@ -345,7 +345,8 @@ def test_what_is_stopped_for_ever_freezes_nobody(stopped, cell, beats, request, 
 
 CAMERA = ("stale_frame",)
 NOTICED = {
-    "emulated": ("stale_state", "stale_frame", "gripper", "connection"), "arm": ("stale_state", "connection"),
+    "emulated": ("stale_state", "stale_frame", "gripper", "connection"),
+    "arm": ("stale_state", "connection"),
     "hand": ("gripper",), "video.image": CAMERA, "video.wrist_image": CAMERA,
 }  # fmt: skip
 """How an episode may end, by what was stopped."""
