@@ -38,7 +38,7 @@ COMMANDS = {
     "plot": ("plot", "draw losses and success of runs against the training step"),
     "plan": ("plan", "check a training run and tell what it will need"),
     "emulate": ("emulate", "start an emulated robot and cameras"),
-    "doctor": ("doctor", "check a workcell"),
+    "doctor": ("doctor", "check a workcell, or a dataset"),
     "serve": ("serve", "let robots and simulators elsewhere use a policy of this machine"),
     "record": ("record", "record demonstrations on the robot"),
     "replay": ("replay", "replay recorded actions"),

@@ -3,11 +3,9 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,14 +16,13 @@ from dzrobot.embodiments.spec import Embodiment, Part
 from dzrobot.errors import DatasetError, StoppedError
 from dzrobot.recording import layout
 from dzrobot.recording.formats import EpisodeFacts
-from dzrobot.rollout.demonstrations.record import NO_START, ReplayActor
+from dzrobot.rollout.demonstrations.record import NO_START, RecordedActions, replay
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
     look_at,
     made_environment,
     needed_robot,
 )
-from dzrobot.rollout.episode import EpisodeResult, EpisodeRules, run_episode
 from dzrobot.training.data.columns import episode_rows, matrix, read_data_file
 from dzrobot.training.data.lerobot import RATE_TOLERANCE, DatasetCatalog
 from dzrobot.training.data.resolution import ColumnSource, resolve_vectors
@@ -36,20 +33,6 @@ START = "init_state_id"
 
 _LAST_START = 2**24
 """Columns are read as float32, which counts up to here."""
-
-
-@dataclass(frozen=True)
-class RecordedActions:
-    """One episode of a dataset, without its images."""
-
-    actions: NDArray[np.float32]
-    """(steps, A)."""
-
-    states: NDArray[np.float32]
-    """(steps, S)."""
-
-    start: int | None
-    """Number of the start it began from, where the recording says so."""
 
 
 def add_workcell(parser: argparse.ArgumentParser) -> None:
@@ -112,32 +95,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if outcome.steps == steps or outcome.success else 1
 
 
-def replay(
-    env: gym.Env[Any, Any], recording: RecordedActions, robot: Embodiment
-) -> tuple[EpisodeResult, NDArray[np.float32]]:
-    """Send ``recording`` to ``env``; return what came of it and the states (steps, S)."""
-    seen: list[NDArray[np.float32]] = []
-
-    def watch(observation: Any) -> None:
-        seen.append(np.concatenate([observation[key] for key in robot.state_keys]))
-
-    rules = EpisodeRules(
-        seed=0,
-        init_state_id=recording.start,
-        stop_at_success=False,
-        max_steps=len(recording.actions),
-    )
-    outcome = run_episode(env, ReplayActor(recording.actions), rules, watch=watch)
-    return outcome, np.stack(seen)
-
-
 def load_recording(
-    path: Path, episode: int, robot: Embodiment, facts: EnvironmentFacts | None = None
+    path: Path | DatasetCatalog,
+    episode: int,
+    robot: Embodiment,
+    facts: EnvironmentFacts | None = None,
 ) -> RecordedActions:
     """Return the vectors of one episode.
 
     Args:
-        path: Folder of the dataset.
+        path: Folder of the dataset, or its catalog where that was read before.
         episode: Which one.
         robot: Whose actions and states they are.
         facts: Of the environment that is to repeat them. None: nobody does.
@@ -146,14 +113,15 @@ def load_recording(
         DatasetError: the dataset cannot be read, has no such episode or column, or its actions mean
             something else than those of the environment.
     """
-    catalog = DatasetCatalog.open(path)
+    catalog = path if isinstance(path, DatasetCatalog) else DatasetCatalog.open(path)
+    said = _said(catalog, episode)
     if facts is not None:
         _check_rate(catalog, facts)
-        _check_actions(catalog, episode, facts)
+        _check_actions(catalog, said, facts)
     numbers = catalog.episodes.index.tolist()
     if episode not in numbers:
         raise DatasetError(
-            f"{path} has no episode {episode}; it has {numbers[:1]} to {numbers[-1:]}"
+            f"{catalog.root} has no episode {episode}; it has {numbers[:1]} to {numbers[-1:]}"
         )
     ordinal = numbers.index(episode)
     sources = resolve_vectors(catalog, robot)
@@ -164,18 +132,30 @@ def load_recording(
         table = read_data_file(catalog, catalog.data_file(ordinal), list(widths))
         _, rows = episode_rows(catalog, ordinal, table)
         values = {name: matrix(rows[name], name, width) for name, width in widths.items()}
-        start = _checked_start(values)
+        start = _checked_start(values, said)
     except DatasetError as error:
-        raise DatasetError(f"{path}: episode {episode} cannot be replayed: {error}") from error
+        raise DatasetError(
+            f"{catalog.root}: episode {episode} cannot be replayed: {error}"
+        ) from error
     action, state = (
         _joined(values, [sources[key] for key in keys])
         for keys in (robot.action_keys, robot.state_keys)
     )
-    return RecordedActions(action, state, start)
+    return RecordedActions(action, state, start, said.seed, said.success)
 
 
-def _checked_start(values: Mapping[str, NDArray[np.float32]]) -> int | None:
+def _said(catalog: DatasetCatalog, episode: int) -> EpisodeFacts:
+    """Return what the recording says of ``episode`` beyond LeRobot's lists."""
+    path = catalog.root / layout.FACTS
+    rows = read_json_lines(path, EpisodeFacts, DatasetError) if path.exists() else []
+    silent = EpisodeFacts(episode_index=episode)
+    return next((row for row in rows if row.episode_index == episode), silent)
+
+
+def _checked_start(values: Mapping[str, NDArray[np.float32]], said: EpisodeFacts) -> int | None:
     """Return where the episode began; its frames must be there, in their order.
+
+    Each row says it in recordings of an environment, the list of facts in collections.
 
     Raises:
         DatasetError: they are not, or the number is none of a start.
@@ -185,7 +165,9 @@ def _checked_start(values: Mapping[str, NDArray[np.float32]]) -> int | None:
         raise DatasetError("it has no frames")
     if not np.array_equal(frames, np.arange(len(frames))):
         raise DatasetError("frame_index does not count its rows from 0")
-    starts = values.get(START, np.full((1, 1), NO_START, np.float32))
+    if START not in values:
+        return None if said.init_state_id == NO_START else said.init_state_id
+    starts = values[START]
     start = int(starts[0, 0])
     if not NO_START <= start <= _LAST_START or (starts != start).any():
         raise DatasetError(
@@ -205,19 +187,17 @@ def _check_rate(catalog: DatasetCatalog, facts: EnvironmentFacts) -> None:
         )
 
 
-def _check_actions(catalog: DatasetCatalog, episode: int, facts: EnvironmentFacts) -> None:
+def _check_actions(catalog: DatasetCatalog, said: EpisodeFacts, facts: EnvironmentFacts) -> None:
     """Refuse actions of another scale or anchor, where recording and workcell say theirs."""
-    path = catalog.root / layout.FACTS
-    if facts.workcell is None or not path.exists():
+    if facts.workcell is None:
         return
-    rows = read_json_lines(path, EpisodeFacts, DatasetError)
-    said = next((row.model_dump() for row in rows if row.episode_index == episode), {})
+    known = said.model_dump()
     for name, here in facts.workcell.get("action", {}).items():
-        there = said.get(f"action.{name}", here)
+        there = known.get(f"action.{name}", here)
         if there != here:
             raise DatasetError(
-                f"episode {episode} of {catalog.root} was recorded with action.{name} = {there}, "
-                f"the workcell has {here}: set it to {there}"
+                f"episode {said.episode_index} of {catalog.root} was recorded with "
+                f"action.{name} = {there}, the workcell has {here}: set it to {there}"
             )
 
 

@@ -119,6 +119,12 @@ class EpisodeFacts(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     episode_index: Count
+    success: Annotated[bool, Field(strict=True)] | None = None
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)] | None = None
+    """What the environment was reset with."""
+
+    init_state_id: Annotated[int, Field(strict=True, ge=-1, lt=2**63)] | None = None
+    """Initial state that it began from; -1 for none."""
 
 
 class TaskRow(BaseModel):

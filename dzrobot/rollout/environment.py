@@ -13,6 +13,7 @@ from pydantic import Strict
 
 import dzrobot  # noqa: F401 (registers the ids)
 from dzrobot.documents import shorten, validated
+from dzrobot.embodiments.hand import HandMotion
 from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError, suggest
@@ -34,6 +35,9 @@ class EnvironmentFacts:
 
     init_states: int | None
     """Initial states of its task, numbered from 0; None: it has no numbers."""
+
+    hand: HandMotion | None
+    """Which numbers of state and action move its hand, and what they mean."""
 
     hand_position: slice | None
     """Where in the concatenated state the position of the hand is, in meters."""
@@ -77,12 +81,19 @@ def facts_of(env: gym.Env[Any, Any]) -> EnvironmentFacts:
             f"{type(inner).__name__}.embodiment is a {type(own).__name__}; give an Embodiment, "
             "such as load_embodiment('libero_sim')"
         )
+    hand = getattr(inner, "hand", None)
+    if hand is not None and not isinstance(hand, HandMotion):
+        raise ConfigError(
+            f"{type(inner).__name__}.hand is a {type(hand).__name__}; give a HandMotion, or "
+            "leave it out"
+        )
     rate = getattr(inner, "control_hz", None)
     return EnvironmentFacts(
         embodiment=own,
         control_hz=own.timing.control_hz if rate is None and own is not None else rate,
         init_states=getattr(inner, "init_states", None),
-        hand_position=getattr(inner, "hand_position", None),
+        hand=hand,
+        hand_position=getattr(inner, "hand_position", None) if hand is None else hand.position,
         opengl=getattr(inner, "opengl", None),
         moves_an_arm=isinstance(inner, AttendedArm),
         is_real=isinstance(inner, AttendedArm) and inner.is_real,

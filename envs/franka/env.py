@@ -29,7 +29,7 @@ from dzrobot.envs.franka.safety import (
     check_fresh,
     check_shape,
 )
-from dzrobot.envs.franka.sensing import STATE_LIMITS, Reading, Sensors
+from dzrobot.envs.franka.sensing import STATE_LIMITS, Reading, Sensors, hand_motion
 from dzrobot.envs.franka.watchdog import Watchdog
 from dzrobot.envs.initial_states import InitialStates
 from dzrobot.envs.spaces import action_space, observation_space
@@ -86,9 +86,6 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     libraries = ("franky-control", "pyrealsense2")
     """Drivers whose version belongs to a result."""
 
-    hand_position = slice(4, 7)
-    """Where in the state the position of the hand is."""
-
     def __init__(  # noqa: PLR0913 (drivers, then what a test replaces)
         self,
         arm: Arm,
@@ -118,6 +115,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self.embodiment = embodiment
         self.control_hz = config.control_hz
         self.init_states = STARTS
+        self.hand = hand_motion(config.action)
         self.is_real = config.address is not None
         self.address = config.address
         self.judged_by_operator = config.reward.rule == "operator"

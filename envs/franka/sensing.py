@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from dzrobot.embodiments.hand import HandMotion
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.franka.arm import Arm, ArmState
 from dzrobot.envs.franka.camera import Camera, Frame, fit
 from dzrobot.envs.franka.clock import Clock
-from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.config import ActionConfig, FrankaConfig
 from dzrobot.envs.franka.control import in_hand_axes
 from dzrobot.envs.franka.gripper import GripperState
 from dzrobot.envs.franka.poses import Array, euler_of
@@ -26,6 +27,24 @@ STATE_LIMITS = (
     (0.2, *[1000.0] * 3, *[2.0] * 3, *[_HALF_TURN] * 3, *[500.0] * 3, *[10.0] * 6),
 )
 """Lowest and highest state, in its own order and units."""
+
+
+def hand_motion(action: ActionConfig) -> HandMotion:
+    """Return which numbers of this state and of an action move the hand."""
+    return HandMotion(
+        position=slice(4, 7),
+        rotation=slice(7, 10),
+        rotation_form="euler",
+        fingers=slice(0, 1),
+        translation=slice(0, 3),
+        turn=slice(3, 6),
+        gripper=6,
+        closes=-1,
+        translation_m=action.translation_m,
+        rotation_rad=action.rotation_rad,
+        frame=action.frame,
+    )
+
 
 _FRESH_FRAMES_S = 10.0
 

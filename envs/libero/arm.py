@@ -6,6 +6,7 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 
+from dzrobot.embodiments.hand import HandMotion
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.initial_states import InitialStates
 from dzrobot.envs.libero.goal_progress import GoalProgress
@@ -55,8 +56,19 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": CONTROL_HZ}  # noqa: RUF012
 
-    hand_position = slice(0, 3)
-    """Where in the state the position of the hand is."""
+    hand = HandMotion(
+        position=slice(0, 3),
+        rotation=slice(3, 6),
+        rotation_form="rotation vector",
+        fingers=slice(6, 8),
+        translation=slice(0, 3),
+        turn=slice(3, 6),
+        gripper=6,
+        closes=1,
+        translation_m=0.05,
+        rotation_rad=0.5,
+    )
+    """Which numbers of state and action move the hand."""
 
     def __init__(  # noqa: PLR0913 (Gymnasium passes plain keyword arguments)
         self,

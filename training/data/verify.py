@@ -1,15 +1,18 @@
 """Does every file of a dataset hold what the lists say?"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError
-from dzrobot.training.data.columns import Progress
+from dzrobot.training.data.columns import Progress, episode_rows, read_data_file
 from dzrobot.training.data.dataset import DatasetReader
+from dzrobot.training.data.frames import EmbeddedImages
+from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.data.resolution import ColumnSource
-from dzrobot.training.data.video import FrameTable
+from dzrobot.training.data.video import FrameTable, Videos
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,32 @@ def first_frames(reader: DatasetReader) -> list[CameraPreview]:
         frame = reader.frames(ordinal, source, [start])[0]
         looks.append(CameraPreview(key, frame.shape, float(frame.mean()), float(frame.std())))
     return looks
+
+
+def first_images(
+    catalog: DatasetCatalog, views: Mapping[str, ColumnSource], ordinal: int
+) -> dict[str, NDArray[np.uint8]]:
+    """Return the first image (H, W, 3) of each view of an episode, whether training can use it.
+
+    Args:
+        catalog: The folder.
+        views: Where each view is read, by key.
+        ordinal: Which episode, counted from 0.
+
+    Raises:
+        DatasetError: A file is missing or damaged.
+    """
+    found = {}
+    for key, source in views.items():
+        if source.kind == "video":
+            path = catalog.root / catalog.video_file(ordinal, source.column)
+            start_s = catalog.video_start_s(ordinal, source.column)
+            found[key] = Videos().clip(path, start_s, [0])[0]
+            continue
+        name = catalog.data_file(ordinal)
+        row, _ = episode_rows(catalog, ordinal, read_data_file(catalog, name, []))
+        found[key] = EmbeddedImages().clip(catalog.root / name, source.column, [row])[0]
+    return found
 
 
 def unreadable(reader: DatasetReader) -> Iterator[str]:

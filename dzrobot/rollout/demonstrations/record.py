@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.franka.console import KEYS_HELP
 from dzrobot.envs.franka.keyboard import Keyboard, terminal
 from dzrobot.envs.franka.outcomes import OperatorVerdict
@@ -191,6 +192,26 @@ def _facts(robot: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class RecordedActions:
+    """One episode of a dataset, without its images."""
+
+    actions: NDArray[np.float32]
+    """(steps, A)."""
+
+    states: NDArray[np.float32]
+    """(steps, S)."""
+
+    start: int | None
+    """Number of the start it began from, where the recording says so."""
+
+    seed: int | None = None
+    """What its environment was reset with, where the recording says so."""
+
+    success: bool | None = None
+    """Whether the task was done, where the recording says so."""
+
+
 class ReplayActor:
     """Repeats recorded actions.
 
@@ -212,6 +233,25 @@ class ReplayActor:
         if step >= len(self._actions):
             return np.zeros(self._actions.shape[1], np.float32), 0.0
         return self._actions[step].copy(), 0.0
+
+
+def replay(
+    env: gym.Env[Any, Any], recording: RecordedActions, robot: Embodiment
+) -> tuple[EpisodeResult, NDArray[np.float32]]:
+    """Send ``recording`` to ``env``; return what came of it and the states (steps, S)."""
+    seen: list[NDArray[np.float32]] = []
+
+    def watch(observation: Any) -> None:
+        seen.append(np.concatenate([observation[key] for key in robot.state_keys]))
+
+    rules = EpisodeRules(
+        seed=recording.seed or 0,
+        init_state_id=recording.start,
+        stop_at_success=False,
+        max_steps=len(recording.actions),
+    )
+    outcome = run_episode(env, ReplayActor(recording.actions), rules, watch=watch)
+    return outcome, np.stack(seen)
 
 
 class CallableActor:
