@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
+from dzrobot.embodiments.robots.agibot import AGIBOT
 from dzrobot.embodiments.robots.franka_pnp import FRANKA_PNP
 from dzrobot.embodiments.robots.libero_mini import LIBERO_MINI
 from dzrobot.embodiments.robots.libero_sim import LIBERO_SIM
@@ -18,7 +19,8 @@ from dzrobot.importing import (
 )
 
 EMBODIMENTS: Mapping[str, Embodiment] = {
-    embodiment.tag: embodiment for embodiment in (LIBERO_SIM, LIBERO_MINI, FRANKA_PNP, OXE_DROID)
+    embodiment.tag: embodiment
+    for embodiment in (LIBERO_SIM, LIBERO_MINI, FRANKA_PNP, OXE_DROID, AGIBOT)
 }
 """The built-in robots, by tag."""
 
