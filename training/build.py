@@ -55,7 +55,7 @@ from dzrobot.training.architecture import (
     run_network,
     source_plans,
 )
-from dzrobot.training.config import ModelConfig, SFTConfig
+from dzrobot.training.config import DataConfig, ModelConfig, SFTConfig
 from dzrobot.training.data import (
     CollatedBatch,
     EpisodeSelection,
@@ -98,6 +98,12 @@ class TrainingComponents:
     optimizer: Optimizer
     ema: Ema | None
     metrics: TrainMetrics
+
+
+def _augmentation(data: DataConfig) -> AugmentConfig | None:
+    if not data.augment:
+        return None
+    return replace(PUBLISHED, view_dropout=data.view_dropout, dropped_views=data.dropped_views)
 
 
 def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponents:
@@ -144,7 +150,7 @@ def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponent
         model=model,
         inputs=NetworkInputs(
             model=model, prompts=prompts, data=datasets.train, device=world.device,
-            augment=PUBLISHED if config.data.augment else None, features=features,
+            augment=_augmentation(config.data), features=features,
             cut_prompts=config.model.prompt_rows == "cut",
         ),
         optimizer=Optimizer(trained.items(), config.optim, config.runner.max_steps),

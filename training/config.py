@@ -186,6 +186,13 @@ class DataConfig(FrozenConfig):
     augment: bool = True
     """Random crop and color jitter, keyed by (seed, sample)."""
 
+    view_dropout: Share = 0.0
+    """Share of samples in which one of ``dropped_views`` is black, keyed by (seed, sample). The
+    prompt of DROID says that one exterior view may be; published runs had it switched off."""
+
+    dropped_views: tuple[str, ...] = ()
+    """Views that may be black, such as ``video.exterior_image_1_left``."""
+
     cache_features: bool = False
     """Encode the images of every sample once, to ``output_dir/features``, and train on the stored
     latents: the same numbers for less work. Needs ``augment: false``."""

@@ -1,4 +1,4 @@
-"""Random crop and color for training: one draw per sample, shared by all its views and frames."""
+"""Random crop, color and missing views for training: one draw per sample, for all its frames."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,12 +34,25 @@ class AugmentConfig:
     hue: float = 0.08
     """Turn drawn from -x to x, in turns of the color circle."""
 
+    view_dropout: float = 0.0
+    """Share of samples in which one of ``dropped_views`` is black."""
+
+    dropped_views: tuple[str, ...] = ()
+    """Modality keys of the views that may be black."""
+
     def __post_init__(self) -> None:
         for name in ("brightness", "contrast", "saturation"):
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ConfigError(f"{name}={value} must lie from 0 to 1")
         if not 0 <= self.hue <= 0.5:
             raise ConfigError(f"hue={self.hue} must lie from 0 to 0.5 turns")
+        if not 0 <= self.view_dropout <= 1:
+            raise ConfigError(f"view_dropout={self.view_dropout} must lie from 0 to 1")
+        if bool(self.view_dropout) != bool(self.dropped_views):
+            raise ConfigError(
+                f"view_dropout={self.view_dropout} with dropped_views={self.dropped_views}: give "
+                "both, the share and the views that may be black, or neither"
+            )
 
 
 PUBLISHED = AugmentConfig()
@@ -84,6 +97,24 @@ def draw_augmentation(seed: int, sample_id: int, config: AugmentConfig = PUBLISH
         hue=(2 * generator.random() - 1) * config.hue,
         order=tuple(ADJUSTMENTS[i] for i in generator.permutation(len(ADJUSTMENTS))),
     )
+
+
+def draw_dropped_view(seed: int, sample_id: int, config: AugmentConfig) -> str | None:
+    """Return the view that is black in one sample, if any; from a stream of its own.
+
+    Args:
+        seed: Seed of the run, 0 or more.
+        sample_id: Number of the sample, unique over epochs, 0 or more.
+        config: How often, and which.
+    """
+    if not config.view_dropout:
+        return None
+    generator = np.random.Generator(
+        np.random.Philox(seed_sequence("view dropout", seed, sample_id))
+    )
+    if generator.random() >= config.view_dropout:
+        return None
+    return config.dropped_views[int(generator.integers(len(config.dropped_views)))]
 
 
 def adjust_colors(frames: Tensor, augmentation: Augmentation) -> Tensor:

@@ -12,7 +12,7 @@ from data_worlds import RELATIVE, ROBOT, TASKS, record, robot
 
 from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.errors import ConfigError, DatasetError
-from dzrobot.modality.augment import PUBLISHED, draw_augmentation
+from dzrobot.modality.augment import PUBLISHED, draw_augmentation, draw_dropped_view
 from dzrobot.modality.pipeline import Pipeline
 from dzrobot.modality.stats import Statistics
 from dzrobot.training.data import (
@@ -177,6 +177,29 @@ def test_augmentation_depends_on_seed_and_sample_alone(world):
     torch.testing.assert_close(torch.stack(again), whole, rtol=0, atol=0)
     assert not torch.equal(whole, encode_views(batch, data, augment=None))
     assert draw_augmentation(1, 5) == draw_augmentation(1, 5) != draw_augmentation(2, 5)
+
+
+def test_a_dropped_view_is_black_in_its_share_of_samples(world):
+    data = single(world)
+    view = ROBOT.views[0].key
+    augment = dataclasses.replace(PUBLISHED, view_dropout=0.5, dropped_views=(view,))
+    (batch,) = build_loader(data, LoaderPlan(global_batch=16, micro_batch=16, stop_step=1))
+    plain, thinned = (encode_views(batch, data, augment=how) for how in (PUBLISHED, augment))
+    dropped = [
+        draw_dropped_view(data.seed, number, augment) == view
+        for number in batch["sample_id"].tolist()
+    ]
+    assert 2 < sum(dropped) < 14
+    # Exterior left, wrist right: the left half is black, and nothing else has changed.
+    half = plain.shape[3] // 2
+    for image, without, gone in zip(plain, thinned, dropped, strict=True):
+        expected = image.clone()
+        if gone:
+            expected[:, :, :half] = 0
+        assert torch.equal(without, expected)
+    shares = [draw_dropped_view(3, number, augment) for number in range(2000)]
+    assert 0.45 < shares.count(view) / 2000 < 0.55
+    assert all(draw_dropped_view(3, number, PUBLISHED) is None for number in range(20))
 
 
 def test_padded_tails_repeat_the_last_frame_and_count_no_action_twice(world):

@@ -90,6 +90,21 @@ def test_a_named_grid_brings_its_walk(train_root):
         train_worlds.config(train_root, data__frame_grid="rlinf")
 
 
+def test_views_that_may_be_black_are_views_of_the_robot(train_root):
+    def found(**data):
+        changes = {f"data__{name}": value for name, value in data.items()}
+        return faults(train_root, **changes)
+
+    first, second = (view.key for view in train_worlds.ROBOT.views)
+    assert found(view_dropout=0.1, dropped_views=[first]) == {}
+    assert found(view_dropout=0.1, dropped_views=[first, second]) == {}
+    assert "give both" in found(view_dropout=0.1)["data.view_dropout"]
+    asked = found(view_dropout=0.1, dropped_views=["video.imag"])["data.dropped_views"]
+    assert "Did you mean 'video.image'" in asked
+    unaugmented = found(view_dropout=0.1, dropped_views=[first], augment=False)
+    assert "data.augment=true" in unaugmented["data.view_dropout"]
+
+
 def test_a_good_recipe_has_no_fault(train_root):
     assert faults(train_root) == {}
     assert faults(train_root, 2) == {}

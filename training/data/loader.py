@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dzrobot.errors import ConfigError
-from dzrobot.modality.augment import AugmentConfig, draw_augmentation
+from dzrobot.modality.augment import AugmentConfig, draw_augmentation, draw_dropped_view
 from dzrobot.training.config import uneven_batch
 from dzrobot.training.data.mixture import Sample, SampleKey, TrainingData
 
@@ -94,7 +94,7 @@ def encode_views(
     Args:
         batch: From the loader.
         data: What the loader reads; its seed keys the augmentation together with the sample id.
-        augment: Ranges of crop and color; None for the center crop of evaluation.
+        augment: Ranges of crop and color, and views that may be black; None for the center crop of evaluation.
         device: Where the work is done.
     """
     images: Tensor | None = None
@@ -105,12 +105,28 @@ def encode_views(
         if augment is not None:
             ids = batch["sample_id"][rows].tolist()
             draws = [draw_augmentation(data.seed, number, augment) for number in ids]
+            moved = _without_dropped(moved, [draw_dropped_view(data.seed, n, augment) for n in ids])
         encoded = data.sources[source].pipeline.encode_video(moved, draws)
         if images is None:
             images = encoded.new_empty(len(batch["source"]), *encoded.shape[1:])
         images[rows.to(encoded.device)] = encoded
     assert images is not None, "a batch holds at least one sample"
     return images
+
+
+def _without_dropped(views: dict[str, Tensor], dropped: list[str | None]) -> dict[str, Tensor]:
+    """Return ``views`` (B, T, H, W, 3) with the dropped one of each sample black."""
+    return {
+        key: frames * _column([key != name for name in dropped], like=frames)
+        if key in dropped
+        else frames
+        for key, frames in views.items()
+    }
+
+
+def _column(kept: list[bool], like: Tensor) -> Tensor:
+    column = torch.tensor(kept, dtype=like.dtype, device=like.device)
+    return column.reshape(-1, *[1] * (like.ndim - 1))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from dzrobot.errors import DzrobotError
+from dzrobot.errors import DzrobotError, suggest
 from dzrobot.training.architecture import SourcePlan, source_plans
 from dzrobot.training.config import RunnerConfig, SFTConfig, uneven_batch
 from dzrobot.training.validate.data import mixture_faults, relative_faults, source_faults
@@ -25,6 +25,7 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
         *weight_faults(config.model),
         *adapter_faults(config.model),
         *_evaluation(config),
+        *_view_dropout(config),
         *_features(config),
         *_resume(config),
         *_packages(config),
@@ -35,7 +36,7 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
     except DzrobotError as error:
         return [*faults, Problem("model.embodiment_tag", str(error))]
     faults += [*source_faults(config, sources), *relative_faults(config.model, sources)]
-    faults += _given(config, sources)
+    faults += [*_given(config, sources), *_dropped_views(config, sources)]
     return [*faults, *network_faults(config, sources)]
 
 
@@ -55,6 +56,21 @@ def _given(config: SFTConfig, sources: Sequence[SourcePlan]) -> Iterator[Problem
                 f"{most} of the {horizon} actions of {source.embodiment.tag}: a robot that does "
                 f"not wait has at most {horizon // 2} steps for a plan; choose 0 to {horizon // 2}",
             )
+
+
+def _dropped_views(config: SFTConfig, sources: Sequence[SourcePlan]) -> Iterator[Problem]:
+    views = {view.key for source in sources for view in source.embodiment.views}
+    for name in config.data.dropped_views:
+        if name not in views:
+            yield Problem(
+                "data.dropped_views",
+                f"{name!r} is no view of the robots of this run.{suggest(name, views)} They have: "
+                f"{', '.join(sorted(views))}",
+            )
+    for robot in (source.embodiment for source in sources):
+        (first, *others) = robot.views
+        if not others and first.key in config.data.dropped_views:
+            yield Problem("data.dropped_views", f"{robot.tag} has no other view than {first.key}")
 
 
 def _schedule(config: SFTConfig) -> Iterator[Problem]:
@@ -121,6 +137,18 @@ def _evaluation(config: SFTConfig) -> Iterator[Problem]:
             "data.frame_grid",
             "published grids are drawn by sampling_mode='multi_anchor'; leave sampling_mode out",
         )
+
+
+def _view_dropout(config: SFTConfig) -> Iterator[Problem]:
+    data = config.data
+    if bool(data.view_dropout) != bool(data.dropped_views):
+        yield Problem(
+            "data.view_dropout",
+            f"{data.view_dropout} with dropped_views={list(data.dropped_views)}: give both, the "
+            "share and the views that may be black, or neither",
+        )
+    if data.view_dropout and not data.augment:
+        yield Problem("data.view_dropout", "is part of the augmentation: set data.augment=true")
 
 
 def _features(config: SFTConfig) -> Iterator[Problem]:
