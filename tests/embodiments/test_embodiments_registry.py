@@ -45,7 +45,8 @@ def test_from_the_current_folder(cell):
     [
         (
             "libero_sm",
-            "Did you mean 'libero_sim'.*Known: libero_sim, libero_mini, franka_pnp, oxe_droid, agibot",
+            "Did you mean 'libero_sim'.*Known: libero_sim, libero_mini, franka_pnp, oxe_droid, "
+            "agibot",
         ),
         ("nowhere_to_be_found:UR5", "no module 'nowhere_to_be_found'.*PYTHONPATH"),
         ("my_cell_robot.deeper:UR5", "no module 'my_cell_robot.deeper'"),

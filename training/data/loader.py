@@ -94,7 +94,8 @@ def encode_views(
     Args:
         batch: From the loader.
         data: What the loader reads; its seed keys the augmentation together with the sample id.
-        augment: Ranges of crop and color, and views that may be black; None for the center crop of evaluation.
+        augment: Ranges of crop and color, views that may be black; None for the center crop of
+            evaluation.
         device: Where the work is done.
     """
     images: Tensor | None = None
