@@ -85,6 +85,7 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
         self._mark = np.zeros(2, np.float32)
         self._way = 0.0
         self._closed = False
+        self._omitting = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -96,9 +97,9 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
         self._point = generator.uniform(-0.9, -0.3, 2).astype(np.float32)
         self._mark = generator.uniform(0.2, 0.9, 2).astype(np.float32)
         self._way = float(np.abs(self._mark - self._point).max())
-        self._closed = False
+        self._closed = self._omitting = False
         self._steps = 0
-        return self._observe(), self._info()
+        return self._observe(drawn=True), self._info()
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Move the point by the first two numbers of ``action`` (7,), each in [-1, 1].
@@ -115,7 +116,12 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
         self._point = np.clip(self._point + np.float32(_STEP) * move, -1.0, 1.0)
         self._closed = bool(action[6] > 0)
         reached = self._reached()
-        return self._observe(), float(reached), reached, False, self._info()
+        drawn, self._omitting = not self._omitting, False
+        return self._observe(drawn=drawn), float(reached), reached, False, self._info()
+
+    def omit_frames(self) -> None:
+        """Leave the images out of the observation of the next step, and of no other."""
+        self._omitting = True
 
     def render(self) -> np.ndarray:  # type: ignore[override]
         """Return the square from above, ``(H, W, 3)`` uint8."""
@@ -124,15 +130,20 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
     def _reached(self) -> bool:
         return bool(np.abs(self._mark - self._point).max() < _NEAR)
 
-    def _observe(self) -> Observation:
+    def _observe(self, *, drawn: bool) -> Observation:
         opening = 0.0 if self._closed else 0.04
         return {
-            "video.image": self._image(np.zeros(2, np.float32), 1.0),
-            "video.wrist_image": self._image(self._point, 0.5),
+            **(self._images() if drawn else {}),
             "state.state": np.array(
                 [*self._point, 0, *self._mark, 0, opening, -opening], np.float32
             ),
             "annotation.task": self.task,
+        }
+
+    def _images(self) -> Observation:
+        return {
+            "video.image": self._image(np.zeros(2, np.float32), 1.0),
+            "video.wrist_image": self._image(self._point, 0.5),
         }
 
     def _info(self) -> dict[str, Any]:

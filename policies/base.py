@@ -90,6 +90,25 @@ class PlanningPolicy(Policy, Protocol):
         ...
 
 
+@runtime_checkable
+class SelectivePolicy(Policy, Protocol):
+    """A policy that knows beforehand whose images it will look at.
+
+    Where it says that it will not, an environment may leave all images of that observation out. An
+    observation without images, where they are looked at, is refused like any that does not fit.
+    """
+
+    def reads_frames(self, *, session: str = DEFAULT_SESSION, asked: bool | None = None) -> bool:
+        """Return whether the images of the next observation are looked at, then or later.
+
+        Args:
+            session: Which episode; it has been reset.
+            asked: Whether a plan may be requested from that observation, where somebody else
+                decides it, see :class:`AsyncPolicy`. None: the policy plans when it acts.
+        """
+        ...
+
+
 Method = Literal["guided", "trained"]
 """How a plan is made to begin with rows of the one before: any network is steered there, or one
 that was trained for it is given them."""

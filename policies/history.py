@@ -1,6 +1,7 @@
 """Which frames of an episode a policy is shown when it plans."""
 
 import math
+from collections.abc import Sequence
 
 from dzrobot.embodiments.spec import Embodiment, History
 
@@ -26,3 +27,15 @@ def frame_offsets(embodiment: Embodiment, history: History) -> tuple[int, ...]:
             return tuple(math.floor(-span + i * span / (RECENT - 1)) for i in range(RECENT))
         case "grid":
             return (*(offset - timing.action_horizon for offset in timing.frame_offsets), 0)
+
+
+def reads_next(offsets: Sequence[int], left: int, every: int) -> bool:
+    """Return whether any coming plan is made from the next frame.
+
+    Args:
+        offsets: Steps from the newest frame that a plan is made from; see :func:`frame_offsets`.
+        left: Steps from that frame to the one that the next plan is due at.
+        every: Steps from plan to plan after that.
+    """
+    # The plan at step `left + i * every` is shown frames from there on back; the frame is step 0.
+    return any(-offset >= left and (-offset - left) % every == 0 for offset in offsets)

@@ -283,7 +283,10 @@ def _how(group: Any) -> None:
         help=f"simulators (default: {_WORKERS}); an arm takes one process",
     )  # fmt: skip
     group.add_argument(
-        "--videos", choices=["all", "failures", "none"], default="all", help="episodes to film"
+        "--videos",
+        choices=["all", "failures", "none"],
+        default="all",
+        help="episodes to film; without films, images that nobody looks at are not drawn",
     )
     group.add_argument(
         "--predictions", choices=["on", "off"],

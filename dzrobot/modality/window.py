@@ -36,7 +36,12 @@ def window_of(observations: Sequence[Observation], embodiment: Embodiment) -> Wi
 
 
 def stacked(observations: Sequence[Observation], embodiment: Embodiment) -> Window:
-    """Return the frames of all ``observations``, which have been checked; see :func:`window_of`."""
+    """Return the frames of all ``observations``, which have been checked; see :func:`window_of`.
+
+    Raises:
+        ModalityError: images of one were left out; see :func:`read_observation`.
+    """
+    check_seen(observations, embodiment)
     last = observations[-1]
     window: dict[str, NDArray[np.uint8] | NDArray[np.float32] | str] = {
         embodiment.language: last[embodiment.language]
@@ -48,7 +53,20 @@ def stacked(observations: Sequence[Observation], embodiment: Embodiment) -> Wind
     return window
 
 
-def read_observation(given: object, embodiment: Embodiment) -> list[Observation]:
+def check_seen(observations: Sequence[Observation], embodiment: Embodiment) -> None:
+    """Raise :class:`ModalityError` unless all ``observations`` have their images."""
+    for ago, observation in enumerate(reversed(observations)):
+        if missing := [key for key in embodiment.video_keys if key not in observation]:
+            raise ModalityError(
+                f"a plan is to be made from an observation without {preview(missing)}, number "
+                f"{len(observations) - ago} of {len(observations)}: its images were left out. "
+                "Leave them out only where reads_frames() of the policy said that it looks at none"
+            )
+
+
+def read_observation(
+    given: object, embodiment: Embodiment, *, frames: bool = True
+) -> list[Observation]:
     """Return what a policy may keep of ``given``: copies, one for each frame of its views.
 
     This is the door: whatever comes out of it can be made a window and encoded.
@@ -56,6 +74,7 @@ def read_observation(given: object, embodiment: Embodiment) -> list[Observation]
     Args:
         given: An observation; its views may be stacks of equally many frames ``(T, H, W, 3)``.
         embodiment: What it must hold.
+        frames: Whether images are needed. Without, all views may be missing, and no single one.
 
     Raises:
         ModalityError: not a mapping, a key missing or unknown, a wrong shape or type, a number not
@@ -66,13 +85,10 @@ def read_observation(given: object, embodiment: Embodiment) -> list[Observation]
             f"the observation is a {type(given).__name__}: give a mapping with the keys "
             f"{preview(embodiment.observation_keys, 12)}"
         )
-    check_keys(given, embodiment.observation_keys, embodiment.tag)
-    views = {view.key: array(given, view.key) for view in embodiment.views}
-    for view in embodiment.views:
-        check_frames(views[view.key], view, embodiment.tag, least=3)
-    counts = {frames.shape[0] if frames.ndim == 4 else 0 for frames in views.values()}
-    if len(counts) > 1 or any(frames.ndim > 4 or not frames.size for frames in views.values()):
-        shapes = ", ".join(f"{key} {frames.shape}" for key, frames in views.items())
+    views = _views(given, embodiment, needed=frames)
+    counts = {image.shape[0] if image.ndim == 4 else 0 for image in views.values()}
+    if len(counts) > 1 or any(image.ndim > 4 or not image.size for image in views.values()):
+        shapes = ", ".join(f"{key} {image.shape}" for key, image in views.items())
         raise ModalityError(
             f"views hold unlike numbers of frames ({shapes}): give one (H, W, 3), or equally many "
             "(frames, H, W, 3)"
@@ -81,15 +97,30 @@ def read_observation(given: object, embodiment: Embodiment) -> list[Observation]
         _check_numbers(array(given, part.key), part, (part.dim,))
     _check_instruction(given[embodiment.language])
     rest: dict[str, Any] = {embodiment.language: str(given[embodiment.language])}
-    count = counts.pop()
+    count = counts.pop() if counts else 0
     return [
         {
-            **{key: np.array(frames[i] if count else frames) for key, frames in views.items()},
+            **{key: np.array(image[i] if count else image) for key, image in views.items()},
             **{part.key: np.array(given[part.key]) for part in embodiment.state},
             **rest,
         }
         for i in range(count or 1)
     ]
+
+
+def _views(
+    given: Mapping[str, object], embodiment: Embodiment, *, needed: bool
+) -> dict[str, NDArray[Any]]:
+    """Return the images of ``given``, whose keys are checked; none where all were left out."""
+    allowed: Sequence[str] = embodiment.observation_keys
+    if not needed and not any(key in given for key in embodiment.video_keys):
+        allowed = (*embodiment.state_keys, embodiment.language)
+    check_keys(given, allowed, embodiment.tag)
+    views = {view.key: array(given, view.key) for view in embodiment.views if view.key in given}
+    for view in embodiment.views:
+        if view.key in views:
+            check_frames(views[view.key], view, embodiment.tag, least=3)
+    return views
 
 
 def check_keys(given: Mapping[str, object], allowed: Sequence[str], tag: str) -> None:

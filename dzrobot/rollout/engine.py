@@ -31,6 +31,7 @@ from dzrobot.policies.base import (
 from dzrobot.rollout.episode import reset_policy
 from dzrobot.rollout.evaluation.protocol import EpisodeSpec
 from dzrobot.rollout.execution import Execution, Schedule, forecast, hold_command
+from dzrobot.rollout.frames import policy_reads_frames
 from dzrobot.rollout.latency import Latency, steps_of
 from dzrobot.rollout.measures import (
     Measures,
@@ -244,6 +245,11 @@ class Engine:
         self._step += 1
         return action
 
+    def reads_frames(self) -> bool:
+        """Return whether the images of the next observation are looked at, then or later."""
+        asked = self._moved >= self._schedule.execute if self._desk.busy else self._due()
+        return policy_reads_frames(self._policy, self._session, asked=asked)
+
     def measures(self) -> Measures:
         """Return what was measured until now."""
         return self._log.measures(self._schedule.hz)
@@ -342,6 +348,11 @@ class EngineActor:
         began = time.perf_counter()
         action = self.engine.act(observation)
         return action, 1000 * (time.perf_counter() - began)
+
+    def reads_frames(self) -> bool:
+        """Return whether the images of the next observation are looked at, then or later."""
+        assert self.engine is not None, "begun"
+        return self.engine.reads_frames()
 
     def measures(self) -> Measures:
         """Return what was measured of the episode."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dzrobot.errors import ModalityError, preview
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy
+from dzrobot.rollout.frames import omitter, policy_reads_frames, reads_frames
 from dzrobot.rollout.measures import Measures
 
 LONGEST_CLASS = 100
@@ -62,6 +63,10 @@ class PolicyActor:
         began = time.perf_counter()
         action = self.policy.act(observation, session=self.session)
         return action, 1000 * (time.perf_counter() - began)
+
+    def reads_frames(self) -> bool:
+        """Return whether the policy looks at the images of the next observation."""
+        return policy_reads_frames(self.policy, self.session)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +146,12 @@ def run_episode(
     policy: Policy | Actor,
     rules: EpisodeRules | None = None,
     *,
-    watch: Watch = lambda _: None,
+    watch: Watch | None = None,
 ) -> EpisodeResult:
     """Reset ``env``, let ``policy`` act until the episode is over, and return what came of it.
+
+    Images that nobody looks at are not drawn, where the policy knows that it will not and the
+    environment can leave them out: see :mod:`dzrobot.rollout.frames`.
 
     Args:
         env: Any Gymnasium environment whose observations the policy takes, and whose info holds
@@ -152,7 +160,7 @@ def run_episode(
             says why in its info: ``fault`` when it is no result, ``stop`` when no other may follow.
             What ``robot`` and ``failure_class`` of its last info hold is kept beside the result.
         rules: Where to begin and when to stop; by default the environment says both.
-        watch: Called with the first observation and after every step.
+        watch: Called with the first observation and after every step; it looks at every image.
 
     Raises:
         ModalityError: the policy's action is not a finite vector of the right length, or the
@@ -166,6 +174,8 @@ def run_episode(
     observation, info = env.reset(seed=rules.seed, options=starts or None)
     clock.reset_ms = 1000 * (time.perf_counter() - began)
     actor.begin(env)
+    omit = omitter(env) if watch is None else None
+    watch = watch or _blind
     watch(observation)
     steps, success, over = 0, False, False
     while not over:
@@ -173,6 +183,8 @@ def run_episode(
         action = _checked(action, env)
         digest.update(action.tobytes())
         clock.policy_ms.append(spent)
+        if omit is not None and not reads_frames(actor):
+            omit()
         stepped = time.perf_counter()
         observation, _, terminated, truncated, info = env.step(action)
         clock.env_ms.append(1000 * (time.perf_counter() - stepped))
@@ -197,6 +209,10 @@ def run_episode(
         robot=info.get("robot"),
         measures=actor.measures() if isinstance(actor, MeasuringActor) else None,
     )
+
+
+def _blind(_: Observation) -> None:
+    """Look at nothing."""
 
 
 def _stated(info: Mapping[str, Any], key: str) -> Any:

@@ -241,6 +241,11 @@ class PrivilegedActor:
         assert self.inner is not None, "begun"
         return self.inner.act(observation)
 
+    def reads_frames(self) -> bool:
+        """Return whether the policy looks at the images of the next observation."""
+        assert self.inner is not None, "begun"
+        return self.inner.reads_frames()
+
 
 class HoldPolicy:
     """Does nothing: zeros."""
@@ -251,6 +256,10 @@ class HoldPolicy:
     def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> NDArray[np.float32]:
         """Return zeros (A,)."""
         return np.zeros(self._action_dim, np.float32)
+
+    def reads_frames(self, *, session: str = DEFAULT_SESSION, asked: bool | None = None) -> bool:
+        """Return False."""
+        return False
 
     def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
         """Start a new episode, which is like any other."""
@@ -269,6 +278,10 @@ class RandomPolicy:
         if session not in self._draws:
             self.reset(session, episode=0)
         return self._draws[session].uniform(-1, 1, self._action_dim).astype(np.float32)
+
+    def reads_frames(self, *, session: str = DEFAULT_SESSION, asked: bool | None = None) -> bool:
+        """Return False."""
+        return False
 
     def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
         """Start the numbers of ``episode``; without a session, forget all."""

@@ -166,7 +166,7 @@ class PredictingActor:
         step, robot = len(self._executed), self.policy.embodiment
         plan = self.policy.last_plan(self.inner.session)
         fresh = plan is not None and (self._open is None or plan is not self._open.plan)
-        wanted = self._open is not None and step - self._open.step in frame_steps(robot.timing)
+        wanted = self._is_predicted(step)
         if fresh or wanted:
             seen = tiled(observation, robot)
             if self._open is not None and wanted:
@@ -178,6 +178,10 @@ class PredictingActor:
                 self._open = _Open(step, plan, predicted[-len(robot.timing.frame_offsets) :], seen)
         self._executed.append([float(number) for number in action])
         return action, spent
+
+    def reads_frames(self) -> bool:
+        """Return whether the images of the next observation are looked at, or kept."""
+        return self._is_predicted(len(self._executed)) or self.inner.reads_frames()
 
     def finish(self) -> None:
         """Put what was kept where the results lie; an episode without a plan leaves nothing."""
@@ -191,6 +195,11 @@ class PredictingActor:
         )
         self._partial.replace(video)
         write_json(path, asdict(kept))
+
+    def _is_predicted(self, step: int) -> bool:
+        """Return whether the plan that is being carried out predicts the frame of ``step``."""
+        steps = frame_steps(self.policy.embodiment.timing)
+        return self._open is not None and step - self._open.step in steps
 
     @property
     def _fps(self) -> float:

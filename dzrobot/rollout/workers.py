@@ -35,6 +35,7 @@ from dzrobot.rollout.evaluation.ablation import Ablation, ablated
 from dzrobot.rollout.evaluation.protocol import EpisodeSpec
 from dzrobot.rollout.evaluation.records import Record, storing
 from dzrobot.rollout.failures import EpisodeError, ErrorCapture
+from dzrobot.rollout.frames import reads_frames
 from dzrobot.rollout.policy_spec import PrivilegedActor
 from dzrobot.rollout.predictions import PredictingActor
 from dzrobot.rollout.processes import end_with_parent
@@ -68,6 +69,14 @@ OwnActor = PolicyActor | PredictingActor | EngineActor
 @dataclass(frozen=True)
 class _Asked:
     observation: Observation
+
+
+@dataclass(frozen=True)
+class _Answer:
+    action: Action
+    spent_ms: float
+    reads_frames: bool
+    """Of the next observation."""
 
 
 @dataclass(frozen=True)
@@ -135,11 +144,12 @@ def environment_key(case: EpisodeSpec) -> tuple[object, ...]:
     return case.env, tuple(sorted(case.arguments.items())), case.max_steps
 
 
-@dataclass(frozen=True)
+@dataclass
 class RemoteActor:
     """The policy of the main process, seen from a worker."""
 
     connection: Connection
+    _reads: bool = True
 
     def begin(self, env: gym.Env[Any, Any]) -> None:
         """Nothing: the main process starts the session when it hands out the episode."""
@@ -147,8 +157,13 @@ class RemoteActor:
     def act(self, observation: Observation) -> tuple[Action, float]:
         """Return the action that the main process chose, and its time."""
         self.connection.send(_Asked(observation))
-        action, spent = self.connection.recv()
-        return action, spent
+        answer: _Answer = self.connection.recv()
+        self._reads = answer.reads_frames
+        return answer.action, answer.spent_ms
+
+    def reads_frames(self) -> bool:
+        """Return whether the main process looks at the images of the next observation."""
+        return self._reads
 
 
 def _work(
@@ -368,17 +383,22 @@ class WorkerPool:
             for (worker, _), answer in zip(group, answers, strict=True):
                 worker.send(answer)
 
-    def _act(self, group: list[tuple[_Worker, Observation]]) -> list[tuple[Action, float]]:
+    def _act(self, group: list[tuple[_Worker, Observation]]) -> list[_Answer]:
         """Return for each worker its action and the milliseconds that it took."""
         policy = self._acting.policy
         if len(group) > 1 and isinstance(policy, BatchPolicy):
             began = time.perf_counter()
             actions = policy.act_batch([o for _, o in group], [w.session for w, _ in group])
             spent = 1000 * (time.perf_counter() - began) / len(group)
-            return [(action, spent) for action in actions]
-        [(worker, observation)] = group
-        assert worker.actor is not None, "only workers without a policy of their own ask"
-        return [worker.actor.act(observation)]
+            acted = [(action, spent) for action in actions]
+        else:
+            [(worker, observation)] = group
+            assert worker.actor is not None, "only workers without a policy of their own ask"
+            acted = [worker.actor.act(observation)]
+        return [
+            _Answer(*chosen, reads_frames(worker.actor))
+            for (worker, _), chosen in zip(group, acted, strict=True)
+        ]
 
     def _alone(self, cases: Sequence[EpisodeSpec]) -> Iterator[Record]:
         with contextlib.closing(EpisodeRunner(self._settings, self._opened)) as runner:

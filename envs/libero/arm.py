@@ -96,6 +96,7 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
         self._starts = InitialStates(starts)
         self._start = -1
         self._frame: np.ndarray | None = None
+        self._omitting = False
         self.observation_space = observation_space(
             load_embodiment("libero_sim"),
             {"state.state": STATE_LIMITS},
@@ -150,6 +151,7 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
         """
         super().reset(seed=seed)
         start = self._starts.choose(seed, options)
+        self._omitting = False
         if self._sim is None:
             self._sim = self._open(0)
         sim, self._progress = self._sim, None
@@ -158,7 +160,6 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
         for left in reversed(range(self._settle_steps)):
             sim.draw(wanted=left == 0)
             raw = sim.step(SETTLE)
-        sim.draw(wanted=True)
         self._start = start
         success = sim.success
         self._progress = GoalProgress(sim.env)
@@ -174,7 +175,9 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
         """
         sim = self.simulation
         action = plain_action(action, self.action_space.shape)
-        observation = self._observe(sim.step(np.clip(action, -1.0, 1.0)))
+        drawn, self._omitting = not self._omitting, False
+        sim.draw(wanted=drawn)
+        observation = self._observe(sim.step(np.clip(action, -1.0, 1.0)), drawn=drawn)
         success = sim.success
         if self._progress is None:
             raise gym.error.ResetNeeded("the last reset() failed.")
@@ -182,6 +185,10 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
         terminated = success and self._stop_on_success
         info = self._info(self._progress, success=success)
         return observation, float(success), terminated, False, info
+
+    def omit_frames(self) -> None:
+        """Leave the images out of the observation of the next step, and of no other."""
+        self._omitting = True
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
         """Return the exterior camera's image ``(H, W, 3)`` uint8, upright, for people."""
@@ -198,9 +205,10 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
         self._sim = self._progress = None
         self._frame = None
 
-    def _observe(self, raw: Raw) -> Observation:
+    def _observe(self, raw: Raw, *, drawn: bool = True) -> Observation:
         observation: Observation = {}
-        if self._image.cameras:
+        self._frame = None
+        if self._image.cameras and drawn:
             self._frame = raw["agentview_image"]
             observation["video.image"] = turned(raw["agentview_image"])
             observation["video.wrist_image"] = turned(raw["robot0_eye_in_hand_image"])

@@ -89,7 +89,10 @@ class Simulation:
         return bool(self._env._check_success())
 
     def draw(self, *, wanted: bool) -> None:
-        """Let the cameras draw from now on, or return black images at no cost."""
+        """Let the cameras draw from the next step on, or return black images at no cost.
+
+        robosuite samples each camera once in every step, so none is left from the step before.
+        """
         self._env.drawing = wanted and self._image.cameras
 
     def reset(self, seed: int) -> Raw:

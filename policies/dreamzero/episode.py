@@ -12,7 +12,7 @@ from dzrobot.embodiments.spec import Embodiment, History
 from dzrobot.modality.window import Observation, Window, stacked
 from dzrobot.policies.base import Leftover, Plan
 from dzrobot.policies.dreamzero.network.session import SessionCache
-from dzrobot.policies.history import RECENT, frame_offsets
+from dzrobot.policies.history import RECENT, frame_offsets, reads_next
 
 
 class SessionState:
@@ -43,6 +43,8 @@ class SessionState:
         self._history = history
         self._seen: deque[Observation] = deque(maxlen=embodiment.timing.action_horizon + 1)
         self._pending: deque[NDArray[np.float32]] = deque()
+        self._stacks = False
+        """Whether an observation held several frames: steps and frames are then not the same."""
 
     @property
     def needs_plan(self) -> bool:
@@ -57,6 +59,21 @@ class SessionState:
     def see(self, frames: Sequence[Observation]) -> None:
         """Take in what :func:`read_observation` let through: one frame, or a stack's."""
         self._seen.extend(frames)
+        self._stacks = self._stacks or len(frames) != 1
+
+    def reads_next(self, every: int | None) -> bool:
+        """Return whether a coming plan is made from the next frame.
+
+        Args:
+            every: Actions of each plan that are executed. None: nobody knows when plans are
+                requested; none is from the next frame.
+        """
+        offsets = self.step_offsets()
+        if self._stacks:
+            return True
+        if every is None:
+            return len(offsets) > 1
+        return reads_next(offsets, len(self._pending), every)
 
     def window(self, offsets: Sequence[int]) -> Window:
         """Return the frames at ``offsets`` from the newest; the first stands for earlier ones.

@@ -273,10 +273,29 @@ class DreamZeroPolicy:
             session: Which episode it belongs to.
 
         Raises:
-            ModalityError: The observation does not fit the embodiment.
+            ModalityError: The observation does not fit the embodiment, or lacks images that are
+                looked at; see :meth:`reads_frames`.
             SessionError: The session's episode has ended, or too many sessions are open.
         """
         return self.act_batch([obs], [session])[0]
+
+    def reads_frames(self, *, session: str = DEFAULT_SESSION, asked: bool | None = None) -> bool:
+        """Return whether the images of the next observation are looked at, then or later.
+
+        Where they are not, that observation may lack all of them.
+
+        Args:
+            session: Which episode; it has been reset.
+            asked: Whether a plan may be requested from that observation, of a session whose plans
+                are requested. None: of one that is asked to :meth:`act`.
+
+        Raises:
+            SessionError: The session is not open.
+        """
+        episode = self._open(session)
+        if asked is None:
+            return episode.reads_next(self.options.execute)
+        return asked or episode.reads_next(None)
 
     def act_batch(self, observations: Observations, sessions: Sequence[str]) -> list[Action]:
         """Return the next action of each session; those without a planned one plan together.
@@ -291,7 +310,7 @@ class DreamZeroPolicy:
             ModalityError: An observation does not fit; then no session has seen any of them.
             SessionError: As :meth:`act`, or not one observation for each session.
         """
-        episodes = self._take(observations, sessions)
+        episodes = self._take(observations, sessions, asked=None)
         due = [episode for episode in episodes if episode.needs_plan]
         if due:
             plans = self._plan([episode.ticket(episode.step_offsets()) for episode in due])
@@ -366,7 +385,8 @@ class DreamZeroPolicy:
         Raises:
             ModalityError, SessionError: As :meth:`act`.
         """
-        self._take([obs], [session])
+        # Whether a plan will be requested from it is not known: the request looks for its images.
+        self._take([obs], [session], asked=False)
 
     def request(
         self, *, session: str = DEFAULT_SESSION, leftover: Leftover | None = None
@@ -431,10 +451,13 @@ class DreamZeroPolicy:
             raise SessionError(f"session {session!r} has made no plan yet; call act or infer first")
         return video
 
-    def _take(self, observations: Observations, sessions: Sequence[str]) -> list[SessionState]:
+    def _take(
+        self, observations: Observations, sessions: Sequence[str], *, asked: bool | None = True
+    ) -> list[SessionState]:
         """Return the episodes of ``sessions`` after they have seen their observations.
 
-        Everything is checked before anything changes.
+        Everything is checked before anything changes. ``asked``: as of :meth:`reads_frames`; it
+        says which of them have to hold images.
         """
         names = check_sessions(sessions)
         given = observations_of(observations, len(names))
@@ -448,7 +471,14 @@ class DreamZeroPolicy:
         for name in names:
             if name not in new:
                 self._open(name)
-        frames = [read_observation(observation, self.embodiment) for observation in given]
+        frames = [
+            read_observation(
+                observation,
+                self.embodiment,
+                frames=name in new or self.reads_frames(session=name, asked=asked),
+            )
+            for name, observation in zip(names, given, strict=True)
+        ]
         self._open_all(new)
         episodes = [self._episodes[name] for name in names]
         for episode, seen in zip(episodes, frames, strict=True):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dzrobot.documents import shorten
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, ServerError, SessionError, SessionLostError
-from dzrobot.modality.window import Observation, read_observation, stacked
+from dzrobot.modality.window import Observation, check_seen, read_observation, stacked
 from dzrobot.policies.base import (
     DEFAULT_SESSION,
     Action,
@@ -22,7 +22,7 @@ from dzrobot.policies.base import (
     check_continuing,
     check_session,
 )
-from dzrobot.policies.history import frame_offsets
+from dzrobot.policies.history import frame_offsets, reads_next
 from dzrobot.policies.serving.connection import Connection, ConnectOptions, ServerAnswer
 from dzrobot.policies.serving.dialects import (
     Dialect,
@@ -67,6 +67,9 @@ class _Episode:
 
     plans: int = 0
     pending: deque[NDArray[np.float32]] = field(default_factory=deque)
+    stacks: bool = False
+    """Whether an observation held several frames: steps and frames are then not the same."""
+
     life: int = 0
     """Of the connection that the episode began on."""
 
@@ -174,15 +177,33 @@ class RemotePolicy:
             session: Which episode it belongs to.
 
         Raises:
-            ModalityError: the observation does not fit the embodiment.
+            ModalityError: the observation does not fit the embodiment, or lacks images that are
+                looked at; see :meth:`reads_frames`.
             SessionLostError: the connection broke during the episode.
             ServerError: the server refuses, or answers what is no plan.
         """
-        episode = self._see(obs, session)
+        episode = self._see(obs, session, frames=self.reads_frames(session=session))
         if not episode.pending:
             plan = self._plan(self._ticket(episode, session))
             episode.pending.extend(plan[: self.execute])
         return episode.pending.popleft()
+
+    def reads_frames(self, *, session: str = DEFAULT_SESSION, asked: bool | None = None) -> bool:
+        """Return whether the images of the next observation are sent, with it or later.
+
+        Where they are not, that observation may lack all of them.
+
+        Args:
+            session: Which episode.
+            asked: Whether a plan may be requested from that observation, of a session whose plans
+                are requested. None: of one that is asked to :meth:`act`.
+        """
+        episode = self._episodes.get(session)
+        if episode is None or episode.stacks:
+            return True
+        if asked is None:
+            return reads_next(self._offsets, len(episode.pending), self.execute)
+        return asked or len(self._offsets) > 1
 
     def infer(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> dict[str, Any]:
         """Return a whole plan for ``obs`` of ``session``.
@@ -190,7 +211,7 @@ class RemotePolicy:
         Returns:
             ``actions`` (H, A) float32 in physical units, and ``timing`` in milliseconds.
         """
-        episode = self._see(obs, session)
+        episode = self._see(obs, session, frames=True)
         plan = self._plan(self._ticket(episode, session))
         return {"actions": plan, "timing": dict(self._answers[-1].timing)}
 
@@ -212,7 +233,8 @@ class RemotePolicy:
         Raises:
             ModalityError, SessionLostError: As :meth:`act`.
         """
-        self._see(obs, session)
+        # Whether a plan will be requested from it is not known: the request looks for its images.
+        self._see(obs, session, frames=self.reads_frames(session=session, asked=False))
 
     def request(
         self, *, session: str = DEFAULT_SESSION, leftover: Leftover | None = None
@@ -277,9 +299,9 @@ class RemotePolicy:
         for connection in self._connections.values():
             connection.close()
 
-    def _see(self, obs: Observation, session: str) -> _Episode:
+    def _see(self, obs: Observation, session: str, *, frames: bool) -> _Episode:
         check_session(session)
-        frames = read_observation(obs, self.embodiment)
+        seen = read_observation(obs, self.embodiment, frames=frames)
         episode = self._episodes.get(session) or self._begin(session, None)
         if episode.plans and episode.life != self._connection(session).life:
             raise SessionLostError(
@@ -287,7 +309,8 @@ class RemotePolicy:
                 f"{session!r}, and what the server remembered of it is gone: call "
                 f"reset({session!r}) to begin a new one"
             )
-        episode.seen.extend(frames)
+        episode.seen.extend(seen)
+        episode.stacks = episode.stacks or len(seen) != 1
         return episode
 
     def _begin(self, session: str, number: int | None) -> _Episode:
@@ -344,6 +367,7 @@ class RemotePolicy:
         offsets = self._offsets if episode.plans else (0,)
         newest = len(episode.seen) - 1
         picked = [episode.seen[max(0, newest + offset)] for offset in offsets]
+        check_seen(picked, self.embodiment)
         observation: dict[str, Any] = dict(picked[-1])
         if len(picked) > 1:
             frames = stacked(picked, self.embodiment)

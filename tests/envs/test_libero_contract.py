@@ -143,6 +143,33 @@ def test_observations_are_fresh_and_complete(shared):
     assert len({id(info) for *_, info in steps}) == len(steps)
 
 
+def test_images_that_are_left_out_are_not_drawn_and_change_nothing_else(shared, monkeypatch):
+    import mujoco
+
+    renders, render = [], mujoco.mjr_render
+    monkeypatch.setattr(mujoco, "mjr_render", lambda *a, **k: (renders.append(1), render(*a, **k)))
+    whole = rollout(shared, 6)
+    # One of each camera for the reset, and for every step.
+    assert len(renders) == 2 * len(whole)
+    renders.clear()
+    first, bare = shared.reset(seed=6), []
+    for step, action in enumerate(actions(4)):
+        if step != 2:
+            shared.unwrapped.omit_frames()
+        bare.append(shared.step(action))
+    assert len(renders) == 2 * 2
+    assert_same([first, bare[2]], [whole[0], whole[3]])
+    for (seen, *rest), (other, *others) in zip(bare, whole[1:], strict=True):
+        assert rest == others
+        for key in ("state.state", "annotation.task"):
+            np.testing.assert_array_equal(seen[key], other[key])
+    assert [set(seen) - {"state.state", "annotation.task"} for seen, *_ in bare] == [
+        set(), set(), {"video.image", "video.wrist_image"}, set(),
+    ]  # fmt: skip
+    # What people are shown is drawn when they ask, never an image of a step before.
+    np.testing.assert_array_equal(shared.render(), shared.unwrapped.simulation.photograph()[::-1])
+
+
 def test_numpys_global_generator_is_left_alone(make):
     np.random.seed(1)  # noqa: NPY002
     expected = np.random.random(3)  # noqa: NPY002

@@ -66,6 +66,18 @@ class Together(Steer):
         self.batches.append(len(sessions))
         return [self.act(o, session=s) for o, s in zip(observations, sessions)]
 
+class Glancing(Steer):
+    """Looks at every third image alone, and keeps which it was shown."""
+
+    shown = []
+
+    def act(self, obs, *, session="default"):
+        self.shown.append("video.image" in obs)
+        return super().act(obs, session=session)
+
+    def reads_frames(self, *, session="default", asked=None):
+        return len(self.sessions[session][1]) % 3 == 0
+
 class Slow(Steer):
     pause = 0.01
 

@@ -25,7 +25,10 @@ class AblatedImages(gym.ObservationWrapper[dict[str, Any], np.ndarray, dict[str,
     once per episode and view, from a generator keyed by the case, so colors and their amounts
     stay and places do not. ``other-start``: throughout the episode, the images at the beginning
     of another initial state of the same task: genuine ones that say nothing about this episode.
+    Images that are left out stay out.
     """
+
+    takes_missing_frames = True
 
     def __init__(
         self, env: gym.Env[dict[str, Any], np.ndarray], kind: Ablation, case: EpisodeSpec

@@ -25,9 +25,16 @@ from websockets.sync.server import serve
 
 from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.errors import ConfigError, ServerError, SessionError, SessionLostError
+from dzrobot.errors import (
+    ConfigError,
+    ModalityError,
+    ServerError,
+    SessionError,
+    SessionLostError,
+)
 from dzrobot.policies.base import Policy
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
+from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.policies.serving.client import RemotePolicy
 from dzrobot.policies.serving.connection import ConnectOptions
@@ -68,6 +75,38 @@ def test_remote_actions_are_those_of_the_policy_here():
     assert timing.plans == 3
     assert timing.round_trip_p50 >= timing.server_p50 > 0
     assert timing.sent_bytes > 9 * 2 * 128 * 128 * 3
+
+
+def test_images_are_only_needed_where_they_are_sent():
+    """A server without memory: of the plans' own steps, which are every third."""
+    options = PolicyOptions(history="off")
+    local = DreamZeroPolicy.from_pretrained(default_checkpoint(), embodiment=MINI, options=options)
+    draws = np.random.default_rng(0)
+    state = {"state.state": np.zeros(8, np.float32), "annotation.task": "pick up the cube"}
+    whole = [
+        {
+            **{v.key: draws.integers(0, 256, (128, 128, 3), dtype=np.uint8) for v in MINI.views},
+            **state,
+        }
+        for _ in range(5)
+    ]
+    expected = [local.act(obs, session="here") for obs in whole]
+    with serving(local) as server:
+        remote = RemotePolicy(address(server), MINI, options=QUICK)
+        remote.reset("a")
+        actions, looked = [], []
+        for obs in whole:
+            looked.append(remote.reads_frames(session="a"))
+            if looked[-1]:
+                with pytest.raises(ModalityError, match="missing"):
+                    remote.act(state, session="a")
+            actions.append(remote.act(obs if looked[-1] else state, session="a"))
+        remote.observe(state, session="a")
+        with pytest.raises(ModalityError, match=r"without video\.image"):
+            remote.request(session="a")
+        remote.close()
+    assert looked == [True, False, False, True, False]
+    assert np.array_equal(actions, expected)
 
 
 def test_sessions_of_one_client_do_not_mix_and_reset_forgets():
