@@ -141,11 +141,7 @@ def conclude(console: Console, summary: Summary, output: Path, title: str) -> in
     if failed := failures_line(summary):
         console.print(f"failed: {failed}", soft_wrap=True, markup=False)
     if summary.total.episodes:
-        times = summary.timing
-        console.print(
-            f"per step, median of medians: policy {times['policy_ms_p50']:.1f} ms (95th percentile "
-            f"{times['policy_ms_p95']:.1f}), environment {times['env_ms_p50']:.1f} ms"
-        )
+        console.print(times_line(summary.timing), soft_wrap=True, markup=False)
     if measured := measures_line(summary):
         console.print(f"means over episodes: {measured}", soft_wrap=True, markup=False)
     for case, message in summary.errors[:5]:
@@ -164,6 +160,17 @@ def conclude(console: Console, summary: Summary, output: Path, title: str) -> in
         soft_wrap=True,
     )
     return 1
+
+
+def times_line(times: Mapping[str, float]) -> str:
+    """Return how long plans, actions and steps took; medians over episodes of their medians."""
+    shown = [("plan", "per plan"), ("policy", "per action")]
+    parts = [
+        f"{said} {times[f'{name}_ms_p50']:.1f} ms (95th percentile {times[f'{name}_ms_p95']:.1f})"
+        for name, said in shown
+        if f"{name}_ms_p50" in times
+    ]
+    return f"policy {', '.join(parts)}; environment {times['env_ms_p50']:.1f} ms per step"
 
 
 def title(card: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dzrobot.errors import ModalityError, preview
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy
+from dzrobot.policies.base import DEFAULT_SESSION, Action, Plan, Policy
 from dzrobot.rollout.frames import omitter, policy_reads_frames, reads_frames
 from dzrobot.rollout.measures import Measures
 
@@ -45,6 +45,25 @@ class MeasuringActor(Actor, Protocol):
         ...
 
 
+@runtime_checkable
+class PlanTimingActor(Actor, Protocol):
+    """An actor that knows for which actions a plan was made."""
+
+    @property
+    def plan_ms(self) -> list[float]:
+        """Times of those actions of this episode."""
+        ...
+
+
+@runtime_checkable
+class PlansShown(Policy, Protocol):
+    """A policy that shows which plan it carries out."""
+
+    def last_plan(self, session: str) -> Plan | None:
+        """Return the plan that ``session`` made last; None before the first."""
+        ...
+
+
 @dataclass(kw_only=True)
 class PolicyActor:
     """A policy of this process, as an actor."""
@@ -54,15 +73,31 @@ class PolicyActor:
     noise_key: int | None = None
     """Number of the episode for keyed noise; None: the policy counts."""
 
+    plan_ms: list[float] = field(default_factory=list, init=False)
+    """Times of the actions of this episode for which a plan was made."""
+
+    _plan: Plan | None = field(default=None, init=False)
+
     def begin(self, env: gym.Env[Any, Any] | None) -> None:
         """Start a new episode in the session."""
         reset_policy(self.policy, self.session, self.noise_key)
+        self.plan_ms, self._plan = [], None
 
     def act(self, observation: Observation) -> tuple[Action, float]:
         """Return the policy's action and its time."""
         began = time.perf_counter()
         action = self.policy.act(observation, session=self.session)
-        return action, 1000 * (time.perf_counter() - began)
+        spent = 1000 * (time.perf_counter() - began)
+        self.note(spent)
+        return action, spent
+
+    def note(self, spent_ms: float) -> None:
+        """Remember how long an action took, if a plan was made for it."""
+        if isinstance(self.policy, PlansShown):
+            plan = self.policy.last_plan(self.session)
+            if plan is not self._plan:
+                self._plan = plan
+                self.plan_ms.append(spent_ms)
 
     def reads_frames(self) -> bool:
         """Return whether the policy looks at the images of the next observation."""
@@ -103,6 +138,10 @@ class EpisodeResult:
 
     policy_ms: Mapping[str, float]
     """Median and 95th percentile of the time to choose an action."""
+
+    plan_ms: Mapping[str, float] | None = None
+    """The same of the actions for which a plan was made; of the others the policy had a plan. None:
+    it does not show its plans."""
 
     env_ms: Mapping[str, float]
     """Median and 95th percentile of a step, and the time of the reset."""
@@ -204,6 +243,7 @@ def run_episode(
         stop=str(info.get("stop", "")),
         action_sha256=digest.hexdigest(),
         policy_ms=percentiles(clock.policy_ms),
+        plan_ms=plan_times(actor),
         env_ms={**percentiles(clock.env_ms), "reset": round(clock.reset_ms, 3)},
         wall_s=round(time.perf_counter() - began, 3),
         robot=info.get("robot"),
@@ -234,6 +274,13 @@ def _failure_class(info: Mapping[str, Any]) -> str | None:
             f"of 1 to {LONGEST_CLASS} characters"
         )
     return str(given)
+
+
+def plan_times(actor: object) -> Mapping[str, float] | None:
+    """Return median and 95th percentile of the time of a plan; None where none were shown."""
+    if not isinstance(actor, PlanTimingActor) or not actor.plan_ms:
+        return None
+    return percentiles(actor.plan_ms)
 
 
 def percentiles(times: list[float]) -> dict[str, float]:

@@ -21,9 +21,9 @@ from dzrobot.embodiments.timing import Timing
 from dzrobot.errors import ProtocolError
 from dzrobot.files import write_json
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import Action, Plan, Policy
+from dzrobot.policies.base import Action, Plan
 from dzrobot.recording.media import VideoCodec, VideoFile
-from dzrobot.rollout.episode import PolicyActor
+from dzrobot.rollout.episode import PlansShown, PolicyActor
 
 PREDICTION_FOLDER = "predictions"
 _PARTIAL = "unfinished"
@@ -36,14 +36,10 @@ _Rows = Annotated[tuple[tuple[float, ...], ...], Field(strict=False)]
 
 
 @runtime_checkable
-class PredictingPolicy(Policy, Protocol):
+class PredictingPolicy(PlansShown, Protocol):
     """A policy that predicts a video with every plan, and can show both."""
 
     embodiment: Embodiment
-
-    def last_plan(self, session: str) -> Plan | None:
-        """Return the plan that ``session`` made last; None before the first."""
-        ...
 
     def imagine(self, session: str) -> Image:
         """Return the video (T, H, W, 3) uint8 that it predicts, views tiled."""
@@ -155,6 +151,11 @@ class PredictingActor:
         """The policy that acts."""
         assert isinstance(self.inner.policy, PredictingPolicy), "checked beforehand"
         return self.inner.policy
+
+    @property
+    def plan_ms(self) -> list[float]:
+        """Times of the actions of this episode for which a plan was made."""
+        return self.inner.plan_ms
 
     def begin(self, env: gym.Env[Any, Any] | None) -> None:
         """Start a new episode in the session."""

@@ -29,6 +29,7 @@ from dzrobot.rollout.episode import (
     EpisodeResult,
     EpisodeRules,
     PolicyActor,
+    plan_times,
     run_episode,
 )
 from dzrobot.rollout.evaluation.ablation import Ablation, ablated
@@ -358,7 +359,7 @@ class WorkerPool:
         assert worker.case is not None, "busy"
         case, worker.case = worker.case, None
         if isinstance(message, _Finished):
-            outcome = message.outcome
+            outcome = replace(message.outcome, plan_ms=plan_times(worker.actor))
             _finish(worker.actor)
             if isinstance(worker.actor, EngineActor):
                 outcome = replace(outcome, measures=worker.actor.measures())
@@ -391,6 +392,9 @@ class WorkerPool:
             actions = policy.act_batch([o for _, o in group], [w.session for w, _ in group])
             spent = 1000 * (time.perf_counter() - began) / len(group)
             acted = [(action, spent) for action in actions]
+            for worker, _ in group:
+                if isinstance(worker.actor, PolicyActor):
+                    worker.actor.note(spent)
         else:
             [(worker, observation)] = group
             assert worker.actor is not None, "only workers without a policy of their own ask"

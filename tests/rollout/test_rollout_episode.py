@@ -8,7 +8,8 @@ import pytest
 
 import dzrobot  # noqa: F401 (registers the ids)
 from dzrobot.errors import ModalityError, SimulatorError
-from dzrobot.rollout.episode import EpisodeRules, run_episode
+from dzrobot.policies.base import Plan
+from dzrobot.rollout.episode import EpisodeRules, PolicyActor, percentiles, run_episode
 
 
 class Steer:
@@ -54,6 +55,31 @@ def test_outcome_tells_what_happened():
     assert outcome.action_sha256 == expected
     assert policy.resets == [("default", None)]
     assert 0 <= outcome.policy_ms["p50"] <= outcome.policy_ms["p95"]
+
+
+class Planner(Steer):
+    """Makes a plan at every third step, and a new one of the same numbers is another plan."""
+
+    def __init__(self):
+        super().__init__()
+        self.plan = None
+
+    def act(self, obs, *, session="default"):
+        if len(self.actions) % 3 == 0:
+            rows = np.zeros((3, 2), np.float32)
+            self.plan = Plan(actions=rows, targets=rows, normalized=rows, timing={})
+        return super().act(obs, session=session)
+
+    def last_plan(self, session):
+        return self.plan
+
+
+def test_plans_are_timed_apart_from_the_actions_that_were_there_already():
+    actor = PolicyActor(policy=Planner())
+    outcome = run_episode(point(task_id=1), actor, EpisodeRules(seed=3))
+    assert len(actor.plan_ms) == -(-outcome.steps // 3)
+    assert outcome.plan_ms == percentiles(actor.plan_ms)
+    assert run_episode(point(), Steer(), EpisodeRules(seed=3)).plan_ms is None
 
 
 class Saying(gym.Wrapper):

@@ -75,6 +75,9 @@ class Record:
     ended: str | None
     action_sha256: str | None
     policy_ms: Durations | None
+    plan_ms: Durations | None = None
+    """Records of earlier versions do not have it."""
+
     env_ms: Durations | None
     wall_s: Duration | None
     video: str | None
@@ -130,7 +133,7 @@ class Record:
 
         Nor the failure class: an earlier version of the same environment did not say it.
         """
-        timed = ("policy_ms", "env_ms", "wall_s", "video", "robot", "failure_class")
+        timed = ("policy_ms", "plan_ms", "env_ms", "wall_s", "video", "robot", "failure_class")
         return {name: value for name, value in asdict(self).items() if name not in timed}
 
 

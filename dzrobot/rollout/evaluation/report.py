@@ -239,8 +239,11 @@ def _timing(records: Sequence[Record]) -> dict[str, float]:
     found: dict[str, float] = {"episodes_wall_s": sum(r.wall_s or 0.0 for r in records)}
     for name, times in (
         ("policy_ms", [r.policy_ms for r in records if r.policy_ms]),
+        ("plan_ms", [r.plan_ms for r in records if r.plan_ms]),
         ("env_ms", [r.env_ms for r in records if r.env_ms]),
     ):
+        if name == "plan_ms" and not times:
+            continue
         for kind in ("p50", "p95"):
             found[f"{name}_{kind}"] = percentiles([t[kind] for t in times])["p50"]
     return found
