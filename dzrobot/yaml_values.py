@@ -18,7 +18,7 @@ LARGEST = 2**20
 DEEPEST = 24
 """Levels of nesting. The parser recurses."""
 
-MOST = 20_000
+MOST = 10_000
 """Values of a file, counted after its aliases are followed: nine lines can stand for 10^9."""
 
 

@@ -74,7 +74,9 @@ def test_arm_takes_one_client_and_the_next_as_soon_as_it_left():
             first = socket.create_connection((host, wire.ROBOT_PORT))
             assert is_served(first)
             with socket.create_connection((host, wire.ROBOT_PORT)) as second:
-                assert not is_served(second)
+                # However long a busy machine takes to close it.
+                second.settimeout(60)
+                assert second.recv(1) == b""
             first.close()
             with socket.create_connection((host, wire.ROBOT_PORT)) as at_once:
                 assert is_served(at_once)
