@@ -23,7 +23,7 @@ _FRAMES_MAY_BE_LATE = {"frame_age_s": 5.0, "state_age_s": 2.0, "hold_after_s": 2
 def make(cell: EmulatedWorkcell, **values: Any) -> FrankaEnv:
     """Return an environment on ``cell`` that a busy machine does not stop."""
     given = {"limits": _FRAMES_MAY_BE_LATE, "reward": {"rule": "none"}}
-    return connectable(cell, load_workcell("emulated", given | values))
+    return connectable(cell, load_workcell("emulated:empty", given | values))
 
 
 def drift_under_load(

@@ -13,6 +13,8 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.envs.franka.env import FrankaEnv
+from dzrobot.envs.franka.expert import PickExpert
 from dzrobot.envs.libero.grasps import Grasp, choose_grasp, half_turn
 from dzrobot.envs.libero.scene import Destination, TaskScene
 from dzrobot.errors import SimulatorError
@@ -267,3 +269,14 @@ def _turn(scene: TaskScene, yaw: float) -> Array:
     tilt = np.cross(axes[:, 2], (0.0, 0.0, -1.0))
     turn: Array = np.array([tilt[0], tilt[1], level])
     return turn
+
+
+def expert_for(env: gym.Env[Any, Any]) -> Expert | PickExpert:
+    """Return the expert that looks into ``env``: a simulator, or an arm whose scene is known.
+
+    Raises:
+        SimulatorError: the environment has nothing to look into.
+        RobotError: the arm's workcell knows no objects.
+    """
+    inner = env.unwrapped
+    return PickExpert(inner) if isinstance(inner, FrankaEnv) else Expert(env)

@@ -22,6 +22,17 @@ def need_libraries():
     pytest.importorskip("pyrealsense2", reason="needs pyrealsense2 (x86_64 Linux)")
 
 
+def need_scene():
+    """Skip where the simulator of the scene with the cube is not installed."""
+    from dzrobot.envs.emulators.scenes import LIFT, check_scene
+    from dzrobot.errors import DzrobotError
+
+    try:
+        check_scene(LIFT)
+    except DzrobotError as error:
+        pytest.skip(str(error))
+
+
 class KeptCell(EmulatedWorkcell):
     """Emulators that stay when an environment closes."""
 

@@ -12,6 +12,7 @@ from dzrobot.envs.emulators.launcher import (
     EmulatorLauncher,
     LauncherAddress,
 )
+from dzrobot.envs.emulators.scenes import EMPTY, SCENES
 
 SUMMARY = "start an emulated robot and cameras on the loopback interface"
 
@@ -27,6 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-cameras", action="store_true", help="start the arm alone")
     parser.add_argument(
+        "--scene",
+        choices=SCENES,
+        default=EMPTY,
+        help="what surrounds the arm: nothing, or a table with a cube",
+    )
+    parser.add_argument(
         "--rate", type=flags.number(0.001, 1000), default=1.0, help="robot seconds per wall second"
     )
 
@@ -38,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
     stopped = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: stopped.set())
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    with EmulatorLauncher(address, serials, arguments.rate) as emulators:
+    launcher = EmulatorLauncher(address, serials, arguments.rate, scene=arguments.scene)
+    with launcher as emulators:
         print(f"robot and gripper at {address.host} (robot server 10, gripper server 3)")
         if serials:
             print(f"cameras {', '.join(serials)} on the loopback camera bus; context settings:")

@@ -33,7 +33,7 @@ from dzrobot.rollout.environment import (
     needed_robot,
 )
 from dzrobot.rollout.episode import Actor, EpisodeRules, PolicyActor
-from dzrobot.rollout.policy_spec import PolicySpec, load_policy, resolve_policy
+from dzrobot.rollout.policy_spec import PolicySpec, load_factory, load_policy, resolve_policy
 
 SUMMARY = "record demonstrations on the robot"
 
@@ -52,7 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--keyboard", action="store_true", help="drive by keys")
     source.add_argument(
-        "--policy", type=flags.text, metavar="NAME", help="checkpoint, random, hold, module:factory"
+        "--policy",
+        type=flags.text,
+        metavar="NAME",
+        help="checkpoint, random, hold, expert, module:factory",
     )
     source.add_argument(
         "--replay", type=flags.episode, metavar="DATASET#EPISODE", help="repeat recorded actions"
@@ -79,10 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
     given = workcell_arguments(arguments)
     facts = look_at(arguments.env, None, given)
     needed_robot(arguments.env, facts)
-    actor = _actor(arguments, facts)
     env = made_environment(arguments.env, {"max_episode_steps": arguments.max_steps, **given})
     if arguments.policy:
         _check_policy(arguments, env, facts)
+    actor = _actor(arguments, env, facts)
     log = arguments.output.with_name(f"{arguments.output.name}.operator.jsonl")
     with looked_after(arguments, "dzrobot record", log) as people, closing(env):
         return _record(arguments, people.opened(env), actor, facts, people)
@@ -143,7 +146,7 @@ def _line(number: int, done: RecordedEpisode, hz: float, rows_needed: int) -> st
     return text
 
 
-def _actor(arguments: argparse.Namespace, facts: EnvironmentFacts) -> Actor:
+def _actor(arguments: argparse.Namespace, env: gym.Env[Any, Any], facts: EnvironmentFacts) -> Actor:
     own = needed_robot(arguments.env, facts)
     if arguments.keyboard:
         if own.action_dim != KEYBOARD_NUMBERS:
@@ -162,5 +165,6 @@ def _actor(arguments: argparse.Namespace, facts: EnvironmentFacts) -> Actor:
     wanted = PolicySpec(name=arguments.policy, device=arguments.device)
     policy = load_policy(resolve_policy(wanted, facts.robot, exact=facts.moves_an_arm)).policy
     if policy is None:
-        raise ConfigError(f"{arguments.policy!r} needs privileges that a robot does not give")
+        assert wanted.in_worker is not None, "it lives beside its environment"
+        policy = load_factory(wanted.in_worker)(env)
     return PolicyActor(policy=policy)

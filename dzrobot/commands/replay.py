@@ -43,7 +43,7 @@ def add_workcell(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workcell",
         type=flags.text,
-        help="emulated, fake, or a YAML file that describes the workcell",
+        help="emulated, emulated:empty, fake, or a YAML file that describes the workcell",
     )
     parser.add_argument(
         "--env-arg", action="append", default=[], metavar="KEY=VALUE",

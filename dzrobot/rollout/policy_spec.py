@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 REMOTE = "remote"
 BUILT_IN = ("random", "hold", "expert", REMOTE)
-EXPERT = "dzrobot.envs.expert:Expert"
+EXPERT = "dzrobot.envs.expert:expert_for"
 
 
 @dataclass(frozen=True, kw_only=True)

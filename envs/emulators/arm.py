@@ -1,26 +1,31 @@
 """The emulated arm: joints that follow commands, limits that trip reflexes.
 
-Position and velocity commands are followed exactly; torque commands move coupled inertias against
-viscous and dry friction, with gravity compensated but for what Desk does not know. A reflex brakes
-the joints. There is no self-collision beyond the arm's own base.
+Position and velocity commands move a reference, which the arm's own controller follows; torque
+commands move the joints, with gravity compensated but for what Desk does not know. How the joints
+move is decided by :class:`~dzrobot.envs.emulators.dynamics.Dynamics`. A reflex brakes them. There
+is no reflex of self-collision beyond the arm's own base.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from dzrobot.envs.emulators import dynamics, kinematics, reflexes
-from dzrobot.envs.emulators.dynamics import SensorNoise
+from dzrobot.envs.emulators.dynamics import (
+    DT,
+    Dynamics,
+    PlainDynamics,
+    SensorNoise,
+    Surroundings,
+)
 from dzrobot.envs.emulators.faults import Faults
 from dzrobot.envs.emulators.kinematics import Array, Posture, posture
 from dzrobot.envs.emulators.settings import Settings
 from dzrobot.envs.emulators.wire import Generator, RobotMode
 
-DT = 1e-3
 BRAKING = 12.0
 """How fast the brakes slow a joint (rad/s^2)."""
 
-_INERTIA_PERIOD_MS = 20
 _STEADY_MS = 3
 _CARTESIAN = (Generator.POSE, Generator.TWIST)
 
@@ -37,48 +42,78 @@ class Target:
     torque: Array
 
 
-@dataclass
 class EmulatedArm:
-    """Joint state, modes and errors of one arm; ``step`` advances it by one millisecond."""
+    """Joint state, modes and errors of one arm; ``step`` advances it by one millisecond.
 
-    faults: Faults = field(default_factory=Faults)
-    settings: Settings = field(default_factory=Settings)
-    q: Array = field(default_factory=lambda: kinematics.READY.copy())
-    dq: Array = field(default_factory=lambda: np.zeros(7))
-    ddq: Array = field(default_factory=lambda: np.zeros(7))
-    push: Array = field(default_factory=lambda: np.zeros(6))
-    """Wrench (N, then Nm) that somebody exerts on the hand, base axes."""
+    Args:
+        faults: Switches shared with whoever injects faults.
+        dynamics: What its joints are moved by. None: no scene, and references are followed exactly.
+        clock_ms: The time it begins at.
+        seed: Of its sensor noise.
+    """
 
-    mode: RobotMode = RobotMode.IDLE
-    errors: set[str] = field(default_factory=set)
-    reflex_reason: set[str] = field(default_factory=set)
-    generator: Generator | None = None
-    controller: int = 3
-    clock_ms: int = 0
-    success_rate: float = 0.0
-    torque: Array = field(default_factory=lambda: np.zeros(7))
-    seed: int = 0
+    def __init__(
+        self,
+        faults: Faults | None = None,
+        dynamics: Dynamics | None = None,
+        clock_ms: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.faults = faults or Faults()
+        self.dynamics = dynamics or PlainDynamics(self.faults)
+        self.settings = Settings()
+        self.reference_q: Array = self.dynamics.q.copy()
+        self.reference_dq: Array = np.zeros(7)
+        """What the arm's own controller follows: joint angles and speeds, (7,)."""
 
-    def __post_init__(self) -> None:
-        """Compute what follows from the joints."""
-        self.noise = SensorNoise(self.seed)
+        self.ddq: Array = np.zeros(7)
+        """Acceleration of the reference."""
+
+        self.push: Array = np.zeros(6)
+        """Wrench (N, then Nm) that somebody exerts on the hand, base axes."""
+
+        self.mode = RobotMode.IDLE
+        self.errors: set[str] = set()
+        self.reflex_reason: set[str] = set()
+        self.generator: Generator | None = None
+        self.controller = 3
+        self.clock_ms = clock_ms
+        self.success_rate = 0.0
+        self.torque: Array = np.zeros(7)
+        self.noise = SensorNoise(seed)
         self._push_until_ms = 0
-        self._rate = self._change = np.zeros(7)
+        self._rate: Array = np.zeros(7)
+        self._change: Array = np.zeros(7)
         self._steady_ms = _STEADY_MS
         self.refresh()
-        self._inverse_inertia = dynamics.inverse_inertia(self.posture, 0.0)
+
+    @property
+    def q(self) -> Array:
+        """Joint angles (7,), rad."""
+        return self.dynamics.q
+
+    @property
+    def dq(self) -> Array:
+        """Joint speeds (7,), rad/s."""
+        return self.dynamics.dq
 
     def refresh(self) -> None:
         """Recompute what follows from joints, frames and surroundings."""
-        self.posture: Posture = posture(self.q, self.settings.flange_to_ee)
+        frame = self.settings.flange_to_ee
+        self.posture: Posture = posture(self.q, frame)
+        same = np.array_equal(self.q, self.reference_q)
+        self.reference: Posture = self.posture if same else posture(self.reference_q, frame)
+        """Where the hand would be with the joints at their reference."""
+
         self.wrench = self._wrench()
-        """External wrench at the hand, base axes, (6,): N, then Nm."""
+        """Wrench that people and faults exert on the hand, base axes, (6,): N, then Nm."""
 
         self.measured_wrench = self._measured_wrench()
         """Estimated wrench in the stiffness frame's axes, (6,), with its bias and noise."""
 
         noise = self.faults.noise * self.noise.at("torque", self.clock_ms)
-        self.measured_torque: Array = self.posture.jacobian.T @ self.wrench + noise
+        outer = self.posture.jacobian.T @ self.wrench
+        self.measured_torque: Array = outer + self.dynamics.touch + noise
         """Estimated external joint torque (7,), with noise."""
 
     def step(self, target: Target | None) -> None:
@@ -88,8 +123,11 @@ class EmulatedArm:
             self.push = np.zeros(6)
         if self.generator is None:
             self._brake()
+        elif self.generator is Generator.NONE:
+            self._drive(target)
         else:
             self._advance(self.generator, target)
+        self._keep_within()
         self.refresh()
         if self.generator is not None and (found := reflexes.contacts(self)):
             self.trip(*found)
@@ -99,7 +137,7 @@ class EmulatedArm:
         self.mode, self.generator, self.controller = RobotMode.MOVE, generator, controller
         self.reflex_reason = set()
         self.success_rate = 1.0
-        self.dq, self.ddq = np.zeros(7), np.zeros(7)
+        self.reference_dq, self.ddq = np.zeros(7), np.zeros(7)
         self._rate = self._change = np.zeros(6 if generator in _CARTESIAN else 7)
         self._steady_ms = 0
 
@@ -110,7 +148,8 @@ class EmulatedArm:
     def guide(self, joints: Array) -> None:
         """Let somebody guide an arm at rest by hand; one that moves by itself is left alone."""
         if self.generator is None:
-            self.q, self.dq = joints.copy(), np.zeros(7)
+            self.dynamics.put(joints)
+            self._let_go()
 
     def trip(self, *errors: str) -> None:
         """Stop with a reflex and these error bits."""
@@ -123,44 +162,71 @@ class EmulatedArm:
         self.mode = mode
         self.generator = None
         self.controller = 3
-        self.ddq[:] = 0
+        self.ddq = np.zeros(7)
         self.torque = np.zeros(7)
+        self._let_go()
 
     @property
     def pose(self) -> Array:
         """Pose of the end effector in the base frame, (4, 4)."""
         return self.posture.pose
 
-    def _advance(self, generator: Generator, target: Target | None) -> None:
+    def _let_go(self) -> None:
+        """Let the reference be where the joints are."""
+        self.reference_q, self.reference_dq = self.q.copy(), self.dq.copy()
+
+    def _around(self) -> Surroundings:
+        payload = self.faults.payload_kg + self.settings.load_kg
+        torque = self.posture.jacobian.T @ self.wrench
+        return Surroundings(self.posture, torque, payload, self.faults.friction)
+
+    def _track(self) -> None:
+        """Let the arm's own controller follow the reference."""
+        self.dynamics.follow(self.reference_q, self.reference_dq, self._around())
+
+    def _drive(self, target: Target | None) -> None:
+        # Where a command was missed, the arm keeps the torque before.
+        torque = self.torque if target is None else target.torque
+        if self.faults.limits and (found := reflexes.torque_steps(self.torque, torque)):
+            self.trip(*found)
+            self._track()
+            return
+        self.torque = torque
         before = self.dq
+        self.dynamics.drive(torque, self._around())
+        self.ddq = (self.dq - before) / DT
+        self._let_go()
+
+    def _advance(self, generator: Generator, target: Target | None) -> None:
+        at, before = self.reference_q, self.reference_dq
         if target is None:
             self._steady_ms = 0
             # A real arm extrapolates a missed command with constant acceleration.
-            self.dq = self.dq + self.ddq * DT
-            self.q = self.q + self.dq * DT
+            self.reference_dq = before + self.ddq * DT
+            self.reference_q = at + self.reference_dq * DT
         else:
-            if self.faults.limits and generator is Generator.NONE:
-                found = reflexes.torque_steps(self.torque, target.torque)
-                if found:
-                    self.trip(*found)
-                    return
-            self._follow(target)
-            self.ddq = (self.dq - before) / DT
-            if generator is not Generator.NONE and (found := self._unsmooth(generator)):
-                self.q, self.dq = self.q - self.dq * DT, before
+            self.reference_q = self._goal(target)
+            self.reference_dq = (self.reference_q - at) / DT
+            self.ddq = (self.reference_dq - before) / DT
+            if found := self._unsmooth(generator):
+                self.reference_q, self.reference_dq = at, before
                 self.trip(*found)
-                return
-        outside = reflexes.outside(generator, self)
-        if outside:
-            self.q = np.clip(self.q, kinematics.JOINT_LOW, kinematics.JOINT_HIGH)
-            self.dq = np.zeros(7)
-            self.trip(*outside)
+        self._track()
+
+    def _keep_within(self) -> None:
+        """Stop joints beyond their range."""
+        if self.generator is not None and (found := reflexes.outside(self.generator, self)):
+            self.trip(*found)
+        low, high = kinematics.JOINT_LOW, kinematics.JOINT_HIGH
+        inside: Array = np.clip(self.reference_q, low, high)
+        self.reference_dq[inside != self.reference_q] = 0.0
+        self.reference_q = inside
 
     def _unsmooth(self, generator: Generator) -> tuple[str, ...]:
         """Return the errors of the motion just commanded."""
-        rate = self.dq
+        rate = self.reference_dq
         if generator in _CARTESIAN:
-            rate = self.posture.jacobian @ self.dq
+            rate = self.reference.jacobian @ rate
         change = (rate - self._rate) / DT
         jerk = (change - self._change) / DT
         self._rate, self._change = rate, change
@@ -173,46 +239,26 @@ class EmulatedArm:
             rates = tuple(np.hypot.reduce(value.reshape(2, 3), axis=1) for value in rates)
         return reflexes.discontinuities(generator, rates)
 
-    def _follow(self, target: Target) -> None:
+    def _goal(self, target: Target) -> Array:
+        """Return where the joints (7,) are to be next."""
         match target.generator:
             case Generator.JOINT_POSITION:
-                self._move_to(target.joints)
+                return target.joints.copy()
             case Generator.JOINT_VELOCITY:
-                self._move_to(self.q + target.joint_velocity * DT)
+                return self.reference_q + target.joint_velocity * DT
             case Generator.POSE:
-                difference = kinematics.pose_difference(target.pose, self.pose)
-                self._move_to(self.q + self._joint_change(difference))
-            case Generator.TWIST:
-                self._move_to(self.q + self._joint_change(target.twist * DT))
-            case Generator.NONE:
-                self._apply(target.torque)
-
-    def _move_to(self, joints: Array) -> None:
-        self.dq = (joints - self.q) / DT
-        self.q = joints.copy()
-
-    def _joint_change(self, difference: Array) -> Array:
-        return kinematics.damped_inverse(self.posture.jacobian, difference)
-
-    def _apply(self, torque: Array) -> None:
-        if self.clock_ms % _INERTIA_PERIOD_MS == 0:
-            self._inverse_inertia = dynamics.inverse_inertia(
-                self.posture, self.faults.payload_kg + self.settings.load_kg
-            )
-        self.torque = torque
-        push = self.posture.jacobian.T @ self.wrench
-        driven = torque + push - dynamics.VISCOUS * self.dq
-        free = self.dq + DT * (self._inverse_inertia @ driven)
-        slip = DT * self.faults.friction * self._inverse_inertia.diagonal() * dynamics.COULOMB
-        self.dq = dynamics.after_friction(free, slip)
-        self.q = self.q + self.dq * DT
+                difference = kinematics.pose_difference(target.pose, self.reference.pose)
+            case _:
+                difference = target.twist * DT
+        change = kinematics.damped_inverse(self.reference.jacobian, difference)
+        return self.reference_q + change
 
     def _brake(self) -> None:
-        if not self.dq.any():
-            return
-        self.dq = dynamics.after_friction(self.dq, np.full(7, BRAKING * DT))
-        low, high = kinematics.JOINT_LOW, kinematics.JOINT_HIGH
-        self.q = np.clip(self.q + self.dq * DT, low, high)
+        if self.reference_dq.any():
+            slowed = dynamics.after_friction(self.reference_dq, np.full(7, BRAKING * DT))
+            self.reference_dq = slowed
+            self.reference_q = self.reference_q + slowed * DT
+        self._track()
 
     def _wrench(self) -> Array:
         """Return what somebody, the table and a load that Desk does not know exert on the hand."""
@@ -227,9 +273,16 @@ class EmulatedArm:
         frame = self.posture.pose @ self.settings.ee_to_stiffness
         rotation = frame[:3, :3]
         lever = frame[:3, 3] - self.posture.pose[:3, 3]
-        here = self.wrench.reshape(2, 3)
+        here = (self.wrench + self._felt()).reshape(2, 3)
         if lever.any():
             here = here - np.stack([np.zeros(3), np.cross(lever, here[0])])
         noise = self.faults.noise * self.noise.at("wrench", self.clock_ms)
         measured: Array = (here @ rotation).ravel() + self.faults.wrench_bias + noise
         return measured
+
+    def _felt(self) -> Array:
+        """Return the wrench (6,) at the hand that explains what the joints feel of the scene."""
+        touch = self.dynamics.touch
+        if not touch.any():
+            return np.zeros(6)
+        return kinematics.damped_inverse(self.posture.jacobian.T, touch)

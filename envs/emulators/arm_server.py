@@ -19,6 +19,7 @@ from dzrobot.envs.emulators import kinematics
 from dzrobot.envs.emulators.faults import Faults
 from dzrobot.envs.emulators.repeater import start_repeating
 from dzrobot.envs.emulators.robot_server import RobotServer
+from dzrobot.envs.emulators.scenes import EMPTY, SCENES, dynamics_of
 from dzrobot.envs.emulators.timebase import Timebase
 from dzrobot.envs.emulators.wire import ERRORS, RobotMode
 from dzrobot.errors import DzrobotError, UnknownNameError, find
@@ -38,11 +39,14 @@ class ArmServer:
         host: Loopback address to listen on.
         page: The shared clock. None: one of its own.
         rate: Robot seconds per wall second, at most.
+        scene: Name of what surrounds the arm; see :mod:`dzrobot.envs.emulators.scenes`.
     """
 
-    def __init__(self, host: str, page: Timebase | None = None, rate: float = 1.0) -> None:
+    def __init__(
+        self, host: str, page: Timebase | None = None, rate: float = 1.0, scene: str = EMPTY
+    ) -> None:
         self.faults = Faults()
-        self.robot = RobotServer(host, self.faults, page, rate)
+        self.robot = RobotServer(host, self.faults, page, rate, dynamics_of(scene, self.faults))
         self._calls: dict[str, Callable[..., None]] = {
             "trip": self._trip,
             "press_user_stop": self.robot.press_user_stop,
@@ -52,6 +56,7 @@ class ArmServer:
             "mode": self._mode,
             "push": self._push,
             "guide": self._guide,
+            "prepare": self._prepare,
         }
 
     def request(self, message: dict[str, Any]) -> None:
@@ -79,6 +84,9 @@ class ArmServer:
         arm = self.robot.arm
         self.robot.guide(kinematics.reaching(arm.q, place, arm.settings.flange_to_ee))
 
+    def _prepare(self, start: int) -> None:
+        self.robot.prepare(start)
+
     def _push(self, *numbers: float) -> None:
         if len(numbers) != 7:
             raise DzrobotError(f"push takes 7 numbers (3 N, 3 Nm, s), got {len(numbers)}")
@@ -90,11 +98,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", required=True)
     parser.add_argument("--rate", type=float, default=1.0)
+    parser.add_argument("--scene", choices=SCENES, default=EMPTY)
     parser.add_argument("--timebase", type=int, help="descriptor of the shared clock")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     page = None if arguments.timebase is None else Timebase(arguments.timebase)
-    server = ArmServer(arguments.host, page, arguments.rate)
+    server = ArmServer(arguments.host, page, arguments.rate, arguments.scene)
     start_repeating([server.robot.states, server.robot.gripper.states])
     server.robot.start()
     try:

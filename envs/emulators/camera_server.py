@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dzrobot.envs.emulators.scenes import EMPTY, SCENES, views_of
 from dzrobot.envs.emulators.timebase import Timebase
+from dzrobot.envs.emulators.views import CameraView, Size
 from dzrobot.errors import MissingDependencyError
 
 SIZES = ((640, 480), (320, 240))
@@ -28,6 +29,9 @@ RATES_HZ = (15, 30)
 MODEL = "D435"
 FIRMWARE = "5.16.0.1"
 FLAT_DEPTH_MM = 600
+ALIVE_S = 0.4
+"""A stream whose images nobody looks at sends one this often (wall)."""
+
 _LOOK_S = 0.002
 READY_LINE = "cameras are on the bus"
 
@@ -40,54 +44,6 @@ def bus_settings(domain: int) -> dict[str, Any]:
         "use-builtin-transports": False,
         "udp": {"whitelist": ["127.0.0.1"]},
     }
-
-
-class CameraScene:
-    """What one camera sees: a table, and the hand above it where the arm says it is.
-
-    Args:
-        serial: Sets the colors.
-        size: Width and height of the images.
-    """
-
-    def __init__(self, serial: str, size: tuple[int, int]) -> None:
-        self.size = width, height = size
-        hue = sum(map(ord, serial)) % 97
-        rows, columns = np.mgrid[0:height, 0:width]
-        image = np.empty((height, width, 3), np.uint8)
-        image[..., 0] = 60 + hue + 40 * rows // height
-        image[..., 1] = 90 + 60 * columns // width
-        image[..., 2] = 120 - hue // 2
-        self._table = to_yuyv(image)
-        self._hand = to_yuyv(np.full((2, 2, 3), (210, 40, 40), np.uint8))[0]
-
-    def image(self, pose: NDArray[np.float64]) -> bytes:
-        """Return packed YUYV bytes of the scene for position, yaw and width of the hand, (5,)."""
-        x, y, z, _, opened = pose
-        width, height = self.size
-        image = self._table.copy()
-        column = int(width * np.clip(0.5 + y, 0.1, 0.9)) // 2 * 2
-        row = int(height * np.clip(x, 0.125, 0.875))
-        size = int(height * np.clip(0.025 + 0.083 * z, 0.017, 0.104))
-        gap = int(width * (0.003 + 0.31 * opened)) // 2 * 2
-        finger = width // 40
-        for left in (column - gap - finger, column + gap):
-            part = image[row - size : row + size, left : left + finger]
-            part.reshape(len(part), -1, 2, 2)[:] = self._hand
-        return image.tobytes()
-
-
-def to_yuyv(rgb: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return packed YUYV bytes, (H, W, 2) uint8, of an RGB image (BT.601, studio range)."""
-    red, green, blue = (rgb[..., channel].astype(np.float32) for channel in range(3))
-    luma = 16 + 0.257 * red + 0.504 * green + 0.098 * blue
-    chroma_u = 128 - 0.148 * red - 0.291 * green + 0.439 * blue
-    chroma_v = 128 + 0.439 * red - 0.368 * green - 0.071 * blue
-    packed = np.empty((*rgb.shape[:2], 2), np.uint8)
-    packed[..., 0] = luma
-    packed[:, 0::2, 1] = chroma_u[:, 0::2]
-    packed[:, 1::2, 1] = chroma_v[:, 0::2]
-    return packed
 
 
 class Exposures:
@@ -112,24 +68,39 @@ class Exposures:
 
 
 class EmulatedCamera:
-    """One color camera on the bus; it streams while a client has its stream open."""
+    """One color camera on the bus; it streams while a client has its stream open.
 
-    def __init__(self, bus: Any, participant: Any, serial: str, exposures: Exposures) -> None:
-        self._bus = bus
-        self._scenes = {size: CameraScene(serial, size) for size in SIZES}
-        self._scene = self._scenes[SIZES[0]]
+    Args:
+        bus: The bus module, and this process's participant on the bus.
+        number: Of the camera on the page.
+        serial: Of the camera.
+        view: What it sees.
+        exposures: When.
+    """
+
+    def __init__(
+        self, bus: tuple[Any, Any], number: int, serial: str, view: CameraView, exposures: Exposures
+    ) -> None:
+        self._bus, participant = bus
+        self._number = number
+        self._view = view
+        self._size = SIZES[0]
         self._exposures = exposures
         self._again = exposures.page.again
         self._rate_hz = RATES_HZ[0]
-        self._color = _stream(bus, bus.color_stream_server("Color", "RGB Camera"), "yuyv")
+        library = self._bus
+        color = library.color_stream_server("Color", "RGB Camera")
+        self._color = _stream(library, color, "yuyv", view)
         # Clients take a camera of this line for one only when it has a depth sensor.
-        self._depth = _stream(bus, bus.depth_stream_server("Depth", "Stereo Module"), "z16")
+        depth = library.depth_stream_server("Depth", "Stereo Module")
+        self._depth = _stream(library, depth, "z16", view)
         root = f"realsense/{MODEL}_{serial}"
-        self._device = bus.device_server(participant, root)
+        self._device = library.device_server(participant, root)
         self._device.on_control(self._control)
         self._device.init([self._color, self._depth], [], {})
-        self._device.broadcast(_device_info(bus, serial, root))
+        self._device.broadcast(_device_info(library, serial, root))
         self._exposed_ms = -1
+        self._published_s = 0.0
 
     def _control(self, _device: Any, name: str, control: Any, _reply: Any) -> bool:
         match name:
@@ -146,9 +117,9 @@ class EmulatedCamera:
         profiles = control.get("stream-profiles", {})
         if "Color" in profiles:
             rate, _, width, height = profiles["Color"]
-            self._rate_hz, self._scene = int(rate), self._scenes[int(width), int(height)]
+            self._rate_hz, self._size = int(rate), (int(width), int(height))
         encodings = self._bus.video_encoding
-        self._color.start_streaming(encodings.yuyv, *self._scene.size)
+        self._color.start_streaming(encodings.yuyv, *self._size)
         if "Depth" in profiles:
             self._depth.start_streaming(encodings.z16, *SIZES[0])
 
@@ -158,22 +129,32 @@ class EmulatedCamera:
                 stream.stop_streaming()
 
     def publish_due(self, now_ms: int) -> int:
-        """Publish the newest image that is due and return when it was exposed (ms)."""
-        number = now_ms * self._rate_hz // 1000
-        exposed_ms = -(-number * 1000 // self._rate_hz)
+        """Publish the newest image that is due, if it is looked at.
+
+        Returns:
+            When the image that was published last was exposed (ms).
+        """
+        exposed_ms = -(-(now_ms * self._rate_hz // 1000) * 1000 // self._rate_hz)
         page = self._exposures.page
-        again, self._again = self._again, page.again
-        if (exposed_ms, again) == (self._exposed_ms, self._again):
-            return exposed_ms
-        self._exposed_ms = exposed_ms
+        again = page.again
+        if (exposed_ms, again) == (self._exposed_ms, self._again) or not self._is_wanted(
+            exposed_ms
+        ):
+            return self._exposed_ms
+        self._exposed_ms, self._again, self._published_s = exposed_ms, again, time.monotonic()
         encodings = self._bus.video_encoding
         if self._color.is_streaming():
-            scene = self._scene.image(page.pose_at(exposed_ms))
-            self._color.publish_image(self._message(encodings.yuyv, self._scene.size, scene))
+            image = self._view.image(self._size, page.scene_at(exposed_ms)).tobytes()
+            self._color.publish_image(self._message(encodings.yuyv, self._size, image))
         if self._depth.is_streaming():
             flat = np.full(SIZES[0], FLAT_DEPTH_MM, "<u2").tobytes()
             self._depth.publish_image(self._message(encodings.z16, SIZES[0], flat))
         return exposed_ms
+
+    def _is_wanted(self, exposed_ms: int) -> bool:
+        """Return whether an environment looks at an image; now and then one shows a live stream."""
+        is_watched = exposed_ms <= self._exposures.page.watched_ms(self._number)
+        return is_watched or time.monotonic() - self._published_s > ALIVE_S
 
     def _message(self, encoding: Any, size: tuple[int, int], data: bytes) -> Any:
         image = self._bus.message.image()
@@ -209,15 +190,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--domain", type=int, required=True)
     parser.add_argument("--timebase", type=int, required=True, help="of the shared clock")
+    parser.add_argument("--scene", choices=SCENES, default=EMPTY)
     parser.add_argument("serials", nargs="+")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     page = Timebase(arguments.timebase)
     exposures = Exposures(page)
+    views = views_of(arguments.scene, arguments.serials)
     bus = load_bus()
     participant = bus.participant()
     participant.init(arguments.domain, "emulated-cameras", bus_settings(arguments.domain))
-    cameras = [EmulatedCamera(bus, participant, serial, exposures) for serial in arguments.serials]
+    cameras = [
+        EmulatedCamera((bus, participant), number, serial, view, exposures)
+        for number, (serial, view) in enumerate(zip(arguments.serials, views, strict=True))
+    ]
     sys.stdout.write(f"{READY_LINE}: {len(cameras)}\n")
     sys.stdout.flush()
     page.camera_is_alive = True
@@ -228,10 +214,10 @@ def main() -> None:
             page.publish(number, camera.publish_due(now_ms))
 
 
-def _intrinsics(bus: Any, size: tuple[int, int]) -> Any:
+def _intrinsics(bus: Any, size: Size, view: CameraView) -> Any:
     intrinsics = bus.video_intrinsics()
     intrinsics.width, intrinsics.height = width, height = size
-    focal = 0.96 * width
+    focal = view.focal_px(size)
     for name, x, y in (("focal_length", focal, focal), ("principal_point", width / 2, height / 2)):
         point = bus.float2()
         point.x, point.y = x, y
@@ -251,12 +237,12 @@ def _device_info(bus: Any, serial: str, root: str) -> Any:
     )
 
 
-def _stream(bus: Any, stream: Any, encoding: str) -> Any:
+def _stream(bus: Any, stream: Any, encoding: str, view: CameraView) -> Any:
     kind = getattr(bus.video_encoding, encoding)
     profiles = [bus.video_stream_profile(rate, kind, *size) for size in SIZES for rate in RATES_HZ]
     stream.init_profiles(profiles, 0)
     stream.init_options([])
-    stream.set_intrinsics({_intrinsics(bus, size) for size in SIZES})
+    stream.set_intrinsics({_intrinsics(bus, size, view) for size in SIZES})
     stream.on_readers_changed(lambda *_: None)
     return stream
 

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 
 from dzrobot.envs.emulators import wire
+from dzrobot.envs.emulators.dynamics import Fingers
 from dzrobot.envs.emulators.faults import GRIPPER_WIDTH_M, Faults
 from dzrobot.envs.emulators.repeater import RepeatedStates
 from dzrobot.envs.emulators.wire import (
@@ -20,6 +21,8 @@ from dzrobot.envs.emulators.wire import (
 )
 
 STATE_PERIOD_S = 0.08
+HOLDING_N = 20.0
+"""Force of fingers that move to a width or home."""
 
 
 @dataclass
@@ -30,8 +33,10 @@ class _Motion:
     identity: int
     goal_m: float
     speed_m_s: float
+    force_n: float
     tolerance_m: tuple[float, float] | None
     not_before_ms: int
+    begun: bool = False
 
 
 class GripperServer:
@@ -39,12 +44,13 @@ class GripperServer:
 
     Args:
         host: Loopback address to listen on.
-        faults: Switches shared with whoever injects faults; also holds the object's width.
+        faults: Switches shared with whoever injects faults.
+        fingers: What it moves.
     """
 
-    def __init__(self, host: str, faults: Faults) -> None:
-        self.width_m = GRIPPER_WIDTH_M
-        self.is_grasped = False
+    def __init__(self, host: str, faults: Faults, fingers: Fingers) -> None:
+        self._fingers = fingers
+        self._held_m: tuple[float, float] | None = None
         self._faults = faults
         self._listener = socket.create_server((host, wire.GRIPPER_PORT))
         self._listener.setblocking(False)
@@ -62,6 +68,17 @@ class GripperServer:
         self._sequence = 0
         self._clock_ms = 0
         self._next_state_s = 0.0
+
+    @property
+    def is_grasped(self) -> bool:
+        """Whether fingers that were told to grasp are still within the width that counts as one.
+
+        As on the hand: only the distance counts, so closed fingers may count as a grasp.
+        """
+        if self._held_m is None:
+            return False
+        low, high = self._held_m
+        return low < self._fingers.width_m < high
 
     def stop(self) -> None:
         """Close every socket."""
@@ -134,39 +151,37 @@ class GripperServer:
                 width, speed = wire.unpack(wire.GRIPPER_MOVE, body)
                 # One that opens less than it is asked to opens as far as it can.
                 goal = min(max(width, 0.0), GRIPPER_WIDTH_M)
-                return _Motion(command, identity, goal, speed, None, due)
+                return _Motion(command, identity, goal, speed, HOLDING_N, None, due)
             case GripperCommand.GRASP:
-                width, inner, outer, speed, _ = wire.unpack(wire.GRIPPER_GRASP, body)
+                width, inner, outer, speed, force = wire.unpack(wire.GRIPPER_GRASP, body)
                 # The fingers press until something stops them: an object, or each other.
-                return _Motion(command, identity, 0.0, speed, (width - inner, width + outer), due)
+                counts = (width - inner, width + outer)
+                return _Motion(command, identity, 0.0, speed, force, counts, due)
             case GripperCommand.HOMING:
-                return _Motion(command, identity, GRIPPER_WIDTH_M, 0.1, None, due)
+                return _Motion(command, identity, GRIPPER_WIDTH_M, 0.1, HOLDING_N, None, due)
         raise MalformedError(f"gripper command {command}")
 
     def _advance(self, seconds: float) -> None:
         motion = self._motion
-        if motion is None or self._faults.gripper_stuck or self._clock_ms < motion.not_before_ms:
+        if motion is None:
             return
-        object_m = self._faults.object_width_m
-        goal = motion.goal_m
-        if object_m is not None and goal < object_m <= self.width_m + 1e-9:
-            goal = object_m
-        step = motion.speed_m_s * seconds
-        if abs(self.width_m - goal) > step:
-            self.width_m += step if goal > self.width_m else -step
+        if self._faults.gripper_stuck or self._clock_ms < motion.not_before_ms:
+            if motion.begun:
+                self._fingers.rest()
+            motion.begun = False
             return
-        self.width_m = goal
-        self._finish(motion)
+        if not motion.begun:
+            motion.begun, self._held_m = True, None
+            self._fingers.move(motion.goal_m, motion.speed_m_s, motion.force_n)
+        if self._fingers.advance(seconds):
+            self._finish(motion)
 
     def _finish(self, motion: _Motion) -> None:
         status = GripperStatus.SUCCESS
-        self.is_grasped = False
         if motion.command == GripperCommand.HOMING:
             self._faults.homed = True
         if motion.tolerance_m is not None:
-            # As on the hand: only the distance counts, so closed fingers may count as a grasp.
-            low, high = motion.tolerance_m
-            self.is_grasped = low < self.width_m < high
+            self._held_m = motion.tolerance_m
             status = GripperStatus.SUCCESS if self.is_grasped else GripperStatus.UNSUCCESSFUL
         self._motion = None
         self._reply(motion.command, motion.identity, status)
@@ -174,6 +189,7 @@ class GripperServer:
     def _abort_motion(self) -> None:
         if self._motion is not None:
             motion, self._motion = self._motion, None
+            self._fingers.rest()
             self._reply(motion.command, motion.identity, GripperStatus.ABORTED)
 
     def _reply(
@@ -194,7 +210,8 @@ class GripperServer:
             return
         self._sequence += 1
         widest = GRIPPER_WIDTH_M if self._faults.homed else 0.0
-        message = wire.GRIPPER_STATE.pack(self._sequence, self.width_m, widest, self.is_grasped, 30)
+        width = self._fingers.width_m
+        message = wire.GRIPPER_STATE.pack(self._sequence, width, widest, self.is_grasped, 30)
         with contextlib.suppress(OSError):
             self._udp.sendto(message, self._state_address)
         if self.patient:

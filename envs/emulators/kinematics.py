@@ -146,11 +146,15 @@ def pose_difference(target: Array, current: Array) -> Array:
     return np.concatenate([target[:3, 3] - current[:3, 3], scale * skew])
 
 
-def damped_inverse(matrix: Array, twist: Array, damping: float = 1e-3) -> Array:
-    """Return the joint change (7,) for a twist (6,), damped near singularities."""
-    square = matrix @ matrix.T + damping**2 * np.eye(6)
-    change: Array = matrix.T @ np.linalg.solve(square, twist)
-    return change
+def damped_inverse(matrix: Array, result: Array, damping: float = 1e-3) -> Array:
+    """Return the smallest cause of ``result``, damped near singularities.
+
+    With the Jacobian (6, 7), the joint change (7,) of a twist (6,); with its transpose, the wrench
+    (6,) at the hand of joint torques (7,).
+    """
+    square = matrix @ matrix.T + damping**2 * np.eye(len(matrix))
+    cause: Array = matrix.T @ np.linalg.solve(square, result)
+    return cause
 
 
 def reaching(q: Array, place: Sequence[float], flange_to_ee: Array) -> Array:

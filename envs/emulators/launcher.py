@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import dzrobot
 from dzrobot.envs.emulators.camera_server import bus_settings
+from dzrobot.envs.emulators.scenes import EMPTY, check_scene
 from dzrobot.envs.emulators.timebase import Timebase
 from dzrobot.errors import ConfigError, RobotError
 
@@ -25,6 +26,9 @@ LARGEST_DOMAIN = 232
 """The bus computes its ports from the domain, and these end there."""
 
 START_TIMEOUT_S = 20.0
+SCENE_TIMEOUT_S = 180.0
+"""The same where a scene is loaded first, which takes seconds of processor time."""
+
 START_ATTEMPTS = 3
 
 
@@ -70,6 +74,7 @@ class EmulatorLauncher:
         serials: Camera serial numbers; an empty sequence starts no camera process.
         rate: Robot seconds per wall second, at most; infinity is as fast as the client answers.
         page: The clock that arm and cameras share with an environment. None: with nobody.
+        scene: What surrounds the arm; see :mod:`dzrobot.envs.emulators.scenes`.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class EmulatorLauncher:
         serials: Sequence[str] = SERIALS,
         rate: float = 1.0,
         page: Timebase | None = None,
+        scene: str = EMPTY,
     ) -> None:
         if not rate > 0 or math.isnan(rate):
             raise ConfigError(f"rate {rate} must be positive: robot seconds per wall second")
@@ -85,11 +91,19 @@ class EmulatorLauncher:
         self.serials = tuple(serials)
         self.page = page or Timebase.create()
         self._rate = rate
+        self._scene = scene
         self._arm: subprocess.Popen[str] | None = None
         self._cameras: subprocess.Popen[str] | None = None
 
     def start(self) -> Self:
-        """Start the processes and wait until they listen."""
+        """Start the processes and wait until they listen.
+
+        Raises:
+            MissingDependencyError: the scene needs a simulator that is not installed.
+            SimulatorError: the simulator has the wrong version.
+            RobotError: a process does not start.
+        """
+        check_scene(self._scene)
         self.start_arm()
         if self.serials:
             self.start_cameras()
@@ -97,9 +111,9 @@ class EmulatorLauncher:
 
     def start_arm(self) -> None:
         """Start the arm and gripper process."""
-        self._arm = _spawn(
-            "arm_server", self.page, "--host", self.address.host, "--rate", str(self._rate)
-        )
+        self._arm = self._spawn(
+            "arm_server", "--host", self.address.host, "--rate", str(self._rate),
+        )  # fmt: skip
 
     def kill_arm(self) -> None:
         """Kill the arm and gripper process, as if the controller lost its power."""
@@ -110,8 +124,8 @@ class EmulatorLauncher:
 
     def start_cameras(self) -> None:
         """Start (or restart) the camera process."""
-        self._cameras = _spawn(
-            "camera_server", self.page, "--domain", str(self.address.domain), *self.serials
+        self._cameras = self._spawn(
+            "camera_server", "--domain", str(self.address.domain), *self.serials
         )
 
     def kill_cameras(self) -> None:
@@ -149,6 +163,25 @@ class EmulatorLauncher:
         """Stop the processes."""
         self.close()
 
+    def _spawn(self, module: str, *arguments: str) -> subprocess.Popen[str]:
+        timeout_s = START_TIMEOUT_S if self._scene == EMPTY else SCENE_TIMEOUT_S
+        for _ in range(START_ATTEMPTS):
+            process = _begin(module, self.page, ("--scene", self._scene, *arguments))
+            assert process.stdout is not None
+            # The camera bus library locks up now and then when a client is already asking for a
+            # camera that is just being announced; a new process gets through.
+            ready, _, _ = select.select([process.stdout], [], [], timeout_s)
+            if not ready:
+                _kill(process)
+                continue
+            if not process.stdout.readline():
+                raise RobotError(f"the emulator process {module} ended with code {process.wait()}")
+            return process
+        raise RobotError(
+            f"the emulator process {module} did not start within {timeout_s:.0f} s in "
+            f"{START_ATTEMPTS} attempts; is the machine out of memory or processor time?"
+        )
+
     def _request(self, message: dict[str, Any]) -> None:
         if self._arm is None or self._arm.stdin is None or self._arm.stdout is None:
             raise RobotError("the emulated arm is not running: call start() first")
@@ -157,25 +190,6 @@ class EmulatorLauncher:
         answer = json.loads(self._arm.stdout.readline())
         if "error" in answer:
             raise RobotError(answer["error"])
-
-
-def _spawn(module: str, page: Timebase, *arguments: str) -> subprocess.Popen[str]:
-    for _ in range(START_ATTEMPTS):
-        process = _begin(module, page, arguments)
-        assert process.stdout is not None
-        # The camera bus library locks up now and then when a client is already asking for a camera
-        # that is just being announced; a new process gets through.
-        ready, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
-        if not ready:
-            _kill(process)
-            continue
-        if not process.stdout.readline():
-            raise RobotError(f"the emulator process {module} ended with code {process.wait()}")
-        return process
-    raise RobotError(
-        f"the emulator process {module} did not start within {START_TIMEOUT_S:.0f} s in "
-        f"{START_ATTEMPTS} attempts; is the machine out of memory or processor time?"
-    )
 
 
 def _begin(module: str, page: Timebase, arguments: Sequence[str]) -> subprocess.Popen[str]:

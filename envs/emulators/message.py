@@ -26,18 +26,21 @@ class StateMessage:
         fields, clock = self._fields, arm.clock_ms
         self._write_settings(arm)
         fields["message_id"][...] = clock
-        pose = arm.pose.ravel(order="F")
-        for name in ("O_T_EE", "O_T_EE_d", "O_T_EE_c"):
-            fields[name][:] = pose
+        fields["O_T_EE"][:] = arm.pose.ravel(order="F")
+        desired = arm.reference.pose.ravel(order="F")
+        for name in ("O_T_EE_d", "O_T_EE_c"):
+            fields[name][:] = desired
         share = arm.faults.noise
         fields["q"][:] = arm.q + share * arm.noise.at("q", clock)
-        fields["q_d"][:] = fields["theta"][:] = arm.q
+        fields["theta"][:] = arm.q
+        fields["q_d"][:] = arm.reference_q
         moving = arm.dq.any()
         fields["dq"][:] = arm.dq + share * arm.noise.at("dq", clock) if moving else 0.0
-        fields["dq_d"][:] = fields["dtheta"][:] = arm.dq
+        fields["dtheta"][:] = arm.dq
+        fields["dq_d"][:] = arm.reference_dq
         fields["ddq_d"][:] = arm.ddq
         fields["tau_J"][:] = fields["tau_J_d"][:] = arm.torque
-        twist = arm.posture.jacobian @ arm.dq
+        twist = arm.reference.jacobian @ arm.reference_dq
         fields["O_dP_EE_d"][:] = fields["O_dP_EE_c"][:] = twist
         torque, wrench = arm.measured_torque, arm.measured_wrench
         fields["tau_ext"][:] = torque

@@ -21,12 +21,13 @@ import numpy as np
 from dzrobot.envs.emulators import wire
 from dzrobot.envs.emulators.arm import EmulatedArm, Target
 from dzrobot.envs.emulators.client import EmulatorClient
+from dzrobot.envs.emulators.dynamics import Dynamics
 from dzrobot.envs.emulators.faults import Faults
 from dzrobot.envs.emulators.gripper_server import GripperServer
 from dzrobot.envs.emulators.message import StateMessage
 from dzrobot.envs.emulators.repeater import RepeatedStates
 from dzrobot.envs.emulators.settings import ONLY_AT_REST, SIZES
-from dzrobot.envs.emulators.timebase import FREE, POSE_PERIOD_MS, Timebase
+from dzrobot.envs.emulators.timebase import FREE, SCENE_PERIOD_MS, Timebase
 from dzrobot.envs.emulators.urdf import arm_urdf
 from dzrobot.envs.emulators.wire import (
     Command,
@@ -37,6 +38,7 @@ from dzrobot.envs.emulators.wire import (
     RobotMode,
     SetterStatus,
 )
+from dzrobot.errors import RobotError
 
 PERIOD_S = 1e-3
 ANSWER_PATIENCE_S = 0.25
@@ -64,15 +66,21 @@ class RobotServer:
         faults: Switches shared with whoever injects faults.
         page: The clock that cameras and an environment share. None: nobody does.
         rate: Robot seconds per wall second, at most; infinity is as fast as the client answers.
+        dynamics: What the arm's joints are moved by. None: no scene.
     """
 
     def __init__(
-        self, host: str, faults: Faults, page: Timebase | None = None, rate: float = 1.0
+        self,
+        host: str,
+        faults: Faults,
+        page: Timebase | None = None,
+        rate: float = 1.0,
+        dynamics: Dynamics | None = None,
     ) -> None:
         self.page = page or Timebase.create()
         self.faults = faults
-        self.arm = EmulatedArm(faults=faults, clock_ms=self.page.clock_ms)
-        self.gripper = GripperServer(host, faults)
+        self.arm = EmulatedArm(faults, dynamics, self.page.clock_ms)
+        self.gripper = GripperServer(host, faults, self.arm.dynamics.fingers)
         self._period_s = PERIOD_S / rate if math.isfinite(rate) else 0.0
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK)
@@ -143,6 +151,18 @@ class RobotServer:
         """Let somebody guide the arm to joint angles (7,) by hand."""
         self.call(lambda: self.arm.guide(joints))
 
+    def prepare(self, start: int) -> None:
+        """Put the scene's objects where an initial state has them; return when they are there."""
+        done = threading.Event()
+
+        def put() -> None:
+            self.arm.dynamics.prepare(start)
+            done.set()
+
+        self.call(put)
+        if not done.wait(LOCKSTEP_PATIENCE_S):
+            raise RobotError("the emulated arm does not advance: its scene was not prepared")
+
     def drop_client(self) -> None:
         """Close the client's TCP connection."""
         self.call(self._drop)
@@ -208,10 +228,9 @@ class RobotServer:
         arm.clock_ms = max(arm.clock_ms, self.page.clock_ms)
         in_motion = arm.generator is not None
         arm.step(self._target(client) if client is not None and in_motion else None)
-        if arm.clock_ms % POSE_PERIOD_MS == 0:
-            x, y, z = arm.pose[:3, 3].tolist()
-            yaw = math.atan2(arm.pose[1, 0], arm.pose[0, 0])
-            self.page.keep_pose(arm.clock_ms, (x, y, z, yaw, self.gripper.width_m))
+        if arm.clock_ms % SCENE_PERIOD_MS == 0:
+            self.page.keep_scene(arm.clock_ms, arm.dynamics.visible(arm.posture))
+        self.page.goal_holds = arm.dynamics.goal_holds
         if client is not None and client.udp_port is not None:
             self._end_motion_if_due(client)
             self._exchange(client)
@@ -335,7 +354,8 @@ class RobotServer:
         generator = self.arm.generator
         kind = Generator.NONE if generator is Generator.NONE else Generator.JOINT_POSITION
         zeros = np.zeros(7)
-        return Target(kind, self.arm.q.copy(), zeros, self.arm.pose, np.zeros(6), zeros)
+        at = self.arm.reference_q.copy()
+        return Target(kind, at, zeros, self.arm.reference.pose, np.zeros(6), zeros)
 
     def _end_motion_if_due(self, client: EmulatorClient) -> None:
         if client.move_id is None:

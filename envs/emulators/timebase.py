@@ -20,15 +20,19 @@ from numpy.typing import NDArray
 FREE = 2**63 - 1
 """A limit that is none: the arm's clock follows the wall clock."""
 
-POSES = 64
-"""How many of the last poses are kept for the cameras."""
+SCENES = 64
+"""How many of the last scenes are kept for the cameras."""
 
-POSE_PERIOD_MS = 5
+SCENE_PERIOD_MS = 5
+LARGEST_SCENE = 24
+"""Numbers of one scene, at most."""
 
-_WORDS = 16
-_CLOCK, _LIMIT, _SENT, _ARM_ALIVE, _CAMERA_ALIVE, _AGAIN, _CAMERAS = range(7)
-_POSE_SIZE = 5
-_BYTES = 8 * (_WORDS + POSES * _POSE_SIZE)
+_WORDS = 32
+_CLOCK, _LIMIT, _SENT, _ARM_ALIVE, _CAMERA_ALIVE, _AGAIN, _GOAL = range(7)
+_CAMERAS = 12
+LARGEST_CAMERAS = 10
+_WATCHED = _CAMERAS + LARGEST_CAMERAS
+_BYTES = 8 * (_WORDS + SCENES * LARGEST_SCENE)
 
 _POLL_S = 0.0003
 _STALLED_S = 20.0
@@ -46,8 +50,8 @@ class Timebase:
         self.descriptor = descriptor
         self._map = mmap.mmap(descriptor, _BYTES)
         self._words = memoryview(self._map)[: 8 * _WORDS].cast("q")
-        self._poses = np.frombuffer(self._map, np.float64, offset=8 * _WORDS)
-        self._poses = self._poses.reshape(POSES, _POSE_SIZE)
+        self._scenes = np.frombuffer(self._map, np.float64, offset=8 * _WORDS)
+        self._scenes = self._scenes.reshape(SCENES, LARGEST_SCENE)
 
     @classmethod
     def create(cls) -> Self:
@@ -57,6 +61,8 @@ class Timebase:
         page = cls(descriptor)
         weakref.finalize(page, os.close, descriptor)
         page.limit_ms = FREE
+        for camera in range(LARGEST_CAMERAS):
+            page.watch(camera, FREE)
         return page
 
     @property
@@ -112,6 +118,14 @@ class Timebase:
         """Say that an image has left camera number ``camera``."""
         self._words[_CAMERAS + camera] = exposed_ms
 
+    def watched_ms(self, camera: int) -> int:
+        """Return up to when images of camera number ``camera`` are looked at."""
+        return self._words[_WATCHED + camera]
+
+    def watch(self, camera: int, until_ms: int) -> None:
+        """Say that images exposed after ``until_ms`` are not looked at, or not yet."""
+        self._words[_WATCHED + camera] = until_ms
+
     @property
     def again(self) -> int:
         """How often the newest images were asked for once more: the bus loses some."""
@@ -121,13 +135,22 @@ class Timebase:
         """Ask every camera for its newest image once more; one process does."""
         self._words[_AGAIN] += 1
 
-    def keep_pose(self, at_ms: int, values: tuple[float, ...]) -> None:
-        """Keep what the cameras see: position (m), yaw (rad) and the hand's width (m)."""
-        self._poses[at_ms // POSE_PERIOD_MS % POSES] = values
+    @property
+    def goal_holds(self) -> bool:
+        """Whether the task of the arm's scene is done."""
+        return bool(self._words[_GOAL])
 
-    def pose_at(self, at_ms: int) -> NDArray[np.float64]:
-        """Return what the cameras see at a time, (5,)."""
-        kept: NDArray[np.float64] = self._poses[at_ms // POSE_PERIOD_MS % POSES].copy()
+    @goal_holds.setter
+    def goal_holds(self, value: bool) -> None:
+        self._words[_GOAL] = int(value)
+
+    def keep_scene(self, at_ms: int, values: NDArray[np.float64]) -> None:
+        """Keep what cameras see, (N,), of which only those who draw it know the order."""
+        self._scenes[at_ms // SCENE_PERIOD_MS % SCENES, : len(values)] = values
+
+    def scene_at(self, at_ms: int) -> NDArray[np.float64]:
+        """Return what cameras see at a time, (`LARGEST_SCENE`,)."""
+        kept: NDArray[np.float64] = self._scenes[at_ms // SCENE_PERIOD_MS % SCENES].copy()
         return kept
 
 

@@ -7,7 +7,7 @@ must say so, and what is on its way from a peer can be waited for without the ar
 import time
 from dataclasses import replace
 
-from dzrobot.envs.emulators.timebase import ArmClock
+from dzrobot.envs.emulators.timebase import FREE, ArmClock
 from dzrobot.envs.franka.arm import Arm, ArmState
 from dzrobot.envs.franka.camera import Camera, Frame
 from dzrobot.envs.franka.config import CameraConfig
@@ -156,11 +156,15 @@ class TimedCamera:
 
     def open(self) -> None:
         """Start the stream."""
+        # Whether a stream has begun is seen by its images.
+        self._clock.page.watch(self._number, FREE)
         with self._clock.running():
             self._camera.open()
 
     def latest(self) -> Frame:
         """Return the newest image, stamped with the arm's time at its exposure."""
+        # Images that nobody looks at are not made.
+        self._clock.page.watch(self._number, self._clock.page.clock_ms)
         frame = self._camera.latest()
         now = time.monotonic()
         deadline, ask_at = now + _IN_TRANSIT_S, now + _AGAIN_S

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from dzrobot.config import FrozenConfig
 from dzrobot.embodiments.spec import ActionFrame
 from dzrobot.envs.franka.poses import Array, pose_of
+from dzrobot.rng import seed_sequence
 
 Vector3 = tuple[float, float, float]
 Vector6 = tuple[float, float, float, float, float, float]
@@ -206,6 +207,16 @@ class ResetConfig(FrozenConfig):
         """The pose (4, 4) in the base frame."""
         return pose_of(self.position, self.euler)
 
+    def start_pose(self, start: int) -> Array:
+        """Return the pose (4, 4) of an initial state, whose number decides what is varied."""
+        generator = np.random.default_rng(seed_sequence("franka", start))
+        reach = (self.noise_xy_m, self.noise_xy_m, self.noise_yaw_rad)
+        x, y, yaw = generator.uniform(-1.0, 1.0, 3) * reach
+        pose = self.pose
+        pose[:3, :3] = pose_of((0, 0, 0), (0, 0, yaw))[:3, :3] @ pose[:3, :3]
+        pose[:2, 3] += (x, y)
+        return pose
+
 
 class LimitsConfig(FrozenConfig):
     """What no command may exceed, whatever the policy says."""
@@ -337,9 +348,10 @@ class FrameConfig(FrozenConfig):
 class RewardConfig(FrozenConfig):
     """When an episode has succeeded."""
 
-    rule: Literal["pose", "operator", "callback", "none"] = "pose"
+    rule: Literal["pose", "operator", "callback", "scene", "none"] = "pose"
     """``pose``: the hand is at ``position``; ``operator``: a person says so; ``callback``: a
-    function ``(observation, state) -> bool`` says so; ``none``: never."""
+    function ``(observation, state) -> bool`` says so; ``scene``: an emulated workcell's scene knows
+    it; ``none``: never."""
 
     position: Vector3 = (0.5, 0.0, 0.2)
     """Of the hand, in the base frame."""

@@ -64,12 +64,21 @@ def in_base_axes(measured: Array, twist: Array, config: ActionConfig) -> tuple[A
     return move, turn
 
 
+def in_action_axes(measured: Array, twist: Array, config: ActionConfig) -> Array:
+    """Return translation and rotation (6,) along the base axes as an action has them."""
+    return twist if config.frame == "base" else _in_hand_axes(measured, twist, config)
+
+
 def in_hand_axes(state: ArmState, config: ActionConfig) -> Array:
     """Return the measured velocity (6,) in the hand's axes, for the observation."""
-    rotation = state.pose[:3, :3]
-    linear, angular = state.twist[:3], state.twist[3:]
+    return _in_hand_axes(state.pose, state.twist, config)
+
+
+def _in_hand_axes(measured: Array, twist: Array, config: ActionConfig) -> Array:
+    rotation = measured[:3, :3]
+    linear, angular = twist[:3], twist[3:]
     if config.frame == "ee_adjoint":
-        angular = angular - skew(state.pose[:3, 3]) @ linear
+        angular = angular - skew(measured[:3, 3]) @ linear
     return np.concatenate([rotation.T @ linear, rotation.T @ angular])
 
 

@@ -18,8 +18,8 @@ from dzrobot.envs.franka.control import Control
 from dzrobot.envs.franka.facts import ArmEpisodeFacts, lasting_facts
 from dzrobot.envs.franka.gripper import GripperState, wants_change
 from dzrobot.envs.franka.lock import ArmLock
-from dzrobot.envs.franka.outcomes import ArmPhase, Operator, OperatorVerdict, rule_for
-from dzrobot.envs.franka.poses import Array, pose_of
+from dzrobot.envs.franka.outcomes import ArmPhase, Operator, OperatorVerdict, Scene, rule_for
+from dzrobot.envs.franka.poses import Array
 from dzrobot.envs.franka.safety import (
     SAFETY_STOPS,
     Abort,
@@ -34,7 +34,6 @@ from dzrobot.envs.franka.watchdog import Watchdog
 from dzrobot.envs.initial_states import InitialStates
 from dzrobot.envs.spaces import action_space, observation_space
 from dzrobot.errors import ConfigError, RobotError, StoppedError
-from dzrobot.rng import seed_sequence
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +77,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         config: The workcell.
         clock: What the control rate is kept by.
         operator: A person who is asked, judges and stops; needed by ``reward.rule = "operator"``.
+        scene: Is set up by every reset; needed by ``reward.rule = "scene"``. None: people do that.
         render_mode: ``"rgb_array"`` or None.
     """
 
@@ -94,6 +94,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         *,
         clock: Clock | None = None,
         operator: Operator | None = None,
+        scene: Scene | None = None,
         render_mode: str | None = None,
     ) -> None:
         if render_mode not in (None, *self.metadata["render_modes"]):
@@ -105,7 +106,10 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._attendance = Attendance(config, operator)
         self._sensors = Sensors(arm, cameras, config, self._clock)
         self._control = Control(arm, config, self._clock)
-        self._rule = rule_for(config.reward)
+        self.scene = scene
+        """What stands around the arm, where a program knows it; for those with privileges."""
+
+        self._rule = rule_for(config.reward, scene)
         self._lasting = lasting_facts(config, self.workcell, self.libraries)
         self._lock = ArmLock(config.address, config.lock_folder) if config.address else None
         self._watchdog: Watchdog | None = None
@@ -132,6 +136,11 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
                 "it from plain values with gym.make('Franka-PnP-v0', ...) or make_franka(...)"
             )
         return self.remake, ()
+
+    @property
+    def last_target(self) -> Array | None:
+        """The pose (4, 4) that was commanded last, in the base frame; None when not in control."""
+        return self._control.last_target
 
     @property
     def task(self) -> str:
@@ -321,16 +330,6 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             )
         return episode
 
-    def _start_pose(self, start: int) -> Array:
-        reset = self.config.reset
-        generator = np.random.default_rng(seed_sequence("franka", start))
-        reach = (reset.noise_xy_m, reset.noise_xy_m, reset.noise_yaw_rad)
-        x, y, yaw = generator.uniform(-1.0, 1.0, 3) * reach
-        pose = reset.pose
-        pose[:3, :3] = pose_of((0, 0, 0), (0, 0, yaw))[:3, :3] @ pose[:3, :3]
-        pose[:2, 3] += (x, y)
-        return pose
-
     def _clear_errors(self) -> None:
         state = self.arm.state()
         if state.mode is Mode.USER_STOPPED:
@@ -348,11 +347,13 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._home_hand()
         people.show(ArmPhase.MOVING)
         self._open_hand()
-        self._control.travel(self._start_pose(start))
+        self._control.travel(self.config.reset.start_pose(start))
         if people.asks:
             # Nobody reaches into the workspace of an arm that follows a controller.
             self._control.release()
             people.ask(ArmPhase.SCENE, "Set the scene, stand clear, press Enter.")
+        if self.scene is not None:
+            self.scene.prepare(start)
         self._rule.begin()
         if people.operator is not None:
             people.operator.verdict()

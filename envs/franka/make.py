@@ -13,13 +13,22 @@ from dzrobot.envs.franka.console import OperatorConsole
 from dzrobot.envs.franka.dry_run import DryRunArm
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.franky_arm import FrankyArm
-from dzrobot.envs.franka.workcells import EmulatedWorkcell, RealWorkcell, Workcell
+from dzrobot.envs.franka.workcells import (
+    EMPTY_SCENE,
+    EmulatedWorkcell,
+    RealWorkcell,
+    Workcell,
+)
 from dzrobot.errors import ConfigError, suggest
 
 EMULATED = "emulated"
-"""A workcell, and the address of an arm, that is started when it is opened."""
+"""A workcell, and the address of an arm, that is started when it is opened: robosuite's Lift."""
 
-WORKCELLS = (EMULATED, "fake")
+EMULATED_EMPTY = "emulated:empty"
+"""The same without a scene: the arm alone, which no simulator moves."""
+
+_SCENES = {EMULATED: "lift", EMULATED_EMPTY: EMPTY_SCENE}
+WORKCELLS = (EMULATED, EMULATED_EMPTY, "fake")
 """Built-in workcells; any other name is a YAML file."""
 
 
@@ -31,8 +40,9 @@ def make_franka(
     Its copies and pickles are of the same workcell, and connect by themselves.
 
     Args:
-        workcell: ``emulated`` starts an emulated robot and cameras at the first reset; ``fake``
-            needs no library; anything else is a YAML file with the fields of
+        workcell: ``emulated`` starts an emulated robot and cameras at the first reset, over a table
+            with a cube; ``emulated:empty`` the same without a scene, and without a simulator;
+            ``fake`` needs no library; anything else is a YAML file with the fields of
             :class:`FrankaConfig`. None: only ``values`` count.
         render_mode: ``"rgb_array"`` or None.
         **values: Fields of :class:`FrankaConfig` that replace the workcell's; sections are merged,
@@ -49,15 +59,17 @@ def make_franka(
 
 def is_real(workcell: str | None, config: FrankaConfig) -> bool:
     """Return whether an environment of this workcell reaches hardware."""
-    return workcell not in WORKCELLS and config.address not in (None, EMULATED)
+    return workcell not in WORKCELLS and config.address not in (None, *_SCENES)
 
 
 def located(workcell: str | None, config: FrankaConfig) -> tuple[Workcell, FrankaConfig]:
     """Return where the devices of a workcell are, and its configuration as it is used there."""
-    if config.address == EMULATED:
+    if config.address in _SCENES:
         # It is nobody else's: there is no lock and no stop that outlasts the program.
-        return EmulatedWorkcell(), config.model_copy(update={"address": None})
-    return EmulatedWorkcell() if workcell == EMULATED else RealWorkcell(config.address), config
+        config, workcell = config.model_copy(update={"address": None}), config.address
+    if workcell in _SCENES:
+        return EmulatedWorkcell(scene=_SCENES[workcell]), config
+    return RealWorkcell(config.address), config
 
 
 def _require_taught(config: FrankaConfig) -> None:
@@ -98,7 +110,10 @@ def connectable(cell: Workcell, config: FrankaConfig, render_mode: str | None = 
     if config.dry_run:
         arm = DryRunArm(arm)
     operator = OperatorConsole() if config.reward.rule == "operator" else None
-    return FrankaEnv(arm, cameras, config, clock=clock, operator=operator, render_mode=render_mode)
+    return FrankaEnv(
+        arm, cameras, config, clock=clock, operator=operator, scene=cell.scene,
+        render_mode=render_mode,
+    )  # fmt: skip
 
 
 _RLINF = {
@@ -118,8 +133,8 @@ def load_workcell(workcell: str | None, values: Mapping[str, Any] | None = None)
     """
     if workcell is None or workcell == "fake":
         raw = read_config({})
-    elif workcell == EMULATED:
-        raw = read_config(_emulated())
+    elif workcell in _SCENES:
+        raw = read_config(_emulated() | (_lift() if workcell == EMULATED else {}))
     elif workcell.endswith((".yaml", ".yml")) or Path(workcell).exists():
         raw = read_config(Path(workcell))
     else:
@@ -146,6 +161,25 @@ def _emulated() -> dict[str, Any]:
             for key, serial in zip(keys, SERIALS, strict=True)
         ],
         "task": "pick up the red block",
+    }
+
+
+def _lift() -> dict[str, Any]:
+    """Return where robosuite's Lift begins, and what may be reached there."""
+    from dzrobot.envs.emulators.scene import READY
+
+    return {
+        "task": "lift the red cube",
+        "reset": {
+            "position": (0.457, 0.0, 0.10),
+            "joints": READY.tolist(),
+        },
+        "limits": {
+            "workspace_low": (0.35, -0.25, -0.11),
+            "workspace_high": (0.70, 0.25, 0.25),
+            "tilt": (0.1, 0.1, 0.9),
+        },
+        "reward": {"rule": "scene"},
     }
 
 

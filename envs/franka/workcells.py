@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dzrobot.envs.franka.arm import Arm
 from dzrobot.envs.franka.camera import Camera
 from dzrobot.envs.franka.clock import Clock, SystemClock
+from dzrobot.envs.franka.outcomes import Scene, SceneObject
 from dzrobot.errors import RobotError
 
 if TYPE_CHECKING:
     from dzrobot.envs.emulators.timebase import ArmClock
+
+EMPTY_SCENE = "empty"
+"""Of an arm alone."""
 
 _numbers = itertools.count(1)
 _LOCKSTEP_PATIENCE = 10.0
@@ -43,6 +47,11 @@ class Workcell(Protocol):
 
     def keep_time(self, arm: Arm, cameras: Sequence[Camera]) -> "Timed":
         """Return the drivers as they are to be used, and the clock that they keep."""
+        ...
+
+    @property
+    def scene(self) -> Scene | None:
+        """What stands around the arm, where a program knows it."""
         ...
 
     def close(self) -> None:
@@ -92,6 +101,11 @@ class RealWorkcell:
         """Return the drivers, and this machine's clock."""
         return arm, cameras, SystemClock()
 
+    @property
+    def scene(self) -> Scene | None:
+        """None: what stands around hardware, people know."""
+        return None
+
     def close(self) -> None:
         """Do nothing: hardware stays."""
 
@@ -106,10 +120,14 @@ class EmulatedWorkcell:
         rate: Robot seconds per wall second, at most; infinity is as fast as the client answers.
         lockstep: False lets the arm run on by itself, as hardware does: the environment then lives
             by this machine's clock.
+        scene: What surrounds the arm: ``empty``, or ``lift``, robosuite's in MuJoCo.
     """
 
-    def __init__(self, rate: float = 1.0, *, lockstep: bool = True) -> None:
+    def __init__(
+        self, rate: float = 1.0, *, lockstep: bool = True, scene: str = EMPTY_SCENE
+    ) -> None:
         self._rate = rate
+        self._scene_name = scene
         self._lockstep = lockstep
         self._emulators: Any = None
         self._clock: ArmClock | None = None
@@ -141,7 +159,9 @@ class EmulatedWorkcell:
         from dzrobot.envs.emulators.launcher import SERIALS, EmulatorLauncher, LauncherAddress
 
         address = LauncherAddress.for_process(next(_numbers))
-        self._emulators = EmulatorLauncher(address, SERIALS, self._rate, self.clock.page).start()
+        self._emulators = EmulatorLauncher(
+            address, SERIALS, self._rate, self.clock.page, self._scene_name
+        ).start()
 
     @property
     def address(self) -> str:
@@ -169,8 +189,39 @@ class EmulatedWorkcell:
         timed = [TimedCamera(camera, number, clock) for number, camera in enumerate(cameras)]
         return TimedArm(arm, clock), timed, clock
 
+    @property
+    def scene(self) -> Scene | None:
+        """The objects around the arm; None where there are none."""
+        return None if self._scene_name == EMPTY_SCENE else EmulatedScene(self)
+
     def close(self) -> None:
         """Stop the emulators."""
         if self._emulators is not None:
             self._emulators.close()
         self._emulators = None
+
+
+class EmulatedScene:
+    """The objects of an emulated workcell.
+
+    Args:
+        cell: Of an emulated arm with a scene.
+    """
+
+    def __init__(self, cell: EmulatedWorkcell) -> None:
+        self._cell = cell
+
+    def prepare(self, start: int) -> None:
+        """Put the objects where an initial state has them."""
+        self._cell.emulators.call("prepare", start)
+
+    def object(self) -> SceneObject:
+        """Return where the cube is, at the arm's time."""
+        from dzrobot.envs.emulators.scene import cube_in
+
+        page = self._cell.clock.page
+        return cube_in(page.scene_at(page.clock_ms))
+
+    def goal_holds(self) -> bool:
+        """Return whether the task is done, at the arm's time."""
+        return self._cell.clock.page.goal_holds

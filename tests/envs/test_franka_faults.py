@@ -186,7 +186,7 @@ def workcell():
         "reward": {"rule": "none"},
     }
     cell = EmulatedWorkcell(rate=math.inf)
-    env = connectable(cell, load_workcell("emulated", values))
+    env = connectable(cell, load_workcell("emulated:empty", values))
     yield cell, env
     env.close()
 

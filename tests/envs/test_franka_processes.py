@@ -276,7 +276,7 @@ def make(cell, *, cameras):
         "control_hz": 20.0, "reward": {"rule": "none"}, "limits": PATIENT,
         "gripper": {"timeout_s": 4.0}, "reset": {"speed_m_s": 0.5, "lift_m": 0.0},
     }  # fmt: skip
-    env = connectable(cell, load_workcell("emulated", values))
+    env = connectable(cell, load_workcell("emulated:empty", values))
     if not cameras:
         drawn = [DrawnCamera(key) for key in ("video.image", "video.wrist_image")]
         env = FrankaEnv(env.arm, drawn, env.config)
@@ -394,7 +394,7 @@ def test_the_environments_process_imports_no_native_driver_and_ends_beside_a_stu
 
         values = {"reward": {"rule": "none"}, "limits": {"frame_age_s": 5.0, "state_age_s": 5.0}}
         cell = EmulatedWorkcell(lockstep=False)
-        env = connectable(cell, load_workcell("emulated", values))
+        env = connectable(cell, load_workcell("emulated:empty", values))
         env.reset()
         env.step(np.zeros(7, np.float32))
         cell.emulators.set(gripper_stuck=True)

@@ -215,7 +215,7 @@ def emulated():
     pytest.importorskip("pyrealsense2", reason="needs pyrealsense2 (x86_64 Linux)")
     cell = EmulatedWorkcell(rate=math.inf)
     values = {"reward": {"rule": "none"}, "reset": {"speed_m_s": 0.4}}
-    env = connectable(cell, load_workcell("emulated", values))
+    env = connectable(cell, load_workcell("emulated:empty", values))
     yield env, cell
     env.close()
 

@@ -177,7 +177,7 @@ def ask_on(question, deadline):
 @pytest.mark.robot
 @pytest.mark.parametrize("doing", [rest, track, home, reflex])
 def test_a_machine_that_keeps_the_emulated_arm_silent_ends_nothing(cell, doing):
-    arm = FrankyArm(cell, load_workcell("emulated"))
+    arm = FrankyArm(cell, load_workcell("emulated:empty"))
     arm.connect()
     try:
         arm.recover()

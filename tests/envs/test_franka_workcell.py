@@ -31,7 +31,7 @@ KEYS = ("video.image", "video.wrist_image")
 @pytest.fixture(scope="module")
 def env(cell):
     values = {"reward": {"rule": "none"}, "reset": {"speed_m_s": 0.4}}
-    env = connectable(cell, load_workcell("emulated", values))
+    env = connectable(cell, load_workcell("emulated:empty", values))
     yield env
     env.close()
 
@@ -169,7 +169,7 @@ def test_planned_motions_follow_too(cell, env):
     # The arm takes one client at a time.
     env.close()
     values = {"controller": {"kind": "motion"}, "reward": {"rule": "none"}}
-    env = connectable(cell, load_workcell("emulated", values))
+    env = connectable(cell, load_workcell("emulated:empty", values))
     env.reset()
     for _ in range(30):
         observation, _, _, truncated, info = env.step(np.array([0.5] + [0] * 6, np.float32))

@@ -1,0 +1,244 @@
+"""Lift's scene as a MuJoCo model: robosuite's Panda and hand, its table, and a red cube.
+
+Shapes, poses and sizes are those of robosuite's Lift, but the origin is the arm's base, as it is
+for the arm's clients. Masses of the arm are those of the URDF that its clients get: robosuite's
+wrist turns several times as hard. Only robosuite's files are used, none of its code.
+"""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dzrobot.envs.emulators import kinematics
+from dzrobot.envs.emulators.dynamics import LINK_SPHERE_M
+from dzrobot.envs.emulators.kinematics import Array
+from dzrobot.envs.franka.outcomes import SceneObject
+from dzrobot.envs.libero.install import check_versions
+from dzrobot.envs.libero.rendering import choose_backend
+from dzrobot.rng import numpy_generator
+
+BASE = (-0.56, 0.0, 0.912)
+"""Where the arm's base stands in robosuite's Lift (m)."""
+
+TABLE = (0.0, 0.0, 0.8)
+"""Where the middle of the table's top is there (m)."""
+
+TABLE_HALF = (0.4, 0.4, 0.025)
+"""Half of the table's size (m)."""
+
+TABLE_TOP_M = TABLE[2] - BASE[2]
+"""Height of the table's top above the arm's base."""
+
+READY = np.array([0.0, np.pi / 16, 0.0, -5 * np.pi / 6, 0.0, np.pi - 0.2, np.pi / 4])
+"""Joint angles that robosuite's Lift begins with (rad)."""
+
+LIFTED_M = 0.04
+"""The goal holds while the cube's center is this far above the table."""
+
+ARM = tuple(f"joint{number}" for number in range(1, 8))
+FINGERS = ("finger_joint1", "finger_joint2")
+CUBE = "cube"
+CAMERAS = ("agentview", "eye_in_hand")
+"""The exterior camera and the one in the wrist."""
+
+HAND_KG, FINGER_KG = 0.53, 0.1
+"""Masses of the Franka Hand without its fingers, and of one finger."""
+
+HAND_INERTIA = (0.001, 0.0025, 0.0017)
+FINGER_INERTIA = (2.4e-5, 2.4e-5, 1e-5)
+"""About their centers (kg m^2)."""
+
+STIFF = (0.004, 1.0)
+"""Time (s) and damping of what the fingers hold: robosuite's are for a sixth of their force."""
+
+_MOUNT_M = 0.01
+_BEYOND_RAD = 0.05
+_LEG_RADIUS_M, _LEG_INSET_M = 0.025, 0.1
+_DROP_M = 0.01
+_SPREAD_M = 0.03
+_HALF_M = (0.020, 0.022)
+_DENSITY = 1000.0
+_NOTHING = 1e-6
+_CUBE_JOINT, _CUBE_HALF = slice(9, 16), slice(16, 19)
+
+
+@dataclass(frozen=True)
+class CubeStart:
+    """Where the cube of an episode lies at first, and how large it is."""
+
+    position: Array
+    """Of its center, in the arm's base frame, (3,), m."""
+
+    yaw: float
+    """About the vertical (rad)."""
+
+    half: Array
+    """Half of its edges, (3,), m."""
+
+    @classmethod
+    def drawn(cls, start: int) -> "CubeStart":
+        """Return what robosuite's Lift could have drawn; the start's number decides."""
+        draw = numpy_generator("emulated scene", start)
+        x, y = draw.uniform(-_SPREAD_M, _SPREAD_M, 2)
+        yaw = float(draw.uniform(0.0, 2.0 * np.pi))
+        half = draw.uniform(*_HALF_M, 3)
+        center = np.subtract(TABLE, BASE) + np.array([x, y, half[2] + _DROP_M])
+        return cls(center, yaw, half)
+
+    @property
+    def joint(self) -> Array:
+        """Position and quaternion of a free joint, (7,)."""
+        return np.array([*self.position, np.cos(self.yaw / 2), 0.0, 0.0, np.sin(self.yaw / 2)])
+
+
+def cube_in(visible: Array) -> SceneObject:
+    """Return the cube in what `ScenePhysics.visible` returned."""
+    x, y, z, w, i, j, k = visible[_CUBE_JOINT]
+    pose = np.eye(4)
+    pose[:3, :3] = (
+        (1 - 2 * (j * j + k * k), 2 * (i * j - k * w), 2 * (i * k + j * w)),
+        (2 * (i * j + k * w), 1 - 2 * (i * i + k * k), 2 * (j * k - i * w)),
+        (2 * (i * k - j * w), 2 * (j * k + i * w), 1 - 2 * (i * i + j * j)),
+    )
+    pose[:3, 3] = (x, y, z)
+    return SceneObject(pose, visible[_CUBE_HALF].copy())
+
+
+def load_mujoco() -> Any:
+    """Return mujoco, with the backend chosen that it draws with.
+
+    Raises:
+        MissingDependencyError: mujoco or robosuite is not installed.
+        SimulatorError: one of them has the wrong version.
+    """
+    check_versions()
+    choose_backend()
+    import mujoco
+
+    return mujoco
+
+
+def load_model(*, drawn: bool) -> Any:
+    """Return the compiled scene.
+
+    Args:
+        drawn: With what cameras see; else only with what moves and touches, which loads faster.
+    """
+    mujoco = load_mujoco()
+    spec = mujoco.MjSpec.from_file(str(_asset("base.xml")))
+    # Meshes lie beside the parts, not beside the settings that all scenes of robosuite share.
+    spec.meshdir = ""
+    spec.option.timestep = 1e-3
+    for part, place in ((_arena(mujoco), np.negative(BASE)), (_arm(mujoco), (0.0, 0.0, 0.0))):
+        part.compiler.degree = False
+        spec.attach(part, frame=spec.worldbody.add_frame(pos=place), prefix="")
+    _add_cube(mujoco, spec)
+    if not drawn:
+        spec.compiler.discardvisual = True
+    return spec.compile()
+
+
+def resize_cube(model: Any, half: Array) -> None:
+    """Give the cube of a model another size: its shape, and mass and inertia of the density."""
+    body = model.body(CUBE).id
+    mass = _DENSITY * 8.0 * float(np.prod(half))
+    x, y, z = (2.0 * half) ** 2
+    model.body_mass[body] = mass
+    model.body_inertia[body] = mass / 12.0 * np.array([y + z, x + z, x + y])
+    for geom in np.flatnonzero(model.geom_bodyid == body):
+        model.geom_size[geom] = half
+        model.geom_aabb[geom, 3:] = half
+        model.geom_rbound[geom] = np.linalg.norm(half)
+
+
+def _asset(name: str) -> Path:
+    place = importlib.util.find_spec("robosuite")
+    assert place is not None, "checked by load_mujoco"
+    return Path(str(place.origin)).parent / "models" / "assets" / name
+
+
+def _arena(mujoco: Any) -> Any:
+    """Return floor, walls, lights, cameras, and the table of robosuite's Lift."""
+    arena = mujoco.MjSpec.from_file(str(_asset("arenas/table_arena.xml")))
+    long, wide, thick = TABLE_HALF
+    arena.body("table").pos = np.subtract(TABLE, (0.0, 0.0, thick))
+    for name in ("table_collision", "table_visual"):
+        arena.geom(name).size = TABLE_HALF
+    leg = (TABLE[2] - thick) / 2.0
+    corners = ((1, 1), (-1, 1), (-1, -1), (1, -1))
+    for number, (right, front) in enumerate(corners, start=1):
+        geom = arena.geom(f"table_leg{number}_visual")
+        geom.pos = (right * (long - _LEG_INSET_M), front * (wide - _LEG_INSET_M), -leg)
+        geom.size = (_LEG_RADIUS_M, leg, 0.0)
+    return arena
+
+
+def _arm(mujoco: Any) -> Any:
+    """Return arm, mount and hand; they are driven by applied forces and their gravity is held."""
+    arm = mujoco.MjSpec.from_file(str(_asset("robots/panda/robot.xml")))
+    hand = mujoco.MjSpec.from_file(str(_asset("grippers/panda_gripper.xml")))
+    mount = mujoco.MjSpec.from_file(str(_asset("mounts/rethink_mount.xml")))
+    mount.body("base").name = "mount"
+    mount.body("mount").pos = (0.0, 0.0, _MOUNT_M)
+    for part in (hand, mount):
+        part.compiler.degree = False
+    arm.attach(hand, frame=arm.body("right_hand").add_frame(), prefix="")
+    arm.attach(mount, frame=arm.body("base").add_frame(), prefix="")
+    for actuator in list(arm.actuators):
+        actuator.delete()
+    _weigh(arm)
+    for body in arm.bodies:
+        body.gravcomp = 1.0
+    for name in ("finger1_pad_collision", "finger2_pad_collision"):
+        arm.geom(name).solref = STIFF
+    # A joint beyond its range is stopped by the arm's reflexes, which come first.
+    for name, low, high in zip(ARM, kinematics.JOINT_LOW, kinematics.JOINT_HIGH, strict=True):
+        arm.joint(name).range = (low - _BEYOND_RAD, high + _BEYOND_RAD)
+    first, second = FINGERS
+    arm.add_equality(
+        type=mujoco.mjtEq.mjEQ_JOINT, objtype=mujoco.mjtObj.mjOBJ_JOINT, name1=first, name2=second,
+        data=[0.0, -1.0, *[0.0] * 9],
+    )  # fmt: skip
+    return arm
+
+
+def _weigh(arm: Any) -> None:
+    """Give arm and hand their masses, about where the joints are, as in the clients' URDF."""
+    inertia = 0.4 * LINK_SPHERE_M**2 * kinematics.LINK_MASS
+    bodies = {
+        f"link{number}": (mass, (turning,) * 3)
+        for number, (mass, turning) in enumerate(
+            zip(kinematics.LINK_MASS, inertia, strict=True), start=1
+        )
+    }
+    bodies["right_gripper"] = (HAND_KG, HAND_INERTIA)
+    bodies["leftfinger"] = bodies["rightfinger"] = (FINGER_KG, FINGER_INERTIA)
+    for name in ("right_hand", "finger_joint1_tip", "finger_joint2_tip"):
+        bodies[name] = (_NOTHING, (_NOTHING,) * 3)
+    for name, (mass, turning) in bodies.items():
+        body = arm.body(name)
+        body.mass, body.inertia = mass, turning
+        if name.startswith("link"):
+            body.ipos = (0.0, 0.0, 0.0)
+        body.iquat = (1.0, 0.0, 0.0, 0.0)
+
+
+def _add_cube(mujoco: Any, spec: Any) -> None:
+    start = CubeStart.drawn(0)
+    spec.add_texture(
+        name="redwood", type=mujoco.mjtTexture.mjTEXTURE_CUBE,
+        file=str(_asset("textures/red-wood.png")),
+    )  # fmt: skip
+    wood = spec.add_material(name="redwood", specular=0.4, shininess=0.1)
+    wood.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "redwood"
+    cube = spec.worldbody.add_body(name=CUBE, pos=start.position)
+    cube.add_freejoint(name=CUBE)
+    box = {"type": mujoco.mjtGeom.mjGEOM_BOX, "size": start.half}
+    cube.add_geom(name="cube_collision", density=_DENSITY, solref=STIFF, group=0, **box)
+    cube.add_geom(
+        name="cube_visual", density=0.0, group=1, contype=0, conaffinity=0, material="redwood",
+        **box,
+    )  # fmt: skip

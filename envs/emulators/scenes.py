@@ -1,0 +1,69 @@
+"""What may surround the emulated arm, by name: what moves it, and what its cameras see."""
+
+from collections.abc import Sequence
+
+from dzrobot.envs.emulators.dynamics import Dynamics, PlainDynamics
+from dzrobot.envs.emulators.faults import Faults
+from dzrobot.envs.emulators.views import CameraView, PaintedView
+from dzrobot.envs.franka.workcells import EMPTY_SCENE
+from dzrobot.envs.libero.install import check_versions
+from dzrobot.errors import ConfigError, MissingDependencyError, SimulatorError, suggest
+
+EMPTY = EMPTY_SCENE
+"""The arm alone, without physics: it follows exactly, and cameras see where the hand is."""
+
+LIFT = "lift"
+"""robosuite's Lift in MuJoCo: a table with a red cube; cameras are rendered."""
+
+SCENES = (EMPTY, LIFT)
+
+
+def check_scene(scene: str) -> None:
+    """Raise unless ``scene`` is known, and what it needs is installed; imports nothing.
+
+    Raises:
+        ConfigError: there is no such scene.
+        MissingDependencyError: it needs a simulator that is not installed.
+        SimulatorError: the simulator has the wrong version.
+    """
+    if scene not in SCENES:
+        raise ConfigError(
+            f"unknown scene {scene!r}.{suggest(scene, SCENES)} Known: {', '.join(SCENES)}."
+        )
+    if scene == EMPTY:
+        return
+    try:
+        check_versions()
+    except (MissingDependencyError, SimulatorError) as error:
+        raise type(error)(
+            f"the emulated arm's scene {scene!r} is simulated: {error} Without it there is the "
+            f"arm alone: workcell='emulated:{EMPTY}', or `dzrobot emulate --scene {EMPTY}`."
+        ) from error
+
+
+def dynamics_of(scene: str, faults: Faults) -> Dynamics:
+    """Return what moves the arm in a scene.
+
+    Raises:
+        MissingDependencyError: the scene needs a simulator that is not installed.
+        SimulatorError: the simulator has the wrong version.
+    """
+    if scene == EMPTY:
+        return PlainDynamics(faults)
+    from dzrobot.envs.emulators.physics import ScenePhysics
+
+    return ScenePhysics()
+
+
+def views_of(scene: str, serials: Sequence[str]) -> list[CameraView]:
+    """Return what each camera sees of a scene.
+
+    Raises:
+        MissingDependencyError: the scene needs a simulator that is not installed.
+        SimulatorError: it has the wrong version, or there is no OpenGL to draw with.
+    """
+    if scene == EMPTY:
+        return [PaintedView(serial) for serial in serials]
+    from dzrobot.envs.emulators.rendered import rendered_views
+
+    return rendered_views(len(serials))

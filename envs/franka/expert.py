@@ -1,0 +1,137 @@
+"""A scripted expert on a workcell whose scene is known: take the object, and lift it.
+
+It acts through the numbers of a policy, in whichever frame the workcell has, and looks at no image.
+"""
+
+from enum import Enum, auto
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dzrobot.envs.franka.control import in_action_axes
+from dzrobot.envs.franka.env import FrankaEnv
+from dzrobot.envs.franka.outcomes import SceneObject
+from dzrobot.envs.franka.poses import Array
+from dzrobot.errors import RobotError
+
+OPEN, CLOSE = 1.0, -1.0
+
+HOVER_M = 0.08
+"""Height of the hand above a grasp before it descends."""
+
+LIFT_M = 0.12
+"""How far an object is lifted."""
+
+BELOW_M = 0.004
+"""How far below an object's center the fingers' tips take it."""
+
+NEAR_M = 0.006
+"""Distance at which a place counts as reached."""
+
+NEAR_RAD = 0.06
+GENTLE = 0.15
+"""Share of the largest translation near the object; above it, `BRISK`."""
+
+BRISK = 0.4
+CLOSING_STEPS = 4
+_UP = np.array([0.0, 0.0, 1.0])
+PATIENCE_STEPS = 60
+"""Steps after which a phase has failed, and everything begins anew."""
+
+
+class PickPhase(Enum):
+    """What the expert is doing."""
+
+    HOVER = auto()
+    DESCEND = auto()
+    GRASP = auto()
+    LIFT = auto()
+
+
+class PickExpert:
+    """Takes the scene's object and lifts it.
+
+    Args:
+        env: On a workcell with a scene, such as ``workcell="emulated"``.
+
+    Raises:
+        RobotError: the workcell knows no objects.
+    """
+
+    def __init__(self, env: FrankaEnv) -> None:
+        if env.scene is None:
+            raise RobotError(
+                "the expert has to know where the object is, and this workcell does not; it "
+                "knows workcell='emulated'"
+            )
+        self._env = env
+        self._scene = env.scene
+        self.reset()
+
+    def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
+        """Begin anew; nothing here is drawn, so ``episode`` keys no noise."""
+        self._enter(PickPhase.HOVER)
+        self._top_m = 0.0
+
+    def act(self, obs: Any, *, session: str = "default") -> NDArray[np.float32]:
+        """Return the next action (7,); the observation is not looked at."""
+        found, hand = self._scene.object(), self._env.arm.state().pose
+        self._steps += 1
+        if self._steps > PATIENCE_STEPS:
+            self._enter(PickPhase.HOVER)
+        grasp = found.pose[:3, 3] - BELOW_M * _UP
+        turn = _turn(found, hand)
+        match self._phase:
+            case PickPhase.HOVER:
+                goal = grasp + HOVER_M * _UP
+                if _is_near(hand, goal) and abs(turn) < NEAR_RAD:
+                    self._enter(PickPhase.DESCEND)
+                return self._towards(goal, turn, BRISK, OPEN)
+            case PickPhase.DESCEND:
+                if _is_near(hand, grasp):
+                    self._enter(PickPhase.GRASP)
+                return self._towards(grasp, turn, GENTLE, OPEN)
+            case PickPhase.GRASP:
+                self._top_m = float(hand[2, 3]) + LIFT_M
+                if self._steps >= CLOSING_STEPS:
+                    self._enter(PickPhase.LIFT)
+                return self._towards(None, 0.0, GENTLE, CLOSE)
+            case PickPhase.LIFT:
+                if np.linalg.norm(found.pose[:3, 3] - hand[:3, 3]) > HOVER_M / 2:
+                    self._enter(PickPhase.HOVER)
+                return self._towards(np.array([*hand[:2, 3], self._top_m]), 0.0, BRISK, CLOSE)
+
+    def _enter(self, phase: PickPhase) -> None:
+        self._phase, self._steps = phase, 0
+
+    def _towards(
+        self, goal: Array | None, turn: float, pace: float, gripper: float
+    ) -> NDArray[np.float32]:
+        """Return the action towards a place (3,), turning about the vertical."""
+        config, last = self._env.config.action, self._env.last_target
+        if last is None:
+            raise RobotError("the arm is not under control: reset() comes first")
+        measured = self._env.arm.state().pose
+        anchor = last if config.anchor == "target" else measured
+        away = np.zeros(3) if goal is None else (goal - anchor[:3, 3]) / config.translation_m
+        move = np.clip(away, -pace, pace)
+        about = np.clip(turn / config.rotation_rad, -pace, pace)
+        twist = in_action_axes(anchor, np.array([*move, 0.0, 0.0, about]), config)
+        action: NDArray[np.float32] = np.clip([*twist, gripper], -1.0, 1.0).astype(np.float32)
+        return action
+
+
+def _is_near(hand: Array, goal: Array) -> bool:
+    return bool(np.abs(hand[:3, 3] - goal).max() < NEAR_M)
+
+
+def _turn(found: SceneObject, hand: Array) -> float:
+    """Return the smallest turn (rad) about the vertical that lets the fingers meet two sides."""
+    away = _yaw(found.pose) - _yaw(hand)
+    quarter = np.pi / 2
+    return float((away + quarter / 2) % quarter - quarter / 2)
+
+
+def _yaw(pose: Array) -> float:
+    return float(np.arctan2(pose[1, 0], pose[0, 0]))
