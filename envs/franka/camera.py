@@ -19,6 +19,9 @@ from dzrobot.errors import RobotError
 Image = NDArray[np.uint8]
 
 _FIRST_FRAME_S = 10.0
+_AGAIN_S = 1.0
+"""How long a frame of a stream that was open already is waited for."""
+
 _CALL_S = 5.0
 _LIST_S = 30.0
 """Nothing moves and nobody waits while cameras are listed: a busy machine may take its time."""
@@ -131,7 +134,7 @@ class RealSenseCamera:
     def open(self) -> None:
         """Find the camera, start it and wait for a frame."""
         if self._driver is not None:
-            if self._driver.is_running() and self._streams(1.0):
+            if self._driver.is_running() and self._streams(_AGAIN_S * self._patience):
                 return
             self._driver.kill()
         self._driver, self._seen = None, 0
