@@ -194,5 +194,8 @@ class PhysicalFingers:
         fastest = self._speed_m_s / 2
         wanted = np.clip(FINGER_APPROACH * (self._goal_m / 2 - opened), -fastest, fastest)
         force = np.clip(FINGER_GAIN * (wanted - speeds), -self._force_n, self._force_n)
+        if self._still_ms >= _STILL_MS and abs(self.width_m - self._goal_m) >= ARRIVED_M:
+            # What holds them up is pressed with all the force that was asked for.
+            force = np.sign(wanted) * self._force_n
         self._data.qfrc_applied[self._dofs] = _ALONG * force
         self._still_ms = self._still_ms + 1 if np.abs(speeds).max() < _STILL_M_S else 0

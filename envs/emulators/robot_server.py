@@ -256,7 +256,7 @@ class RobotServer:
 
     def _share(self) -> None:
         """Note whether an environment keeps time with this arm: it does not end."""
-        if not self._shared and self.page.limit_ms != FREE:
+        if not self._shared and (self.page.is_shared or self.page.limit_ms != FREE):
             self._shared = self.gripper.patient = True
 
     def _await_answer(self, client: EmulatorClient) -> None:

@@ -51,7 +51,7 @@ HAND_INERTIA = (0.001, 0.0025, 0.0017)
 FINGER_INERTIA = (2.4e-5, 2.4e-5, 1e-5)
 """About their centers (kg m^2)."""
 
-STIFF = (0.004, 1.0)
+STIFF = (0.002, 1.0)
 """Time (s) and damping of what the fingers hold: robosuite's are for a sixth of their force."""
 
 _MOUNT_M = 0.01

@@ -28,7 +28,7 @@ LARGEST_SCENE = 24
 """Numbers of one scene, at most."""
 
 _WORDS = 32
-_CLOCK, _LIMIT, _SENT, _ARM_ALIVE, _CAMERA_ALIVE, _AGAIN, _GOAL = range(7)
+_CLOCK, _LIMIT, _SENT, _ARM_ALIVE, _CAMERA_ALIVE, _AGAIN, _GOAL, _SHARED = range(8)
 _CAMERAS = 12
 LARGEST_CAMERAS = 10
 _WATCHED = _CAMERAS + LARGEST_CAMERAS
@@ -82,6 +82,15 @@ class Timebase:
     @limit_ms.setter
     def limit_ms(self, value: int) -> None:
         self._words[_LIMIT] = value
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether an environment lives by this clock, also while it sets no limit."""
+        return bool(self._words[_SHARED])
+
+    @is_shared.setter
+    def is_shared(self, value: bool) -> None:
+        self._words[_SHARED] = int(value)
 
     @property
     def sent_ms(self) -> int:

@@ -186,6 +186,7 @@ class EmulatedWorkcell:
         from dzrobot.envs.emulators.timekeeping import TimedArm, TimedCamera
 
         clock = self.clock
+        clock.page.is_shared = True
         timed = [TimedCamera(camera, number, clock) for number, camera in enumerate(cameras)]
         return TimedArm(arm, clock), timed, clock
 
