@@ -1,4 +1,4 @@
-"""Steps per second of a simulated arm, what this package adds, and what a second worker gains.
+"""Steps per second of a simulated arm: bare, without images that nobody reads, and of two workers.
 
 python benchmarks/env.py                      # LIBERO where its assets are, otherwise Lift
 python benchmarks/env.py --env dzrobot/lift-v0 --pairs 10
@@ -56,6 +56,36 @@ def overhead(env_id, pairs, block):
     return 1 / statistics.median(times), wall, processor, reset
 
 
+def sparing(env, every):
+    """Return the step function of ``env`` that leaves out all images but every so many."""
+    taken = 0
+
+    def step(action):
+        nonlocal taken
+        taken += 1
+        if taken % every:
+            env.unwrapped.omit_frames()
+        return env.step(action)
+
+    return step
+
+
+def omission(env_id, pairs, every):
+    """Return (steps/s, wall ratio, processor ratio) of one image in ``every`` against all."""
+    env = make(env_id)
+    env.reset(seed=0)
+    some = sparing(env, every)
+    ratios, times = [], []
+    for pair in range(pairs):
+        order = (env.step, some) if pair % 2 else (some, env.step)
+        took = {step: seconds(step, every) for step in order}
+        ratios.append(took[env.step] / took[some])
+        times.append(took[some][0])
+    env.close()
+    wall, processor = np.median(ratios, axis=0)
+    return 1 / statistics.median(times), wall, processor
+
+
 def workers(env_id, rounds, block):
     """Return env steps/s of one worker and of two, taken in turns."""
     fleets = {}
@@ -92,14 +122,18 @@ def main():
     parser.add_argument("--env", help="Gymnasium id of a simulated arm")
     parser.add_argument("--pairs", type=int, default=6, help="measurements of each kind")
     parser.add_argument("--block", type=int, default=10, help="steps per measurement")
+    parser.add_argument("--every", type=int, default=8, help="steps from one image to the next")
     arguments = parser.parse_args()
     env_id = arguments.env or default_env()
     rate, wall, processor, reset = overhead(env_id, arguments.pairs, arguments.block)
+    faster, gain, processor_gain = omission(env_id, arguments.pairs, arguments.every)
     rates, gains = workers(env_id, arguments.pairs, arguments.block)
     print(f"{env_id}, 2 cameras 256x256")
     print(f"  one environment     {rate:6.1f} steps/s, reset {reset:.2f} s")
     print(f"  over the bare one   {100 * (wall - 1):+6.1f} %  (target: at most +5 %)")
     print(f"    in processor time {100 * (processor - 1):+6.1f} %  (the same on a busy machine)")
+    print(f"  images every {arguments.every} steps {faster:4.1f} steps/s, {gain:.2f} x")
+    print(f"    in processor time {processor_gain:6.2f} x")
     print(f"  one worker          {rates[1]:6.1f} steps/s")
     print(f"  two workers         {rates[2]:6.1f} steps/s")
     print(f"  gain of the second  {statistics.median(gains):6.2f} x  (target: at least 1.8 x)")

@@ -143,6 +143,7 @@ def test_observations_are_fresh_and_complete(shared):
     assert len({id(info) for *_, info in steps}) == len(steps)
 
 
+@libero_first
 def test_images_that_are_left_out_are_not_drawn_and_change_nothing_else(shared, monkeypatch):
     import mujoco
 
