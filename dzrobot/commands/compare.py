@@ -34,6 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--force", action="store_true",
         help="compare runs of unlike execution or latency too: the difference is then theirs",
     )  # fmt: skip
+    parser.add_argument(
+        "--perturbed", action="store_true",
+        help="compare runs of unlike perturbation too: the difference is then the perturbation's",
+    )  # fmt: skip
     parser.add_argument("--json", type=flags.path, metavar="FILE", help="write the numbers to FILE")
     parser.add_argument("--flips", action="store_true", help="list the episodes that differ")
 
@@ -44,10 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     runs = [read_results(folder) for folder in arguments.runs]
     if len(runs) == 1 and published is None:
         raise ConfigError("give two or more results folders, or one and --published K/N")
-    found = compare(runs, arguments.seed, any_execution=arguments.force) if len(runs) > 1 else ()
+    asked = {"any_execution": arguments.force, "any_perturbation": arguments.perturbed}
+    found = compare(runs, arguments.seed, **asked) if len(runs) > 1 else ()
     console = Console(width=None if Console().is_terminal else 130, highlight=False)
     if found:
-        console.print(_table(found))
+        console.print(comparison_table(found))
     for comparison in found if arguments.flips else ():
         _print_flips(console, comparison)
     if published is not None:
@@ -65,7 +70,8 @@ def _count(text: str) -> tuple[int, int]:
     return successes, episodes
 
 
-def _table(found: Sequence[Comparison]) -> Table:
+def comparison_table(found: Sequence[Comparison]) -> Table:
+    """Return every comparison as one line; all have the same first run."""
     first = found[0].first
     table = Table(title=f"against {first.name}, on the same episodes", title_justify="left")
     table.add_column("run", overflow="fold")

@@ -14,6 +14,7 @@ from dzrobot.commands import flags
 from dzrobot.commands.arm import add_attention, looked_after
 from dzrobot.commands.execution import add_execution, read_execution
 from dzrobot.commands.keys import add_key, read_key
+from dzrobot.commands.perturb import add_perturbation, evaluate_perturbed
 from dzrobot.commands.signals import terminable
 from dzrobot.commands.steps import evaluate_steps
 from dzrobot.embodiments.spec import History
@@ -76,8 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate, print the table, and return 0 if every episode has a result, else 1."""
     console = Console(width=None if Console().is_terminal else 110, highlight=False)
+    if arguments.perturb and arguments.steps is not None:
+        raise ConfigError("--steps and --perturb are two comparisons; give one of them")
     if arguments.steps is not None:
         return evaluate_steps(console, arguments, lambda own: _evaluated(console, own)[0])
+    if arguments.perturb:
+        return evaluate_perturbed(console, arguments, lambda own: _evaluated(console, own))
     return conclude(console, *_evaluated(console, arguments))
 
 
@@ -204,6 +209,7 @@ def _what(group: Any) -> None:
     group.add_argument("--episodes", type=flags.whole(1), help="episodes per task")
     group.add_argument("--max-steps", type=flags.whole(1), help="steps per episode")
     group.add_argument("--seed", type=flags.seed, default=0, help="of environments and keyed noise")
+    add_perturbation(group)
     group.add_argument(
         "--ablate-images", choices=["none", "shuffle", "other-start"], default="none",
         help="corrupt what the policy sees: tiles of 8 x 8 pixels change places, or the first "
@@ -343,6 +349,7 @@ def _setup(arguments: argparse.Namespace) -> _Setup:
         spec=spec,
         policy=policy,
         ablation=arguments.ablate_images,
+        perturbation=arguments.perturbation,
         batched=arguments.batch,
         execution=read_execution(arguments),
     )

@@ -54,6 +54,9 @@ class EnvironmentFacts:
     workcell: Mapping[str, Any] | None
     """What a result depends on of the place that the arm stands in; None: no arm."""
 
+    perturbations: tuple[str, ...]
+    """Axes along which its scene can be made harder."""
+
     libraries: tuple[str, ...]
     """Distributions whose versions a result depends on, beyond those of every evaluation."""
 
@@ -98,6 +101,7 @@ def facts_of(env: gym.Env[Any, Any]) -> EnvironmentFacts:
         moves_an_arm=isinstance(inner, AttendedArm),
         is_real=isinstance(inner, AttendedArm) and inner.is_real,
         workcell=getattr(inner, "workcell", None),
+        perturbations=tuple(getattr(inner, "perturbations", ())),
         libraries=tuple(getattr(inner, "libraries", ())),
     )
 

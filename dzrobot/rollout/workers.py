@@ -33,6 +33,7 @@ from dzrobot.rollout.episode import (
     run_episode,
 )
 from dzrobot.rollout.evaluation.ablation import Ablation, ablated
+from dzrobot.rollout.evaluation.perturbation import Perturbation, perturbed
 from dzrobot.rollout.evaluation.protocol import EpisodeSpec
 from dzrobot.rollout.evaluation.records import Record, storing
 from dzrobot.rollout.failures import EpisodeError, ErrorCapture
@@ -60,6 +61,9 @@ class RolloutSettings:
     """``module:factory`` of a policy that lives beside its environment."""
 
     ablation: Ablation = "none"
+    perturbation: Perturbation | None = None
+    """What makes the episodes harder; None: nothing."""
+
     videos: Wanted = "all"
 
 
@@ -107,7 +111,8 @@ class EpisodeRunner:
     def play(self, case: EpisodeSpec, actor: Actor | None) -> tuple[EpisodeResult, str | None]:
         """Run ``case``; without an actor, its privileged policy acts. Return outcome and video."""
         settings = self._settings
-        env = ablated(self._environment(case), settings.ablation, case)
+        env = perturbed(self._environment(case), settings.perturbation, case)
+        env = ablated(env, settings.ablation, case)
         actor = actor or PrivilegedActor(str(settings.privileged), case.noise_key)
         rules = EpisodeRules(
             seed=case.seed,

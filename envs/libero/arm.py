@@ -10,6 +10,7 @@ from dzrobot.embodiments.hand import HandMotion
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.initial_states import InitialStates
 from dzrobot.envs.libero.goal_progress import GoalProgress
+from dzrobot.envs.libero.perturbations import AXES, perturb
 from dzrobot.envs.libero.rendering import choose_backend
 from dzrobot.envs.libero.sim import CONTROL_HZ, CameraOptions, Raw, Simulation
 from dzrobot.envs.spaces import action_space, at_resolution, observation_space, plain_action
@@ -94,6 +95,7 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
         self._settle_steps = settle_steps
         self._stop_on_success = stop_on_success
         self._starts = InitialStates(starts)
+        self._perturbation: tuple[str, int, int] | None = None
         self._start = -1
         self._frame: np.ndarray | None = None
         self._omitting = False
@@ -126,6 +128,24 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
         """Backend that draws the images."""
         return choose_backend()
 
+    perturbations = tuple(AXES)
+    """Respects in which the scene can be made harder."""
+
+    def perturb(self, axis: str | None, level: int, seed: int) -> None:
+        """Make the scene of the next resets harder; see `dzrobot.envs.libero.perturbations`.
+
+        Args:
+            axis: One of ``perturbations``. None: as it is.
+            level: 1, hardly, to 5.
+            seed: What is drawn follows from it alone.
+
+        Raises:
+            ConfigError: no such axis.
+        """
+        if axis is not None and axis not in AXES:
+            raise ConfigError(f"axis {axis!r}: allowed are {', '.join(AXES)}, or None")
+        self._perturbation = None if axis is None else (axis, level, seed)
+
     @property
     def simulation(self) -> Simulation:
         """The simulator behind this environment, for those with privileges.
@@ -157,6 +177,10 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
         sim, self._progress = self._sim, None
         sim.draw(wanted=self._settle_steps == 0)
         raw = self._begin(sim, start)
+        if self._perturbation is not None:
+            perturb(sim, *self._perturbation)
+            # A step looks by itself; to look before it would move the times of all later looks.
+            raw = raw if self._settle_steps else sim.refresh()
         for left in reversed(range(self._settle_steps)):
             sim.draw(wanted=left == 0)
             raw = sim.step(SETTLE)

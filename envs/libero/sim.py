@@ -134,9 +134,18 @@ class Simulation:
         self._env.sim.forward()
         self._env._check_success()
         self._env._post_process()
-        self._env._update_observables(force=True)
-        raw: Raw = self._env._get_observations()
-        return raw
+        return self._observed()
+
+    def refresh(self) -> Raw:
+        """Return what is seen after cameras, lights or colors were changed from outside.
+
+        The physics are left as they are, to the bit.
+        """
+        import mujoco
+
+        use_context(self._env.sim)
+        mujoco.mj_camlight(self._env.sim.model._model, self._env.sim.data._data)
+        return self._observed()
 
     def step(self, action: np.ndarray) -> Raw:
         """Apply ``action`` (7,) for one control period of 50 ms.
@@ -162,6 +171,11 @@ class Simulation:
         if self._env.sim is not None:
             self._env.close()
         self._env.drop_context()
+
+    def _observed(self) -> Raw:
+        self._env._update_observables(force=True)
+        raw: Raw = self._env._get_observations()
+        return raw
 
     def _check_physics(self) -> None:
         # MuJoCo resets a diverged scene to its rest state by itself, and only writes a log line.

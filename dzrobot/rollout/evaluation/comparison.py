@@ -8,6 +8,7 @@ from typing import Any
 
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.evaluation.card import read_card, read_cases, refuse_unlike
+from dzrobot.rollout.evaluation.perturbation import PERTURBATION
 from dzrobot.rollout.evaluation.protocol import EpisodeSpec
 from dzrobot.rollout.evaluation.records import Record, RecordFile
 from dzrobot.rollout.evaluation.statistics import (
@@ -115,7 +116,11 @@ def read_results(folder: Path) -> Results:
 
 
 def compare(
-    runs: Sequence[Results], seed: int = 0, *, any_execution: bool = False
+    runs: Sequence[Results],
+    seed: int = 0,
+    *,
+    any_execution: bool = False,
+    any_perturbation: bool = False,
 ) -> tuple[Comparison, ...]:
     """Return every later run compared with the first one, on the episodes that both finished.
 
@@ -123,6 +128,7 @@ def compare(
         runs: Two or more.
         seed: Of the bootstrap's draws.
         any_execution: Whether execution and latency may differ, as where they are compared.
+        any_perturbation: Whether the perturbation may.
 
     Raises:
         ConfigError: fewer than two runs.
@@ -132,8 +138,9 @@ def compare(
     if len(runs) < 2:
         raise ConfigError("give two or more results folders to compare")
     first, *others = runs
+    asked = {EXECUTION: any_execution, PERTURBATION: any_perturbation}
+    left_out = (*COMPARED, *(name for name, wanted in asked.items() if wanted))
     for other in others:
-        left_out = (*COMPARED, *([EXECUTION] if any_execution else []))
         one, two = _conditions(first.card, left_out), _conditions(other.card, left_out)
         refuse_unlike(
             one, two, first.name, f"in {other.name}", "Evaluate both under the same protocol."

@@ -25,6 +25,7 @@ from dzrobot.rollout.evaluation.card import (
     read_cases,
     refuse_unlike,
 )
+from dzrobot.rollout.evaluation.perturbation import PERTURBATION, Perturbation
 from dzrobot.rollout.evaluation.protocol import EpisodeSpec, EvalSpec, plan_episodes, shard_of
 from dzrobot.rollout.evaluation.records import Record, RecordFile, locked
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
@@ -51,6 +52,9 @@ class Evaluation:
 
     ablation: Ablation = "none"
     """What is done to the images that the policy sees, to show that it looks."""
+
+    perturbation: Perturbation | None = None
+    """What makes the episodes harder than the protocol's. None: nothing."""
 
     batched: bool = False
     """Whether the policy acts for several episodes in one call; the last bits then vary."""
@@ -161,7 +165,7 @@ def prepare(evaluation: Evaluation) -> PreparedEvaluation:
     if timed is not None:
         settled = replace(settled, execute=timed.execute)
     policy = replace(evaluation.policy, options=settled)
-    spec = _changes_named(spec, options, robot, timed)
+    spec = _changes_named(spec, options, robot, timed, evaluation.perturbation)
     arguments = {
         name: environment_arguments(name, protocol, robot, spec.arguments) for name in names
     }
@@ -174,6 +178,10 @@ def prepare(evaluation: Evaluation) -> PreparedEvaluation:
     if evaluation.batched:
         behavior["batched"] = True
     card = build_card(spec, cases, behavior, arguments, facts)
+    if evaluation.perturbation is not None:
+        for name, own in facts.items():
+            evaluation.perturbation.check(name, own.perturbations)
+        card[PERTURBATION] = evaluation.perturbation.card()
     if timed is not None:
         card["execution"] = timed.card()
     return PreparedEvaluation(
@@ -269,6 +277,7 @@ def _settings(prepared: PreparedEvaluation, output: Path, options: RunOptions) -
         stop_at_success=prepared.evaluation.spec.protocol.stop_at_success,
         privileged=prepared.evaluation.policy.in_worker,
         ablation=prepared.evaluation.ablation,
+        perturbation=prepared.evaluation.perturbation,
         videos=options.videos,
     )
 
@@ -375,9 +384,13 @@ def _progress(
 
 
 def _changes_named(
-    spec: EvalSpec, options: PolicyOptions, robot: Embodiment, timed: Schedule | None
+    spec: EvalSpec,
+    options: PolicyOptions,
+    robot: Embodiment,
+    timed: Schedule | None,
+    perturbation: Perturbation | None,
 ) -> EvalSpec:
-    """Return the spec, which also says where the policy departs from the protocol."""
+    """Return the spec, which also says what else departs from the protocol."""
     protocol, said = spec.protocol, []
     history = protocol.history or robot.history
     if options.history not in (None, history):
@@ -388,6 +401,8 @@ def _changes_named(
         latency = timed.options.latency
         taken = "real time" if latency is None else f"latency {latency.text}"
         said.append(f"execution {timed.options.execution} every {timed.execute} steps, {taken}")
+    if perturbation is not None:
+        said.append(f"perturbation {perturbation.text}")
     return replace(spec, policy_changes=tuple(said))
 
 

@@ -72,7 +72,7 @@ def read_content(folders: Sequence[Path]) -> Content:
     if not 1 <= len(folders) <= len(LETTERS):
         raise ConfigError(f"{len(folders)} results folders: a report shows one, or two beside")
     runs = tuple(_read(*named) for named in zip(LETTERS, folders, strict=False))
-    found = compare(runs) if len(runs) > 1 else ()
+    found = compare(runs, any_perturbation=True) if len(runs) > 1 else ()
     return Content(runs=runs, comparison=found[0] if found else None)
 
 
