@@ -11,6 +11,7 @@ from typing import Any, get_args
 from rich.console import Console
 
 from dzrobot.commands import flags
+from dzrobot.commands.against import Against, add_against, read_against
 from dzrobot.commands.arm import add_attention, looked_after
 from dzrobot.commands.execution import add_execution, read_execution
 from dzrobot.commands.keys import add_key, read_key
@@ -77,16 +78,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate, print the table, and return 0 if every episode has a result, else 1."""
     console = Console(width=None if Console().is_terminal else 110, highlight=False)
-    if arguments.perturb and arguments.steps is not None:
-        raise ConfigError("--steps and --perturb are two comparisons; give one of them")
+    if sum(map(bool, (arguments.steps, arguments.perturb, arguments.against))) > 1:
+        raise ConfigError("--steps, --perturb and --against each compare runs; give one of them")
     if arguments.steps is not None:
         return evaluate_steps(console, arguments, lambda own: _evaluated(console, own)[0])
     if arguments.perturb:
         return evaluate_perturbed(console, arguments, lambda own: _evaluated(console, own))
-    return conclude(console, *_evaluated(console, arguments))
+    against = read_against(arguments)
+    summary, output, heading = _evaluated(console, arguments, against)
+    decided = against is not None and against.decided(output)
+    code = conclude(console, summary, output, heading, enough=decided)
+    if against is not None:
+        against.conclude(console, output)
+    return code
 
 
-def _evaluated(console: Console, arguments: argparse.Namespace) -> tuple[Summary, Path, str]:
+def _evaluated(
+    console: Console, arguments: argparse.Namespace, against: Against | None = None
+) -> tuple[Summary, Path, str]:
     """Run one evaluation; return what it found, its folder and the title of its table."""
     setup = _setup(arguments)
     for line in setup.greeting:
@@ -104,6 +113,8 @@ def _evaluated(console: Console, arguments: argparse.Namespace) -> tuple[Summary
         shard=arguments.shard,
         max_errors=arguments.max_errors,
     )
+    if against is not None:
+        options = against.options(options, prepared.card)
     _say_what_it_is(console, prepared.card, output)
     run = _on_an_arm if arm else _in_simulation
     summary = run(arguments, prepared, output, options)
@@ -140,8 +151,18 @@ def _how_far(progress: EvalProgress) -> str:
     return f"{progress.successes} of {progress.done} succeeded{failed}"
 
 
-def conclude(console: Console, summary: Summary, output: Path, title: str) -> int:
-    """Print the table and what is left to do; return the exit code."""
+def conclude(
+    console: Console, summary: Summary, output: Path, title: str, *, enough: bool = False
+) -> int:
+    """Print the table and what is left to do; return the exit code.
+
+    Args:
+        console: Where to.
+        summary: Of the evaluation.
+        output: Its folder.
+        title: Of the table.
+        enough: Whether episodes that were not run are not wanted.
+    """
     console.print(table(summary, title))
     if failed := failures_line(summary):
         console.print(f"failed: {failed}", soft_wrap=True, markup=False)
@@ -154,7 +175,7 @@ def conclude(console: Console, summary: Summary, output: Path, title: str) -> in
     if size := predictions_size(output):
         console.print(f"predictions for `dzrobot report`: {size / 1e6:.1f} MB")
     console.print(f"results in {output}", markup=False, soft_wrap=True)
-    if summary.complete:
+    if summary.complete or (enough and not summary.causes):
         return 0
     causes = [f"{count} {cause}" for cause, count in sorted(summary.causes.items())]
     missing = [f"{summary.total.missing} not run"] if summary.total.missing else []
@@ -210,6 +231,7 @@ def _what(group: Any) -> None:
     group.add_argument("--max-steps", type=flags.whole(1), help="steps per episode")
     group.add_argument("--seed", type=flags.seed, default=0, help="of environments and keyed noise")
     add_perturbation(group)
+    add_against(group)
     group.add_argument(
         "--ablate-images", choices=["none", "shuffle", "other-start"], default="none",
         help="corrupt what the policy sees: tiles of 8 x 8 pixels change places, or the first "

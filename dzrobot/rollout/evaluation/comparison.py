@@ -141,10 +141,7 @@ def compare(
     asked = {EXECUTION: any_execution, PERTURBATION: any_perturbation}
     left_out = (*COMPARED, *(name for name, wanted in asked.items() if wanted))
     for other in others:
-        one, two = _conditions(first.card, left_out), _conditions(other.card, left_out)
-        refuse_unlike(
-            one, two, first.name, f"in {other.name}", "Evaluate both under the same protocol."
-        )
+        check_same_conditions(first, other.card, f"in {other.name}", left_out)
     shared = [[name for name in first.finished if name in other.finished] for other in others]
     for other, names in zip(others, shared, strict=True):
         if not names:
@@ -165,6 +162,47 @@ def compare(
         _comparison(first, other, names, seed, (p_values[name], adjusted[name]))
         for name, (other, _, _, names) in found.items()
     )
+
+
+def check_same_conditions(
+    first: Results, card: Mapping[str, Any], where: str, left_out: Sequence[str] = COMPARED
+) -> None:
+    """Check that an evaluation has the conditions of ``first``.
+
+    Args:
+        first: What it is to be compared with.
+        card: Of the evaluation.
+        where: It is, for the message.
+        left_out: Fields that may differ.
+
+    Raises:
+        ProtocolError: with one line per difference.
+    """
+    one, two = _conditions(first.card, left_out), _conditions(card, left_out)
+    refuse_unlike(one, two, first.name, where, "Evaluate both under the same protocol.")
+
+
+def decided_after(first: Results, records: Mapping[str, Record]) -> int | None:
+    """Return after how many pairs the e-value reached 20; None if it has not.
+
+    Pairs count in the order of the evaluation, and only as far as none is missing: which episodes
+    are done first depends on how they end, and would tilt the evidence.
+
+    Args:
+        first: The base, finished or not.
+        records: Of the other evaluation so far, by case.
+    """
+    one: list[bool] = []
+    two: list[bool] = []
+    for case in first.cases:
+        base, own = first.finished.get(case.name), records.get(case.name)
+        if base is None:
+            continue
+        if own is None or own.error is not None:
+            break
+        one.append(bool(base.success))
+        two.append(bool(own.success))
+    return first_decision(one, two)
 
 
 def _comparison(

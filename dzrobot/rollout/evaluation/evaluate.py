@@ -83,6 +83,10 @@ class RunOptions:
     max_errors: int = 10
     """Episodes that may end in an exception before this run gives up."""
 
+    enough: Callable[[Mapping[str, Record]], bool] = lambda _: False
+    """Asked with all records by case before the first episode and after each: whether the rest
+    need not be run."""
+
     opened: OnOpen = same_environment
     """Called with every environment that this process opens: who looks after an arm, say."""
 
@@ -222,6 +226,8 @@ def evaluate(
         records = RecordFile(output, prepared.cases)
         finished = records.finished()
         waiting = [case for case in part if case.name not in finished]
+        if options.enough(records.records):
+            waiting = []
         report(_progress(None, part, records))
         try:
             acting = Acting(
@@ -231,7 +237,12 @@ def evaluate(
                 predictions=predicted,
             )
             settings = _settings(prepared, output, options)
-            _run(settings, acting, options, waiting, lambda r: report(_kept(r, part, records)))
+
+            def keep(record: Record) -> bool:
+                report(_kept(record, part, records))
+                return options.enough(records.records)
+
+            _run(settings, acting, options, waiting, keep)
         finally:
             remove_unfinished(output)
             remove_unfinished_predictions(output)
@@ -287,14 +298,14 @@ def _run(
     acting: Acting,
     options: RunOptions,
     cases: Sequence[EpisodeSpec],
-    keep: Callable[[Record], None],
+    keep: Callable[[Record], bool],
 ) -> None:
     errors = 0
     with WorkerPool(settings, acting, options.workers, opened=options.opened) as pool:
         for record in pool.run(cases):
-            keep(record)
+            enough = keep(record)
             errors += record.error is not None
-            if errors >= options.max_errors:
+            if enough or errors >= options.max_errors:
                 break
 
 
