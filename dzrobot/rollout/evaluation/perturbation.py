@@ -123,6 +123,9 @@ class PerturbedEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     The same draws at every level: a higher level goes further the same way.
     """
 
+    takes_missing_frames = True
+    """Images are spoiled one by one, where there are any."""
+
     def __init__(
         self, env: gym.Env[Any, Any], perturbation: Perturbation, case: EpisodeSpec
     ) -> None:
