@@ -18,6 +18,7 @@ from dzrobot.commands.keys import add_key, read_key
 from dzrobot.commands.perturb import add_perturbation, evaluate_perturbed
 from dzrobot.commands.signals import terminable
 from dzrobot.commands.steps import evaluate_steps
+from dzrobot.commands.weights import add_weights
 from dzrobot.embodiments.spec import History
 from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
 from dzrobot.policies.dreamzero.options import Noise, PolicyOptions
@@ -282,33 +283,7 @@ def _policy(group: Any) -> None:
         help="of plans: by episode, always the same, or by slot (default: the protocol's)",
     )  # fmt: skip
     group.add_argument("--policy-seed", type=flags.seed, help="of the policy's noise")
-    _weights(group)
-
-
-def _weights(group: Any) -> None:
-    group.add_argument(
-        "--device", type=flags.device, default="cpu",
-        help="cpu, cuda, cuda:1, or auto: a GPU where there is one",
-    )  # fmt: skip
-    group.add_argument(
-        "--dtype", choices=["float32", "bfloat16"],
-        help="what the network computes in (default: float32 on a CPU, else bfloat16)",
-    )  # fmt: skip
-    group.add_argument(
-        "--revision", type=flags.text, help="branch, tag or commit of a Hugging Face checkpoint"
-    )
-    group.add_argument(
-        "--base", type=flags.text, metavar="PATH",
-        help="what the checkpoint was trained on, where it holds only what was trained",
-    )  # fmt: skip
-    group.add_argument(
-        "--config-from", type=flags.text, metavar="DIR",
-        help="folder with config.json and experiment_cfg, where the checkpoint has none",
-    )  # fmt: skip
-    group.add_argument(
-        "--batch", action="store_true",
-        help="act for waiting episodes in one call: faster on a GPU, last bits vary",
-    )  # fmt: skip
+    add_weights(group)
 
 
 def _how(group: Any) -> None:
