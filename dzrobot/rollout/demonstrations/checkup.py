@@ -231,6 +231,9 @@ def check_motion(
     if motion.after.total <= AGREES:
         end = " once that is changed" if motion.faults else ""
         found.append(Finding("ok", "motion", f"as recorded{end}: {parts} apart"))
+    elif motion.faults:
+        said = f"{parts} apart once that is changed: rows that are missing, or something else"
+        found.append(Finding("warn", "motion", said))
     elif noise:
         found.append(
             Finding(
@@ -241,10 +244,8 @@ def check_motion(
             )
         )
     else:
-        left = "something else differs too" if motion.faults else "no change of convention mends it"
-        found.append(
-            Finding("fail", "motion", f"{parts} apart, and {left}: another simulator or controller")
-        )
+        said = f"{parts} apart, and no change of convention mends it"
+        found.append(Finding("fail", "motion", f"{said}: another simulator or controller"))
     known = all(one.recording.start is not None for one in episodes)
     if known and reading == conventions.as_stated(hand):
         antipodes = check_antipodes(episodes, motions.repeated(motion.repair), hand, motion.repair)

@@ -81,6 +81,9 @@ class Repair:
     lag: int = 0
     """Replayed step that belongs to the first recorded row."""
 
+    changes_rows: bool = False
+    """Whether a repaired recording has another number of actions."""
+
     def then(self, other: "Repair") -> "Repair":
         """Return both, this one first; what changes the number of rows comes last."""
         first, last = sorted((self, other), key=lambda repair: repair.changes_rows)
@@ -91,12 +94,8 @@ class Repair:
             recorded_every=self.recorded_every * other.recorded_every,
             replayed_every=self.replayed_every * other.replayed_every,
             lag=self.lag + other.lag,
+            changes_rows=self.changes_rows or other.changes_rows,
         )
-
-    @property
-    def changes_rows(self) -> bool:
-        """Whether a repaired recording has another number of actions."""
-        return self.recorded_every != self.replayed_every
 
 
 UNCHANGED = Repair(what="", said="")
@@ -219,8 +218,11 @@ def turn_repairs(hand: HandMotion) -> Iterator[Repair]:
     )
 
 
-def motion_repairs(hand: HandMotion, reading: RotationReading) -> Iterator[Repair]:
-    """Yield what may be wrong with an action's motion as a whole, but for its scale."""
+def row_repairs() -> Iterator[Repair]:
+    """Yield rows by which actions may stand off from observations.
+
+    Where the first actions are missing, the first that is there is taken for them.
+    """
     for lag in LAGS:
         which, way = ("before", "up") if lag > 0 else ("after", "down")
         rows = "row" if abs(lag) == 1 else f"row {abs(lag)}"
@@ -228,8 +230,16 @@ def motion_repairs(hand: HandMotion, reading: RotationReading) -> Iterator[Repai
             what=f"off by {'one' if abs(lag) == 1 else abs(lag)}",
             said=f"each observation stands beside the action of the {rows} {which} it: move the "
             f"actions {abs(lag)} {way}",
-            lag=lag,
+            change=lambda actions, _, lag=lag: np.concatenate(  # type: ignore[misc]
+                [np.repeat(actions[:1], max(0, -lag), axis=0), actions]
+            ),
+            lag=max(0, lag),
+            changes_rows=lag < 0,
         )
+
+
+def motion_repairs(hand: HandMotion, reading: RotationReading) -> Iterator[Repair]:
+    """Yield what else may be wrong with an action's motion as a whole, but for its scale."""
     for rate in RATES:
         yield Repair(
             what="frame rate",
@@ -237,6 +247,7 @@ def motion_repairs(hand: HandMotion, reading: RotationReading) -> Iterator[Repai
             "slower",
             change=lambda actions, _, rate=rate: np.repeat(actions, rate, axis=0),  # type: ignore[misc]
             replayed_every=rate,
+            changes_rows=True,
         )
         yield Repair(
             what="frame rate",
@@ -244,6 +255,7 @@ def motion_repairs(hand: HandMotion, reading: RotationReading) -> Iterator[Repai
             "faster",
             change=lambda actions, _, rate=rate: actions[::rate],  # type: ignore[misc]
             recorded_every=rate,
+            changes_rows=True,
         )
     yield Repair(
         what="action frame",

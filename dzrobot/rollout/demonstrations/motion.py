@@ -36,7 +36,7 @@ _HALF = 0.5
 _SURE = 0.02
 _MOST_FAULTS = 3
 _TRIED = 12
-_REFINED = 3
+_REFINED = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +214,7 @@ class Motions:
                 for r in self._recordings
             ):
                 yield from conventions.absolute_repairs(hand, reading)
-            yield from conventions.motion_repairs(hand, reading)
+            yield from conventions.row_repairs()
         if now.rotation > AGREES:
             yield from conventions.turn_repairs(hand)
         for part, share, what in (
@@ -222,6 +222,8 @@ class Motions:
         ):  # fmt: skip
             if share > AGREES:
                 yield from self._scale(chosen, part, what)
+        if now.translation > AGREES:
+            yield from conventions.motion_repairs(hand, reading)
 
     def _scale(self, chosen: Repair, part: int, what: str) -> Iterator[Repair]:
         """Yield the factor by which translation (0) or turn (1) is off, found in a few rounds."""
