@@ -30,8 +30,8 @@ demo: setup  ## evaluate the bundled policy in the simulator
 test: setup  ## run the tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not long and not robot"
 
-# The long forms: more processes and layouts, policies of the 14B variant, the simulator killed in the
-# middle, the demo.
+# The long forms: more processes and layouts, policies of the 14B variant, simulators from nothing and
+# killed in the middle, the notebook, the demo.
 test-long: setup  ## run the long forms of some tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "long and not robot"
 

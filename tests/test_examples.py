@@ -94,6 +94,7 @@ def test_the_loop(run):
     assert "no success after 9 steps" in said
 
 
+@pytest.mark.long
 def test_fine_tuning_from_python(tmp_path):
     # A process of its own: it ends as torchrun's processes do.
     done = subprocess.run(

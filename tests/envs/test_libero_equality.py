@@ -14,6 +14,7 @@ pytestmark = pytest.mark.libero
 ACTIONS = np.random.default_rng(0).uniform(-1, 1, (3, 7)).astype(np.float32)
 
 
+@pytest.mark.long
 def test_equals_the_original_with_its_customary_loop(libero_assets):
     env = LiberoEnv(suite="libero_spatial", task_id=2)
     ours = [env.reset(seed=54)[0], *(env.step(action)[0] for action in ACTIONS)]

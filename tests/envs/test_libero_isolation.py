@@ -61,6 +61,7 @@ def files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
+@pytest.mark.long
 @pytest.mark.libero
 def test_libero_starts_silently_from_nothing(run, libero_assets, tmp_path):
     """No question, no torch, no word at exit without close, nothing written outside the cache."""

@@ -142,6 +142,7 @@ def check_scenes(env):
         np.testing.assert_array_equal(last[key], plain[key])
 
 
+@pytest.mark.long
 def test_the_scene_of_lift_changes_in_one_respect():
     pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
     env = gym.make("dzrobot/lift-v0", resolution=32, quality="draft", settle_steps=1)

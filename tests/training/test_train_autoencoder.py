@@ -75,6 +75,7 @@ def test_calibrating_scales_latents_and_decodes_as_before(vae):
         assert (one - other).abs().max() < 1e-3 * one.abs().max()
 
 
+@pytest.mark.long
 def test_fitting_lowers_the_error_and_leaves_nothing_trainable(vae, data):
     seen = []
     error = fit_autoencoder(vae, data[0], PLAN, seen.append)

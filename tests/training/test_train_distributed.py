@@ -65,17 +65,19 @@ def test_hybrid_sharding_on_four_processes(launches, alone):
     close(torch.load(launches.output / "w4-hsdp.pt"), alone, 1e-6)
 
 
-def test_every_rank_sees_the_norm_of_one_process(pair, alone):
+@pytest.mark.long
+def test_every_rank_sees_the_norm_of_one_process(long_pair, alone):
     _, gradients = alone
     norm = torch.stack([g.norm() for g in gradients.values()]).norm().item()
-    found = pair.result("clipping", 2)
+    found = long_pair.result("clipping", 2)
     assert found["norms"] == pytest.approx([norm, norm], rel=1e-6)
     assert norm > 0.01
     assert found["clipped"] == pytest.approx(0.01, rel=1e-5)
 
 
-def test_dtypes_of_mixed_precision(pair):
-    found = pair.result("precision", 2)
+@pytest.mark.long
+def test_dtypes_of_mixed_precision(long_pair):
+    found = long_pair.result("precision", 2)
     low, high = "torch.bfloat16", "torch.float32"
     assert {found[key] for key in ("input", "weight")} == {low}
     assert {found[k] for k in ("master", "gradient", "moment", "reduce", "timestep")} == {high}
@@ -90,8 +92,9 @@ def test_a_poisoned_rank_makes_all_skip(pair):
     assert found["loss"] == found["loss"]
 
 
-def test_gives_up_naming_the_samples(pair):
-    found = pair.result("gives_up", 2)
+@pytest.mark.long
+def test_gives_up_naming_the_samples(long_pair):
+    found = long_pair.result("gives_up", 2)
     assert found["kind"] == "TooManySkipsError"
     assert found["same"]
     assert "2 steps in a row" in found["error"]
@@ -125,17 +128,19 @@ def test_a_checkpoint_fits_three_processes(pair, launches):
     assert launches.result("three", 3)["restored"] == pair.result("first_half", 2)["digest"]
 
 
-def test_an_average_is_kept_and_exported(pair):
-    assert pair.result("averaged", 2)["error"] <= 1e-6
+@pytest.mark.long
+def test_an_average_is_kept_and_exported(long_pair):
+    assert long_pair.result("averaged", 2)["error"] <= 1e-6
 
 
-def test_adapters_alone_are_saved_and_exported(pair, train_root):
+@pytest.mark.long
+def test_adapters_alone_are_saved_and_exported(long_pair, train_root):
     from safetensors import safe_open
 
     from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
     from dzrobot.policies.dreamzero.checkpoints.load import LoadOptions, load_network
 
-    found = pair.result("adapters", 2)
+    found = long_pair.result("adapters", 2)
     modules = ("action_decoder", "action_encoder", "state_encoder")
     assert all(".lora_" in name or name.startswith(modules) for name in found["names"])
     merged = Path(found["export"])
@@ -163,10 +168,11 @@ def spoil_weights(folder):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_open_loop_errors_are_logged(pair):
-    found = pair.result("evaluated", 2)
+@pytest.mark.long
+def test_open_loop_errors_are_logged(long_pair):
+    found = long_pair.result("evaluated", 2)
     assert (found["held_out"], found["trained"]) == (1, 2)
-    lines = (pair.output / "eval-2" / "metrics.jsonl").read_text().splitlines()
+    lines = (long_pair.output / "eval-2" / "metrics.jsonl").read_text().splitlines()
     numbers = next(json.loads(line) for line in lines if "open_loop" in line)
     steps = [
         v for k, v in numbers.items() if k.startswith("open_loop/libero_sim/action.actions/st")

@@ -25,7 +25,9 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module", params=[*list(KINDS)[:2], pytest.param("average", marks=pytest.mark.long)]
+)
 def run(request, train_root, solo, tmp_path_factory):
     """Return kind, folder and export of a run of two steps, each of which left a checkpoint."""
     folder = tmp_path_factory.mktemp("run") / "run"

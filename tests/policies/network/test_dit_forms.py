@@ -128,6 +128,7 @@ def test_activation_checkpointing_changes_no_bit(dit):
         assert torch.equal(a, b)
 
 
+@pytest.mark.long
 def test_blocks_compile_whole_and_only_once(dit_config):
     dit = CausalDiT(replace(dit_config, num_layers=2))
     inputs = inputs_of(dit.config, blocks=1)
