@@ -73,7 +73,7 @@ def assert_same(first, second):
             np.testing.assert_array_equal(value, other[key], err_msg=key)
 
 
-@libero_first
+@pytest.mark.long
 def test_passes_gymnasium_without_a_warning(make):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -191,6 +191,7 @@ def test_a_killed_rank_costs_nothing(pair, launches):
     assert found["digest"] == pair.result("straight", 2)["digest"]
 
 
+@pytest.mark.long
 def test_a_termination_request_saves_and_ends_with_zero(
     pair, train_root, train_environment, tmp_path, solo
 ):

@@ -33,9 +33,8 @@ def launch(entry, environment, folder, recipe, *overrides):
     return done.stderr
 
 
-@pytest.mark.parametrize(
-    ("version", "video"), [("v2.1", False), pytest.param("v3.0", True, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("version", "video"), [("v2.1", False), ("v3.0", True)])
 def test_from_recordings_to_actions(train_root, train_environment, tmp_path, version, video):
     dataset = train_worlds.record(tmp_path / "dataset", version=version, video=video)
     train_worlds.statistics(dataset, tmp_path / "metadata.json")
