@@ -218,7 +218,12 @@ IMAGE_FAULTS = {
          "views swapped: video.wrist_image": "video.image shows"},
     ),
     "one view's colors": (
-        shown(lambda images: images | {"video.image": images["video.image"][..., ::-1]}),
+        shown(
+            lambda images: {
+                key: image[..., ::-1] if key == "video.image" else image
+                for key, image in images.items()
+            }
+        ),
         {"image: video.image": "red and blue exchanged"},
     ),
 }  # fmt: skip
@@ -414,10 +419,11 @@ def test_what_is_wrong_with_demonstrations_of_lift_is_named(lift):
     facts = look_at("dzrobot/lift-v0", None, DRAFT)
     robot = needed_robot("dzrobot/lift-v0", facts)
     episodes = list(read_episodes(DatasetCatalog.open(lift), robot, [0, 1, 2], images=True))
-    own = {"absolute": (acted(poses(facts.hand)), OWN["absolute"][1])}
+    # Of motion, one: a simulator takes its time, and the hand above shows them all.
+    tried = {**IMAGE_FAULTS, "gripper sign": MOTION_FAULTS["gripper sign"]}
     with Bench("dzrobot/lift-v0", DRAFT, robot) as opened:
         assert faults(episodes, opened, robot, facts.hand)[0] == {}
-        for fault, expected in (IMAGE_FAULTS | MOTION_FAULTS | own).values():
+        for fault, expected in tried.values():
             check_named(episodes, fault, expected, opened, robot, facts.hand)
 
 

@@ -154,7 +154,7 @@ def test_the_scene_of_lift_changes_in_one_respect():
 
 @pytest.mark.long
 @pytest.mark.libero
-@pytest.mark.parametrize("suite", ["libero_spatial", "libero_goal", "libero_10"])
+@pytest.mark.parametrize("suite", ["libero_spatial", "libero_goal"])
 def test_the_scenes_of_libero_change_in_one_respect(suite, libero_assets):
     env = gym.make(f"dzrobot/{suite}-v0", resolution=32, quality="draft", settle_steps=1)
     check_scenes(env)
