@@ -66,9 +66,9 @@ def register_envs() -> None:
     _register("dzrobot/point-v0", "dzrobot.envs.fakes:PointEnv", 60, {})
     for name in ("Franka-PnP-v0", "dzrobot/Franka-PnP-v0"):
         _register(name, _FRANKA, 240, {}, nondeterministic=True)
-    for cell in ("emulated", "fake"):
-        name = f"dzrobot/Franka-PnP-{cell}-v0"
-        _register(name, _FRANKA, 240, {"workcell": cell}, nondeterministic=True)
+    for workcell in ("emulated", "fake"):
+        name = f"dzrobot/Franka-PnP-{workcell}-v0"
+        _register(name, _FRANKA, 240, {"workcell": workcell}, nondeterministic=True)
 
 
 def _register(

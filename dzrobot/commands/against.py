@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -50,13 +49,12 @@ class Against:
         check_same_conditions(self.base, card, "asked for now")
         return replace(options, enough=self._enough) if self.stop_early else options
 
-    def decided(self, output: Path) -> bool:
-        """Return whether the run in ``output`` ended because enough was known."""
-        return self.stop_early and self._enough(read_results(output).records)
+    def decided(self, own: Results) -> bool:
+        """Return whether the run ended because enough was known."""
+        return self.stop_early and self._enough(own.records)
 
-    def conclude(self, console: Console, output: Path) -> None:
+    def conclude(self, console: Console, own: Results) -> None:
         """Print the comparison, where there is anything to compare."""
-        own = read_results(output)
         if not any(name in own.finished for name in self.base.finished):
             return
         console.print(comparison_table(compare([self.base, own])))

@@ -75,9 +75,9 @@ def _workcell(arguments: argparse.Namespace, held: ExitStack) -> Iterable[_Line]
     if arguments.workcell == "fake":
         raise ConfigError("the fake workcell has nothing to look at; try --config emulated")
     given = {} if arguments.address is None else {"address": arguments.address}
-    cell, config = located(arguments.workcell, load_workcell(arguments.workcell, given))
-    held.callback(cell.close)
-    return diagnose(cell, config, arguments.images)
+    workcell, config = located(arguments.workcell, load_workcell(arguments.workcell, given))
+    held.callback(workcell.close)
+    return diagnose(workcell, config, arguments.images)
 
 
 def _printed(lines: Iterable[_Line]) -> int:

@@ -27,6 +27,7 @@ from dzrobot.progress import progress_bar
 from dzrobot.rollout.arms import slowed
 from dzrobot.rollout.environment import look_at, make_environment
 from dzrobot.rollout.evaluation.card import card_digest
+from dzrobot.rollout.evaluation.comparison import read_results
 from dzrobot.rollout.evaluation.evaluate import (
     PREDICTED_EPISODES,
     EvalProgress,
@@ -87,10 +88,11 @@ def run(arguments: argparse.Namespace) -> int:
         return evaluate_perturbed(console, arguments, lambda own: _evaluated(console, own))
     against = read_against(arguments)
     summary, output, heading = _evaluated(console, arguments, against)
-    decided = against is not None and against.decided(output)
-    code = conclude(console, summary, output, heading, enough=decided)
-    if against is not None:
-        against.conclude(console, output)
+    if against is None:
+        return conclude(console, summary, output, heading)
+    own = read_results(output)
+    code = conclude(console, summary, output, heading, enough=against.decided(own))
+    against.conclude(console, own)
     return code
 
 

@@ -51,21 +51,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{file}: a workcell file ends in .yaml")
     if file.exists():
         raise ConfigError(f"{file} exists: edit it, or name another")
-    cell, config = located(None, FrankaConfig(address=arguments.address))
-    env = connectable(cell, config)
+    workcell, config = located(None, FrankaConfig(address=arguments.address))
+    env = connectable(workcell, config)
     try:
-        cell.open()
-        found = [device.serial for device in list_cameras(cell.camera_settings())]
+        workcell.open()
+        found = [device.serial for device in list_cameras(workcell.camera_settings())]
         print(f"cameras: {', '.join(found) or 'none'}")
         env.arm.connect()
-        ask = _Practice(cell, env.arm) if isinstance(cell, EmulatedWorkcell) else _ask
+        ask = _Practice(workcell, env.arm) if isinstance(workcell, EmulatedWorkcell) else _ask
         taught = teach(env.arm, ask)
         cameras = assign(found, _ask)
         task = arguments.task or _ask("The task, as the policy is told it: ").strip()
         firmware = _ask("System image of the arm, as Desk shows it (Enter: unknown): ").strip()
     finally:
         env.close()
-        cell.close()
+        workcell.close()
     text = workcell_text(
         arguments.address, cameras, taught, task=task or FrankaConfig().task, firmware=firmware
     )
@@ -79,14 +79,14 @@ def run(arguments: argparse.Namespace) -> int:
 class _Practice:
     """Asks as :func:`_ask` does, and guides the emulated hand, which nobody can take hold of."""
 
-    def __init__(self, cell: EmulatedWorkcell, arm: Arm) -> None:
-        self._cell, self._arm, self._places = cell, arm, list(_PLACES)
+    def __init__(self, workcell: EmulatedWorkcell, arm: Arm) -> None:
+        self._workcell, self._arm, self._places = workcell, arm, list(_PLACES)
 
     def __call__(self, question: str) -> str:
         answer = _ask(question)
         if self._places and not answer.strip():
             place = self._places.pop(0)
-            self._cell.emulators.call("guide", *place)
+            self._workcell.emulators.call("guide", *place)
             deadline = time.monotonic() + _GUIDED_S
             while np.abs(self._arm.state().pose[:3, 3] - place).max() > _NEAR_M:
                 if time.monotonic() > deadline:

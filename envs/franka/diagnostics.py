@@ -55,12 +55,12 @@ class Diagnosis:
 
 
 def diagnose(
-    cell: Workcell, config: FrankaConfig, images: Path | None = None
+    workcell: Workcell, config: FrankaConfig, images: Path | None = None
 ) -> Iterator[Diagnosis]:
     """Yield one line per thing; devices are looked at only where an address is known.
 
     Args:
-        cell: Where they are.
+        workcell: Where they are.
         config: The workcell.
         images: Folder that takes what each camera shows, as the policy sees it. None: nowhere.
     """
@@ -71,13 +71,13 @@ def diagnose(
     yield from _governor()
     yield from _limits(config)
     try:
-        cell.open()
+        workcell.open()
     except RobotError as error:
         yield Diagnosis("fail", "address", str(error))
         return
-    yield from _network(cell.address)
-    yield from _cameras(cell, config, images)
-    yield from _arm(FrankyArm(cell, config), cell, config)
+    yield from _network(workcell.address)
+    yield from _cameras(workcell, config, images)
+    yield from _arm(FrankyArm(workcell, config), workcell, config)
 
 
 def _libraries() -> Iterator[Diagnosis]:
@@ -208,10 +208,10 @@ def _limits(config: FrankaConfig) -> Iterator[Diagnosis]:
     )
 
 
-def _cameras(cell: Workcell, config: FrankaConfig, images: Path | None) -> Iterator[Diagnosis]:
+def _cameras(workcell: Workcell, config: FrankaConfig, images: Path | None) -> Iterator[Diagnosis]:
     wanted = {camera.serial: camera.key for camera in config.cameras}
     try:
-        found = list_cameras(cell.camera_settings(), wanted)
+        found = list_cameras(workcell.camera_settings(), wanted)
     except (RobotError, MissingDependencyError) as error:
         yield Diagnosis("fail", "cameras", str(error))
         return
@@ -234,7 +234,8 @@ def _cameras(cell: Workcell, config: FrankaConfig, images: Path | None) -> Itera
     for camera in config.cameras:
         if camera.serial in known:
             yield _stream(
-                RealSenseCamera(camera, cell.camera_settings, patience=cell.patience), images
+                RealSenseCamera(camera, workcell.camera_settings, patience=workcell.patience),
+                images,
             )
 
 
@@ -283,12 +284,12 @@ def _hand(arm: FrankyArm, config: FrankaConfig) -> Iterator[Diagnosis]:
         )  # fmt: skip
 
 
-def _arm(arm: FrankyArm, cell: Workcell, config: FrankaConfig) -> Iterator[Diagnosis]:
+def _arm(arm: FrankyArm, workcell: Workcell, config: FrankaConfig) -> Iterator[Diagnosis]:
     began = time.monotonic()
     try:
         arm.connect()
         yield Diagnosis(
-            "ok", "arm", f"{cell.address}, connected in {time.monotonic() - began:.2f} s"
+            "ok", "arm", f"{workcell.address}, connected in {time.monotonic() - began:.2f} s"
         )
         yield from _states(arm, config)
         yield from _hand(arm, config)

@@ -29,18 +29,20 @@ class FrankyArm:
     """A Franka arm; its driver runs in a process of its own, which keeps the last target.
 
     Args:
-        cell: Where the arm is.
+        workcell: Where the arm is.
         config: The workcell.
         clock: What the age of a state is measured by. None: this machine's.
     """
 
-    def __init__(self, cell: Workcell, config: FrankaConfig, clock: Clock | None = None) -> None:
-        self._cell = cell
+    def __init__(
+        self, workcell: Workcell, config: FrankaConfig, clock: Clock | None = None
+    ) -> None:
+        self._workcell = workcell
         self._config = config
         self._clock: Clock = clock or SystemClock()
         self._gripper: GripperDevice = (
             NoGripper() if config.gripper.kind == "none"
-            else FrankyGripper(lambda: cell.address, config.gripper, cell.patience)
+            else FrankyGripper(lambda: workcell.address, config.gripper, workcell.patience)
         )  # fmt: skip
         self._driver: DriverProcess | None = None
         self._seen: ArmState | None = None
@@ -73,10 +75,10 @@ class FrankyArm:
             self._gripper.close()
         self._abandon()
         require("franky", MISSING)
-        self._cell.open()
-        patience = self._cell.patience
+        self._workcell.open()
+        patience = self._workcell.patience
         driver = DriverProcess(
-            "arm", FrankyDriver, self._cell.address, self._config, patience, patience=patience
+            "arm", FrankyDriver, self._workcell.address, self._config, patience, patience=patience
         )
         try:
             driver.ask("open", timeout_s=_CONNECT_S)
@@ -84,8 +86,8 @@ class FrankyArm:
         except RobotError as error:
             driver.kill()
             raise RobotError(
-                f"no connection to the arm at {self._cell.address}: {error}. Is another program "
-                "connected to it?"
+                f"no connection to the arm at {self._workcell.address}: {error}. Is another "
+                "program connected to it?"
             ) from error
         except BaseException:
             driver.kill()
@@ -135,7 +137,7 @@ class FrankyArm:
         if self._driver is not None:
             self._driver.end(_CLOSE_S)
         self._abandon()
-        self._cell.close()
+        self._workcell.close()
 
     def _is_alive(self) -> bool:
         """Return whether the arm's clock advances: a lost connection shows its last state on."""

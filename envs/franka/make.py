@@ -100,18 +100,20 @@ def _assembled(workcell: str | None, config: FrankaConfig, render_mode: str | No
     return env
 
 
-def connectable(cell: Workcell, config: FrankaConfig, render_mode: str | None = None) -> FrankaEnv:
-    """Return an environment with the real drivers on ``cell``."""
+def connectable(
+    workcell: Workcell, config: FrankaConfig, render_mode: str | None = None
+) -> FrankaEnv:
+    """Return an environment with the real drivers on ``workcell``."""
     drivers: list[Camera] = [
-        RealSenseCamera(camera, cell.camera_settings, patience=cell.patience)
+        RealSenseCamera(camera, workcell.camera_settings, patience=workcell.patience)
         for camera in config.cameras
     ]
-    arm, cameras, clock = cell.keep_time(FrankyArm(cell, config), drivers)
+    arm, cameras, clock = workcell.keep_time(FrankyArm(workcell, config), drivers)
     if config.dry_run:
         arm = DryRunArm(arm)
     operator = OperatorConsole() if config.reward.rule == "operator" else None
     return FrankaEnv(
-        arm, cameras, config, clock=clock, operator=operator, scene=cell.scene,
+        arm, cameras, config, clock=clock, operator=operator, scene=workcell.scene,
         render_mode=render_mode,
     )  # fmt: skip
 

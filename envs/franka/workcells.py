@@ -206,23 +206,23 @@ class EmulatedScene:
     """The objects of an emulated workcell.
 
     Args:
-        cell: Of an emulated arm with a scene.
+        workcell: Of an emulated arm with a scene.
     """
 
-    def __init__(self, cell: EmulatedWorkcell) -> None:
-        self._cell = cell
+    def __init__(self, workcell: EmulatedWorkcell) -> None:
+        self._workcell = workcell
 
     def prepare(self, start: int) -> None:
         """Put the objects where an initial state has them."""
-        self._cell.emulators.call("prepare", start)
+        self._workcell.emulators.call("prepare", start)
 
     def object(self) -> SceneObject:
         """Return where the cube is, at the arm's time."""
         from dzrobot.envs.emulators.scene import cube_in
 
-        page = self._cell.clock.page
+        page = self._workcell.clock.page
         return cube_in(page.scene_at(page.clock_ms))
 
     def goal_holds(self) -> bool:
         """Return whether the task is done, at the arm's time."""
-        return self._cell.clock.page.goal_holds
+        return self._workcell.clock.page.goal_holds

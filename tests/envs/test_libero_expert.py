@@ -88,10 +88,9 @@ def test_lifts_the_cube_from_any_start_and_again_when_it_is_taken_away():
     assert again > steps[0]
 
 
+@pytest.mark.long
 @pytest.mark.libero
-@pytest.mark.parametrize(
-    ("suite", "task_id"), [("object", 0), pytest.param("spatial", 2, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("suite", "task_id"), [("object", 0), ("spatial", 2)])
 def test_solves_libero(libero_assets, suite, task_id):
     env = gym.make(f"dzrobot/libero_{suite}-v0", task_id=task_id, cameras=False)
     steps = [solve(env, seed) for seed in (0, 1)]

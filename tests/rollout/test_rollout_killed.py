@@ -57,6 +57,7 @@ def wait_until_gone(group):
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_killed_with_all_its_processes(command, uninterrupted, tmp_path):
     """Two kills, the second while the first's remains are resumed, by other workers."""
     for count, workers in ((2, 2), (6, 1)):

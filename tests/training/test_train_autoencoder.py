@@ -84,6 +84,7 @@ def test_fitting_lowers_the_error_and_leaves_nothing_trainable(vae, data):
     assert not any(parameter.requires_grad for parameter in vae.parameters())
 
 
+@pytest.mark.long
 def test_the_decoder_learns_long_samples_and_latents_stay(vae, data):
     fit_autoencoder(vae, data[0], SHORT)
     (batch,) = clips(9)[:1]

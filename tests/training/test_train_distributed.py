@@ -17,8 +17,7 @@ from dzrobot.errors import CheckpointError
 
 ROOT = Path(__file__).parents[2]
 
-LAYOUTS = ("w2-fsdp", "w2-ddp", "w2-selective")
-MORE_LAYOUTS = ("w2-mbs2", "w2-full", "w2-offload")
+MORE_LAYOUTS = ("w2-ddp", "w2-selective", "w2-mbs2", "w2-full", "w2-offload")
 
 
 @pytest.fixture(scope="module")
@@ -36,27 +35,23 @@ def close(found, alone, tolerance):
         torch.testing.assert_close(found["gradients"][name], gradient, rtol=1e-5, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts_give_the_gradients_of_one_process(pair, alone, name):
-    close(torch.load(pair.output / f"{name}.pt"), alone, 1e-6)
-
-
-def assert_no_bit_changes(output, mode):
-    plain, recomputed = (torch.load(output / f"w2-{name}.pt") for name in ("fsdp", mode))
-    for name, gradient in plain["gradients"].items():
-        assert torch.equal(recomputed["gradients"][name], gradient), name
-
-
-def test_recompute_changes_no_bit(pair):
-    assert_no_bit_changes(pair.output, "selective")
+def test_sharded_gradients_are_those_of_one_process(pair, alone):
+    close(torch.load(pair.output / "w2-fsdp.pt"), alone, 1e-6)
 
 
 @pytest.mark.long
-def test_more_layouts_give_the_gradients_of_one_process(pair, launches, alone):
-    launches.run(2, "more_gradients")
-    for name in MORE_LAYOUTS:
-        close(torch.load(launches.output / f"{name}.pt"), alone, 1e-6)
-    assert_no_bit_changes(launches.output, "full")
+@pytest.mark.parametrize("name", MORE_LAYOUTS)
+def test_layouts_give_the_gradients_of_one_process(long_pair, alone, name):
+    close(torch.load(long_pair.output / f"{name}.pt"), alone, 1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_recompute_changes_no_bit(pair, long_pair, mode):
+    plain = torch.load(pair.output / "w2-fsdp.pt")
+    recomputed = torch.load(long_pair.output / f"w2-{mode}.pt")
+    for name, gradient in plain["gradients"].items():
+        assert torch.equal(recomputed["gradients"][name], gradient), name
 
 
 @pytest.mark.long
@@ -83,8 +78,9 @@ def test_dtypes_of_mixed_precision(long_pair):
     assert {found[k] for k in ("master", "gradient", "moment", "reduce", "timestep")} == {high}
 
 
-def test_a_poisoned_rank_makes_all_skip(pair):
-    found = pair.result("poisoned", 2)
+@pytest.mark.long
+def test_a_poisoned_rank_makes_all_skip(long_pair):
+    found = long_pair.result("poisoned", 2)
     first, second, third, fourth = found["digests"]
     assert second == first
     assert len({first, third, fourth}) == 3

@@ -26,7 +26,11 @@ KINDS = {
 
 
 @pytest.fixture(
-    scope="module", params=[*list(KINDS)[:2], pytest.param("average", marks=pytest.mark.long)]
+    scope="module",
+    params=[
+        list(KINDS)[0],
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in list(KINDS)[1:]),
+    ],
 )
 def run(request, train_root, solo, tmp_path_factory):
     """Return kind, folder and export of a run of two steps, each of which left a checkpoint."""

@@ -136,6 +136,7 @@ def test_noise_depends_on_seed_step_and_slot_alone(train_root, solo):
     assert len(draws) == 4
 
 
+@pytest.mark.long
 def test_compiled_blocks_agree_and_are_compiled_once(train_root, solo, monkeypatch):
     """Whole-graph capture and no recompilation; code generation itself takes minutes on a CPU."""
     from torch._dynamo.utils import counters

@@ -63,23 +63,21 @@ def digest(run):
 
 
 def equal_gradients(world, root, output):
-    """Gradients of one global batch under every layout and option."""
+    """Gradients of one global batch, sharded over all processes and in groups of two."""
     size = f"w{world.size}"
     save_gradients(world, output, f"{size}-fsdp", trainer(world, root))
     if world.size == 4:
         changes = {"parallel__strategy": "hsdp", "parallel__shard_size": 2}
         save_gradients(world, output, f"{size}-hsdp", trainer(world, root, **changes))
-        return {}
-    save_gradients(world, output, f"{size}-ddp", trainer(world, root, parallel__strategy="ddp"))
-    run = trainer(world, root, parallel__activation_checkpointing="selective")
-    save_gradients(world, output, f"{size}-selective", run)
     return {}
 
 
 def more_gradients(world, root, output):
-    """The same under what only changes how memory is used."""
+    """The same replicated, and under what only changes how memory is used."""
     size = f"w{world.size}"
     for name, changes in (
+        ("ddp", {"parallel__strategy": "ddp"}),
+        ("selective", {"parallel__activation_checkpointing": "selective"}),
         ("mbs2", {"runner__micro_batch_size": 2}),
         ("full", {"parallel__activation_checkpointing": "full"}),
         ("offload", {"parallel__cpu_offload": True}),

@@ -117,17 +117,12 @@ def encode_views(
 
 def _without_dropped(views: dict[str, Tensor], dropped: list[str | None]) -> dict[str, Tensor]:
     """Return ``views`` (B, T, H, W, 3) with the dropped one of each sample black."""
-    return {
-        key: frames * _column([key != name for name in dropped], like=frames)
-        if key in dropped
-        else frames
-        for key, frames in views.items()
-    }
 
+    def black(key: str, frames: Tensor) -> Tensor:
+        rows = [row for row, name in enumerate(dropped) if name == key]
+        return frames.index_fill(0, torch.tensor(rows, device=frames.device), 0) if rows else frames
 
-def _column(kept: list[bool], like: Tensor) -> Tensor:
-    column = torch.tensor(kept, dtype=like.dtype, device=like.device)
-    return column.reshape(-1, *[1] * (like.ndim - 1))
+    return {key: black(key, frames) for key, frames in views.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,8 @@ has no environment of it, and no recording of the robot was at hand: `dzrobot in
 whether yours has these columns.
 """
 
+from itertools import accumulate
+
 from dzrobot.embodiments.layouts import quadrants
 from dzrobot.embodiments.prompts import PROMPTS
 from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, Part, View
@@ -23,15 +25,7 @@ WIDTHS = {
 """Numbers of each part of the state, in the order of the column; the action's begin the same."""
 
 
-def _starts() -> dict[str, int]:
-    starts, at = {}, 0
-    for name, width in WIDTHS.items():
-        starts[name] = at
-        at += width
-    return starts
-
-
-_STARTS = _starts()
+_STARTS = dict(zip(WIDTHS, accumulate(WIDTHS.values(), initial=0), strict=False))
 
 AGIBOT = Embodiment(
     tag="agibot",

@@ -14,6 +14,7 @@ from dzrobot.embodiments.hand import HandMotion
 from dzrobot.rollout.demonstrations.checkup import Finding
 from dzrobot.rollout.demonstrations.conventions import (
     Array,
+    aligned,
     as_stated,
     looks_absolute,
     steps_of,
@@ -200,9 +201,9 @@ def _fits(moved: Sequence[Array], asked: Sequence[Array], said: str) -> list[_Fi
 def _fit(said: str, moved: Sequence[Array], asked: Sequence[Array]) -> _Fit:
     fits = []
     for lag in range(-EARLIEST_ROWS, LATEST_ROWS + 1):
-        pairs = [_at(one, other, lag) for one, other in zip(moved, asked, strict=True)]
-        done = np.concatenate([_sums(a) for a, _ in pairs])
-        told = np.concatenate([_sums(b) for _, b in pairs])
+        pairs = [aligned(a, b, lag) for a, b in zip(asked, moved, strict=True)]
+        told = np.concatenate([_sums(a) for a, _ in pairs])
+        done = np.concatenate([_sums(b) for _, b in pairs])
         size = float((told**2).sum())
         scale = float((done * told).sum()) / size if size else 0.0
         whole = float((done**2).sum())
@@ -210,12 +211,6 @@ def _fit(said: str, moved: Sequence[Array], asked: Sequence[Array]) -> _Fit:
         # Motion against its command explains nothing.
         fits.append(_Fit(said, 1 - left if scale > 0 else 0.0, scale, lag))
     return max(fits, key=lambda fit: fit.share)
-
-
-def _at(moved: Array, asked: Array, lag: int) -> tuple[Array, Array]:
-    late, early = moved[max(0, lag) :], asked[max(0, -lag) :]
-    count = min(len(late), len(early))
-    return late[:count], early[:count]
 
 
 def _sums(rows: Array) -> Array:

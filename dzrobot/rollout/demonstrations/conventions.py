@@ -164,7 +164,7 @@ def misfit(
     return Misfit(*shares)
 
 
-def aligned(recorded: Array, replayed: Array, lag: int) -> tuple[Array, Array]:
+def aligned(recorded: Array, replayed: Array, lag: int = 0) -> tuple[Array, Array]:
     """Return both, cut so that recorded row t stands beside replayed row t + ``lag``."""
     one, other = recorded[max(0, -lag) :], replayed[max(0, lag) :]
     count = min(len(one), len(other))
@@ -173,13 +173,11 @@ def aligned(recorded: Array, replayed: Array, lag: int) -> tuple[Array, Array]:
 
 def scale_of(recorded: Sequence[Array], replayed: Sequence[Array]) -> float:
     """Return the factor that makes replayed steps the recorded ones, by least squares."""
-    over = sum(float((a[: len(b)] * b[: len(a)]).sum()) for a, b in _pairs(recorded, replayed))
-    under = sum(float((b[: len(a)] ** 2).sum()) for a, b in _pairs(recorded, replayed))
+    over = under = 0.0
+    for one, other in map(aligned, recorded, replayed):
+        over += float((one * other).sum())
+        under += float((other**2).sum())
     return over / under if under > 0 else 0.0
-
-
-def _pairs(one: Sequence[Array], other: Sequence[Array]) -> Iterator[tuple[Array, Array]]:
-    return zip(one, other, strict=True)
 
 
 def gripper_repairs(hand: HandMotion) -> Iterator[Repair]:

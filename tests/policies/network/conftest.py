@@ -17,7 +17,6 @@ from dzrobot.policies.dreamzero.network.session import InferenceRequest, Prompt
 from dzrobot.policies.dreamzero.network.world_action import TrainBatch, WorldActionModel
 
 ACTIONS, ACTION_DIM, STATE_DIM, TEXT_LEN = 4, 7, 5, 96
-KINDS = ("5b", "14b")
 
 
 def small_config(kind):
@@ -58,7 +57,7 @@ def build(config):
 _BUILT = {}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["5b", pytest.param("14b", marks=pytest.mark.long)])
 def kind(request):
     return request.param
 
