@@ -28,8 +28,9 @@ KINDS = {
 @pytest.fixture(
     scope="module",
     params=[
-        list(KINDS)[0],
-        *(pytest.param(kind, marks=pytest.mark.long) for kind in list(KINDS)[1:]),
+        "all weights",
+        pytest.param("adapters", marks=pytest.mark.long),
+        pytest.param("average", marks=pytest.mark.long),
     ],
 )
 def run(request, train_root, solo, tmp_path_factory):
