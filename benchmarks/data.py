@@ -73,6 +73,13 @@ def opencv_clip(path, numbers):
     return np.stack(images)
 
 
+def decord_clip(path, numbers):
+    """Read frames with decord, on one thread."""
+    import decord
+
+    return decord.VideoReader(str(path), num_threads=1).get_batch(numbers).asnumpy()
+
+
 def ours_clip(name):
     """Return a reader of one clip that opens the file again each time, as a random sample does."""
 
@@ -108,7 +115,7 @@ def decode_table(stride):
     # OpenCV's wheel cannot read AV1 and says so for every frame.
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
     readers = {"pyav": ours_clip("pyav"), "torchcodec": ours_clip("torchcodec")}
-    readers["opencv"] = opencv_clip
+    readers |= {"opencv": opencv_clip, "decord": decord_clip}
     print(f"ms per clip of {CLIP} frames, stride {stride}")
     print(f"{'file':28}" + "".join(f"{name:>12}" for name in readers))
     with tempfile.TemporaryDirectory() as folder:

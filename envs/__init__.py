@@ -8,12 +8,14 @@ if __name__ != "dzrobot.envs":
     raise ImportError(f"this package is dzrobot.envs, not {__name__}: write `import dzrobot.envs`")
 
 if TYPE_CHECKING:
+    from dzrobot.envs.adapted import AdaptedEnv
     from dzrobot.envs.fakes import PointEnv
     from dzrobot.envs.franka.config import FrankaConfig
     from dzrobot.envs.spaces import action_space, observation_space
     from dzrobot.envs.wrappers import PlainKeys
 
 __all__ = [
+    "AdaptedEnv",
     "FrankaConfig",
     "PlainKeys",
     "PointEnv",
@@ -24,6 +26,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
+        "AdaptedEnv": "dzrobot.envs.adapted",
         "FrankaConfig": "dzrobot.envs.franka.config",
         "PlainKeys": "dzrobot.envs.wrappers",
         "PointEnv": "dzrobot.envs.fakes",

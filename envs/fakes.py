@@ -8,7 +8,7 @@ import numpy as np
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.failure_classes import NEAR_SHARE, FailureClass
 from dzrobot.envs.initial_states import InitialStates
-from dzrobot.envs.spaces import action_space, at_resolution, observation_space, plain_action
+from dzrobot.envs.spaces import action_space, observation_space, plain_action
 from dzrobot.errors import ModalityError, SimulatorError
 
 Observation = dict[str, Any]
@@ -59,7 +59,7 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
             {"state.state": (-1.0, 1.0)},
             resolution=(resolution, resolution),
         )
-        self.embodiment = at_resolution(load_embodiment("libero_sim"), resolution)
+        self.embodiment = load_embodiment("libero_sim").at_resolution(resolution, resolution)
         """Robot that it stands for: ``libero_sim``, with cameras of ``resolution``."""
 
         self.control_hz = self.embodiment.timing.control_hz

@@ -3,7 +3,6 @@
 import multiprocessing
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
@@ -61,16 +60,6 @@ def observation_space(
         parts[part.key] = _box(part, find(limits, "state limits", part.key))
     parts[embodiment.language] = Instruction()
     return spaces.Dict(parts)
-
-
-def at_resolution(embodiment: Embodiment, resolution: int) -> Embodiment:
-    """Return ``embodiment`` with cameras that deliver images of ``resolution`` pixels each way.
-
-    What an environment whose image size can be chosen states as its own.
-    """
-    size = (resolution, resolution)
-    views = tuple(replace(view, resolution=size) for view in embodiment.views)
-    return replace(embodiment, views=views)
 
 
 def action_space(embodiment: Embodiment) -> spaces.Box:

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import inspect
+import json
 import re
 import shlex
 import tomllib
@@ -200,3 +201,21 @@ def test_every_kind_of_stop_has_an_entry():
     text = page[page.index("### The arm stopped") :]
     listed = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
     assert sorted(listed) == sorted(kind.value for kind in Abort if kind)
+
+
+def test_the_keys_of_results_are_those_that_a_run_writes(tmp_path):
+    """Each table of docs/scores.md names every key of its file, and no other."""
+    page = (ROOT / "docs/scores.md").read_text()
+    words = ["eval", "--env", "dzrobot/point-v0", "--policy", "hold", "--episodes", "1"]
+    words += ["--max-steps", "2", "--workers", "0", "--output", str(tmp_path / "results")]
+    assert cli.main(words) == 0
+    for name, only_sometimes in (
+        ("records.jsonl", set()), ("card.json", {"perturbation", "execution"}),
+        ("summary.json", set()),
+    ):  # fmt: skip
+        (part,) = re.findall(rf"^### {name}\n(.*?)(?=^#|\Z)", page, re.DOTALL | re.MULTILINE)
+        cells = re.findall(r"^\| (`.*?) \|", part, re.MULTILINE)
+        told = [key for cell in cells for key in re.findall(r"`(\w+)`", cell)]
+        written = json.loads((tmp_path / "results" / name).read_text())
+        assert set(told) == set(written) | only_sometimes
+        assert len(told) == len(set(told))

@@ -21,7 +21,6 @@ from rich.progress import (
 )
 from torch import nn
 
-from dzrobot.errors import MissingDependencyError
 from dzrobot.progress import TimeLeft
 from dzrobot.training.build import TrainingComponents
 from dzrobot.training.config import LoggingConfig
@@ -29,6 +28,7 @@ from dzrobot.training.data import CollatedBatch
 from dzrobot.training.metrics import LogRecord
 from dzrobot.training.parallel import shard_table
 from dzrobot.training.plots import METRICS_FILE
+from dzrobot.training.tracking import WandbSink
 
 _log = logging.getLogger(__name__)
 
@@ -84,32 +84,6 @@ class TensorBoardSink:
     def close(self) -> None:
         """Flush and close."""
         self._writer.close()  # type: ignore[no-untyped-call]
-
-
-class WandbSink:
-    """Logs to a Weights & Biases project; resumed runs continue the same run."""
-
-    def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise MissingDependencyError(
-                "logging.wandb_project is set, but wandb is missing: pip install -e "
-                "'.[wandb]', or set it to null"
-            ) from error
-        self._run = wandb.init(
-            project=project, dir=str(folder), name=folder.name, config=dict(config), resume="allow"
-        )
-
-    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
-        """Log the numbers of one step."""
-        self._run.log(
-            {name: value for name, value in numbers.items() if value is not None}, step=step
-        )
-
-    def close(self) -> None:
-        """Finish the run."""
-        self._run.finish()
 
 
 class RunLog:

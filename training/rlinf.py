@@ -114,6 +114,10 @@ DROPPED: Mapping[str, str] = {
     "optim.optimizer": "AdamW is used; drop it",
     "parallel.amp": "parallel.param_dtype sets what is computed in; drop it",
     "parallel.buffer_dtype": "buffers have the dtype of the weights, parallel.param_dtype; drop it",
+    "parallel.cast_model_to_bf16_backends": "master weights are float32; parallel.param_dtype sets "
+    "what is computed in; drop it",
+    "parallel.cpu_ram_efficient_loading": "weights are always read piece by piece onto their "
+    "device; drop it",
     "parallel.grad_scaler": "bfloat16 needs none; drop it",
     "parallel.transformer_layer_cls_to_wrap": "each transformer block is sharded on "
     "its own; drop it",

@@ -31,7 +31,7 @@ class Published:
 
 PUBLISHED = {
     "GEAR-Dreams/DreamZero-DROID": Published("model", "14B, robot oxe_droid", 22.92),
-    "GEAR-Dreams/DreamZero-AgiBot": Published("model", "14B, AgiBot", 22.92),
+    "GEAR-Dreams/DreamZero-AgiBot": Published("model", "14B, robot agibot", 22.92),
     "RLinf/RLinf-DreamZero-WAN2.2-5B-LIBERO-SFT-Step18000": Published(
         "model", "5B, robot libero_sim", 12.62
     ),

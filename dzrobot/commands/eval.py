@@ -2,7 +2,6 @@
 
 import argparse
 import os
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +15,10 @@ from dzrobot.commands.arm import add_attention, looked_after
 from dzrobot.commands.execution import add_execution, read_execution
 from dzrobot.commands.keys import add_key, read_key
 from dzrobot.commands.perturb import add_perturbation, evaluate_perturbed
+from dzrobot.commands.results import conclude, folder_name, say_what_it_is, title
 from dzrobot.commands.signals import terminable
 from dzrobot.commands.steps import evaluate_steps
+from dzrobot.commands.tracking import add_tracking, check_tracking, numbers_of, tracked
 from dzrobot.commands.weights import add_weights
 from dzrobot.embodiments.spec import History
 from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
@@ -38,9 +39,8 @@ from dzrobot.rollout.evaluation.evaluate import (
     prepare,
 )
 from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
-from dzrobot.rollout.evaluation.report import Summary, failures_line, measures_line, table
+from dzrobot.rollout.evaluation.report import Summary
 from dzrobot.rollout.policy_spec import BUILT_IN, REMOTE, PolicySpec
-from dzrobot.rollout.predictions import predictions_size
 
 SUMMARY = "evaluate a policy in an environment"
 DEFAULT_ENV = "dzrobot/lift-v0"
@@ -79,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate, print the table, and return 0 if every episode has a result, else 1."""
+    check_tracking(arguments)
     console = Console(width=None if Console().is_terminal else 110, highlight=False)
     if sum(map(bool, (arguments.steps, arguments.perturb, arguments.against))) > 1:
         raise ConfigError("--steps, --perturb and --against each compare runs; give one of them")
@@ -118,9 +119,11 @@ def _evaluated(
     )
     if against is not None:
         options = against.options(options, prepared.card)
-    _say_what_it_is(console, prepared.card, output)
+    say_what_it_is(console, prepared.card, output)
     run = _on_an_arm if arm else _in_simulation
-    summary = run(arguments, prepared, output, options)
+    with tracked(arguments.wandb, output, prepared.card) as tell:
+        summary = run(arguments, prepared, output, options)
+        tell(summary.total.episodes, numbers_of(summary))
     if isinstance(prepared.ready.policy, RemotePolicy) and prepared.ready.policy.timing:
         console.print(prepared.ready.policy.timing.text, soft_wrap=True, markup=False)
     return summary, output, title(prepared.card)
@@ -152,60 +155,6 @@ def _on_an_arm(
 def _how_far(progress: EvalProgress) -> str:
     failed = f", {progress.errors} errors" if progress.errors else ""
     return f"{progress.successes} of {progress.done} succeeded{failed}"
-
-
-def conclude(
-    console: Console, summary: Summary, output: Path, title: str, *, enough: bool = False
-) -> int:
-    """Print the table and what is left to do; return the exit code.
-
-    Args:
-        console: Where to.
-        summary: Of the evaluation.
-        output: Its folder.
-        title: Of the table.
-        enough: Whether episodes that were not run are not wanted.
-    """
-    console.print(table(summary, title))
-    if failed := failures_line(summary):
-        console.print(f"failed: {failed}", soft_wrap=True, markup=False)
-    if summary.total.episodes:
-        console.print(times_line(summary.timing), soft_wrap=True, markup=False)
-    if measured := measures_line(summary):
-        console.print(f"means over episodes: {measured}", soft_wrap=True, markup=False)
-    for case, message in summary.errors[:5]:
-        console.print(f"error in {case}: {message}", markup=False, soft_wrap=True)
-    if size := predictions_size(output):
-        console.print(f"predictions for `dzrobot report`: {size / 1e6:.1f} MB")
-    console.print(f"results in {output}", markup=False, soft_wrap=True)
-    if summary.complete or (enough and not summary.causes):
-        return 0
-    causes = [f"{count} {cause}" for cause, count in sorted(summary.causes.items())]
-    missing = [f"{summary.total.missing} not run"] if summary.total.missing else []
-    console.print(
-        f"without a result: {', '.join([*causes, *missing])} (tracebacks of exceptions in "
-        f"{output}/errors); the same command runs them.",
-        markup=False,
-        soft_wrap=True,
-    )
-    return 1
-
-
-def times_line(times: Mapping[str, float]) -> str:
-    """Return how long plans, actions and steps took; medians over episodes of their medians."""
-    shown = [("plan", "per plan"), ("policy", "per action")]
-    parts = [
-        f"{said} {times[f'{name}_ms_p50']:.1f} ms (95th percentile {times[f'{name}_ms_p95']:.1f})"
-        for name, said in shown
-        if f"{name}_ms_p50" in times
-    ]
-    return f"policy {', '.join(parts)}; environment {times['env_ms_p50']:.1f} ms per step"
-
-
-def title(card: Mapping[str, Any]) -> str:
-    """Return the protocol, and how it was departed from: such a score does not bear its name."""
-    changes = f", with {'; '.join(card['changes'])}" if card["changes"] else ""
-    return f"protocol {card['protocol']}{changes}"
 
 
 @dataclass(frozen=True)
@@ -311,6 +260,7 @@ def _how(group: Any) -> None:
     group.add_argument(
         "--max-errors", type=flags.whole(1), default=10, help="exceptions before giving up"
     )
+    add_tracking(group)
     add_attention(group)
 
 
@@ -352,7 +302,7 @@ def _setup(arguments: argparse.Namespace) -> _Setup:
         batched=arguments.batch,
         execution=read_execution(arguments),
     )
-    label = "-".join(suites) or str(env).rpartition("/")[2]
+    label = folder_name(suites, str(env))
     return _Setup(evaluation, label, tuple(greeting))
 
 
@@ -432,19 +382,3 @@ def _default_checkpoint(greeting: list[str]) -> Path:
     else:
         greeting.append(said)
     return checkpoint
-
-
-def _say_what_it_is(console: Console, card: Mapping[str, Any], output: Path) -> None:
-    console.print(
-        f"{card['episodes']} episodes, {title(card)}; results: {output}",
-        markup=False,
-        soft_wrap=True,
-    )
-    for suite, assets in card["assets"].items():
-        if assets["missing"] or assets["altered"]:
-            console.print(
-                f"WARNING: {len(assets['missing'])} asset files of {suite} are missing and "
-                f"{len(assets['altered'])} are not the official ones: this is no LIBERO score.",
-                markup=False,
-                soft_wrap=True,
-            )

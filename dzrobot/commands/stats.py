@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot stats``."""
     parser.add_argument(
         "embodiment", type=flags.text, nargs="?",
-        help="libero_sim, oxe_droid, franka_pnp, or module:NAME of your own",
+        help="a built-in tag, or module:NAME; @HEIGHTxWIDTH behind it for other pictures",
     )  # fmt: skip
     parser.add_argument(
         "--preset",

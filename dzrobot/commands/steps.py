@@ -8,6 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from dzrobot.commands.results import folder_name
+from dzrobot.commands.tracking import numbers_of_step, tracked
 from dzrobot.errors import CheckpointError, ConfigError, preview
 from dzrobot.files import write_json
 from dzrobot.rollout.evaluation.report import STEPS_FILE, StepScore, Summary
@@ -60,19 +62,22 @@ def evaluate_steps(
     if arguments.checkpoint is None:
         raise ConfigError("--steps needs --checkpoint RUN, the folder of a training run")
     run = Path(arguments.checkpoint)
-    whole = arguments.output or run / "evaluations" / (
-        "-".join(arguments.suite or ()) or str(arguments.env or "lift").rpartition("/")[2]
+    whole = arguments.output or run / "evaluations" / folder_name(
+        arguments.suite, arguments.env or "lift"
     )
-    scores, complete = [], True
-    for step, folder in listed_steps(run, arguments.steps):
-        console.print(f"step {step}", highlight=False)
-        own = copy(arguments)
-        own.checkpoint, own.output, own.steps = str(folder), whole / f"step_{step:08d}", None
-        summary = one(own)
-        total, complete = summary.total, complete and summary.complete
-        score = StepScore(step=step, successes=total.successes, episodes=total.episodes)
-        scores.append(score)
-        write_json(whole / STEPS_FILE, [score.model_dump() for score in scores])
+    steps, scores, complete = listed_steps(run, arguments.steps), [], True
+    with tracked(arguments.wandb, whole, {"checkpoint": arguments.checkpoint}) as tell:
+        for step, folder in steps:
+            console.print(f"step {step}", highlight=False)
+            own = copy(arguments)
+            own.checkpoint, own.output = str(folder), whole / f"step_{step:08d}"
+            own.steps = own.wandb = None
+            summary = one(own)
+            total, complete = summary.total, complete and summary.complete
+            score = StepScore(step=step, successes=total.successes, episodes=total.episodes)
+            scores.append(score)
+            write_json(whole / STEPS_FILE, [score.model_dump() for score in scores])
+            tell(step, numbers_of_step(score))
     console.print(_table(scores))
     console.print(
         f"A checkpoint picked by this table has a score {SELECTED}: too high for it. Measure it "

@@ -45,6 +45,17 @@ TOP_AND_SIDES = (
 HUMAN = "A single view video shows that a human {task}"
 """One camera, a person at work."""
 
+_QUADRANTS = ((True, True), (True, False))
+
+TILES_TOLD: Mapping[str, tuple[tuple[bool, ...], ...]] = {
+    TWO_VIEWS: ((True, True),),
+    THREE_VIEWS: ((True,), (True, True)),
+    HEAD_AND_HANDS: _QUADRANTS,
+    TOP_AND_SIDES: _QUADRANTS,
+    HUMAN: ((True,),),
+}
+"""Template -> the tiles that it tells of, rows from the top: a view, or (False) black."""
+
 NEGATIVE = (
     "Vibrant colors, overexposed, static, blurry details, text, subtitles, style, artwork, "
     "painting, image, still, grayscale, dull, worst quality, low quality, JPEG artifacts, ugly, "

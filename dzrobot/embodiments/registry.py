@@ -1,6 +1,7 @@
 """Find an embodiment by name: a built-in tag, or ``module:NAME`` from the user's own code."""
 
 import importlib.util
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,16 +29,23 @@ DEFAULT_ATTRIBUTE = "EMBODIMENT"
 """What a module is asked for when only its name is given."""
 
 
+_AT_RESOLUTION = re.compile(r"(.+)@(\d{1,5})x(\d{1,5})")
+
+
 def load_embodiment(name: str) -> Embodiment:
     """Return the embodiment ``name``.
 
     Args:
         name: A built-in tag (``libero_sim``), ``module:NAME`` (``my_robot:UR5``), or a module that
-            holds ``EMBODIMENT``. The import path is searched, then the current folder.
+            holds ``EMBODIMENT``. The import path is searched, then the current folder. With
+            ``@HEIGHTxWIDTH`` behind it (``libero_sim@128x128``) its cameras deliver such images.
 
     Raises:
         UnknownNameError: no such tag, module or attribute, or the attribute is no Embodiment.
+        ConfigError: no image has that size.
     """
+    if sized := _AT_RESOLUTION.fullmatch(name):
+        return load_embodiment(sized[1]).at_resolution(int(sized[2]), int(sized[3]))
     if name in EMBODIMENTS:
         return EMBODIMENTS[name]
     reference = name if is_reference(name) else f"{name}:{DEFAULT_ATTRIBUTE}"

@@ -6,10 +6,10 @@ Environment spaces, dataset reading, statistics, the policy and the server follo
 import re
 import string
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self, get_args
 
-from dzrobot.embodiments.prompts import NEGATIVE
+from dzrobot.embodiments.prompts import NEGATIVE, TILES_TOLD
 from dzrobot.embodiments.timing import Timing
 from dzrobot.embodiments.wire import Wire
 from dzrobot.errors import ConfigError, preview, suggest
@@ -208,6 +208,7 @@ class Embodiment:
                 *self._reference_faults(),
                 *self._width_faults(),
                 *_prompt_faults(self.prompt),
+                *_told_faults(self.prompt, self.tiles),
             ]
         _refuse(f"Embodiment {self.tag!r}", faults)
 
@@ -255,6 +256,17 @@ class Embodiment:
     def view(self, key: str) -> View:
         """Return the view ``key``, which must exist."""
         return next(view for view in self.views if view.key == key)
+
+    def at_resolution(self, height: int, width: int) -> Self:
+        """Return the same robot with cameras that deliver ``height`` x ``width`` pixels.
+
+        What the network sees keeps its size: images are cropped and resized to ``View.size``.
+
+        Raises:
+            ConfigError: no image has that size.
+        """
+        views = tuple(replace(view, resolution=(height, width)) for view in self.views)
+        return replace(self, views=views)
 
     def _shape_faults(self) -> Iterable[str]:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.\-]*", self.tag):
@@ -344,6 +356,21 @@ def _prompt_faults(prompt: str) -> Iterable[str]:
         return
     if fields != {"task"}:
         yield f"prompt must hold {{task}} and no other field, got {preview(fields)}"
+
+
+def _told_faults(prompt: str, tiles: Sequence[Sequence[str | None]]) -> Iterable[str]:
+    """Yield where a published prompt tells the network of other tiles than it is shown."""
+    told = TILES_TOLD.get(prompt)
+    shown = tuple(tuple(key is not None for key in row) for row in tiles)
+    if told is not None and shown != told:
+        yield (
+            f"the prompt tells of the tiles {_rows(told)}, and tiles are {_rows(shown)} (rows from "
+            "the top): tile the views as it says, or write a prompt that tells of these"
+        )
+
+
+def _rows(tiles: Sequence[Sequence[bool]]) -> str:
+    return " / ".join(" ".join("view" if view else "black" for view in row) for row in tiles)
 
 
 def _key_faults(key: str, kind: str) -> Iterable[str]:

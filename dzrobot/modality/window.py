@@ -171,7 +171,7 @@ def check_frames(frames: _Frames, view: View, tag: str, *, least: int = 4) -> No
         raise ModalityError(
             f"{view.key} has shape {tuple(frames.shape)}: {tag} delivers "
             f"({leading}{view.resolution[0]}, {view.resolution[1]}, 3). For other cameras or "
-            "recordings dataclasses.replace the view's resolution."
+            "recordings name the robot with their size, as in libero_sim@128x128 (height x width)."
         )
 
 

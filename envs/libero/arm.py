@@ -13,7 +13,7 @@ from dzrobot.envs.libero.goal_progress import GoalProgress
 from dzrobot.envs.libero.perturbations import AXES, perturb
 from dzrobot.envs.libero.rendering import choose_backend
 from dzrobot.envs.libero.sim import CONTROL_HZ, CameraOptions, Raw, Simulation
-from dzrobot.envs.spaces import action_space, at_resolution, observation_space, plain_action
+from dzrobot.envs.spaces import action_space, observation_space, plain_action
 from dzrobot.errors import ConfigError
 
 Observation = dict[str, Any]
@@ -105,7 +105,7 @@ class ArmEnv(gym.Env[Observation, np.ndarray]):
             resolution=(resolution, resolution),
             cameras=cameras,
         )
-        self.embodiment = at_resolution(load_embodiment("libero_sim"), resolution)
+        self.embodiment = load_embodiment("libero_sim").at_resolution(resolution, resolution)
         self.action_space = action_space(self.embodiment)
         self.control_hz = CONTROL_HZ
         self.init_states = starts

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dzrobot.embodiments.registry import EMBODIMENTS, load_embodiment
-from dzrobot.errors import UnknownNameError
+from dzrobot.errors import ConfigError, UnknownNameError
 
 ROBOT = """
 from dataclasses import replace
@@ -94,3 +94,16 @@ def test_what_checkpoints_of_each_robot_are_shown():
         "libero_sim": "off", "franka_pnp": "off", "oxe_droid": "recent", "libero_mini": "recent",
         "agibot": "recent",
     }  # fmt: skip
+
+
+def test_pictures_of_another_size_are_written_behind_the_name(cell):
+    robot = load_embodiment("oxe_droid@240x424")
+    assert {view.resolution for view in robot.views} == {(240, 424)}
+    known = load_embodiment("oxe_droid")
+    assert robot == known.at_resolution(240, 424)
+    assert (robot.tag, robot.image_size) == (known.tag, known.image_size)
+    assert load_embodiment("my_cell_robot:UR5@48x64").views[0].resolution == (48, 64)
+    with pytest.raises(UnknownNameError, match="unknown embodiment 'libero_sim@48'"):
+        load_embodiment("libero_sim@48")
+    with pytest.raises(ConfigError, match="whole pixels above 0"):
+        load_embodiment("libero_sim@0x64")

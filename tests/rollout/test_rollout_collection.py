@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 
+import gymnasium as gym
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +16,7 @@ from dzrobot.rollout.demonstrations.collection import (
     ATTEMPTS_FILE,
     PLAN_FILE,
     CollectionPlan,
+    NoisyActions,
     collect,
     run_attempt,
 )
@@ -185,6 +187,15 @@ def test_each_plan_has_its_own_limit_of_steps(policies):
     short = CollectionPlan(**{**vars(POINT), "max_steps": 3})
     assert not any(run_attempt(short, seed).success for seed in seeds)
     assert any(run_attempt(POINT, seed).success for seed in seeds)
+
+
+def test_actions_stay_within_the_action_space_and_not_within_another():
+    """Absolute joint angles go beyond 1; clipped there they are another motion, unseen."""
+    env = gym.Env()
+    env.action_space = gym.spaces.Box(-4.0, 4.0, (8,), np.float32)
+    wanted = np.array([0.3, -2.2, 1.9, 0, 0, 0, 3.5, 9.0], np.float32)
+    done = NoisyActions(env, 0.0, seed=1).action(wanted)
+    assert done.tolist() == [*wanted[:7].tolist(), 4.0]
 
 
 def test_starts_are_taken_in_turn():

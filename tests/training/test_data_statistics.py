@@ -270,3 +270,18 @@ def test_statistics_without_code(world, tmp_path, capsys):
     parts = json.loads((tmp_path / "cut.json").read_text())["cut"]["statistics"]
     assert parts["state"]["first"]["mean"] == found["state"][column]["mean"][:1]
     assert list(parts["action"]) == ["all"]
+
+
+def test_pictures_of_another_size_are_read_by_a_robot_named_so(world, tmp_path, capsys):
+    output = tmp_path / "metadata.json"
+    few = ["--action-horizon", "8", "--max-chunk-size", "2", "--output", str(output)]
+    data = ["--dataset", str(world / "libero_one")]
+    assert main(["stats", "libero_sim", *data, *few]) == 2
+    assert "write @48x64 behind the robot's name" in capsys.readouterr().err
+    assert main(["stats", "libero_sim@48x64", *data, *few]) == 0
+    (view, *_) = json.loads(output.read_text())["libero_sim"]["modalities"]["video"].values()
+    assert view["resolution"] == [64, 48]
+    model = ModelConfig(embodiment_tag="libero_sim@48x64", action_horizon=8, max_chunk_size=2)
+    robot = run_embodiment(model.embodiment_tag, model, DataConfig(train_data_paths=["x"]))
+    spec = SourceSpec(paths=[world / "libero_one"], embodiment=robot, metadata=output)
+    assert TrainingData.open([spec], seed=0).sources

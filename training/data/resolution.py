@@ -154,8 +154,8 @@ def _view(catalog: DatasetCatalog, view: View) -> ColumnSource:
     if recorded != view.resolution:
         raise DatasetError(
             f"{view.key}: {column} was recorded at {recorded[0]}x{recorded[1]} (height x width), "
-            f"the embodiment says {view.resolution[0]}x{view.resolution[1]}; dataclasses.replace "
-            "the view's resolution"
+            f"the embodiment says {view.resolution[0]}x{view.resolution[1]}; if that is meant, "
+            f"write @{recorded[0]}x{recorded[1]} behind the robot's name, wherever it is named"
         )
     return ColumnSource(view.key, column, None, None, catalog.features[column].dtype, stated_by)
 

@@ -206,7 +206,10 @@ class DemonstrationEnv(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class NoisyActions(gym.ActionWrapper[Any, Any, Any]):
-    """Adds noise to the first six numbers of every action, keyed by the attempt's seed."""
+    """Adds noise to the first six numbers of every action, keyed by the attempt's seed.
+
+    What is done stays within the action space.
+    """
 
     def __init__(self, env: gym.Env[Any, Any], noise: float, seed: int) -> None:
         super().__init__(env)
@@ -218,7 +221,9 @@ class NoisyActions(gym.ActionWrapper[Any, Any, Any]):
         drawn = self._draws.normal(0.0, self._noise, NOISY_NUMBERS).astype(np.float32)
         executed: np.ndarray = action.copy()
         executed[:NOISY_NUMBERS] += drawn[: len(executed)]
-        return executed.clip(-1.0, 1.0)
+        if isinstance(self.action_space, gym.spaces.Box):
+            executed = executed.clip(self.action_space.low, self.action_space.high)
+        return executed
 
 
 def run_attempt(plan: CollectionPlan, seed: int) -> Attempt:

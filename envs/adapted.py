@@ -1,0 +1,187 @@
+"""An environment of another package, as policies, recordings and evaluations here see one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from dzrobot.embodiments.spec import Embodiment, Part, View
+from dzrobot.envs.spaces import Instruction
+from dzrobot.errors import ConfigError, ModalityError, preview, suggest
+
+Layout = Mapping[str, str | Sequence[str]]
+"""Key of a view, a state part or the instruction -> key of the other environment, or of a state
+part several keys, whose numbers follow one another in this order."""
+
+
+class AdaptedEnv(gym.Env[dict[str, Any], Any]):
+    """Another package's environment under the keys of a robot; the numbers stay as they are.
+
+    Args:
+        env: The environment. Its observations are a :class:`gymnasium.spaces.Dict`; a key within a
+            key is written ``robot/joints``.
+        embodiment: The robot that it is.
+        layout: What of an observation is what.
+        task: The instruction. None: ``layout`` names the key that holds it.
+        success: Key of ``info`` that says after every step whether the goal holds.
+
+    Raises:
+        ConfigError: the layout does not fit the robot or the environment; all faults at once.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        embodiment: Embodiment,
+        layout: Layout,
+        *,
+        task: str | None = None,
+        success: str = "is_success",
+    ) -> None:
+        self._env, self._task, self._success = env, task, success
+        self._layout = {
+            key: (named,) if isinstance(named, str) else tuple(named)
+            for key, named in layout.items()
+        }
+        self.embodiment = embodiment
+        """The robot."""
+
+        self.control_hz = embodiment.timing.control_hz
+        """Steps per second."""
+
+        self.metadata, self.render_mode = env.metadata, env.render_mode
+        there = dict(_parts(env.observation_space, ""))
+        faults = [*self._faults(there)]
+        if faults:
+            raise ConfigError(
+                f"{env} does not become {embodiment.tag}: {'; '.join(faults)}. Its keys: "
+                f"{', '.join(there) or 'none'}"
+            )
+        self.observation_space = spaces.Dict(
+            {
+                **{v.key: there[self._layout[v.key][0]] for v in embodiment.views},
+                **{
+                    p.key: _joined([there[n] for n in self._layout[p.key]], p)
+                    for p in embodiment.state
+                },
+                embodiment.language: Instruction(),
+            }
+        )
+        self.action_space = env.action_space
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin an episode as the environment does with ``seed`` and ``options``."""
+        seen, info = self._env.reset(seed=seed, options=options)
+        found = self._observation(seen)
+        return found, {**info, **self._about(found)}
+
+    def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
+        """Do what the environment does with ``action`` (A,).
+
+        Raises:
+            ModalityError: ``info`` does not say whether the goal holds.
+        """
+        seen, reward, terminated, truncated, info = self._env.step(action)
+        if self._success not in info:
+            raise ModalityError(
+                f"info has no {self._success!r}, only {preview(info, 12)}: name the key that says "
+                "whether the goal holds with success="
+            )
+        found = self._observation(seen)
+        about = {"is_success": bool(info[self._success]), **self._about(found)}
+        return found, reward, terminated, truncated, {**info, **about}
+
+    def render(self) -> Any:
+        """Draw as the environment does."""
+        return self._env.render()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+    def _observation(self, seen: Mapping[str, Any]) -> dict[str, Any]:
+        robot, found = self.embodiment, {}
+        for view in robot.views:
+            found[view.key] = _at(seen, self._layout[view.key][0])
+        for part in robot.state:
+            pieces = [np.ravel(_at(seen, name)) for name in self._layout[part.key]]
+            found[part.key] = np.concatenate(pieces).astype(np.float32)
+        told = self._layout.get(robot.language)
+        found[robot.language] = self._task if told is None else _at(seen, told[0])
+        return found
+
+    def _about(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        task = found[self.embodiment.language]
+        return {"task": task, "init_state_id": None, "reset_reason": None}
+
+    def _faults(self, there: Mapping[str, spaces.Space[Any]]) -> Iterator[str]:
+        robot = self.embodiment
+        if (self._task is None) == (robot.language not in self._layout):
+            yield f"give either task or layout[{robot.language!r}]"
+        for key in self._layout:
+            if key not in robot.observation_keys:
+                yield f"{robot.tag} has no {key}.{suggest(key, robot.observation_keys)}"
+        for key in (*robot.video_keys, *robot.state_keys):
+            if key not in self._layout:
+                yield f"layout says nothing of {key}"
+        for key, names in self._layout.items():
+            yield from self._misfits(key, names, there)
+        shape = self._env.action_space.shape
+        if shape != (robot.action_dim,):
+            yield f"it takes actions {shape}, the robot has ({robot.action_dim},)"
+
+    def _misfits(
+        self, key: str, names: Sequence[str], there: Mapping[str, spaces.Space[Any]]
+    ) -> Iterator[str]:
+        """Yield what is wrong with the part ``key``."""
+        if lost := [name for name in names if name not in there]:
+            yield f"{key}: there is no key {lost[0]!r}.{suggest(lost[0], there)}"
+            return
+        found = [there[name] for name in names]
+        if key in self.embodiment.video_keys:
+            yield from _image_faults(self.embodiment.view(key), found)
+        for part in self.embodiment.state:
+            dim = sum(int(np.prod(space.shape or ())) for space in found)
+            if part.key == key and part.dim != dim:
+                yield f"{key}: {', '.join(names)} are {dim} numbers, the robot's {part.dim}"
+
+
+def _parts(space: spaces.Space[Any], above: str) -> Iterator[tuple[str, spaces.Space[Any]]]:
+    """Yield every part of a space of dicts under its key."""
+    if isinstance(space, spaces.Dict):
+        for key, inner in space.items():
+            yield from _parts(inner, f"{above}/{key}" if above else key)
+    elif above:
+        yield above, space
+
+
+def _at(seen: Mapping[str, Any], name: str) -> Any:
+    found: Any = seen
+    for key in name.split("/"):
+        found = found[key]
+    return found
+
+
+def _image_faults(view: View, found: Sequence[spaces.Space[Any]]) -> Iterator[str]:
+    wanted = (*view.resolution, 3)
+    for space in found:
+        if len(found) > 1 or space.shape != wanted or space.dtype != np.uint8:
+            yield (
+                f"{view.key}: one image {wanted} uint8 is wanted, {space} is there; write its size "
+                "behind the robot's name, as in libero_sim@128x128"
+            )
+            return
+
+
+def _joined(found: Sequence[spaces.Space[Any]], part: Part) -> spaces.Box:
+    """Return the space of ``part``; its limits are those of the pieces, where these have any."""
+    ends = [
+        [np.ravel(getattr(space, end, np.full(space.shape or (), far))) for space in found]
+        for end, far in (("low", -np.inf), ("high", np.inf))
+    ]
+    low, high = (np.concatenate(pieces).astype(np.float32) for pieces in ends)
+    return spaces.Box(low, high, (part.dim,), np.float32)

@@ -1,0 +1,66 @@
+"""What an evaluation shows on a page of Weights & Biases."""
+
+import json
+import sys
+
+import pytest
+
+from dzrobot.cli import main
+from dzrobot.training.tracking import ID_FILE
+
+EVAL = ("eval", "--env", "dzrobot/point-v0", "--policy", "hold", "--episodes", "2")
+SMALL = ("--max-steps", "3", "--workers", "0", "--videos", "none", "--wandb", "mine")
+
+
+def test_without_the_package_nothing_begins(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    # Whatever comes later would be refused too, and is not looked at.
+    words = [*EVAL, *SMALL, "--output", str(tmp_path / "results"), "--embodiment", "nobody"]
+    assert main(words) == 2
+    assert "--wandb needs wandb: pip install -e '.[wandb]'" in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
+def pieces(data):
+    """Yield the records of a page's file: blocks of 32 KiB, each record with 7 bytes before it."""
+    at, record = 7, b""
+    while at + 7 <= len(data):
+        if at % 2**15 > 2**15 - 7:
+            at += 2**15 - at % 2**15
+            continue
+        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        record += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        # Whole, or the last part of one.
+        if kind in (1, 4):
+            yield record
+            record = b""
+
+
+def written(file):
+    """Return the last value of every number that an offline page keeps."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    found = {}
+    for data in pieces(file.read_bytes()):
+        record = Record()
+        record.ParseFromString(data)
+        for item in record.history.item:
+            found[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
+    return found
+
+
+@pytest.mark.long
+def test_an_evaluation_is_shown_and_gone_on_with(monkeypatch, tmp_path, capfd):
+    pytest.importorskip("wandb", reason="wandb is an extra")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    words = [*EVAL, *SMALL, "--output", str(tmp_path / "results")]
+    assert main(words) == 0, capfd.readouterr()
+    page = (tmp_path / "results" / ID_FILE).read_text()
+    assert main(words) == 0, capfd.readouterr()
+    shown = sorted((tmp_path / "results/wandb").glob(f"offline-run-*-{page}/run-{page}.wandb"))
+    assert shown
+    summary = json.loads((tmp_path / "results/summary.json").read_text())
+    assert summary["results"]["total"][0]["rate"] == 0.0
+    assert written(shown[0])["eval/success"] == 0.0
