@@ -1,6 +1,10 @@
-"""Robots of a lab's own, from recordings to actions: relative joints, three views."""
+"""Robots of a lab's own, from recordings to actions: relative joints, three views, two machines."""
 
+import importlib
 import json
+import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +15,10 @@ from test_train_end_to_end import SCRIPT, launch
 from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+from dzrobot.recording import EpisodeWriter
+from dzrobot.training import write_tiny_checkpoint
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 LAB = '''
 """What a lab would write: DROID's robot in small images, and a simulator of it."""
@@ -188,3 +196,67 @@ def relative_to_where_the_joints_are(checkpoint, robot):
         joints = seen["state.joint_position"] + np.float32(shift)
         actions.append(policy.act({**seen, "state.joint_position": joints}))
     np.testing.assert_allclose(actions[1] - actions[0], [*[0.5] * 7, 0.0], atol=1e-5)
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Return the example's module, which lies on the import path."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    yield importlib.import_module("add_an_embodiment")
+    sys.modules.pop("add_an_embodiment")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_examples_robot_trains_on_two_machines(
+    example, tmp_path, monkeypatch, train_environment
+):
+    """The UR5 of examples/add_an_embodiment.py, by the command that the guide has for two nodes."""
+    monkeypatch.chdir(tmp_path)
+
+    robot, length = example.UR5, 72
+    with EpisodeWriter(tmp_path / "data", robot, fps=10) as writer:
+        for seed in range(2):
+            episode = example.record_episode(length, np.random.default_rng(seed))
+            for i in range(length):
+                row = {key: values[i] for key, values in episode.items()}
+                action = {key: row.pop(key) for key in robot.action_keys}
+                writer.add_frame({**row, robot.language: "Put the Red Cup on the Plate"}, action)
+            writer.save_episode(success=True)
+    name = "add_an_embodiment:UR5"
+    typed("stats", name, "--dataset", "data", "--output", "metadata.json")
+    write_tiny_checkpoint(tmp_path / "start", robot)
+    run = recipe(name, "runner.max_steps=2", "runner.micro_batch_size=1",
+                 "runner.global_batch_size=2")  # fmt: skip
+    paths = os.pathsep.join([str(EXAMPLES), train_environment["PYTHONPATH"]])
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", *SCRIPT, *run,
+    ]  # fmt: skip
+    machines = [
+        subprocess.Popen(
+            command, cwd=tmp_path, env={**train_environment, "PYTHONPATH": paths},
+            stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    try:
+        said = [machine.communicate(timeout=800)[1] for machine in machines]
+    finally:
+        for machine in machines:
+            machine.kill()
+    assert [machine.returncode for machine in machines] == [0, 0], said
+    assert "processes 2 on cpu" in Path("run/train.log").read_text()
+    assert [step for step, _ in losses()] == [1, 2]
+    policy = DreamZeroPolicy.from_pretrained("run/export/step_00000002", embodiment=robot)
+    episode = example.record_episode(1, np.random.default_rng(5))
+    seen = {key: episode[key][0] for key in (*robot.video_keys, *robot.state_keys)}
+    action = policy.act({**seen, robot.language: "put the red cup on the plate"})
+    assert action.shape == (7,)
+    assert action[6] in (0.0, 1.0)
