@@ -4,7 +4,7 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,9 +31,7 @@ from dzrobot.training.distributed import DistributedEnvironment
 from dzrobot.training.keyed import sample_noise
 from dzrobot.training.optim import Optimizer
 from dzrobot.training.parallel import DTYPES, clean_name, parallelize
-from dzrobot.training.planning.flops import (
-    peak_tflops,
-)
+from dzrobot.training.planning.devices import peak_tflops
 
 PROMPT_ROWS = 100
 
@@ -226,8 +224,9 @@ def recorded_frame(robot: Embodiment, rng: np.random.Generator, i: int) -> tuple
 
 
 def one_step(
-    bench: Bench, running: Running, step: int, stages: dict[str, float] | None = None
-) -> None:
+    bench: Bench, running: Running, step: int, stages: dict[str, float] | None = None,
+    *, clock: Callable[[], float] = time.perf_counter,
+) -> None:  # fmt: skip
     """Do one optimizer step; with ``stages``, time its parts, which costs their overlap."""
     model, optimizer = running.model, running.optimizer
     device = bench.world.device
@@ -238,10 +237,10 @@ def one_step(
             yield
             return
         bench.sync()
-        before = time.perf_counter()
+        before = clock()
         yield
         bench.sync()
-        stages[name] = (time.perf_counter() - before) * 1e3
+        stages[name] = (clock() - before) * 1e3
 
     views, vectors = running.batches.next()
     mbs = len(vectors["state"])

@@ -69,7 +69,8 @@ from dzrobot.training.distributed import DistributedEnvironment
 from dzrobot.training.metrics import Rates, TrainMetrics
 from dzrobot.training.optim import Ema, Optimizer
 from dzrobot.training.parallel import DTYPES, clean_name, parallelize, shard_frozen
-from dzrobot.training.planning.flops import device_peak, sample_cost
+from dzrobot.training.planning.devices import device_peak
+from dzrobot.training.planning.flops import sample_cost
 from dzrobot.training.precompute.features import StoredFeatures, precompute_features
 from dzrobot.training.precompute.prompts import (
     LivePrompts,

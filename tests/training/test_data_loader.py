@@ -27,6 +27,7 @@ from dzrobot.training.data import (
     encode_views,
 )
 from dzrobot.training.data.statistics import measure
+from dzrobot.training.planning.rehearsal import META, rehearse
 
 HERE = Path(__file__).parent
 MIXED = robot("franka_pnp", horizon=12)
@@ -177,6 +178,17 @@ def test_augmentation_depends_on_seed_and_sample_alone(world):
     torch.testing.assert_close(torch.stack(again), whole, rtol=0, atol=0)
     assert not torch.equal(whole, encode_views(batch, data, augment=None))
     assert draw_augmentation(1, 5) == draw_augmentation(1, 5) != draw_augmentation(2, 5)
+
+
+def test_images_are_sent_without_waiting_for_the_device(world):
+    plan = LoaderPlan(global_batch=4, micro_batch=4, stop_step=1)
+    for data in (single(world), mixture(world)):
+        (batch,) = build_loader(data, plan)
+        found = rehearse(
+            lambda _, batch=batch, data=data: encode_views(batch, data, augment=None, device=META)
+        )
+        assert len(found.uploads) > 0
+        assert [upload.place for upload in found.uploads if upload.is_blocking] == []
 
 
 def test_a_dropped_view_is_black_in_its_share_of_samples(world):

@@ -17,12 +17,12 @@ from dzrobot.policies.dreamzero.network.dit import CausalDiT, Controls, Promptin
 from dzrobot.policies.dreamzero.tiny import tiny_config
 from dzrobot.training import parallel
 from dzrobot.training.config import ModelConfig, ParallelConfig
+from dzrobot.training.planning.devices import peak_tflops
 from dzrobot.training.planning.flops import (
     SampleCost,
     encoder_flops,
     executed_flops,
     model_flops,
-    peak_tflops,
     sample_shape,
 )
 from dzrobot.training.planning.memory import (

@@ -108,9 +108,11 @@ def encode_views(
             draws = [draw_augmentation(data.seed, number, augment) for number in ids]
             moved = _without_dropped(moved, [draw_dropped_view(data.seed, n, augment) for n in ids])
         encoded = data.sources[source].pipeline.encode_video(moved, draws)
+        if len(batch["views"]) == 1:
+            return encoded
         if images is None:
             images = encoded.new_empty(len(batch["source"]), *encoded.shape[1:])
-        images[rows.to(encoded.device)] = encoded
+        images[rows.to(encoded.device, non_blocking=True)] = encoded
     assert images is not None, "a batch holds at least one sample"
     return images
 

@@ -196,33 +196,6 @@ class SampleCost:
         return (3 + self.recomputed_share) * self.executed_forward + self.encoders
 
 
-PEAK_TFLOPS = {
-    "B200": 2250.0,
-    "H200": 989.0,
-    "H100 PCIe": 756.0,
-    "H100": 989.0,
-    "H800": 989.0,
-    "A100": 312.0,
-    "A800": 312.0,
-    "L40S": 362.0,
-    "RTX PRO 6000": 503.0,
-    "RTX 4090": 165.0,
-    "RTX 5090": 210.0,
-}
-"""Dense bf16 peak of accelerators in TFLOP/s by a part of their name, longer parts first within a
-family."""
-
-
-def peak_tflops(device_name: str) -> float | None:
-    """Return the dense bf16 peak of a device in TFLOP/s, None where it is not known."""
-    return next((peak for part, peak in PEAK_TFLOPS.items() if part in device_name), None)
-
-
-def device_peak(device: torch.device) -> float | None:
-    """Return the dense bf16 peak of ``device`` in TFLOP/s, None where it is not known."""
-    return peak_tflops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-
-
 def sample_cost(
     config: SFTConfig, network: NetworkConfig, image_size: tuple[int, int], longest_prompt: int
 ) -> SampleCost:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.training.architecture import run_network, source_plans
@@ -48,20 +49,32 @@ def plan_run(
         devices: Processes, one device each.
         peak_tflops: Dense bf16 peak of one device in TFLOP/s.
     """
-    sources = source_plans(config)
-    longest = max(sources, key=lambda plan: plan.embodiment.timing.action_horizon).embodiment
-    network = run_network(base, config.model, longest)
-    setup = Setup(
-        network=network, model=config.model, parallel=config.parallel,
-        image_size=longest.image_size, micro_batch=config.runner.micro_batch_size,
-        devices=devices, averaged=config.optim.ema_decay is not None,
-    )  # fmt: skip
-    counts = count_parameters(network, is_lora=config.model.is_lora)
+    setup, robot = run_setup(config, base, devices)
+    counts = count_parameters(setup.network, is_lora=config.model.is_lora)
     rate = None
     if peak_tflops is not None:
-        cost = sample_cost(config, network, longest.image_size, ASSUMED_PROMPT)
+        cost = sample_cost(config, setup.network, robot.image_size, ASSUMED_PROMPT)
         rate = devices * ASSUMED_UTILIZATION * peak_tflops * 1e12 / cost.executed
     return RunPlan(setup, counts, plan_memory(setup, counts), rate)
+
+
+def run_setup(config: SFTConfig, base: NetworkConfig, devices: int) -> tuple[Setup, Embodiment]:
+    """Return what a run of ``config`` trains on each device, and the robot of its longest samples.
+
+    Args:
+        config: The recipe.
+        base: Network it starts from.
+        devices: Processes, one device each.
+    """
+    sources = source_plans(config)
+    longest = max(sources, key=lambda plan: plan.embodiment.timing.action_horizon).embodiment
+    setup = Setup(
+        network=run_network(base, config.model, longest), model=config.model,
+        parallel=config.parallel, image_size=longest.image_size,
+        micro_batch=config.runner.micro_batch_size, devices=devices,
+        averaged=config.optim.ema_decay is not None,
+    )  # fmt: skip
+    return setup, longest
 
 
 def describe_plan(plan: RunPlan) -> str:

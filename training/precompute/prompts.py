@@ -7,7 +7,7 @@ encoder, which is as large as the 5B transformer, and saves its share of every s
 import hashlib
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,7 +51,8 @@ class LivePrompts:
     def embed(self, prompts: Sequence[str], device: torch.device) -> PromptEmbedding:
         """Return the embeddings of ``prompts`` on ``device``."""
         ids, mask = self.tokenizer(prompts)
-        return self.network.embed_prompts(ids.to(device), mask.to(device))
+        found = self.network.embed_prompts(ids, mask)
+        return replace(found, rows_BNE=found.rows_BNE.to(device))
 
 
 def training_prompts(data: TrainingData) -> list[str]:

@@ -102,7 +102,15 @@ class InferenceSchedule:
 
     def start(self, noise: Tensor) -> "Trajectory":
         """Return a new trajectory from ``noise`` (batch first, any shape)."""
-        return Trajectory(self.coefficients.to(noise.device), noise)
+        return Trajectory(_on(self, noise.device), noise)
+
+
+@lru_cache(maxsize=16)
+def _on(schedule: InferenceSchedule, device: torch.device) -> Tensor:
+    """Return the solver's coefficients on ``device``, sent there once."""
+    # Kept tables may first be asked for in inference mode and later be needed in training.
+    with torch.inference_mode(mode=False):
+        return schedule.coefficients.to(device)
 
 
 class Trajectory:

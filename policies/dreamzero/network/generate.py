@@ -234,7 +234,7 @@ class _Call:
         """Take the first frame's embedding and conditioning; return its latents (B, C, 1, Y, X)."""
         images = [first_image(request.images_THW3, self._block) for request in self.requests]
         _check_network(self.model, images[0])
-        frame_B3HW = self.model.pixels(torch.stack(images)[:, None].to(self._device))[:, :, 0]
+        frame_B3HW = self.model.pixels(_sent(images, self._device)[:, None])[:, :, 0]
         image_BPE = self.model.image_encoder(frame_B3HW)
         first_frame = self.model.first_frame(frame_B3HW, self.model.config.head.num_frames)
         for index, session in enumerate(self.sessions):
@@ -250,8 +250,8 @@ class _Call:
         unseen = [r.images_THW3 for r in self.requests if r.latent_video_CFYX is None]
         encoded: list[Tensor] = []
         if unseen:
-            clips_BTHW3 = torch.stack([clip_of_block(images, self._block) for images in unseen])
-            video_B3THW = self.model.pixels(clips_BTHW3.to(self._device))
+            clips = [clip_of_block(images, self._block) for images in unseen]
+            video_B3THW = self.model.pixels(_sent(clips, self._device))
             encoded = list(self.model.vae.encode(video_B3THW)[:, :, -self._block :])
         return torch.stack(
             [
@@ -328,7 +328,7 @@ class _Call:
         noise = [self._noise(r, read_BCFYX) for r in self.requests]
         video = video_schedule.start(torch.stack([n.video_CFYX for n in noise]))
         action = action_schedule.start(torch.stack([n.action_AM for n in noise]))
-        state_BSM = torch.stack([r.state_SM for r in self.requests]).to(self._device)
+        state_BSM = _sent([r.state_SM for r in self.requests], self._device)
         joint = self._continuations(action.sample)
         evaluations = 0
         for step in range(options.solver_steps):
@@ -435,14 +435,20 @@ class _Call:
         rows = []
         for session, prompt in zip(self.sessions, prompts, strict=True):
             if prompt.rows_NE is None:
-                ids_1N, mask_1N = (x[None].to(self._device) for x in (prompt.ids_N, prompt.mask_N))
                 encoder = self.model.require_text_encoder()
-                rows.append(session.prompts.embed(encoder, ids_1N, mask_1N))
+                # Looked up on the host: what was embedded before needs nothing of the device.
+                found = session.prompts.embed(encoder, prompt.ids_N[None], prompt.mask_N[None])
+                rows.append(found)
             else:
                 rows.append(prompt.rows_NE[None].to(self._device))
         lengths = tuple(len(prompt.key) for prompt in prompts)
         embedding = PromptEmbedding(torch.cat(rows), lengths)
         return embedding.cut() if self.options.prompt_rows == "cut" else embedding
+
+
+def _sent(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return the stacked ``parts`` on ``device``; the host does not wait for it."""
+    return torch.stack(list(parts)).to(device, non_blocking=True)
 
 
 def _check_network(model: WorldActionModel, image_HW3: Tensor) -> None:

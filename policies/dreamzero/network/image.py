@@ -3,6 +3,8 @@
 Legend of shape suffixes: B frames, N tokens, D width.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor, nn
 
@@ -69,8 +71,17 @@ class ImageEncoder(nn.Module):
         pixels_B3SS = nn.functional.interpolate(
             frame_B3HW.float(), size=(self._size, self._size), mode="bicubic", align_corners=False
         )
+        mean, std = _pixel_statistics(pixels_B3SS.device)
+        return (pixels_B3SS * 0.5 + 0.5 - mean) / std
+
+
+@lru_cache(maxsize=8)
+def _pixel_statistics(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of red, green and blue; sent to a device once."""
+    # Kept tables may first be asked for in inference mode and later be needed in training.
+    with torch.inference_mode(mode=False):
         mean, std = (
-            torch.tensor(values, device=pixels_B3SS.device)[:, None, None]
+            torch.tensor(values, device=device)[:, None, None]
             for values in (_PIXEL_MEAN, _PIXEL_STD)
         )
-        return (pixels_B3SS * 0.5 + 0.5 - mean) / std
+        return mean, std

@@ -202,19 +202,33 @@ class TextEncoder(nn.Module):
         padding keys are masked, so the rest of the result does not change.
 
         Args:
-            ids_BL: Token ids, int64, prompts first and padding after.
-            mask_BL: 1 or True on the prompt's tokens.
+            ids_BL: Token ids, int64, prompts first and padding after; best on the host, which then
+                knows their lengths without waiting for a device.
+            mask_BL: 1 or True on the prompt's tokens; likewise.
         """
         mask_BL = mask_BL.bool()
         longest = int(mask_BL.sum(dim=1).max())
         length = min(max(-(-longest // _LENGTH_STEP), 1) * _LENGTH_STEP, ids_BL.shape[1])
-        valid_BL = mask_BL[:, :length]
+        device = next(self.parameters()).device
+        read_BL, valid_BL = (
+            x_BL[:, :length].to(device, non_blocking=True) for x_BL in (ids_BL, mask_BL)
+        )
         hidden_BLD: Tensor = self.stack(
-            input_ids=ids_BL[:, :length], attention_mask=valid_BL.to(ids_BL.dtype)
+            input_ids=read_BL, attention_mask=self._scores(valid_BL)
         ).last_hidden_state
         # Per prompt: up to its own end, not to that of the shortest prompt in the batch.
         hidden_BLD = hidden_BLD.masked_fill(~valid_BL[..., None], 0)
         return nn.functional.pad(hidden_BLD, (0, 0, 0, ids_BL.shape[1] - length))
+
+    def _scores(self, valid_BL: Tensor) -> Tensor:
+        """Return what is added to attention scores (B, 1, L, L).
+
+        What the library makes of a plain mask, but for that it reads the mask on the host first.
+        """
+        dtype = self.stack.embed_tokens.weight.dtype
+        scores_BL = torch.zeros(valid_BL.shape, dtype=dtype, device=valid_BL.device)
+        scores_BL = scores_BL.masked_fill(~valid_BL, torch.finfo(dtype).min)
+        return scores_BL[:, None, None].expand(-1, -1, valid_BL.shape[1], -1)
 
 
 class PromptCache:
@@ -233,7 +247,10 @@ class PromptCache:
         return len(self._rows)
 
     def embed(self, encoder: TextEncoder, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
-        """Return what ``encoder`` makes of the prompts, (B, L, D), computing only unseen ones."""
+        """Return what ``encoder`` makes of the prompts, (B, L, D), computing only unseen ones.
+
+        Ids and mask lie on the host best: they are looked at there.
+        """
         rows, mask_rows = ids_BL.tolist(), mask_BL.tolist()
         keys = [
             tuple(token for token, kept in zip(row, kept_row, strict=True) if kept)

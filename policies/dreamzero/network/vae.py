@@ -6,7 +6,7 @@ library keeps the state of a running call on the module.
 Legend of shape suffixes: B clips, C channels, T frames, F latent frames, H W pixels, h w latent.
 """
 
-from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -123,20 +123,12 @@ class Vae(nn.Module):
         return weight.dtype
 
     def _normalize(self, mean_BCFhw: Tensor) -> Tensor:
-        mean, std = self._statistics(mean_BCFhw.device)
+        mean, std = channel_statistics(self.config, mean_BCFhw.device)
         return ((mean_BCFhw.float() - mean) * (1.0 / std)).to(mean_BCFhw.dtype)
 
     def _denormalize(self, latent_BCFhw: Tensor) -> Tensor:
-        mean, std = self._statistics(latent_BCFhw.device)
+        mean, std = channel_statistics(self.config, latent_BCFhw.device)
         return (latent_BCFhw.float() / (1.0 / std) + mean).to(self._dtype)
-
-    def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return mean and std of each channel, float32, ready to broadcast."""
-
-        def column(values: Sequence[float]) -> Tensor:
-            return torch.tensor(values[: self.config.z_dim], device=device)[:, None, None, None]
-
-        return column(MEAN[self.config.version]), column(STD[self.config.version])
 
     def _fold(self, video_B3THW: Tensor) -> Tensor:
         """Move each p x p square of pixels into channels: color, column, row, row fastest."""
@@ -151,6 +143,18 @@ class Vae(nn.Module):
         B, C, T, H, W = video_BCTHW.shape
         squares = video_BCTHW.reshape(B, C // p**2, p, p, T, H, W)
         return squares.permute(0, 1, 4, 5, 3, 6, 2).flatten(5, 6).flatten(3, 4)
+
+
+@lru_cache(maxsize=8)
+def channel_statistics(config: VaeConfig, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return mean and std of each channel, float32, ready to broadcast; sent to a device once."""
+    # Kept tables may first be asked for in inference mode and later be needed in training.
+    with torch.inference_mode(mode=False):
+        mean, std = (
+            torch.tensor(table[config.version][: config.z_dim], device=device)[:, None, None, None]
+            for table in (MEAN, STD)
+        )
+        return mean, std
 
 
 def _new_cache(side: nn.Module) -> list[Tensor | str | None]:

@@ -1,0 +1,145 @@
+"""What accelerators can do, by their data sheets, and what of it a network gets.
+
+Peaks and bandwidths are those of the maker. No network reaches them: a forecast multiplies them
+with the shares of :data:`SUSTAINED`, and a floor with one. A processor's row is measured, see
+``benchmarks/forecast.py``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Kind = Literal["product", "attention", "convolution", "memory"]
+"""What a kernel's time depends on: three kinds of arithmetic, or only the bytes that it moves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One kind of accelerator."""
+
+    name: str
+    memory_gb: float
+    half_tflops: float
+    """Dense bf16 products with float32 sums, TFLOP/s."""
+
+    single_tflops: float
+    """Float32 without tensor cores, as torch computes by default, TFLOP/s."""
+
+    memory_gbs: float
+    """Bandwidth of its memory, GB/s."""
+
+    link_gbs: float
+    """Bandwidth to its neighbors in one direction, GB/s."""
+
+    source: str
+
+
+DEVICES = (
+    Device(
+        name="H100", memory_gb=80, half_tflops=989, single_tflops=67, memory_gbs=3350,
+        link_gbs=450, source="NVIDIA H100 data sheet, SXM",
+    ),
+    Device(
+        name="H200", memory_gb=141, half_tflops=989, single_tflops=67, memory_gbs=4800,
+        link_gbs=450, source="NVIDIA H200 data sheet, SXM",
+    ),
+    Device(
+        name="A100", memory_gb=80, half_tflops=312, single_tflops=19.5, memory_gbs=2039,
+        link_gbs=300, source="NVIDIA A100 80GB data sheet, SXM",
+    ),
+    Device(
+        name="RTX 4090", memory_gb=24, half_tflops=165, single_tflops=82.6, memory_gbs=1008,
+        link_gbs=32, source="NVIDIA Ada architecture paper; PCIe 4.0 x16",
+    ),
+    Device(
+        name="RTX 5090", memory_gb=32, half_tflops=210, single_tflops=104.8, memory_gbs=1792,
+        link_gbs=64, source="NVIDIA RTX Blackwell architecture paper; PCIe 5.0 x16",
+    ),
+)  # fmt: skip
+"""Those that forecasts are made for."""
+
+PEAK_TFLOPS = {
+    "B200": 2250.0,
+    "H100 PCIe": 756.0,
+    "H800": 989.0,
+    "A800": 312.0,
+    "L40S": 362.0,
+    "RTX PRO 6000": 503.0,
+    **{device.name: float(device.half_tflops) for device in DEVICES},
+}
+"""Dense bf16 peak of accelerators in TFLOP/s by a part of their name, longer parts first within a
+family."""
+
+SUSTAINED: Mapping[Kind, float] = {
+    "product": 0.8,
+    "attention": 0.5,
+    "convolution": 0.5,
+    "memory": 0.9,
+}
+"""Share of a peak that large kernels get. Products: 790 of 989 TFLOP/s, measured on an H200-class
+device. Attention: the lower end of what FlashAttention-2 reports on an A100, 50 to 73 % (arXiv
+2307.08691). Convolutions and memory: assumed; nothing of this network was measured on a GPU."""
+
+FULL: Mapping[Kind, float] = dict.fromkeys(SUSTAINED, 1.0)
+"""Nothing lost: the floor that no implementation of the same kernels can beat."""
+
+LAUNCH_S = 8e-6
+"""Host time of one operator in eager mode. Assumed: 3.8 us for a kernel that is launched behind
+another (NVIDIA, "Getting Started with CUDA Graphs"), the rest for Python and torch's dispatcher."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roofline:
+    """What kernels get of one device."""
+
+    name: str
+    half: Mapping[Kind, float]
+    """Operations per second in half precision, by kind of arithmetic."""
+
+    single: Mapping[Kind, float]
+    """Likewise in float32."""
+
+    bytes_s: float
+    """Bytes of memory per second."""
+
+    launch_s: float
+    """Host seconds of one operator."""
+
+    link_bytes_s: float
+    """Bytes per second to neighbors."""
+
+    overlaps: bool
+    """Whether the host goes on while the device computes."""
+
+    def seconds(self, kind: Kind, dtype: torch.dtype, flops: float, bytes_: float) -> float:
+        """Return the device time of one kernel: its arithmetic or its traffic, whichever lasts."""
+        moving = bytes_ / self.bytes_s
+        if kind == "memory":
+            return moving
+        rates = self.half if dtype in (torch.bfloat16, torch.float16) else self.single
+        return max(moving, flops / rates[kind])
+
+
+def roofline(device: Device, shares: Mapping[Kind, float] = SUSTAINED) -> Roofline:
+    """Return what ``shares`` of a device's peaks are."""
+    return Roofline(
+        name=device.name,
+        half={kind: 1e12 * device.half_tflops * share for kind, share in shares.items()},
+        single={kind: 1e12 * device.single_tflops * share for kind, share in shares.items()},
+        bytes_s=1e9 * device.memory_gbs * shares["memory"],
+        launch_s=LAUNCH_S,
+        link_bytes_s=1e9 * device.link_gbs * shares["memory"],
+        overlaps=True,
+    )
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """Return the dense bf16 peak of a device in TFLOP/s, None where it is not known."""
+    return next((peak for part, peak in PEAK_TFLOPS.items() if part in device_name), None)
+
+
+def device_peak(device: torch.device) -> float | None:
+    """Return the dense bf16 peak of ``device`` in TFLOP/s, None where it is not known."""
+    return peak_tflops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
