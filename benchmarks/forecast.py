@@ -37,8 +37,8 @@ from dzrobot.training.planning.devices import Roofline
 from dzrobot.training.planning.forecast import forecast
 from dzrobot.training.planning.memory import Setup
 from dzrobot.training.planning.rehearsal import (
-    ChunkPlan,
-    StepPlan,
+    ChunkSetup,
+    StepSetup,
     rehearse_chunks,
     rehearse_step,
 )
@@ -101,7 +101,7 @@ def step_rows(bench: Bench, roof: Roofline, repeats: int) -> Iterator[tuple[str,
         parallel=parallel_config(bench, case), image_size=bench.robot.image_size,
         micro_batch=case.mbs, devices=1, averaged=False,
     )  # fmt: skip
-    rehearsed = rehearse_step(StepPlan(setup=setup, robot=bench.robot, prompt_rows=PROMPT_ROWS))
+    rehearsed = rehearse_step(StepSetup(setup=setup, robot=bench.robot, prompt_rows=PROMPT_ROWS))
     batches = Batches(bench, case.mbs, argparse.Namespace(data="dummy"))
     running = Running(*build(bench, case), batches)
     times: dict[str, list[float]] = {}
@@ -126,7 +126,7 @@ def step_rows(bench: Bench, roof: Roofline, repeats: int) -> Iterator[tuple[str,
 def chunk_rows(bench: Bench, roof: Roofline, repeats: int) -> Iterator[tuple[str, float, float]]:
     """Yield place in the window, forecast and measured seconds of a chunk."""
     options = GenerateOptions()
-    plan = ChunkPlan(
+    plan = ChunkSetup(
         network=bench.config, image_size=bench.robot.image_size, options=options,
         prompt_rows=PROMPT_ROWS, dtype=torch.float32,
     )  # fmt: skip

@@ -22,8 +22,8 @@ from dzrobot.training.planning.memory import Setup
 from dzrobot.training.planning.operators import HostReadError
 from dzrobot.training.planning.rehearsal import (
     META,
-    ChunkPlan,
-    StepPlan,
+    ChunkSetup,
+    StepSetup,
     rehearse,
     rehearse_chunks,
     rehearse_prompt,
@@ -53,7 +53,7 @@ def step_plan(variant="5b", *, layers=3, stored=False, lora=False, devices=1, **
     if lora:
         head = dataclasses.replace(config.head, train_architecture="lora")
         config = dataclasses.replace(config, head=head)
-    return StepPlan(
+    return StepSetup(
         setup=Setup(
             network=config, model=ModelConfig(embodiment_tag=ROBOT.tag, is_lora=lora),
             parallel=ParallelConfig(**parallel), image_size=ROBOT.image_size, micro_batch=BATCH,
@@ -64,7 +64,7 @@ def step_plan(variant="5b", *, layers=3, stored=False, lora=False, devices=1, **
 
 
 def chunk_plan(variant, *, history):
-    return ChunkPlan(
+    return ChunkSetup(
         network=network(variant), image_size=ROBOT.image_size, prompt_rows=WORDS,
         options=GenerateOptions(dit_steps=5, history=history),
     )  # fmt: skip
@@ -228,6 +228,7 @@ def test_what_should_not_be_is_found():
     assert sent == [(8, True), (20, True), (28, False)]
 
 
+@pytest.mark.long
 def test_plan_prints_the_forecast(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(network("5b").to_dict()))
     words = [f"model.config_path={tmp_path / 'config.json'}", "data.cache_features=true"]

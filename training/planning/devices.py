@@ -16,7 +16,7 @@ Kind = Literal["product", "attention", "convolution", "memory"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class Accelerator:
     """One kind of accelerator."""
 
     name: str
@@ -37,23 +37,23 @@ class Device:
 
 
 DEVICES = (
-    Device(
+    Accelerator(
         name="H100", memory_gb=80, half_tflops=989, single_tflops=67, memory_gbs=3350,
         link_gbs=450, source="NVIDIA H100 data sheet, SXM",
     ),
-    Device(
+    Accelerator(
         name="H200", memory_gb=141, half_tflops=989, single_tflops=67, memory_gbs=4800,
         link_gbs=450, source="NVIDIA H200 data sheet, SXM",
     ),
-    Device(
+    Accelerator(
         name="A100", memory_gb=80, half_tflops=312, single_tflops=19.5, memory_gbs=2039,
         link_gbs=300, source="NVIDIA A100 80GB data sheet, SXM",
     ),
-    Device(
+    Accelerator(
         name="RTX 4090", memory_gb=24, half_tflops=165, single_tflops=82.6, memory_gbs=1008,
         link_gbs=32, source="NVIDIA Ada architecture paper; PCIe 4.0 x16",
     ),
-    Device(
+    Accelerator(
         name="RTX 5090", memory_gb=32, half_tflops=210, single_tflops=104.8, memory_gbs=1792,
         link_gbs=64, source="NVIDIA RTX Blackwell architecture paper; PCIe 5.0 x16",
     ),
@@ -122,7 +122,7 @@ class Roofline:
         return max(moving, flops / rates[kind])
 
 
-def roofline(device: Device, shares: Mapping[Kind, float] = SUSTAINED) -> Roofline:
+def roofline(device: Accelerator, shares: Mapping[Kind, float] = SUSTAINED) -> Roofline:
     """Return what ``shares`` of a device's peaks are."""
     return Roofline(
         name=device.name,

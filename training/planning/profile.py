@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.training.config import SFTConfig
-from dzrobot.training.planning.devices import DEVICES, FULL, Device, Roofline, roofline
+from dzrobot.training.planning.devices import DEVICES, FULL, Accelerator, Roofline, roofline
 from dzrobot.training.planning.flops import sample_cost
 from dzrobot.training.planning.forecast import Cost, Form, costs, forecast, step_seconds
 from dzrobot.training.planning.memory import GIB, count_parameters, plan_memory
 from dzrobot.training.planning.plan import ASSUMED_PROMPT, run_setup
 from dzrobot.training.planning.rehearsal import (
-    ChunkPlan,
+    ChunkSetup,
     Rehearsal,
-    StepPlan,
     StepRehearsal,
+    StepSetup,
     rehearse_chunks,
     rehearse_prompt,
     rehearse_step,
@@ -60,7 +60,7 @@ def profile_step(config: SFTConfig, base: NetworkConfig, devices: int) -> StepPr
     counts = count_parameters(setup.network, is_lora=config.model.is_lora)
     cost = sample_cost(config, setup.network, robot.image_size, ASSUMED_PROMPT)
     step = rehearse_step(
-        StepPlan(
+        StepSetup(
             setup=setup, robot=robot, prompt_rows=ASSUMED_PROMPT, augmented=config.data.augment,
             has_stored_images=config.data.cache_features,
         )
@@ -73,7 +73,7 @@ def profile_step(config: SFTConfig, base: NetworkConfig, devices: int) -> StepPr
     )  # fmt: skip
 
 
-def describe_step(profile: StepProfile, shown: Device, *, table: bool = True) -> str:
+def describe_step(profile: StepProfile, shown: Accelerator, *, table: bool = True) -> str:
     """Return what a step runs and what of it costs most on ``shown``.
 
     Args:
@@ -115,7 +115,7 @@ def step_table(profiles: Sequence[tuple[str, StepProfile]]) -> Iterator[str]:
             )
 
 
-def _fit(bytes_: float, device: Device) -> str:
+def _fit(bytes_: float, device: Accelerator) -> str:
     # Data sheets count 10^9 bytes.
     verdict = "" if bytes_ <= 1e9 * device.memory_gb else ", does not fit"
     return f"{bytes_ / GIB:.0f} GiB{verdict}"
@@ -125,7 +125,7 @@ def _fit(bytes_: float, device: Device) -> str:
 class ChunkProfile:
     """The chunks of one network."""
 
-    plan: ChunkPlan
+    plan: ChunkSetup
     chunks: Mapping[int, Rehearsal]
     """By the latent frame that a chunk begins at."""
 
@@ -136,7 +136,7 @@ class ChunkProfile:
     """Bytes, prompt encoder included."""
 
 
-def profile_chunks(plan: ChunkPlan) -> ChunkProfile:
+def profile_chunks(plan: ChunkSetup) -> ChunkProfile:
     """Return the rehearsed chunks of an episode."""
     counts = count_parameters(plan.network, is_lora=False)
     parameters = counts.trained + counts.frozen + counts.text + counts.images
@@ -165,7 +165,7 @@ def chunk_table(name: str, profile: ChunkProfile) -> Iterator[str]:
             yield f"{name:<14}{device.name:<10}{head:<10}" + "".join(cells) + fit
 
 
-def describe_chunks(name: str, profile: ChunkProfile, shown: Device) -> Iterator[str]:
+def describe_chunks(name: str, profile: ChunkProfile, shown: Accelerator) -> Iterator[str]:
     """Yield what one chunk in the middle of a window runs and what of it costs most."""
     start = list(profile.chunks)[-1]
     chunk = profile.chunks[start]

@@ -20,7 +20,7 @@ from dzrobot.training.planning.profile import (
     step_table,
 )
 from dzrobot.training.planning.recipe import read_planned
-from dzrobot.training.planning.rehearsal import ChunkPlan
+from dzrobot.training.planning.rehearsal import ChunkSetup
 
 STEPS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "5B, all weights, 8 devices": ("droid_sft_dreamzero_5b", (), 8),
@@ -57,11 +57,11 @@ def profiled_steps() -> dict[str, StepProfile]:
     }
 
 
-def chunk_plan(variant: str) -> ChunkPlan:
+def chunk_plan(variant: str) -> ChunkSetup:
     """Return the chunks of the published ``5b`` or ``14b`` network on DROID, with its options."""
     robot = load_embodiment(_TAG)
     config, base = read_planned(f"droid_sft_dreamzero_{variant}", (), 8)
-    return ChunkPlan(
+    return ChunkSetup(
         network=run_network(base, config.model, robot), image_size=robot.image_size,
         options=GenerateOptions(cfg_scale=robot.cfg_scale), prompt_rows=ASSUMED_PROMPT,
         dtype=torch.bfloat16,

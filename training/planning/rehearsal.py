@@ -109,7 +109,7 @@ def rehearse(run: Callable[[OperatorCounter], None], device: torch.device = META
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepPlan:
+class StepSetup:
     """A training step to rehearse."""
 
     setup: Setup
@@ -133,7 +133,7 @@ class StepRehearsal:
     """Clipping and the optimizer, once a step."""
 
 
-def rehearse_step(plan: StepPlan) -> StepRehearsal:
+def rehearse_step(plan: StepSetup) -> StepRehearsal:
     """Return what a device runs in one optimizer step."""
     setup = plan.setup
     is_lora = setup.model.is_lora
@@ -198,7 +198,7 @@ def training_network(
     return model
 
 
-def _micro_batch(plan: StepPlan, model: WorldActionModel, counter: OperatorCounter) -> None:
+def _micro_batch(plan: StepSetup, model: WorldActionModel, counter: OperatorCounter) -> None:
     setup, timing, dit = plan.setup, plan.robot.timing, plan.setup.network.dit
     size = setup.micro_batch
     with counter.stage("frames"):
@@ -230,7 +230,7 @@ def _sent(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype).to(META, non_blocking=True)
 
 
-def _augmented(plan: StepPlan) -> Tensor:
+def _augmented(plan: StepSetup) -> Tensor:
     size, frames = plan.setup.micro_batch, plan.robot.timing.frames
     views = {
         view.key: _sent(size, frames, *view.resolution, 3, dtype=torch.uint8)
@@ -240,7 +240,7 @@ def _augmented(plan: StepPlan) -> Tensor:
     return encode_views(views, plan.robot, draws)
 
 
-def _stored(plan: StepPlan) -> EncodedImages:
+def _stored(plan: StepSetup) -> EncodedImages:
     network, size = plan.setup.network, plan.setup.micro_batch
     latent = network.latent_size(*(network.target_size or plan.setup.image_size))
     frames = network.vae.latent_frames(network.head.num_frames)
@@ -256,14 +256,14 @@ def _stored(plan: StepPlan) -> EncodedImages:
     )
 
 
-def _prompt(plan: StepPlan) -> PromptEmbedding:
+def _prompt(plan: StepSetup) -> PromptEmbedding:
     dit, size = plan.setup.network.dit, plan.setup.micro_batch
     dtype = DTYPES[plan.setup.parallel.param_dtype]
     rows = _sent(size, dit.text_len, dit.text_dim, dtype=dtype)
     return PromptEmbedding(rows, (min(plan.prompt_rows, dit.text_len),) * size)
 
 
-def _gather_and_reduce(unit: nn.Module, plan: StepPlan, counter: OperatorCounter) -> None:
+def _gather_and_reduce(unit: nn.Module, plan: StepSetup, counter: OperatorCounter) -> None:
     """Move what sharding moves for one unit; the blocks are units of their own.
 
     Shards of trained weights are float32, of frozen ones in the compute dtype. Both are copied into
@@ -325,7 +325,7 @@ def _update(shapes: Sequence[torch.Size], shards: int, counter: OperatorCounter)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkPlan:
+class ChunkSetup:
     """The chunks of an episode to rehearse."""
 
     network: NetworkConfig
@@ -337,7 +337,7 @@ class ChunkPlan:
     dtype: torch.dtype = torch.bfloat16
 
 
-def rehearse_chunks(plan: ChunkPlan) -> dict[int, Rehearsal]:
+def rehearse_chunks(plan: ChunkSetup) -> dict[int, Rehearsal]:
     """Return what each chunk runs, from the first to the last before history is dropped.
 
     Keys are the latent frame that a chunk begins at. Prompts have been encoded before; see
@@ -363,7 +363,7 @@ def rehearse_chunks(plan: ChunkPlan) -> dict[int, Rehearsal]:
     return {place: at(place) for place in run(1)}
 
 
-def rehearse_prompt(plan: ChunkPlan) -> Rehearsal:
+def rehearse_prompt(plan: ChunkSetup) -> Rehearsal:
     """Return what encoding one new prompt runs."""
     model = inference_network(plan)
 
@@ -374,13 +374,13 @@ def rehearse_prompt(plan: ChunkPlan) -> Rehearsal:
     return rehearse(encode)
 
 
-def inference_network(plan: ChunkPlan) -> WorldActionModel:
+def inference_network(plan: ChunkSetup) -> WorldActionModel:
     """Return the network as a policy has it: on the device, frozen, in one dtype."""
     model = build_network(plan.network).to(plan.dtype)
     return model.eval().requires_grad_(requires_grad=False)
 
 
-def _chunks(plan: ChunkPlan, session: SessionCache) -> dict[int, Rehearsal]:
+def _chunks(plan: ChunkSetup, session: SessionCache) -> dict[int, Rehearsal]:
     model = inference_network(plan)
     found: dict[int, Rehearsal] = {}
     window = plan.options.window(plan.network.dit)
@@ -397,7 +397,7 @@ def _chunks(plan: ChunkPlan, session: SessionCache) -> dict[int, Rehearsal]:
         found[start] = rehearse(chunk)
 
 
-def _request(plan: ChunkPlan, frames: int) -> InferenceRequest:
+def _request(plan: ChunkSetup, frames: int) -> InferenceRequest:
     height, width = plan.network.target_size or plan.image_size
     shapes = noise_shapes(plan.network, plan.network.latent_size(height, width))
     video, action = (torch.empty(shape, dtype=plan.dtype, device=META) for shape in shapes)
@@ -415,6 +415,6 @@ def _row(prompt: Prompt) -> tuple[Tensor, Tensor]:
     return prompt.ids_N[None], prompt.mask_N[None]
 
 
-def _tokens(plan: ChunkPlan, token: int) -> Prompt:
+def _tokens(plan: ChunkSetup, token: int) -> Prompt:
     rows = plan.network.dit.text_len
     return Prompt(torch.full((rows,), token), torch.arange(rows) < plan.prompt_rows)
