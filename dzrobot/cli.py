@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
+import io
 import logging
 import os
 import sys
@@ -16,10 +17,12 @@ from dzrobot.commands.signals import Terminated
 from dzrobot.documents import shorten
 from dzrobot.errors import DzrobotError, StoppedError, suggest
 from dzrobot.importing import current_folder_importable
+from dzrobot.ranks import is_first_to_say
 
 COMMANDS = {
     "eval": ("eval", "evaluate a policy in an environment"),
     "merge": ("merge", "put shards of one evaluation together"),
+    "sweep": ("sweep", "find the best of several checkpoints, and measure it on other episodes"),
     "compare": ("compare", "compare evaluations of the same episodes"),
     "report": ("report", "write evaluations as a page with every episode's video"),
     "libero": ("libero", "set LIBERO up and check its assets"),
@@ -102,7 +105,7 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
         with current_folder_importable():
             return _run(program, argv, importlib.import_module(module))
     except DzrobotError as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        _say(f"{program}: {error}")
         return STOPPED if isinstance(error, StoppedError) else FAULT
     except BrokenPipeError:
         # Whoever read our output has gone, as `head` does: nothing to tell, and nobody to tell it.
@@ -112,31 +115,39 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
     except OSError as error:
         # No room, no permission, a folder in the place of a file, a name too long.
         place = f"{shorten(str(error.filename), 200)}: " if error.filename else ""
-        print(f"{program}: {place}{error.strerror or error}", file=sys.stderr)
+        _say(f"{program}: {place}{error.strerror or error}")
         return FAULT
-    except Terminated:
-        print(f"{program}: terminated", file=sys.stderr)
-        return TERMINATED
-    except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        terminated = isinstance(error, Terminated)
+        _say(f"{program}: {'terminated' if terminated else 'interrupted'}")
+        return TERMINATED if terminated else INTERRUPTED
+
+
+def _say(message: str) -> None:
+    """Print ``message`` to stderr; of the processes that torchrun started, one does."""
+    if is_first_to_say(message):
+        print(message, file=sys.stderr)
 
 
 def _run(program: str, argv: Sequence[str], command: ModuleType) -> int:
-    parser = build_parser(program, command)
+    parser, said = build_parser(program, command), io.StringIO()
     try:
-        # argparse of Python 3.11 takes the "--" of `--seed=--` for its own and leaves a list.
-        if bare := next((word for word in argv if word.endswith("=--")), None):
-            parser.error(f"{bare!r}: -- is no value")
-        # Intermixed: values may follow options, as in `plan RECIPE --gpus 8 runner.max_steps=10`.
-        nested = parser._subparsers is not None
-        parse = parser.parse_known_args if nested else parser.parse_known_intermixed_args
-        arguments, unknown = parse(argv)
-        if unknown:
-            _refuse(parser, unknown, getattr(command, "INSTEAD", {}))
+        with contextlib.redirect_stderr(said):
+            # argparse of Python 3.11 takes the "--" of `--seed=--` for its own and leaves a list.
+            if bare := next((word for word in argv if word.endswith("=--")), None):
+                parser.error(f"{bare!r}: -- is no value")
+            # Intermixed: values may follow options, as in `plan RECIPE --gpus 8 max_steps=10`.
+            nested = parser._subparsers is not None
+            parse = parser.parse_known_args if nested else parser.parse_known_intermixed_args
+            arguments, unknown = parse(argv)
+            if unknown:
+                _refuse(parser, unknown, getattr(command, "INSTEAD", {}))
     except SystemExit as stop:
-        # argparse has printed its message; whoever called main() gets a code back.
+        # argparse has said what is wrong; whoever called main() gets a code back.
+        if message := said.getvalue().rstrip("\n"):
+            _say(message)
         return int(stop.code or 0)
+    sys.stderr.write(said.getvalue())
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     code: int = command.run(arguments)
     return code

@@ -1,6 +1,5 @@
 """Starting and ending training processes: alone, under torchrun, or several of our own."""
 
-import hashlib
 import logging
 import os
 import sys
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dzrobot.errors import DzrobotError
+from dzrobot.ranks import is_first_to_say
 from dzrobot.training.config import SFTConfig
 from dzrobot.training.recipe import load_recipe
 
@@ -38,29 +38,10 @@ def main(arguments: Sequence[str]) -> int:
         config = load_recipe(arguments[0], arguments[1:], int(os.environ.get("WORLD_SIZE", "1")))
         return train(config)
     except DzrobotError as error:
-        if _is_first_to_say(str(error)):
+        if is_first_to_say(str(error)):
             sys.stderr.write(f"{error}\n")
             sys.stderr.flush()
         return FAULT
-
-
-def _is_first_to_say(message: str) -> bool:
-    """Return whether no other process of this launch and machine has said ``message``.
-
-    Whoever fails first speaks: torchrun ends the others at once, the main process among them.
-    """
-    place = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if place is None:
-        return os.environ.get("RANK", "0") == "0"
-    # One folder a process, in one folder a start of all of them.
-    said = Path(place).parents[1] / f"said-{hashlib.sha256(message.encode()).hexdigest()[:16]}"
-    try:
-        said.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def train(config: SFTConfig) -> int:

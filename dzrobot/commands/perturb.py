@@ -1,18 +1,16 @@
 """``dzrobot eval --perturb``: what is left of a score when the episodes become harder."""
 
 import argparse
-from collections.abc import Callable
-from copy import copy
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from dzrobot.commands.candidates import One
 from dzrobot.commands.compare import comparison_table
+from dzrobot.commands.variants import Variant
 from dzrobot.errors import ConfigError
 from dzrobot.rollout.evaluation.comparison import compare, read_results
 from dzrobot.rollout.evaluation.perturbation import Perturbation
-from dzrobot.rollout.evaluation.report import Summary
 
 UNPERTURBED = "unperturbed"
 """Folder of the arm that is compared with."""
@@ -20,7 +18,6 @@ UNPERTURBED = "unperturbed"
 
 def add_perturbation(group: Any) -> None:
     """Declare ``--perturb``."""
-    group.set_defaults(perturbation=None)
     group.add_argument(
         "--perturb", action="append", default=[], metavar="AXIS[:LEVEL]",
         help="make the same episodes harder, beside unperturbed ones, and compare the pairs; "
@@ -32,7 +29,7 @@ def add_perturbation(group: Any) -> None:
 def evaluate_perturbed(
     console: Console,
     arguments: argparse.Namespace,
-    one: Callable[[argparse.Namespace], tuple[Summary, Path, str]],
+    one: One,
 ) -> int:
     """Evaluate the same episodes unperturbed and perturbed; print the pairs; return the exit code.
 
@@ -51,12 +48,10 @@ def evaluate_perturbed(
         raise ConfigError("--perturb writes several folders: say below which with --output DIR")
     folders, complete = [], True
     for perturbation in (None, *asked):
-        own = copy(arguments)
-        own.perturb, own.perturbation = [], perturbation
-        name = UNPERTURBED if perturbation is None else perturbation.text.replace(":", "-")
-        own.output = arguments.output / name
+        text = None if perturbation is None else perturbation.text
+        name = UNPERTURBED if text is None else text.replace(":", "-")
         console.print(name, markup=False)
-        summary, folder, _ = one(own)
+        summary, folder, _ = one(Variant(output=arguments.output / name, perturbation=text))
         folders.append(folder)
         complete = complete and summary.complete
     found = compare([read_results(folder) for folder in folders], any_perturbation=True)

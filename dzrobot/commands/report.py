@@ -4,7 +4,13 @@ import argparse
 from pathlib import Path
 
 from dzrobot.commands import flags
+from dzrobot.progress import progress_bar
+from dzrobot.rollout.pages.content import LETTERS
+from dzrobot.rollout.pages.recordings import write_recordings
 from dzrobot.rollout.pages.write import write_page
+
+RERUN_FOLDER = "rerun"
+"""Of recordings, beside the page; of two evaluations, each has a folder in it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,13 +28,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=flags.path, metavar="DIR", help="default: RESULTS/report"
     )
+    parser.add_argument(
+        "--rerun", action="store_true",
+        help="write a Rerun recording of every episode instead, to DIR/rerun",
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page, and say where."""
     folders = [arguments.results, *([arguments.other] if arguments.other else [])]
     output: Path = arguments.output or arguments.results / "report"
+    if arguments.rerun:
+        return _write_recordings(folders, output / RERUN_FOLDER)
     page = write_page(folders, output)
     size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, {size / 1e6:.1f} MB with its media")
+    return 0
+
+
+def _write_recordings(folders: list[Path], output: Path) -> int:
+    for letter, folder in zip(LETTERS, folders, strict=False):
+        own = output if len(folders) == 1 else output / letter.lower()
+        with progress_bar("recordings") as show:
+            written = write_recordings(folder, own, show)
+        size = sum(path.stat().st_size for path in written)
+        print(f"{own}: {len(written)} recordings, {size / 1e6:.1f} MB; `rerun FILE.rrd` shows one")
     return 0

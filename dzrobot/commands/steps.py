@@ -1,21 +1,17 @@
 """Success against training step: `dzrobot eval --checkpoint RUN --steps all`."""
 
 import argparse
-from collections.abc import Callable
-from copy import copy
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
+from dzrobot.commands.candidates import SELECTED, One, evaluate_candidates, scores_table
 from dzrobot.commands.results import folder_name
 from dzrobot.commands.tracking import numbers_of_step, tracked
+from dzrobot.commands.variants import Variant
 from dzrobot.errors import CheckpointError, ConfigError, preview
 from dzrobot.files import write_json
-from dzrobot.rollout.evaluation.report import STEPS_FILE, StepScore, Summary
-
-SELECTED = "selected on these episodes"
-"""What the score of a step that was picked by its score has to be called."""
+from dzrobot.rollout.evaluation.report import STEPS_FILE, StepScore
 
 
 def listed_steps(run: Path, wanted: str) -> list[tuple[int, Path]]:
@@ -50,14 +46,14 @@ def listed_steps(run: Path, wanted: str) -> list[tuple[int, Path]]:
 def evaluate_steps(
     console: Console,
     arguments: argparse.Namespace,
-    one: Callable[[argparse.Namespace], Summary],
+    one: One,
 ) -> int:
     """Evaluate each step on the same episodes; print and keep the table; return the exit code.
 
     Args:
         console: Where to.
         arguments: Those of `dzrobot eval`; ``checkpoint`` is the run.
-        one: Evaluates one checkpoint into ``output``.
+        one: Runs one evaluation; returns what it found, its folder and the title of its table.
     """
     if arguments.checkpoint is None:
         raise ConfigError("--steps needs --checkpoint RUN, the folder of a training run")
@@ -65,39 +61,26 @@ def evaluate_steps(
     whole = arguments.output or run / "evaluations" / folder_name(
         arguments.suite, arguments.env or "lift"
     )
-    steps, scores, complete = listed_steps(run, arguments.steps), [], True
+    found = {f"step {step}": (step, path) for step, path in listed_steps(run, arguments.steps)}
+    candidates = {
+        name: Variant(checkpoint=str(path), output=whole / f"step_{step:08d}", is_tracked=False)
+        for name, (step, path) in found.items()
+    }
+    scores: list[StepScore] = []
+    complete = True
     with tracked(arguments.wandb, whole, {"checkpoint": arguments.checkpoint}) as tell:
-        for step, folder in steps:
-            console.print(f"step {step}", highlight=False)
-            own = copy(arguments)
-            own.checkpoint, own.output = str(folder), whole / f"step_{step:08d}"
-            own.steps = own.wandb = None
-            summary = one(own)
-            total, complete = summary.total, complete and summary.complete
-            score = StepScore(step=step, successes=total.successes, episodes=total.episodes)
+        for name, summary in evaluate_candidates(console, candidates, one):
+            score = StepScore.of(summary, step=found[name][0])
             scores.append(score)
+            complete = complete and summary.complete
             write_json(whole / STEPS_FILE, [score.model_dump() for score in scores])
-            tell(step, numbers_of_step(score))
-    console.print(_table(scores))
+            tell(score.step, numbers_of_step(score))
+    title = f"success by training step, {SELECTED}"
+    console.print(scores_table(title, "step", {str(score.step): score for score in scores}))
     console.print(
         f"A checkpoint picked by this table has a score {SELECTED}: too high for it. Measure it "
-        f"once more on others (--seed). `dzrobot plot {run}` draws the table; results in {whole}",
+        f"once more on others, as `dzrobot sweep` does. `dzrobot plot {run}` draws the table; "
+        f"results in {whole}",
         markup=False, soft_wrap=True,
     )  # fmt: skip
     return 0 if complete else 1
-
-
-def _table(scores: list[StepScore]) -> Table:
-    table = Table(title=f"success by training step, {SELECTED}", title_justify="left")
-    for name in ("step", "success", "rate", "95 % interval"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for score in scores:
-        rate = 100 * score.successes / score.episodes if score.episodes else float("nan")
-        low, high = score.interval
-        table.add_row(
-            str(score.step),
-            f"{score.successes}/{score.episodes}",
-            f"{rate:.1f}",
-            f"{100 * low:.1f} to {100 * high:.1f}",
-        )
-    return table

@@ -77,6 +77,10 @@ class EpisodePredictions:
     executed: _Rows
     """(T, A): actions as they were executed."""
 
+    states: _Rows = ()
+    """(T, S): the robot's state when each of them was chosen; files of earlier versions have none.
+    """
+
 
 def frame_steps(timing: Timing) -> tuple[int, ...]:
     """Return how many steps after its observation each predicted frame of a plan lies."""
@@ -144,6 +148,7 @@ class PredictingActor:
     _open: _Open | None = None
     _chunks: list[Chunk] = field(default_factory=list)
     _executed: list[list[float]] = field(default_factory=list)
+    _states: list[list[float]] = field(default_factory=list)
     _video: VideoFile | None = None
 
     @property
@@ -178,6 +183,8 @@ class PredictingActor:
                 predicted = self.policy.imagine(self.inner.session)
                 self._open = _Open(step, plan, predicted[-len(robot.timing.frame_offsets) :], seen)
         self._executed.append([float(number) for number in action])
+        state = [np.ravel(observation[key]) for key in robot.state_keys]
+        self._states.append([float(number) for number in np.concatenate(state)])
         return action, spent
 
     def reads_frames(self) -> bool:
@@ -192,7 +199,10 @@ class PredictingActor:
         self._video.close()
         path, video = prediction_files(self.folder, self.case)
         kept = EpisodePredictions(
-            fps=self._fps, chunks=tuple(self._chunks), executed=_rows(self._executed)
+            fps=self._fps,
+            chunks=tuple(self._chunks),
+            executed=_rows(self._executed),
+            states=_rows(self._states),
         )
         self._partial.replace(video)
         write_json(path, asdict(kept))

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
@@ -35,15 +34,14 @@ from dzrobot.rollout.episode import (
 from dzrobot.rollout.evaluation.ablation import Ablation, ablated
 from dzrobot.rollout.evaluation.perturbation import Perturbation, perturbed
 from dzrobot.rollout.evaluation.protocol import EpisodeSpec
-from dzrobot.rollout.evaluation.records import Record, storing
+from dzrobot.rollout.evaluation.queue import CaseQueue, EnvironmentKey, environment_key
+from dzrobot.rollout.evaluation.records import ERROR_FOLDER, Record, storing
 from dzrobot.rollout.failures import EpisodeError, ErrorCapture
 from dzrobot.rollout.frames import reads_frames
 from dzrobot.rollout.policy_spec import PrivilegedActor
 from dzrobot.rollout.predictions import PredictingActor
 from dzrobot.rollout.processes import end_with_parent
 from dzrobot.rollout.video import EpisodeVideo, Wanted
-
-ERROR_FOLDER = "errors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +63,8 @@ class RolloutSettings:
     """What makes the episodes harder; None: nothing."""
 
     videos: Wanted = "all"
+    variables: Sequence[Mapping[str, str]] = ()
+    """Environment variables of the processes, in turn: where each one draws, say."""
 
 
 OwnActor = PolicyActor | PredictingActor | EngineActor
@@ -105,7 +105,7 @@ class EpisodeRunner:
     def __init__(self, settings: RolloutSettings, opened: OnOpen = same_environment) -> None:
         self._settings = settings
         self._opened = opened
-        self._key: tuple[object, ...] | None = None
+        self._key: EnvironmentKey | None = None
         self._env: Any = None
 
     def play(self, case: EpisodeSpec, actor: Actor | None) -> tuple[EpisodeResult, str | None]:
@@ -143,11 +143,6 @@ class EpisodeRunner:
             self._env = self._opened(env)
             self._key = key
         return self._env
-
-
-def environment_key(case: EpisodeSpec) -> tuple[object, ...]:
-    """Return what two cases must have in common to run in one environment."""
-    return case.env, tuple(sorted(case.arguments.items())), case.max_steps
 
 
 @dataclass
@@ -209,7 +204,7 @@ class _Worker:
     actor: OwnActor | None = None
     """Acts for it; None where each environment has its own policy."""
 
-    last_key: tuple[object, ...] | None = None
+    last_key: EnvironmentKey | None = None
     process: Any = field(init=False)
     connection: Connection = field(init=False)
 
@@ -223,9 +218,11 @@ class _Worker:
     def start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
+        own = self.settings.variables
+        variables = {**os.environ, **(own[self.number % len(own)] if own else {})}
         self.process = context.Process(
             target=_work,
-            args=(theirs, self.settings, dict(os.environ)),
+            args=(theirs, self.settings, variables),
             name=f"dzrobot {self.session}",
             daemon=True,
         )
@@ -324,18 +321,18 @@ class WorkerPool:
         for worker in self._workers:
             worker.stop(patient=kind is None and worker.case is None)
 
-    def run(self, cases: Sequence[EpisodeSpec]) -> Iterator[Record]:
+    def run(self, queue: CaseQueue) -> Iterator[Record]:
         """Yield the record of every case as it finishes; exceptions become records too."""
         if self._count == 0:
-            yield from self._alone(cases)
+            yield from self._alone(queue)
             return
-        waiting = deque(cases)
-        for number in range(min(self._count, len(waiting))):
-            self._workers.append(_Worker(number, self._settings))
-            self._hand_out(waiting, self._workers[-1])
-        while busy := [worker for worker in self._workers if worker.case is not None]:
-            ready = wait([worker.connection for worker in busy])
+        while queue.is_open():
+            yield from queue.arrived()
+            self._hand_out(queue)
+            busy = [worker for worker in self._workers if worker.case is not None]
+            ready = wait([worker.connection for worker in busy], queue.poll_s)
             asking: list[tuple[_Worker, Observation]] = []
+            concluded: list[Record] = []
             for worker in busy:
                 if worker.connection not in ready:
                     continue
@@ -343,22 +340,28 @@ class WorkerPool:
                     case _Asked(observation):
                         asking.append((worker, observation))
                     case message:
-                        yield self._concluded(worker, message)
-                        self._hand_out(waiting, worker)
-            for worker, failure in self._answer(asking):
-                yield self._concluded(worker, failure)
-                self._hand_out(waiting, worker)
+                        concluded.append(self._concluded(worker, message))
+            concluded += [self._concluded(*failed) for failed in self._answer(asking)]
+            for record in concluded:
+                yield record
+                queue.conclude(record)
 
-    def _hand_out(self, waiting: deque[EpisodeSpec], worker: _Worker) -> None:
-        """Give ``worker`` a case of the environment it has open, if any is left."""
-        if not waiting:
-            return
-        same = next((c for c in waiting if environment_key(c) == worker.last_key), waiting[0])
-        waiting.remove(same)
-        worker.actor = self._acting.actor(worker.session, same)
-        if worker.actor is not None:
-            worker.actor.begin(None)
-        worker.give(same)
+    def _hand_out(self, queue: CaseQueue) -> None:
+        """Give every worker that has nothing to do a case of the environment it has open."""
+        for number in range(self._count):
+            worker = self._workers[number] if number < len(self._workers) else None
+            if worker is not None and worker.case is not None:
+                continue
+            case = queue.take(None if worker is None else worker.last_key)
+            if case is None:
+                return
+            if worker is None:
+                worker = _Worker(number, self._settings)
+                self._workers.append(worker)
+            worker.actor = self._acting.actor(worker.session, case)
+            if worker.actor is not None:
+                worker.actor.begin(None)
+            worker.give(case)
 
     def _concluded(self, worker: _Worker, message: _Finished | EpisodeError) -> Record:
         assert worker.case is not None, "busy"
@@ -409,22 +412,33 @@ class WorkerPool:
             for (worker, _), chosen in zip(group, acted, strict=True)
         ]
 
-    def _alone(self, cases: Sequence[EpisodeSpec]) -> Iterator[Record]:
+    def _alone(self, queue: CaseQueue) -> Iterator[Record]:
         with contextlib.closing(EpisodeRunner(self._settings, self._opened)) as runner:
-            for case in cases:
-                actor, stop = self._acting.actor(DEFAULT_SESSION, case), ""
-                with ErrorCapture() as caught:
-                    outcome, video = runner.play(case, actor)
-                    _finish(actor)
-                    record, stop = Record.of(case, outcome, video), outcome.stop
-                if caught.failure is not None:
-                    # An environment that has raised is in no known state; closed, it lets go of
-                    # what the next one needs.
-                    runner.close()
-                    record = _error_record(self._settings, case, caught.failure)
+            while queue.is_open():
+                yield from queue.arrived()
+                # In the order of the list, which people beside an arm go by.
+                case = queue.take(None)
+                if case is None:
+                    time.sleep(queue.poll_s or 0.0)
+                    continue
+                record, stop = self._played(runner, case)
                 yield record
+                queue.conclude(record)
                 if stop:
                     raise StoppedError(stop)
+
+    def _played(self, runner: EpisodeRunner, case: EpisodeSpec) -> tuple[Record, str]:
+        """Run ``case`` in this process; return its record, and why no other may follow."""
+        actor = self._acting.actor(DEFAULT_SESSION, case)
+        with ErrorCapture() as caught:
+            outcome, video = runner.play(case, actor)
+            _finish(actor)
+            return Record.of(case, outcome, video), outcome.stop
+        # An environment that has raised is in no known state; closed, it lets go of what the next
+        # one needs.
+        runner.close()
+        assert caught.failure is not None, "else returned"
+        return _error_record(self._settings, case, caught.failure), ""
 
 
 def _finish(actor: OwnActor | None) -> None:

@@ -10,6 +10,9 @@ from dzrobot.errors import SimulatorError
 BACKENDS = ("egl", "osmesa", "glx")
 """What MuJoCo and robosuite can draw with off screen; egl needs no display and no GPU."""
 
+DEVICE_VARIABLE = "MUJOCO_EGL_DEVICE_ID"
+"""Environment variable by which both choose a device for egl; read when the first context opens."""
+
 
 def choose_backend() -> str:
     """Return the OpenGL backend, and set ``MUJOCO_GL`` to it where it is not set.

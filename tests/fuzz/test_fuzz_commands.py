@@ -3,7 +3,7 @@
 import pytest
 from harness import LIGHT, assert_held, assert_refused
 
-from dzrobot.commands.eval import DEFAULT_ENV
+from dzrobot.commands.evaluation import DEFAULT_ENV
 from dzrobot.rollout.evaluation.protocol import PROTOCOLS
 
 run = LIGHT.run
@@ -37,6 +37,7 @@ WRONG = {
     "--dit-steps": (*WHOLE, "0", "dynamics"),
     "--cfg-scale": REAL,
     "--tasks": (*NUMBERS, "999999999"),
+    "--render-device": NUMBERS,
     "--shard": ("", "a", "1", "1/1", "0/0", "²/²", "-1/4", "0/99999999999", "0/1/2",
                 "2/1"),
     "--device": ("", "foo", "cuda:", "cuda:-1", "CPU", "mps", "cpu:0", "cuda:²", "cuda:9999"),
@@ -137,6 +138,8 @@ def test_places_of_results_that_cannot_be(good, tmp_path):
         ("compare", "--seed", WHOLE),
         ("compare", "--published", ("", "1", "1/0", "2/1", "²/²", "-1/2", "1/2/3", "0/0")),
         ("compare", "--json", ("", "x" * 300, "\udcff")),
+        ("sweep", "--confirm", WHOLE),
+        ("sweep", "--episodes", (*WHOLE, "0")),
         ("consolidate", "--data-mb", REAL),
         ("consolidate", "--video-mb", REAL),
         ("emulate", "--domain", (*WHOLE, "233")),
@@ -153,6 +156,7 @@ def test_values_of_other_commands(good, command, flag, values, tmp_path, monkeyp
         "replay": [tmp_path / "set", "--env=dzrobot/point-v0"],
         "record": ["--env=dzrobot/point-v0", "--policy=random", "--max-steps=2", output],
         "compare": [tmp_path / "one", tmp_path / "two"],
+        "sweep": ["random", "--env=dzrobot/point-v0", output],
         "consolidate": [tmp_path / "set"],
         "emulate": ["franka", "--no-cameras"],
     }

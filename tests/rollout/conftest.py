@@ -84,6 +84,21 @@ class Glancing(Steer):
 class Slow(Steer):
     pause = 0.01
 
+class Signed(Slow):
+    """Notes which process of torchrun acts."""
+
+    def reset(self, session=None, *, episode=None):
+        super().reset(session, episode=episode)
+        with open(os.environ["SIGNED"], "a") as file:
+            file.write(os.environ.get("RANK", "alone") + " ")
+
+class Drawn(Seeker):
+    """Notes with which device the simulator beside it draws."""
+
+    def __init__(self, env):
+        with open(os.environ["SIGNED"], "a") as file:
+            file.write(os.environ["MUJOCO_EGL_DEVICE_ID"] + " ")
+
 class Broken(Steer):
     """Raises late in an episode, as long as there is a file to say so."""
 

@@ -42,7 +42,9 @@ def test_actions_are_the_same_and_the_files_tell_of_every_plan(results):
     assert predictions_size(results / "with") > 0
     found = read_predictions(results / "with", case)
     assert found is not None
-    assert len(found.executed) == STEPS
+    assert len(found.executed) == len(found.states) == STEPS
+    assert {len(row) for row in found.states} == {8}
+    assert len(set(found.states)) > 1, "the point moves"
     # Three actions of each plan are executed, then it plans again.
     assert [chunk.step for chunk in found.chunks] == [0, 3, 6]
     assert [chunk.frames for chunk in found.chunks] == [(1, 2, 3), (1, 2, 3), (1,)]
@@ -85,3 +87,47 @@ def test_damaged_predictions_are_refused_by_name(results, tmp_path, capsys):
         assert path.name in capsys.readouterr().err
     finally:
         path.write_text(whole)
+
+
+def test_a_rerun_recording_holds_the_episode(results, tmp_path, capsys):
+    pytest.importorskip("rerun", reason="no Rerun: pip install -e '.[rerun]'")
+    from rerun.chunk import RrdReader
+
+    words = ["report", str(results / "with"), "--rerun", "-o", str(tmp_path)]
+    assert cli.main(words) == 0
+    assert "1 recordings" in capsys.readouterr().out
+    (record,) = RecordFile(results / "with").records.values()
+    kept = read_predictions(results / "with", record.case)
+    rows, fixed = {}, {}
+    for chunk in RrdReader(tmp_path / "rerun" / f"{record.case}.rrd").stream().to_chunks():
+        columns = chunk.to_record_batch().to_pydict()
+        if chunk.is_static:
+            fixed[chunk.entity_path] = columns
+            continue
+        assert chunk.timeline_names == ["step"]
+        [values] = [columns[name] for name in columns if name in VALUES]
+        rows.setdefault(chunk.entity_path, {}).update(zip(columns["step"], values, strict=True))
+    assert record.task in str(fixed["/episode"]["TextDocument:text"])
+    assert json.loads(fixed["/card"]["TextDocument:text"][0][0])["protocol"] == "custom"
+    for name, wanted in (("state", kept.states), ("action/executed", kept.executed)):
+        assert [rows[f"/{name}"][step] for step in range(STEPS)] == [list(row) for row in wanted]
+    for number, chunk in enumerate(kept.chunks):
+        planned = rows[f"/action/planned/{number:03d}"]
+        wanted = {chunk.step + i: list(row) for i, row in enumerate(chunk.planned)}
+        assert planned == wanted
+    # Every image that was seen is a prediction's counterpart, or what a plan was made from.
+    assert sorted(rows["/network/predicted"]) == [1, 2, 3, 4, 5, 6, 7]
+    assert sorted(rows["/network/seen"]) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert rows["/success"] == {STEPS: [float(record.success)]}
+    # The film has an image more than there are steps.
+    assert sorted(rows["/cameras"]) == list(range(STEPS + 1))
+
+
+VALUES = ("Scalars:scalars", "EncodedImage:blob", "VideoFrameReference:timestamp")
+
+
+def test_without_rerun_the_extra_is_named(results, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("dzrobot.importing.find_spec", lambda name: None)
+    assert cli.main(["report", str(results / "with"), "--rerun", "-o", str(tmp_path)]) == 2
+    assert "needs rerun: pip install -e '.[rerun]'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

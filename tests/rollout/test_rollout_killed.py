@@ -7,16 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
+from interrupted import EPISODES, PATIENCE_S, RUN, left_behind, wait_for
 
 from dzrobot.rollout.evaluation.records import RecordFile
-
-RUN = (
-    "--env", "dzrobot/point-v0", "--tasks", "0-2", "--episodes", "4", "--max-steps", "25",
-    "--env-arg", "resolution=32", "--policy", "rollout_policies:Slow", "--videos", "failures",
-)  # fmt: skip
-EPISODES = 12
-PATIENCE_S = 200
-"""Ends a test that hangs; a busy machine is no failure."""
 
 
 @pytest.fixture(scope="module")
@@ -29,25 +22,7 @@ def finish(command, folder, workers):
     process = command(*RUN, "--workers", workers, "--output", folder)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
-    table = [line for line in out.splitlines() if line.startswith(("│", "┃", "├", "└", "┏", "┡"))]
-    results = {name: record.result() for name, record in RecordFile(folder).records.items()}
-    summary = json.loads((folder / "summary.json").read_text())
-    return table, results, summary["results"], videos(folder)
-
-
-def videos(folder):
-    return sorted(path.name for path in (folder / "videos").rglob("*") if path.is_file())
-
-
-def wait_for(count, folder, process):
-    path = folder / "records.jsonl"
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if path.exists() and path.read_bytes().count(b"\n") >= count:
-            return
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.01)
-    pytest.fail(f"no {count} records in time")
+    return left_behind(out, folder)
 
 
 def wait_until_gone(group):

@@ -2,11 +2,13 @@
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dzrobot import files
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.options import PolicyOptions
@@ -25,9 +27,11 @@ from dzrobot.rollout.evaluation.card import (
     read_cases,
     refuse_unlike,
 )
+from dzrobot.rollout.evaluation.distributed import Ranks
 from dzrobot.rollout.evaluation.perturbation import PERTURBATION, Perturbation
 from dzrobot.rollout.evaluation.protocol import EpisodeSpec, EvalSpec, plan_episodes, shard_of
-from dzrobot.rollout.evaluation.records import Record, RecordFile, locked
+from dzrobot.rollout.evaluation.queue import CaseQueue, LocalQueue
+from dzrobot.rollout.evaluation.records import Record, RecordFile, locked, storing
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
 from dzrobot.rollout.execution import ExecutionOptions, Schedule, schedule
 from dzrobot.rollout.latency import ZERO
@@ -38,6 +42,9 @@ from dzrobot.rollout.workers import Acting, OnOpen, RolloutSettings, WorkerPool,
 
 PREDICTED_EPISODES = 100
 """Most episodes of which predictions are kept unasked."""
+
+RANKS_FOLDER = "ranks"
+"""Below a results folder: what processes beside the main one have not yet delivered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +96,12 @@ class RunOptions:
 
     opened: OnOpen = same_environment
     """Called with every environment that this process opens: who looks after an arm, say."""
+
+    variables: Sequence[Mapping[str, str]] = ()
+    """Environment variables of the ``workers``, in turn: where each one draws, say."""
+
+    ranks: Ranks | None = None
+    """The processes that run the evaluation together. None: this one alone."""
 
     def __post_init__(self) -> None:
         if self.workers < 0:
@@ -219,36 +232,67 @@ def evaluate(
         StoppedError: an arm was stopped; what was finished before is kept.
     """
     options = _for_arms(options or RunOptions(), prepared)
-    predicted = output if _predicts(prepared, options) else None
+    acting = _acting(prepared, output, options)
     part = shard_of(prepared.cases, *options.shard)
     with locked(output):
         keep_card(output, prepared.card, prepared.cases)
+        files.remove(output / RANKS_FOLDER)
         records = RecordFile(output, prepared.cases)
-        finished = records.finished()
-        waiting = [case for case in part if case.name not in finished]
+        waiting = [case for case in part if not records.has_result(case.name)]
         if options.enough(records.records):
             waiting = []
         report(_progress(None, part, records))
-        try:
-            acting = Acting(
-                policy=prepared.ready.policy,
-                batched=prepared.evaluation.batched,
-                engines=_engines(prepared),
-                predictions=predicted,
-            )
-            settings = _settings(prepared, output, options)
+        errors = 0
 
-            def keep(record: Record) -> bool:
+        def keep(record: Record) -> bool:
+            nonlocal errors
+            # A process that was slow, not lost: another one ran the case again.
+            if not records.has_result(record.case):
                 report(_kept(record, part, records))
-                return options.enough(records.records)
+                errors += record.error is not None
+            return options.enough(records.records) or errors >= options.max_errors
 
-            _run(settings, acting, options, waiting, keep)
+        try:
+            with _queue(prepared, output, options, waiting) as queue:
+                settings = _settings(prepared, output, options)
+                _run(settings, acting, options, queue, keep)
         finally:
             remove_unfinished(output)
             remove_unfinished_predictions(output)
             summary = summarize(records.records.values(), part)
             write_summary(output, summary, prepared.card)
     return summary
+
+
+def assist(prepared: PreparedEvaluation, output: Path, options: RunOptions) -> None:
+    """Run cases of an evaluation whose results the main process keeps, until it wants no more.
+
+    Args:
+        prepared: What is evaluated.
+        output: The main process's results folder. Below it, this one keeps what is not delivered.
+        options: How it is run; ``ranks`` is needed.
+
+    Raises:
+        ProtocolError: the main process evaluates something else, or is out of reach.
+    """
+    group, options = options.ranks, _for_arms(options, prepared)
+    assert group is not None, "one of several processes"
+    folder = output / RANKS_FOLDER / str(group.rank)
+    acting = _acting(prepared, folder, options)
+    queue = group.helper_queue(prepared.card, prepared.cases, folder)
+    if queue is None:
+        return
+    try:
+        with storing(folder):
+            files.remove(folder)
+            folder.mkdir(parents=True)
+        _run(_settings(prepared, folder, options), acting, options, queue, lambda _: False)
+    finally:
+        files.remove(folder)
+        with suppress(OSError):
+            # On a machine of its own, nothing else lies there.
+            folder.parent.rmdir()
+            output.rmdir()
 
 
 def merge(output: Path, parts: Sequence[Path]) -> Summary:
@@ -290,6 +334,16 @@ def _settings(prepared: PreparedEvaluation, output: Path, options: RunOptions) -
         ablation=prepared.evaluation.ablation,
         perturbation=prepared.evaluation.perturbation,
         videos=options.videos,
+        variables=options.variables,
+    )
+
+
+def _acting(prepared: PreparedEvaluation, folder: Path, options: RunOptions) -> Acting:
+    return Acting(
+        policy=prepared.ready.policy,
+        batched=prepared.evaluation.batched,
+        engines=_engines(prepared),
+        predictions=folder if _predicts(prepared, options) else None,
     )
 
 
@@ -297,16 +351,28 @@ def _run(
     settings: RolloutSettings,
     acting: Acting,
     options: RunOptions,
-    cases: Sequence[EpisodeSpec],
+    queue: CaseQueue,
     keep: Callable[[Record], bool],
 ) -> None:
-    errors = 0
+    """Run cases of ``queue`` until it closes, or ``keep`` says of a record that it is enough."""
     with WorkerPool(settings, acting, options.workers, opened=options.opened) as pool:
-        for record in pool.run(cases):
-            enough = keep(record)
-            errors += record.error is not None
-            if enough or errors >= options.max_errors:
+        for record in pool.run(queue):
+            if keep(record):
                 break
+
+
+@contextmanager
+def _queue(
+    prepared: PreparedEvaluation,
+    output: Path,
+    options: RunOptions,
+    waiting: Sequence[EpisodeSpec],
+) -> Iterator[CaseQueue]:
+    if options.ranks is None:
+        yield LocalQueue(waiting)
+        return
+    with closing(options.ranks.main_queue(prepared.card, prepared.cases, waiting, output)) as queue:
+        yield queue
 
 
 def _predicts(prepared: PreparedEvaluation, options: RunOptions) -> bool:
@@ -369,6 +435,8 @@ def _for_arms(options: RunOptions, prepared: PreparedEvaluation) -> RunOptions:
     """
     if not prepared.moves_an_arm:
         return options
+    if options.ranks is not None:
+        raise ConfigError("one arm takes one process: start it without torchrun")
     if options.workers > 1:
         raise ConfigError(
             f"workers={options.workers}: one arm takes one process; leave --workers out"

@@ -164,6 +164,9 @@ class EvalSpec:
     episodes: int | None = None
     """Per task. None: the protocol's number."""
 
+    first_episode: int = 0
+    """Of each task; those before it are left out, as where they were used to select a policy."""
+
     max_steps: int | None = None
     """Of an episode. None: the protocol's limit."""
 
@@ -184,6 +187,8 @@ class EvalSpec:
             found.append(f"tasks {', '.join(map(str, self.tasks))} only")
         if self.episodes not in (None, self.protocol.episodes):
             found.append(f"{self.episodes} episodes per task, not {self.protocol.episodes}")
+        if self.first_episode:
+            found.append(f"episodes from {self.first_episode} on")
         if self.max_steps is not None and self.max_steps != self.protocol.max_steps:
             found.append(f"at most {self.max_steps} steps")
         found += [f"{name}={value!r}" for name, value in sorted(self.arguments.items())]
@@ -238,15 +243,17 @@ def _of_suite(spec: EvalSpec, name: str) -> Iterator[EpisodeSpec]:
     episodes = spec.episodes
     if episodes is None:
         episodes = spec.protocol.episodes
-    if suite is not None and episodes > suite.init_states:
+    first = spec.first_episode
+    if suite is not None and first + episodes > suite.init_states:
+        after = f" after the first {first}" if first else ""
         raise ProtocolError(
-            f"{episodes} episodes per task, but a task of {name} has {suite.init_states} initial "
-            f"states; ask for at most {suite.init_states}"
+            f"{episodes} episodes per task{after}, but a task of {name} has {suite.init_states} "
+            f"initial states; ask for at most {max(0, suite.init_states - first)}"
         )
     for task in tasks:
         if suite is not None and task not in range(suite.tasks):
             raise ConfigError(f"{name} has no task {task}; it has 0 to {suite.tasks - 1}")
-        for episode in range(episodes):
+        for episode in range(first, first + episodes):
             yield _case(spec, name, task, episode)
 
 
@@ -259,7 +266,7 @@ def _in_rounds(spec: EvalSpec, name: str) -> Iterator[EpisodeSpec]:
     """Yield what is asked for of a protocol in rounds: a part has the episodes of the whole."""
     protocol = spec.protocol
     asked = {case.name for case in _of_suite(spec, name)}
-    starts = list(_of_suite(replace(spec, tasks=None, episodes=None), name))
+    starts = list(_of_suite(replace(spec, tasks=None, episodes=None, first_episode=0), name))
     slots, rounds = protocol.slots or 1, protocol.rounds or 1
     whole = starts[: len(starts) // slots * slots]
     if not whole:

@@ -19,6 +19,9 @@ from dzrobot.rollout.measures import Measures
 RECORDS_FILE = "records.jsonl"
 LOCK_FILE = ".lock"
 
+ERROR_FOLDER = "errors"
+"""Tracebacks of episodes that ended in an exception."""
+
 _LARGEST = 2**30
 """Bytes of a file of records; a million episodes have about 600 MB."""
 
@@ -172,7 +175,12 @@ class RecordFile:
 
     def finished(self) -> set[str]:
         """Return the cases that have a result."""
-        return {name for name, record in self.records.items() if record.error is None}
+        return {name for name in self.records if self.has_result(name)}
+
+    def has_result(self, case: str) -> bool:
+        """Return whether ``case`` has been run, and not ended in an error."""
+        record = self.records.get(case)
+        return record is not None and record.error is None
 
     def _lines(self, writable: bool) -> list[bytes]:
         if not self._path.exists() and not self._path.is_symlink():

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 from rich.table import Table
@@ -21,6 +21,9 @@ SUMMARY_FILE = "summary.json"
 
 STEPS_FILE = "steps.json"
 """In the folder of an evaluation over training steps: one entry for every step."""
+
+SWEEP_FILE = "sweep.json"
+"""In the folder of a sweep: see :class:`Sweep`."""
 
 Z_95 = 1.959963984540054
 """Standard normal deviate of a two-sided 95 % interval."""
@@ -59,12 +62,11 @@ class Row:
         return self.successes / self.episodes if self.episodes else None
 
 
-class StepScore(BaseModel):
-    """Success at one training step."""
+class Score(BaseModel):
+    """Successes of one of several evaluations."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
-    step: int
     successes: int
     episodes: int
 
@@ -72,6 +74,37 @@ class StepScore(BaseModel):
     def interval(self) -> tuple[float, float]:
         """Return the 95 % Wilson interval of the rate."""
         return wilson(self.successes, self.episodes)
+
+    @classmethod
+    def of(cls, summary: "Summary", **own: Any) -> Self:
+        """Return the score of an evaluation; ``own`` says which it is."""
+        return cls(successes=summary.total.successes, episodes=summary.total.episodes, **own)
+
+
+class StepScore(Score):
+    """Success at one training step."""
+
+    step: int
+
+
+class SweepScore(Score):
+    """Success of one of several policies."""
+
+    policy: str
+    """Checkpoint, or name of a policy."""
+
+    selected: bool = False
+    """Whether it was the best: its score is then too high for it."""
+
+
+class Sweep(BaseModel):
+    """Several policies on the same episodes, and the best of them on others."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    scores: tuple[SweepScore, ...]
+    confirmation: SweepScore | None = None
+    """Of the selected one, on episodes that had no part in its selection."""
 
 
 @dataclass(frozen=True, kw_only=True)

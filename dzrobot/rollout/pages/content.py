@@ -88,6 +88,15 @@ def _read(letter: str, folder: Path) -> Run:
     )
 
 
+def film_of(folder: Path, record: Record) -> Path | None:
+    """Return the video of an episode in the results folder ``folder``; None if there is none."""
+    if record.video is None:
+        return None
+    film = folder / record.video
+    # A record is a text from outside: nothing but a video is taken from where it points.
+    return film if film.suffix == ".mp4" and film.is_file() else None
+
+
 def task_rows(content: Content) -> list[dict[str, Any]]:
     """Return the table of tasks: a row for every task or total, with a rate for every run."""
     tables = [_rows(run.summary) for run in content.runs]

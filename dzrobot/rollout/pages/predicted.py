@@ -57,7 +57,7 @@ def write_predictions(run: Run, output: Path, media: Path) -> dict[str, Predicte
         required("a report with predictions", "report", "skimage")
         (output / media).mkdir(parents=True, exist_ok=True)
         name = media / f"{case.name}-predicted"
-        parts = list(_parts(kept, prediction_files(run.folder, case.name)[1]))
+        parts = list(read_parts(kept, prediction_files(run.folder, case.name)[1]))
         scores = [_scores(*part) for part in parts]
         _write_video(output / f"{name}.mp4", kept.fps, parts)
         _write_script(output / f"{name}.js", (run.letter, case.name), kept, scores)
@@ -74,7 +74,7 @@ def mean_scores(found: Sequence[Predicted]) -> Scores:
     return _means([one.scores for one in found if one.scores])
 
 
-def _parts(kept: EpisodePredictions, path: Path) -> Iterator[tuple[Image, Image, Image]]:
+def read_parts(kept: EpisodePredictions, path: Path) -> Iterator[tuple[Image, Image, Image]]:
     """Yield, for every plan: the frame it was made from (H, W, 3), seen and predicted (F, H, W, 3).
 
     Raises:

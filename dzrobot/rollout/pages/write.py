@@ -17,6 +17,7 @@ from dzrobot.rollout.pages.content import (
     Predicted,
     Run,
     episode_rows,
+    film_of,
     read_content,
     task_rows,
 )
@@ -63,11 +64,8 @@ def _copied_videos(run: Run, output: Path) -> dict[str, str]:
     places: dict[str, str] = {}
     for case in run.cases:
         record = run.records.get(case.name)
-        if record is None or record.video is None:
-            continue
-        source = run.folder / record.video
-        # A record is a text from outside: nothing but a video is taken from where it points.
-        if source.suffix != ".mp4" or not source.is_file():
+        source = None if record is None else film_of(run.folder, record)
+        if source is None:
             continue
         place = Path(MEDIA_FOLDER) / run.letter.lower() / f"{case.name}.mp4"
         target = output / place
