@@ -63,6 +63,7 @@ def register_envs() -> None:
         register_suite(suite)
         _register(suite.env, _LIBERO, suite.max_steps, {"suite": suite.name})
     _register("dzrobot/lift-v0", "dzrobot.envs.libero.lift:LiftEnv", 150, {})
+    _register("dzrobot/droid-lift-v0", "dzrobot.envs.libero.droid:DroidLiftEnv", 150, {})
     _register("dzrobot/point-v0", "dzrobot.envs.fakes:PointEnv", 60, {})
     for name in ("Franka-PnP-v0", "dzrobot/Franka-PnP-v0"):
         _register(name, _FRANKA, 240, {}, nondeterministic=True)

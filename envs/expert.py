@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.expert import PickExpert
+from dzrobot.envs.libero.droid import DroidLiftEnv
 from dzrobot.envs.libero.grasps import Grasp, choose_grasp, half_turn
 from dzrobot.envs.libero.scene import Destination, TaskScene
 from dzrobot.errors import SimulatorError
@@ -40,6 +41,12 @@ FULL_SPEED_M = 0.03
 """Distance from which on the hand moves at full speed; nearer, in proportion."""
 
 FULL_SPEED_RAD = 0.25
+REACH_M, REACH_RAD = 0.05, 0.5
+"""What 1 means in a move of the hand."""
+
+DAMPING = 1e-3
+"""Of the inverse of the Jacobian: keeps joints slow where the arm is stretched out."""
+
 PUSH = 0.05
 """Share of what is missing that is added to the push, per step."""
 
@@ -261,6 +268,19 @@ class Expert:
         return over
 
 
+class JointExpert(Expert):
+    """The same for an arm that is moved by joint positions: ``dzrobot/droid-lift-v0``."""
+
+    def act(self, obs: Any, *, session: str = "default") -> Action:
+        """Return the next action (8,): joint positions (rad), and 1 where the gripper closes."""
+        moves = super().act(obs, session=session)
+        step = np.concatenate([moves[:3] * REACH_M, moves[3:6] * REACH_RAD])
+        jacobian = self._simulation.env.robots[0].controller.J_full
+        damped = jacobian @ jacobian.T + DAMPING * np.eye(6)
+        joints = self._simulation.joints + jacobian.T @ np.linalg.solve(damped, step)
+        return np.array([*joints, float(moves[6] > 0)], np.float32)
+
+
 def _turn(scene: TaskScene, yaw: float) -> Array:
     """Return the rotation vector (rad) that makes the hand point down and close at ``yaw``."""
     axes = scene.hand_axes
@@ -279,4 +299,6 @@ def expert_for(env: gym.Env[Any, Any]) -> Expert | PickExpert:
         RobotError: the arm's workcell knows no objects.
     """
     inner = env.unwrapped
-    return PickExpert(inner) if isinstance(inner, FrankaEnv) else Expert(env)
+    if isinstance(inner, FrankaEnv):
+        return PickExpert(inner)
+    return (JointExpert if isinstance(inner, DroidLiftEnv) else Expert)(env)

@@ -108,7 +108,7 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
             ModalityError: another shape, or numbers that are not finite.
             SimulatorError: at the step ``crash_at``.
         """
-        action = plain_action(action, self.action_space.shape)
+        action = plain_action(action, self.action_space)
         self._steps += 1
         if self._steps == self._crash_at:
             raise SimulatorError(f"the point env was told to fail at step {self._crash_at}.")

@@ -67,21 +67,22 @@ def action_space(embodiment: Embodiment) -> spaces.Box:
     return spaces.Box(-1.0, 1.0, (embodiment.action_dim,), np.float32)
 
 
-def plain_action(action: object, shape: tuple[int, ...] | None) -> NDArray[Any]:
-    """Return ``action`` as an array of ``shape``, its numbers and their type kept.
+def plain_action(action: object, space: spaces.Box) -> NDArray[Any]:
+    """Return ``action`` as an array of the shape of ``space``, its numbers and their type kept.
 
     Args:
         action: An array, list or tuple of numbers, or a torch tensor on the host.
-        shape: Of the environment's actions, ``(A,)``.
+        space: Of the environment's actions, ``(A,)``; numbers beyond its limits are let pass.
 
     Raises:
         ModalityError: another shape, no numbers, or numbers that are not finite.
     """
-    assert shape is not None, "a box has a shape"
-    wanted = f"an action is {shape[0]} finite numbers in [-1, 1]"
+    plain = bool((space.low == -1).all() and (space.high == 1).all())
+    wanted = f"an action is {space.shape[0]} finite numbers"
+    wanted += " in [-1, 1]" if plain else ", as env.action_space says"
     try:
         values = np.asarray(action)
-        fits = values.shape == shape and bool(np.isfinite(values).all())
+        fits = values.shape == space.shape and bool(np.isfinite(values).all())
     # What torch raises for a tensor on a device, or one that carries a gradient.
     except (TypeError, ValueError, RuntimeError) as error:
         raise ModalityError(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.envs.libero.sim import CAMERAS, Simulation
+from dzrobot.envs.libero.sim import Simulation
 from dzrobot.errors import SimulatorError
 
 Array = NDArray[np.float64]
@@ -58,7 +58,7 @@ def perturb(sim: Simulation, axis: str, level: int, seed: int) -> None:
 def _camera(env: Any, level: int, draws: np.random.Generator) -> None:
     """Move the exterior camera over a sphere around what it looks at, nearer or farther."""
     model = env.sim.model._model
-    number = env.sim.model.camera_name2id(CAMERAS[0])
+    number = env.sim.model.camera_name2id(env.camera_names[0])
     place, axes = model.cam_pos[number].copy(), _matrix(model.cam_quat[number])
     toward = -axes[:, 2]
     hand = np.array(env.sim.data.site_xpos[env.robots[0].eef_site_id])

@@ -4,7 +4,7 @@ import atexit
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from typing import Any, Literal
@@ -23,9 +23,6 @@ from dzrobot.errors import SimulatorError
 Raw = Mapping[str, Any]
 """robosuite's own observation: raw names, images bottom row first."""
 
-CAMERAS = ("agentview", "robot0_eye_in_hand")
-CONTROL_HZ = 20
-
 _ATTEMPTS = 50
 _open: "weakref.WeakSet[Simulation]" = weakref.WeakSet()
 
@@ -34,11 +31,11 @@ _open: "weakref.WeakSet[Simulation]" = weakref.WeakSet()
 class CameraOptions:
     """How the cameras draw."""
 
-    resolution: int = 256
+    size: tuple[int, int] = (256, 256)
     """Height and width in pixels."""
 
     cameras: bool = True
-    """Draw both cameras at every step. A step without them takes a tenth of the time."""
+    """Draw all cameras at every step. A step without them takes a tenth of the time."""
 
     on_demand: bool = False
     """Keep a drawing context although no camera draws at every step."""
@@ -47,15 +44,32 @@ class CameraOptions:
     """``draft`` leaves out anti-aliasing, shadows and reflections: for tests, not for scores."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ArmSetup:
+    """How the arm is controlled, and from where it is seen."""
+
+    controller: str = "OSC_POSE"
+    """robosuite's name."""
+
+    controller_values: Mapping[str, Any] = field(default_factory=dict)
+    """What differs from robosuite's own settings of it."""
+
+    cameras: tuple[str, ...] = ("agentview", "robot0_eye_in_hand")
+    """robosuite's names; people are shown the first."""
+
+    control_hz: int = 20
+    """Actions per second; each lasts whole physics steps of 2 ms."""
+
+
 class Simulation:
     """A robosuite environment behind four verbs: reset, restore, step, close.
 
     Args:
         environment_class: Lift, or the class LIBERO maps a problem to.
-        arguments: For its constructor, beyond the robot, controller and cameras, which are the same
-            for all.
+        arguments: For its constructor, beyond the robot, controller and cameras.
         image: How the cameras draw.
         seed: For what the constructor samples.
+        setup: Controller and cameras; LIBERO's unless said otherwise.
 
     Raises:
         SimulatorError: there is no OpenGL to draw with.
@@ -67,13 +81,16 @@ class Simulation:
         arguments: Mapping[str, Any],
         image: CameraOptions,
         seed: int,
+        *,
+        setup: ArmSetup | None = None,
     ) -> None:
         if image.cameras or image.on_demand:
             check_rendering()
         self._image = image
+        self._setup = setup or ArmSetup()
         with _numpy_seeded(seed):
             self._env = _sparing(environment_class)(
-                **arguments, **_common_arguments(image), image=image
+                **arguments, **_common_arguments(image, self._setup), image=image
             )
         _open.add(self)
         _close_all_at_exit()
@@ -87,6 +104,11 @@ class Simulation:
     def success(self) -> bool:
         """Whether the task's goal holds now."""
         return bool(self._env._check_success())
+
+    @property
+    def joints(self) -> np.ndarray:
+        """Angles (7,) of the arm's joints now, in rad."""
+        return np.array(self._env.robots[0]._joint_positions)
 
     def draw(self, *, wanted: bool) -> None:
         """Let the cameras draw from the next step on, or return black images at no cost.
@@ -148,7 +170,7 @@ class Simulation:
         return self._observed()
 
     def step(self, action: np.ndarray) -> Raw:
-        """Apply ``action`` (7,) for one control period of 50 ms.
+        """Apply ``action``, robosuite's own numbers, for one control period.
 
         Raises:
             SimulatorError: the physics diverged.
@@ -161,8 +183,9 @@ class Simulation:
     def photograph(self) -> np.ndarray:
         """Return a new image of the exterior camera, ``(H, W, 3)`` uint8, bottom row first."""
         use_context(self._env.sim)
-        size = self._image.resolution
-        image: np.ndarray = self._env.sim.render(camera_name=CAMERAS[0], width=size, height=size)
+        height, width = self._image.size
+        camera = self._setup.cameras[0]
+        image: np.ndarray = self._env.sim.render(camera_name=camera, width=width, height=height)
         return image
 
     def close(self) -> None:
@@ -230,7 +253,7 @@ class _SparingCameras:
         return [self._sparing(sensor) for sensor in sensors], names
 
     def _sparing(self, sensor: Callable[[dict[str, Any]], np.ndarray]) -> Any:
-        black = np.zeros((self.image.resolution, self.image.resolution, 3), np.uint8)
+        black = np.zeros((*self.image.size, 3), np.uint8)
         decorate = import_module("robosuite.utils.observables").sensor
         return decorate(modality="image")(
             lambda seen: sensor(seen) if self.drawing else black.copy()
@@ -262,17 +285,17 @@ def _sparing(environment_class: type) -> type:
     return type(environment_class.__name__, (_SparingCameras, environment_class), {})
 
 
-def _common_arguments(image: CameraOptions) -> dict[str, Any]:
-    controller = import_module("robosuite").load_controller_config(default_controller="OSC_POSE")
+def _common_arguments(image: CameraOptions, setup: ArmSetup) -> dict[str, Any]:
+    load = import_module("robosuite").load_controller_config
     return {
         "robots": ["Panda"],
-        "controller_configs": controller,
+        "controller_configs": load(default_controller=setup.controller) | setup.controller_values,
         "use_camera_obs": image.cameras,
         "has_offscreen_renderer": image.cameras or image.on_demand,
-        "camera_names": list(CAMERAS),
-        "camera_heights": image.resolution,
-        "camera_widths": image.resolution,
-        "control_freq": CONTROL_HZ,
+        "camera_names": list(setup.cameras),
+        "camera_heights": image.size[0],
+        "camera_widths": image.size[1],
+        "control_freq": setup.control_hz,
         # Time limits are Gymnasium's; robosuite would end in an exception.
         "ignore_done": True,
     }

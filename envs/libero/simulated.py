@@ -1,0 +1,262 @@
+"""What all simulated arms have in common: initial states, settling, success, images on demand."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.envs.initial_states import InitialStates
+from dzrobot.envs.libero.goal_progress import GoalProgress
+from dzrobot.envs.libero.perturbations import AXES, perturb
+from dzrobot.envs.libero.rendering import choose_backend
+from dzrobot.envs.libero.sim import ArmSetup, CameraOptions, Raw, Simulation
+from dzrobot.envs.spaces import Limits, observation_space, plain_action
+from dzrobot.errors import ConfigError
+
+Observation = dict[str, Any]
+Info = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedRobot:
+    """Which robot an environment is of, and how it is simulated."""
+
+    embodiment: Embodiment
+    """With the size that its images have."""
+
+    state_limits: Mapping[str, Limits]
+    """Lowest and highest value of every state part."""
+
+    action_space: gym.spaces.Box
+    """What an action may be; numbers beyond are clipped."""
+
+    setup: ArmSetup
+    """Controller, cameras and rate."""
+
+
+class SimulatedArmEnv(gym.Env[Observation, np.ndarray]):
+    """A robosuite arm in the modality keys of an embodiment.
+
+    ``info["failure_class"]`` says at every step how the episode failed if it ended there, None
+    while the goal holds; see :class:`~dzrobot.envs.failure_classes.FailureClass`.
+
+    An episode terminates when the goal holds; a step after that continues with the physics, and
+    reports the goal again. Time limits are Gymnasium's wrapper's. The simulator is opened by the
+    first reset, in whichever process that happens, and a pickled copy opens its own.
+
+    The same seed and actions give the same numbers and pixels to the bit, on one machine; another
+    graphics driver may draw other pixels.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
+
+    def __init__(  # noqa: PLR0913 (Gymnasium passes plain keyword arguments)
+        self,
+        *,
+        robot: SimulatedRobot,
+        starts: int,
+        render_mode: str | None,
+        settle_steps: int,
+        cameras: bool,
+        quality: Literal["full", "draft"],
+        stop_on_success: bool,
+    ) -> None:
+        self._sim: Simulation | None = None
+        self._progress: GoalProgress | None = None
+        self._refuse_bad_options(render_mode, settle_steps, quality)
+        self.render_mode = render_mode
+        self._setup = robot.setup
+        self._image = CameraOptions(
+            size=robot.embodiment.views[0].resolution,
+            cameras=cameras,
+            on_demand=render_mode is not None,
+            quality=quality,
+        )
+        self._settle_steps = settle_steps
+        self._stop_on_success = stop_on_success
+        self._starts = InitialStates(starts)
+        self._perturbation: tuple[str, int, int] | None = None
+        self._start = -1
+        self._frame: np.ndarray | None = None
+        self._omitting = False
+        self.embodiment = robot.embodiment
+        self.observation_space = observation_space(
+            robot.embodiment, robot.state_limits, cameras=cameras
+        )
+        self.action_space = robot.action_space
+        self.control_hz = robot.setup.control_hz
+        self.init_states = starts
+
+    @property
+    @abstractmethod
+    def task(self) -> str:
+        """The instruction."""
+
+    @abstractmethod
+    def _open(self, seed: int) -> Simulation:
+        """Build the simulator."""
+
+    @abstractmethod
+    def _begin(self, sim: Simulation, start: int) -> Raw:
+        """Put the scene at its initial state, before anything settles."""
+
+    @abstractmethod
+    def _rest(self, sim: Simulation) -> np.ndarray:
+        """Return the action of an arm that stands still with an open gripper."""
+
+    @abstractmethod
+    def _command(self, sim: Simulation, action: np.ndarray) -> np.ndarray:
+        """Return robosuite's own numbers for ``action``, which lies in the action space."""
+
+    @abstractmethod
+    def _images(self, raw: Raw) -> Observation:
+        """Return every view (H, W, 3) by its key."""
+
+    @abstractmethod
+    def _state(self, raw: Raw) -> Observation:
+        """Return every state part by its key."""
+
+    @property
+    def opengl(self) -> str:
+        """Backend that draws the images."""
+        return choose_backend()
+
+    perturbations = tuple(AXES)
+    """Respects in which the scene can be made harder."""
+
+    def perturb(self, axis: str | None, level: int, seed: int) -> None:
+        """Make the scene of the next resets harder; see `dzrobot.envs.libero.perturbations`.
+
+        Args:
+            axis: One of ``perturbations``. None: as it is.
+            level: 1, hardly, to 5.
+            seed: What is drawn follows from it alone.
+
+        Raises:
+            ConfigError: no such axis.
+        """
+        if axis is not None and axis not in AXES:
+            raise ConfigError(f"axis {axis!r}: allowed are {', '.join(AXES)}, or None")
+        self._perturbation = None if axis is None else (axis, level, seed)
+
+    @property
+    def simulation(self) -> Simulation:
+        """The simulator behind this environment, for those with privileges.
+
+        Raises:
+            ResetNeeded: there has been no reset yet.
+        """
+        if self._sim is None:
+            raise gym.error.ResetNeeded("the simulator is opened by the first reset().")
+        return self._sim
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Begin an episode: build the scene, restore its initial state, let it settle.
+
+        ``seed`` fixes everything. :class:`~dzrobot.envs.initial_states.InitialStates` says which
+        initial state is taken.
+
+        Raises:
+            ModalityError: an unknown option or initial state.
+            SimulatorError: the simulator, its OpenGL or its assets are not ready.
+        """
+        super().reset(seed=seed)
+        start = self._starts.choose(seed, options)
+        self._omitting = False
+        if self._sim is None:
+            self._sim = self._open(0)
+        sim, self._progress = self._sim, None
+        sim.draw(wanted=self._settle_steps == 0)
+        raw = self._begin(sim, start)
+        if self._perturbation is not None:
+            perturb(sim, *self._perturbation)
+            # A step looks by itself; to look before it would move the times of all later looks.
+            raw = raw if self._settle_steps else sim.refresh()
+        for left in reversed(range(self._settle_steps)):
+            sim.draw(wanted=left == 0)
+            raw = sim.step(self._command(sim, self._rest(sim)))
+        self._start = start
+        success = sim.success
+        self._progress = GoalProgress(sim.env)
+        return self._observe(raw), self._info(self._progress, success=success)
+
+    def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
+        """Apply ``action`` (A,) for one control period; reward 1.0 while the goal holds, else 0.0.
+
+        Raises:
+            ModalityError: the action has another shape or is not finite.
+            SimulatorError: the physics diverged.
+            ResetNeeded: there has been no reset yet.
+        """
+        sim = self.simulation
+        action = plain_action(action, self.action_space)
+        drawn, self._omitting = not self._omitting, False
+        sim.draw(wanted=drawn)
+        bounded = np.clip(action, self.action_space.low, self.action_space.high)
+        observation = self._observe(sim.step(self._command(sim, bounded)), drawn=drawn)
+        success = sim.success
+        if self._progress is None:
+            raise gym.error.ResetNeeded("the last reset() failed.")
+        self._progress.step()
+        terminated = success and self._stop_on_success
+        info = self._info(self._progress, success=success)
+        return observation, float(success), terminated, False, info
+
+    def omit_frames(self) -> None:
+        """Leave the images out of the observation of the next step, and of no other."""
+        self._omitting = True
+
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        """Return the exterior camera's image ``(H, W, 3)`` uint8, upright, for people."""
+        if self.render_mode is None:
+            gym.logger.warn("render() needs render_mode='rgb_array' in gym.make.")
+            return None
+        raw = self.simulation.photograph() if self._frame is None else self._frame
+        return np.ascontiguousarray(raw[::-1])
+
+    def close(self) -> None:
+        """Free the simulator; closing twice, or before the first reset, is harmless."""
+        if self._sim is not None:
+            self._sim.close()
+        self._sim = self._progress = None
+        self._frame = None
+
+    def _observe(self, raw: Raw, *, drawn: bool = True) -> Observation:
+        observation: Observation = {}
+        self._frame = None
+        if self._image.cameras and drawn:
+            self._frame = raw[f"{self._setup.cameras[0]}_image"]
+            observation |= self._images(raw)
+        observation |= self._state(raw)
+        observation[self.embodiment.language] = self.task
+        return observation
+
+    def _info(self, progress: GoalProgress, *, success: bool) -> Info:
+        failure = progress.failure_class
+        return {
+            "is_success": success,
+            "task": self.task,
+            "init_state_id": self._start,
+            "reset_reason": "success" if success and self._stop_on_success else "",
+            "failure_class": None if failure is None else failure.value,
+        }
+
+    def _draw_seed(self) -> int:
+        return int(self.np_random.integers(2**32))
+
+    def _refuse_bad_options(self, render_mode: str | None, settle_steps: int, quality: str) -> None:
+        faults = []
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            faults.append(f"render_mode={render_mode!r} must be 'rgb_array' or None")
+        if settle_steps < 0:
+            faults.append(f"settle_steps={settle_steps} must be 0 or more")
+        if quality not in ("full", "draft"):
+            faults.append(f"quality={quality!r} must be 'full' or 'draft'")
+        if faults:
+            raise ConfigError(f"{type(self).__name__} cannot be made: {'; '.join(faults)}.")
