@@ -22,7 +22,8 @@ STEP_RAD = 0.2
 """Farthest that a joint is commanded from where it is: 3 rad/s, more than any joint can do."""
 
 STIFFNESS = 250.0
-"""Of robosuite's joint controller, in 1/s^2: a step's target is reached by the end of the next."""
+"""Of robosuite's joint controller, in 1/s^2: a joint has gone 22, 56, 79 and 90 % of its way after
+one to four actions."""
 
 OPEN_M = 0.08
 """Width between the open fingers."""

@@ -70,8 +70,9 @@ class SimulatedArmEnv(gym.Env[Observation, np.ndarray]):
         self._refuse_bad_options(render_mode, settle_steps, quality)
         self.render_mode = render_mode
         self._setup = robot.setup
+        size = robot.embodiment.views[0].resolution
         self._image = CameraOptions(
-            size=robot.embodiment.views[0].resolution,
+            size=size,
             cameras=cameras,
             on_demand=render_mode is not None,
             quality=quality,
@@ -85,7 +86,7 @@ class SimulatedArmEnv(gym.Env[Observation, np.ndarray]):
         self._omitting = False
         self.embodiment = robot.embodiment
         self.observation_space = observation_space(
-            robot.embodiment, robot.state_limits, cameras=cameras
+            robot.embodiment, robot.state_limits, resolution=size, cameras=cameras
         )
         self.action_space = robot.action_space
         self.control_hz = robot.setup.control_hz
