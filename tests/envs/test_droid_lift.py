@@ -102,4 +102,4 @@ def test_demonstrations_repeat_exactly_and_have_relative_statistics(tmp_path, ca
     assert main(["replay", data, *draft]) == 0
     said = capsys.readouterr().out
     assert "ended by success" in said
-    assert "state.joint_position: largest difference 0\n" in said
+    assert "state.joint_position: largest difference 0.0000\n" in said
