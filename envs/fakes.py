@@ -41,6 +41,8 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 (Gymnasium's own)
+    action_space: gym.spaces.Box
+    """What an action may be."""
 
     def __init__(
         self,

@@ -32,6 +32,7 @@ class SimulatedRobot:
     """Lowest and highest value of every state part."""
 
     action_space: gym.spaces.Box
+    """What an action may be."""
     """What an action may be; numbers beyond are clipped."""
 
     setup: ArmSetup
@@ -53,6 +54,7 @@ class SimulatedArmEnv(gym.Env[Observation, np.ndarray]):
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
+    action_space: gym.spaces.Box
 
     def __init__(  # noqa: PLR0913 (Gymnasium passes plain keyword arguments)
         self,
