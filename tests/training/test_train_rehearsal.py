@@ -24,6 +24,7 @@ from dzrobot.training.planning.rehearsal import (
     META,
     ChunkSetup,
     StepSetup,
+    of_all_layers,
     rehearse,
     rehearse_chunks,
     rehearse_prompt,
@@ -167,6 +168,14 @@ def test_the_update_moves_what_the_optimizer_moves():
     numel = sum(parameter.numel() for parameter in parameters.values())
     # Four tensors are read, three written; besides, single numbers.
     assert sum(kernel.bytes_ for kernel in fused) == pytest.approx(4 * 8 * numel, rel=0.15)
+
+
+def test_one_launch_for_all_blocks_grows_with_them():
+    def run(blocks):
+        x = torch.empty(blocks, 8, device=META)
+        return rehearse(lambda _: [x + 1, *(x[0] * 2 for _ in range(blocks))])
+
+    assert of_all_layers(run, 2, 7).eager == run(7).eager
 
 
 class Block(nn.Module):
