@@ -90,16 +90,14 @@ def test_damaged_predictions_are_refused_by_name(results, tmp_path, capsys):
 
 
 def test_a_rerun_recording_holds_the_episode(results, tmp_path, capsys):
-    pytest.importorskip("rerun", reason="no Rerun: pip install -e '.[rerun]'")
-    from rerun.chunk import RrdReader
-
+    reader = pytest.importorskip("rerun.chunk", reason="no Rerun: pip install -e '.[rerun]'")
     words = ["report", str(results / "with"), "--rerun", "-o", str(tmp_path)]
     assert cli.main(words) == 0
     assert "1 recordings" in capsys.readouterr().out
     (record,) = RecordFile(results / "with").records.values()
     kept = read_predictions(results / "with", record.case)
     rows, fixed = {}, {}
-    for chunk in RrdReader(tmp_path / "rerun" / f"{record.case}.rrd").stream().to_chunks():
+    for chunk in reader.RrdReader(tmp_path / "rerun" / f"{record.case}.rrd").stream().to_chunks():
         columns = chunk.to_record_batch().to_pydict()
         if chunk.is_static:
             fixed[chunk.entity_path] = columns
