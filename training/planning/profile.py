@@ -160,7 +160,7 @@ def chunk_table(name: str, profile: ChunkProfile) -> Iterator[str]:
         rows = [(str(form), form, roofline(device)) for form in forms]
         for head, form, roof in (*rows, ("floor", forms[-1], roofline(device, FULL))):
             found = [profile.chunks[start] for start in places] + [profile.prompt]
-            cells = [f"{1e3 * forecast(part, roof, form).total:>10.3g}" for part in found]
+            cells = [f"{_short(1e3 * forecast(part, roof, form).total):>10}" for part in found]
             fit = f"  {_fit(profile.weights, device)}"
             yield f"{name:<14}{device.name:<10}{head:<10}" + "".join(cells) + fit
 
@@ -189,9 +189,13 @@ def _cost_lines(found: Sequence[Cost]) -> Iterator[str]:
     for cost in found[:_SHOWN_COSTS]:
         where = " ".join(part for part in (cost.stage, cost.module, cost.operator) if part)
         yield (
-            f"  {cost.share:>6.1%}{1e3 * cost.seconds:>10.3g}{cost.launches:>10}"
-            f"{cost.flops / 1e12:>9.3g}{cost.bytes_ / 1e9:>8.3g}  {where}"
+            f"  {cost.share:>6.1%}{_short(1e3 * cost.seconds):>10}{cost.launches:>10}"
+            f"{_short(cost.flops / 1e12):>9}{_short(cost.bytes_ / 1e9):>8}  {where}"
         )
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _notes(rehearsal: Rehearsal) -> Iterator[str]:

@@ -98,7 +98,7 @@ def forecast_tables() -> Iterator[str]:
 def _assumptions() -> Iterator[str]:
     shares = ", ".join(f"{kind} {share:.0%}" for kind, share in SUSTAINED.items())
     yield f"Shares of the peaks: {shares}; {1e6 * LAUNCH_S:g} us of the host per operator."
-    yield "`compiled`: each transformer block; `graph`: compiled, and launched as one; `floor`: "
+    yield "`compiled`: each transformer block; `graph`: compiled, and launched as one; `floor`:"
     yield "the same kernels at the full peaks."
     yield f"\n{'device':<10}{'TFLOP/s':>9}{'GB/s':>7}{'GB':>5}  source"
     for device in DEVICES:
