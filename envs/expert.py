@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.expert import PickExpert
+from dzrobot.envs.libero.arm import ArmEnv
 from dzrobot.envs.libero.droid import DroidLiftEnv
 from dzrobot.envs.libero.grasps import Grasp, choose_grasp, half_turn
 from dzrobot.envs.libero.scene import Destination, TaskScene
@@ -41,9 +42,6 @@ FULL_SPEED_M = 0.03
 """Distance from which on the hand moves at full speed; nearer, in proportion."""
 
 FULL_SPEED_RAD = 0.25
-REACH_M, REACH_RAD = 0.05, 0.5
-"""What 1 means in a move of the hand."""
-
 DAMPING = 1e-3
 """Of the inverse of the Jacobian: keeps joints slow where the arm is stretched out."""
 
@@ -274,7 +272,8 @@ class JointExpert(Expert):
     def act(self, obs: Any, *, session: str = "default") -> Action:
         """Return the next action (8,): joint positions (rad), and 1 where the gripper closes."""
         moves = super().act(obs, session=session)
-        step = np.concatenate([moves[:3] * REACH_M, moves[3:6] * REACH_RAD])
+        hand = ArmEnv.hand
+        step = np.concatenate([moves[:3] * hand.translation_m, moves[3:6] * hand.rotation_rad])
         jacobian = self._simulation.env.robots[0].controller.J_full
         damped = jacobian @ jacobian.T + DAMPING * np.eye(6)
         joints = self._simulation.joints + jacobian.T @ np.linalg.solve(damped, step)
