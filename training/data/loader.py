@@ -122,7 +122,9 @@ def _without_dropped(views: dict[str, Tensor], dropped: list[str | None]) -> dic
 
     def black(key: str, frames: Tensor) -> Tensor:
         rows = [row for row, name in enumerate(dropped) if name == key]
-        return frames.index_fill(0, torch.tensor(rows, device=frames.device), 0) if rows else frames
+        if not rows:
+            return frames
+        return frames.index_fill(0, torch.tensor(rows).to(frames.device, non_blocking=True), 0)
 
     return {key: black(key, frames) for key, frames in views.items()}
 
