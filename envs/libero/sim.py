@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dzrobot.envs.libero.culling import culled
 from dzrobot.envs.libero.rendering import (
     check_rendering,
     free_context,
@@ -218,7 +219,8 @@ class _SparingCameras:
     """Mixed into a robosuite environment: its cameras draw only while ``drawing`` is True.
 
     Only the work is left out. Each camera is still sampled when it would have been, so that the
-    images that are drawn are the ones the original environment returns. A new scene takes over
+    images that are drawn are the ones the original environment returns; what a camera cannot see
+    is not drawn for it. A new scene takes over
     the drawing context of the one before if both draw the same meshes and textures: to upload them
     is most of a reset.
     """
@@ -247,17 +249,22 @@ class _SparingCameras:
         super()._destroy_sim()  # type: ignore[misc]
 
     def _create_camera_sensors(
-        self, *arguments: Any, **keywords: Any
+        self, cam_name: str, *arguments: Any, **keywords: Any
     ) -> tuple[list[Any], list[str]]:
-        sensors, names = super()._create_camera_sensors(*arguments, **keywords)  # type: ignore[misc]
-        return [self._sparing(sensor) for sensor in sensors], names
+        sensors, names = super()._create_camera_sensors(cam_name, *arguments, **keywords)  # type: ignore[misc]
+        return [self._sparing(cam_name, sensor) for sensor in sensors], names
 
-    def _sparing(self, sensor: Callable[[dict[str, Any]], np.ndarray]) -> Any:
-        black = np.zeros((*self.image.size, 3), np.uint8)
-        decorate = import_module("robosuite.utils.observables").sensor
-        return decorate(modality="image")(
-            lambda seen: sensor(seen) if self.drawing else black.copy()
-        )
+    def _sparing(self, camera: str, sensor: Callable[[dict[str, Any]], np.ndarray]) -> Any:
+        height, width = self.image.size
+        black = np.zeros((height, width, 3), np.uint8)
+
+        def draw(seen: dict[str, Any]) -> np.ndarray:
+            if not self.drawing:
+                return black.copy()
+            with culled(self.sim, self.sim.model.camera_name2id(camera), width / height):
+                return sensor(seen)
+
+        return import_module("robosuite.utils.observables").sensor(modality="image")(draw)
 
     def _initialize_sim(self, xml_string: str | None = None) -> None:
         super()._initialize_sim(xml_string)  # type: ignore[misc]

@@ -32,7 +32,6 @@ class SimulatedRobot:
     """Lowest and highest value of every state part."""
 
     action_space: gym.spaces.Box
-    """What an action may be."""
     """What an action may be; numbers beyond are clipped."""
 
     setup: ArmSetup

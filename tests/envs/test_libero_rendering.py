@@ -1,10 +1,11 @@
-"""A drawing context handed from scene to scene draws what a new one would."""
+"""What is saved in drawing does not show: contexts handed on, and what no camera sees."""
 
 import copy
 
 import numpy as np
 import pytest
 
+from dzrobot.envs.libero.culling import culled
 from dzrobot.envs.libero.rendering import (
     choose_backend,
     free_context,
@@ -151,3 +152,81 @@ def test_a_context_handed_over_draws_and_is_set_as_a_new_one(sim_of):
     for name, old, now in zip(AT_CREATION, before[2:], handed[2:], strict=True):
         if name in scene_settings(taking.model._model):
             assert np.any(old != now), f"{name} does not change in this test"
+
+
+MIRRORED = """
+<mujoco>
+  <visual><headlight ambient="0.3 0.3 0.3"/></visual>
+  <asset>
+    <material name="mirror" reflectance="0.6" rgba="0.4 0.5 0.4 1"/>
+    <mesh name="wedge" vertex="0 0 0  0.3 0 0  0 0.3 0  0 0 0.3"/>
+  </asset>
+  <worldbody>
+    <light pos="0.4 0.2 3" dir="-0.2 -0.1 -1" castshadow="false"/>
+    <geom name="floor" type="plane" size="3 3 0.1" group="1" rgba="0.4 0.5 0.4 1"/>
+    <geom name="table" type="box" size="0.5 0.5 0.02" pos="0 0 0.6" group="1" rgba="0.8 0.7 0.5 1"/>
+    <body name="seen"><camera name="moving"/></body>
+    <body name="a" pos="0.1 0 0.8">
+      <geom type="mesh" mesh="wedge" group="1" rgba="1 0 0 1"/>
+    </body>
+    <body name="b" pos="0.9 0 0.3">
+      <geom type="capsule" size="0.1 0.3" group="1" rgba="0 1 0 1"/>
+    </body>
+    <body name="c" pos="-0.9 0.3 0.3">
+      <geom name="block" type="box" size="0.1 0.3 0.2" group="1" rgba="0 0 1 1"/>
+    </body>
+    <body name="d" pos="0 -0.9 0.9">
+      <geom type="sphere" size="0.1" group="1" rgba="0 1 1 0.5"/>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+
+
+def look(model, rng):
+    """Put the camera anywhere above the floor, mostly facing down, with any opening."""
+    model.body_pos[1] = rng.uniform((-0.6, -0.6, 0.1), (0.6, 0.6, 1.6))
+    turn = rng.normal(0, (0.5, 0.5, 2))
+    half = np.linalg.norm(turn) / 2
+    model.body_quat[1] = np.cos(half), *(np.sin(half) * turn / (2 * half))
+    model.cam_fovy[0] = rng.uniform(20, 90)
+
+
+@pytest.mark.parametrize("mirror", ["floor", "block"])
+def test_an_image_without_what_its_camera_cannot_see_is_the_same_image(sim_of, mirror):
+    import mujoco
+    from robosuite.utils.binding_utils import MjRenderContextOffscreen, MjSim
+
+    rng = np.random.default_rng(0)
+    model = mujoco.MjModel.from_xml_string(MIRRORED)
+    model.geom_matid[model.geom(mirror).id] = 0
+    sim = MjSim(model)
+    context = MjRenderContextOffscreen(sim, device_id=-1, max_width=64, max_height=48)
+    context.gl_ctx.make_current()
+    scene, mirrored = context.scn, mujoco.mjtRndFlag.mjRND_REFLECTION
+    kinds = set()
+    for _ in range(150):
+        look(sim.model, rng)
+        sim.forward()
+        expected = sim.render(64, 48, camera_name="moving")
+        everything = scene.ngeom
+        with culled(sim, 0, 64 / 48):
+            image = sim.render(64, 48, camera_name="moving")
+            kinds.add((scene.ngeom < everything, bool(scene.flags[mirrored])))
+        np.testing.assert_array_equal(image, expected)
+        np.testing.assert_array_equal(sim.render(64, 48, camera_name="moving"), expected)
+    # Less is drawn with and without the mirror, and where everything shows, everything.
+    assert kinds >= {(True, True), (True, False), (False, True)}
+    free_context(context)
+
+
+def test_nothing_is_left_out_where_something_casts_a_shadow(sim_of):
+    from robosuite.utils.binding_utils import MjRenderContextOffscreen
+
+    sim = sim_of()
+    context = MjRenderContextOffscreen(sim, device_id=-1, max_width=64, max_height=48)
+    sim.forward()
+    groups = sim.model.geom_group.copy()
+    with culled(sim, 0, 64 / 48):
+        np.testing.assert_array_equal(sim.model.geom_group, groups)
+    free_context(context)
