@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 # A file's tests stay together: their fixtures (a simulator, a training run) are made once. What runs
 # against the emulated arm lives by the arm's clock, so company only slows it. Files run in order: by
-# number of tests, the few long ones would be left for the end, and for one process.
-PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# number of tests, the few long ones would be left for the end, and for one process. Tests wait for a
+# third of their time, for a ping, a killed process or an arm's clock: one process more than cores.
+PYTEST_ARGS ?= -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 1 : 4))) --dist loadfile --no-loadscope-reorder
 STAMP := $(VENV)/.ready
 
 SYSTEM_PACKAGES := libegl1 libgl1 libglib2.0-0 libosmesa6 libusb-1.0-0 libudev1

@@ -67,7 +67,7 @@ def test_a_finished_run_is_not_run_again(alone):
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_an_exception_is_an_error_and_is_run_again(alone, tmp_path, workers, monkeypatch):
     whole, expected = alone
     marker, folder = tmp_path / "marker", tmp_path / "broken"

@@ -37,6 +37,7 @@ def full_at_points(words, folder, points):
         yield ended.code, folder / f"{at}"
 
 
+@pytest.mark.long
 def test_a_collection_goes_on_when_there_is_room(policies, tmp_path, capsys):
     codes = []
     for code, folder in full_at_points(COLLECT, tmp_path, 3):

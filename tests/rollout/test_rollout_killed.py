@@ -80,6 +80,7 @@ def test_a_worker_killed_in_the_middle_of_a_message_is_an_error_record(command, 
     assert errors == ["the worker process died with exit code 9"] * 2
 
 
+@pytest.mark.long
 def test_a_termination_request_finishes_the_line(command, uninterrupted, tmp_path):
     process = command(*RUN, "--workers", 2, "--output", tmp_path)
     wait_for(2, tmp_path, process)
