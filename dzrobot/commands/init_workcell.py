@@ -10,7 +10,6 @@ import numpy as np
 from dzrobot.commands import flags
 from dzrobot.envs.franka.arm import Arm
 from dzrobot.envs.franka.camera import list_cameras
-from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.make import connectable, load_workcell, located
 from dzrobot.envs.franka.teaching import assign, teach, workcell_text
 from dzrobot.envs.franka.workcells import EmulatedWorkcell
@@ -41,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="of the arm; `emulated` to practice without one",
     )
+    parser.add_argument(
+        "--embodiment",
+        type=flags.text,
+        default="franka_pnp",
+        help="what the arm is to a policy: a tag, or module:NAME (default: franka_pnp)",
+    )
     parser.add_argument("--task", type=flags.text, help="the instruction (default: asked for)")
 
 
@@ -51,7 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{file}: a workcell file ends in .yaml")
     if file.exists():
         raise ConfigError(f"{file} exists: edit it, or name another")
-    workcell, config = located(None, FrankaConfig(address=arguments.address))
+    asked = {"address": arguments.address, "embodiment": arguments.embodiment}
+    described = load_workcell(None, asked)
+    workcell, config = located(None, described)
     env = connectable(workcell, config)
     try:
         workcell.open()
@@ -60,15 +67,13 @@ def run(arguments: argparse.Namespace) -> int:
         env.arm.connect()
         ask = _Practice(workcell, env.arm) if isinstance(workcell, EmulatedWorkcell) else _ask
         taught = teach(env.arm, ask)
-        cameras = assign(found, _ask)
+        cameras = assign(found, env.embodiment.video_keys, _ask)
         task = arguments.task or _ask("The task, as the policy is told it: ").strip()
         firmware = _ask("System image of the arm, as Desk shows it (Enter: unknown): ").strip()
     finally:
         env.close()
         workcell.close()
-    text = workcell_text(
-        arguments.address, cameras, taught, task=task or FrankaConfig().task, firmware=firmware
-    )
+    text = workcell_text(described, cameras, taught, task=task or described.task, firmware=firmware)
     with explained(f"write {file}", ConfigError):
         write_text(file, text)
     load_workcell(str(file))

@@ -116,6 +116,10 @@ class Part:
     step; a two-way gripper keeps its last command. A state key: the last command, and before the
     first the value of that key. None: nothing is known to, and the robot cannot wait for a plan."""
 
+    quantities: tuple[str, ...] = ()
+    """What an arm measures or is commanded in these numbers, in their order: names of
+    ``dzrobot.envs.franka.quantities``. Empty: the part's own name is one, where an arm is meant."""
+
     def __post_init__(self) -> None:
         kind = "action" if self.key.startswith("action") else "state"
         faults = [*_key_faults(self.key, kind), *_column_faults(self.feature, self.aliases)]
@@ -125,6 +129,8 @@ class Part:
             faults.append(f"start={self.start} must be 0 or more, or None for the whole column")
         if self.normalization not in ("q99", "min_max"):
             faults.append(f"normalization={self.normalization!r} must be 'q99' or 'min_max'")
+        if not isinstance(self.quantities, tuple):
+            faults.append(f"quantities={self.quantities!r} must be a tuple of names")
         own = (self.reference, self.gripper, self.hold)
         if kind == "state" and any(value is not None for value in own):
             faults.append("reference, gripper and hold belong to action parts")

@@ -6,11 +6,13 @@ casts any.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.envs.emulators.launcher import SECOND_EXTERIOR, SERIALS
 from dzrobot.envs.emulators.scene import CAMERAS, load_model, load_mujoco, resize_cube
 from dzrobot.envs.emulators.views import CameraView, Image, Size, to_yuyv
 from dzrobot.envs.libero.rendering import choose_backend
@@ -21,15 +23,17 @@ _VISIBLE_GROUP = 1
 _MAX_SHAPES = 1000
 
 
-def rendered_views(count: int) -> list[CameraView]:
-    """Return so many views of one scene, exterior and wrist in turn.
+def rendered_views(serials: Sequence[str]) -> list[CameraView]:
+    """Return the view of every camera of one scene; one of no known number is an exterior one.
 
     Raises:
         MissingDependencyError: mujoco or robosuite is not installed.
         SimulatorError: one of them has the wrong version, or OpenGL does not work.
     """
     drawing = SceneDrawing()
-    return [RenderedView(drawing, CAMERAS[number % len(CAMERAS)]) for number in range(count)]
+    exterior, wrist, side = CAMERAS
+    of = {SERIALS[0]: exterior, SERIALS[1]: wrist, SECOND_EXTERIOR: side}
+    return [RenderedView(drawing, of.get(serial, exterior)) for serial in serials]
 
 
 class SceneDrawing:

@@ -41,8 +41,8 @@ LIFTED_M = 0.04
 ARM = tuple(f"joint{number}" for number in range(1, 8))
 FINGERS = ("finger_joint1", "finger_joint2")
 CUBE = "cube"
-CAMERAS = ("agentview", "eye_in_hand")
-"""The exterior camera and the one in the wrist."""
+CAMERAS = ("agentview", "eye_in_hand", "sideview")
+"""The exterior camera, the one in the wrist, and another exterior."""
 
 HAND_KG, FINGER_KG = 0.53, 0.1
 """Masses of the Franka Hand without its fingers, and of one finger."""

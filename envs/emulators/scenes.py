@@ -66,4 +66,4 @@ def views_of(scene: str, serials: Sequence[str]) -> list[CameraView]:
         return [PaintedView(serial) for serial in serials]
     from dzrobot.envs.emulators.rendered import rendered_views
 
-    return rendered_views(len(serials))
+    return rendered_views(serials)

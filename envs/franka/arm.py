@@ -66,6 +66,9 @@ class ArmState:
     joints: Array
     """Joint angles (7,), rad."""
 
+    joint_speeds: Array
+    """Measured joint speeds (7,), rad/s."""
+
     mode: Mode
     errors: tuple[str, ...]
     """Errors that are set now."""

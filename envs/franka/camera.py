@@ -77,7 +77,7 @@ class Camera(Protocol):
 
 def fit(image: Image, config: CameraConfig, size: tuple[int, int]) -> Image:
     """Return the cropped image at ``size`` (height, width), a fresh (H, W, 3) uint8 array."""
-    top, left, bottom, right = config.box
+    top, left, bottom, right = config.box(size)
     cropped = image[top:bottom, left:right]
     # Bilinear, as the published recordings of this embodiment were made.
     resized = cv2.resize(cropped, size[::-1], interpolation=cv2.INTER_LINEAR)

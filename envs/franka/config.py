@@ -6,14 +6,17 @@ camera serial numbers.
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from dzrobot.config import FrozenConfig
-from dzrobot.embodiments.spec import ActionFrame
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.embodiments.spec import ActionFrame, Embodiment
 from dzrobot.envs.franka.poses import Array, pose_of
+from dzrobot.errors import UnknownNameError
 from dzrobot.rng import seed_sequence
 
 Vector3 = tuple[float, float, float]
@@ -25,14 +28,12 @@ Share = Annotated[float, Field(gt=0, le=1)]
 _SHOULDER = (0.0, 0.0, 0.333)
 """Where the second joint's axis crosses the first's (m)."""
 
-VIEW_KEYS = ("video.image", "video.wrist_image")
-
 
 class CameraConfig(FrozenConfig):
     """One camera."""
 
-    key: Literal["video.image", "video.wrist_image"]
-    """Which view it delivers."""
+    key: str
+    """Which view of the embodiment it delivers, such as ``video.image``."""
 
     serial: str
     """Serial number, as ``dzrobot doctor franka`` lists it."""
@@ -47,7 +48,8 @@ class CameraConfig(FrozenConfig):
     """Frames per second of the color stream."""
 
     crop: tuple[int, int, int, int] | None = None
-    """Top, left, bottom, right (pixels) of what is kept. None: the largest square in the middle."""
+    """Top, left, bottom, right (pixels) of what is kept. None: the largest in the middle that has
+    the shape of the view."""
 
     lock_exposure: bool = False
     """Whether exposure and white balance stay as they are ``settle_s`` after the stream began."""
@@ -64,7 +66,9 @@ class CameraConfig(FrozenConfig):
 
     @model_validator(mode="after")
     def _crop_lies_within(self) -> Self:
-        top, left, bottom, right = self.box
+        if self.crop is None:
+            return self
+        top, left, bottom, right = self.crop
         if not (0 <= top < bottom <= self.height and 0 <= left < right <= self.width):
             raise ValueError(
                 f"crop={self.crop} must be top < bottom <= {self.height}, left < right <= "
@@ -72,14 +76,15 @@ class CameraConfig(FrozenConfig):
             )
         return self
 
-    @property
-    def box(self) -> tuple[int, int, int, int]:
-        """Top, left, bottom, right (pixels) of what is kept."""
+    def box(self, size: tuple[int, int]) -> tuple[int, int, int, int]:
+        """Return top, left, bottom, right (pixels) of what is kept for a view of ``size``."""
         if self.crop is not None:
             return self.crop
-        side = min(self.width, self.height)
-        top, left = (self.height - side) // 2, (self.width - side) // 2
-        return top, left, top + side, left + side
+        tall, wide = size
+        scale = min(self.height / tall, self.width / wide)
+        height, width = round(scale * tall), round(scale * wide)
+        top, left = (self.height - height) // 2, (self.width - width) // 2
+        return top, left, top + height, left + width
 
 
 class ActionConfig(FrozenConfig):
@@ -378,6 +383,10 @@ class FrankaConfig(FrozenConfig):
     """Host name or IP address of the arm's controller; ``emulated``: an emulated workcell is
     started. None: the first reset fails."""
 
+    embodiment: str = "franka_pnp"
+    """What the arm is to a policy: a tag, or ``module:NAME``, whose parts name quantities of
+    ``envs/franka/quantities.py``. It decides cameras, state, action and rate."""
+
     cameras: tuple[CameraConfig, ...] = ()
     """One for each view. Empty: the first reset fails."""
 
@@ -385,7 +394,7 @@ class FrankaConfig(FrozenConfig):
     """The instruction."""
 
     control_hz: Positive = 10.0
-    """Steps per second."""
+    """Steps per second. Left out: the embodiment's."""
 
     action: ActionConfig = ActionConfig()
     """How an action moves the arm."""
@@ -435,6 +444,34 @@ class FrankaConfig(FrozenConfig):
         """Seconds per step."""
         return 1.0 / self.control_hz
 
+    @property
+    def robot(self) -> Embodiment:
+        """The embodiment, with the rate and the axes of this workcell.
+
+        Raises:
+            UnknownNameError: there is none of that name.
+        """
+        found = load_embodiment(self.embodiment)
+        return replace(
+            found,
+            action_frame=None if found.action_frame is None else self.action.frame,
+            timing=replace(found.timing, control_hz=self.control_hz),
+        )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_rate(cls, values: Any) -> Any:
+        name = values.get("embodiment") if isinstance(values, Mapping) else None
+        if not isinstance(name, str) or "control_hz" in values:
+            return values
+        return {**values, "control_hz": _known(name).timing.control_hz}
+
+    @field_validator("embodiment")
+    @classmethod
+    def _embodiment_is_known(cls, value: str) -> str:
+        _known(value)
+        return value
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if faults := list(self._faults()):
@@ -443,9 +480,9 @@ class FrankaConfig(FrozenConfig):
 
     def _faults(self) -> Iterator[str]:
         limits, reset = self.limits, self.reset
-        keys = [camera.key for camera in self.cameras]
-        if self.cameras and sorted(keys) != sorted(VIEW_KEYS):
-            yield f"cameras deliver {keys}, needed is each of {', '.join(VIEW_KEYS)} once"
+        keys, views = [camera.key for camera in self.cameras], self.robot.video_keys
+        if self.cameras and sorted(keys) != sorted(views):
+            yield f"cameras deliver {keys}, needed is each of {', '.join(views)} once"
         low, high = np.array(limits.workspace_low), np.array(limits.workspace_high)
         if not (low < high).all():
             yield f"limits.workspace_low={low} must lie below workspace_high={high}"
@@ -495,3 +532,11 @@ class FrankaConfig(FrozenConfig):
                 f"limits.torque_nm={limits.torque_nm} must lie below the last three of "
                 f"controller.collision_torque_nm={hard.collision_torque_nm}"
             )
+
+
+def _known(name: str) -> Embodiment:
+    """Return an embodiment; ValueError, as validators raise, where there is none."""
+    try:
+        return load_embodiment(name)
+    except UnknownNameError as error:
+        raise ValueError(str(error)) from error

@@ -6,14 +6,13 @@ import threading
 import numpy as np
 
 from dzrobot.envs.franka.arm import Arm, ArmState, ControllerEndedError, Mode
+from dzrobot.envs.franka.axes import desired_pose
 from dzrobot.envs.franka.clock import Clock
-from dzrobot.envs.franka.config import ActionConfig, FrankaConfig
+from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.poses import (
     Array,
     angle_between,
     distance_between,
-    rotation_of,
-    skew,
     towards,
 )
 from dzrobot.envs.franka.safety import (
@@ -37,49 +36,6 @@ _SETTLED_RAD_S = 0.02
 _SETTLE_S = 2.0
 _HOLD_M, _HOLD_RAD = 0.01, 0.05
 """A target this near is held by keeping it: an arm that sags must not be followed down."""
-
-
-def desired_pose(anchor: Array, action: Array, config: ActionConfig) -> Array:
-    """Return the pose (4, 4) that ``action`` (first six numbers, in [-1, 1]) asks for.
-
-    Translation and rotation are measured from ``anchor``, the target before or the measured pose;
-    the rotation's roll, pitch and yaw are taken about the base axes through the hand.
-    """
-    move, turn = in_base_axes(anchor, action[:6], config)
-    pose = anchor.copy()
-    pose[:3, 3] = anchor[:3, 3] + config.translation_m * move
-    pose[:3, :3] = rotation_of(config.rotation_rad * turn) @ anchor[:3, :3]
-    return pose
-
-
-def in_base_axes(measured: Array, twist: Array, config: ActionConfig) -> tuple[Array, Array]:
-    """Return translation and rotation (3,) of an action, turned into the base axes."""
-    if config.frame == "base":
-        return twist[:3], twist[3:]
-    rotation = measured[:3, :3]
-    move, turn = rotation @ twist[:3], rotation @ twist[3:]
-    if config.frame == "ee_adjoint":
-        turn = turn + skew(measured[:3, 3]) @ move
-        move, turn = np.clip(move, -1.0, 1.0), np.clip(turn, -1.0, 1.0)
-    return move, turn
-
-
-def in_action_axes(measured: Array, twist: Array, config: ActionConfig) -> Array:
-    """Return translation and rotation (6,) along the base axes as an action has them."""
-    return twist if config.frame == "base" else _in_hand_axes(measured, twist, config)
-
-
-def in_hand_axes(state: ArmState, config: ActionConfig) -> Array:
-    """Return the measured velocity (6,) in the hand's axes, for the observation."""
-    return _in_hand_axes(state.pose, state.twist, config)
-
-
-def _in_hand_axes(measured: Array, twist: Array, config: ActionConfig) -> Array:
-    rotation = measured[:3, :3]
-    linear, angular = twist[:3], twist[3:]
-    if config.frame == "ee_adjoint":
-        angular = angular - skew(measured[:3, 3]) @ linear
-    return np.concatenate([rotation.T @ linear, rotation.T @ angular])
 
 
 class Control:
@@ -193,7 +149,7 @@ class Control:
         self._go(goal, deadline)
 
     def apply(self, action: Array, state: ArmState) -> LimitedTarget:
-        """Command what the limits leave of ``action`` (7,) and return it.
+        """Command what the limits leave of ``action`` (6,) and return it.
 
         Raises:
             RefusalError: nothing may be commanded, or the controller has ended for good.
@@ -204,7 +160,7 @@ class Control:
             if self._steps < self._config.slow_first_steps:
                 pace = min(pace, self._config.slow_pace)
             anchor = last if self._config.action.anchor == "target" else state.pose
-            desired = desired_pose(anchor, pace * action, self._config.action)
+            desired = desired_pose(anchor, pace * np.clip(action, -1.0, 1.0), self._config.action)
             limited = self.workspace.limit(desired, state.pose, last)
             self._heard()
             self._steps += 1

@@ -16,7 +16,7 @@ from typing import Literal
 import cv2
 import numpy as np
 
-from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.franka.arm import Arm, ArmState
 from dzrobot.envs.franka.camera import RealSenseCamera, fit, list_cameras
 from dzrobot.envs.franka.config import FrankaConfig
@@ -235,11 +235,12 @@ def _cameras(workcell: Workcell, config: FrankaConfig, images: Path | None) -> I
         if camera.serial in known:
             yield _stream(
                 RealSenseCamera(camera, workcell.camera_settings, patience=workcell.patience),
+                config.robot,
                 images,
             )
 
 
-def _stream(camera: RealSenseCamera, images: Path | None) -> Diagnosis:
+def _stream(camera: RealSenseCamera, robot: Embodiment, images: Path | None) -> Diagnosis:
     """Let one camera stream for a while, and keep what it shows."""
     config = camera.config
     try:
@@ -252,7 +253,7 @@ def _stream(camera: RealSenseCamera, images: Path | None) -> Diagnosis:
     finally:
         camera.close()
     rate = (last.number - first.number) / took
-    size = load_embodiment("franka_pnp").view(config.key).resolution
+    size = robot.view(config.key).resolution
     text = f"{rate:.1f} of {config.fps} frames per second"
     if images is not None:
         images.mkdir(parents=True, exist_ok=True)

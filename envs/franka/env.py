@@ -16,7 +16,7 @@ from dzrobot.envs.franka.clock import Clock, RateLimiter, SystemClock
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.control import Control
 from dzrobot.envs.franka.facts import ArmEpisodeFacts, lasting_facts
-from dzrobot.envs.franka.gripper import GripperState, wants_change
+from dzrobot.envs.franka.gripper import GripperState
 from dzrobot.envs.franka.lock import ArmLock
 from dzrobot.envs.franka.outcomes import ArmPhase, Operator, OperatorVerdict, Scene, rule_for
 from dzrobot.envs.franka.poses import Array
@@ -29,7 +29,7 @@ from dzrobot.envs.franka.safety import (
     check_fresh,
     check_shape,
 )
-from dzrobot.envs.franka.sensing import STATE_LIMITS, Reading, Sensors, hand_motion
+from dzrobot.envs.franka.sensing import Reading, Sensors
 from dzrobot.envs.franka.watchdog import Watchdog
 from dzrobot.envs.initial_states import InitialStates
 from dzrobot.envs.spaces import action_space, observation_space
@@ -48,11 +48,17 @@ STARTS = 50
 
 
 class FrankaEnv(gym.Env[Observation, np.ndarray]):
-    """Pick and place with a Franka, in the keys of ``franka_pnp``.
+    """Pick and place with a Franka, in the keys of ``config.embodiment``.
+
+    Whatever the embodiment's parts name of :mod:`dzrobot.envs.franka.quantities` is observed and
+    commanded. With ``franka_pnp``:
 
     Observation:
         ``video.image``, ``video.wrist_image``: ``(128, 128, 3)`` uint8 RGB.
-        ``state.state``: ``(19,)`` float32; see :meth:`Sensors.vector`.
+        ``state.state``: ``(19,)`` float32: gripper width (1, m), force (3, N), position (3, m),
+            roll, pitch and yaw (3, rad), torque (3, Nm), velocity (6, m/s and rad/s). Position and
+            angles are those of the hand in the frame of the pose the episode began at; force,
+            torque and velocity have the hand's axes.
         ``annotation.task``: the instruction.
 
     Action, ``(7,)`` in [-1, 1]: translation (1 = 0.03 m), rotation as roll, pitch, yaw (1 = 0.1
@@ -119,11 +125,12 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self.embodiment = embodiment
         self.control_hz = config.control_hz
         self.init_states = STARTS
-        self.hand = hand_motion(config.action)
+        self._layout = self._sensors.layout
+        self.hand = self._layout.hand_motion(config.action)
         self.is_real = config.address is not None
         self.address = config.address
         self.judged_by_operator = config.reward.rule == "operator"
-        self.observation_space = observation_space(embodiment, {"state.state": STATE_LIMITS})
+        self.observation_space = observation_space(embodiment, self._layout.state_limits)
         self.action_space = action_space(embodiment)
         self.remake: Callable[[], FrankaEnv] | None = None
         """Makes another environment of the same workcell, for copies; set by ``make_franka``."""
@@ -217,7 +224,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         )
 
     def step(self, action: np.ndarray) -> StepResult:
-        """Carry out one action (7,) and return what the sensors say one period later.
+        """Carry out one action (A,) and return what the sensors say one period later.
 
         Raises:
             SafetyError: the action has another shape.
@@ -225,7 +232,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         """
         episode = self._running()
         try:
-            values = check_shape(action)
+            values = check_shape(action, self.embodiment.action_dim, self._layout.said)
         except BaseException:
             self._control.hold()
             raise
@@ -264,7 +271,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             return None
         if self._episode is None:
             raise gym.error.ResetNeeded("the arm is connected by the first reset().")
-        image: np.ndarray = self._observe(self._episode.reading)["video.image"]
+        image: np.ndarray = self._observe(self._episode.reading)[self.embodiment.video_keys[0]]
         return image
 
     def images(self) -> Mapping[str, np.ndarray]:
@@ -430,12 +437,12 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         # The policy may have taken long: limits are measured from where the arm is now.
         now = self._sensors.read()
         check_fresh(now.state_age_s, now.frame_ages_s.values(), self.config.limits)
-        is_open = now.gripper.is_open
-        if wants_change(float(action[6]), is_open=is_open, threshold=self.config.gripper.threshold):
+        is_open, threshold = now.gripper.is_open, self.config.gripper.threshold
+        if self._layout.changes_gripper(action, is_open=is_open, threshold=threshold):
             self._control.stand_by(now.state)
             self.arm.gripper.request(opened=not is_open)
             now = self._await_gripper()
-        return self._control.apply(action, now.state)
+        return self._control.apply(action[self._layout.motion_at], now.state)
 
     def _await_gripper(self) -> Reading:
         """Let the arm wait for the fingers, and return what the sensors say then."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.envs.franka.control import in_action_axes
+from dzrobot.envs.franka.axes import in_action_axes
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.outcomes import SceneObject
 from dzrobot.envs.franka.poses import Array

@@ -158,6 +158,7 @@ class FakeArm:
             force_n=self.force_n.copy(),
             torque_nm=self.torque_nm.copy(),
             joints=self.joints.copy(),
+            joint_speeds=np.zeros(7),
             mode=self._mode,
             errors=self._errors,
             controlled=self._controlled,
@@ -265,7 +266,7 @@ class FakeCamera:
         image = np.full((height, width, 3), (60, 90, 120), np.uint8)
         x, y, z = self._arm.state().pose[:3, 3]
         column = int(np.clip(width / 2 + 100 * y, 8, width - 8))
-        row = int(np.clip(height * (1 - (x if self._config.key == "video.image" else z)), 8, 112))
+        row = int(np.clip(height * (1 - (z if "wrist" in self._config.key else x)), 8, 112))
         image[row - 6 : row + 6, column - 6 : column + 6] = (210, 40, 40)
         now = self._arm.clock.now()
         return Frame(image, self._number, now, now)

@@ -133,6 +133,7 @@ class FrankyDriver:
             force_n=wrench[:3].copy(),
             torque_nm=wrench[3:].copy(),
             joints=np.array(raw.q, np.float64),
+            joint_speeds=np.array(raw.dq, np.float64),
             mode=mode,
             errors=error_names(raw.current_errors),
             controlled=self._is_controlled(mode),

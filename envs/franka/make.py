@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.config import read_config
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.franka.arm import Arm
 from dzrobot.envs.franka.camera import Camera, RealSenseCamera
 from dzrobot.envs.franka.config import FrankaConfig
@@ -68,8 +70,19 @@ def located(workcell: str | None, config: FrankaConfig) -> tuple[Workcell, Frank
         # It is nobody else's: there is no lock and no stop that outlasts the program.
         config, workcell = config.model_copy(update={"address": None}), config.address
     if workcell in _SCENES:
-        return EmulatedWorkcell(scene=_SCENES[workcell]), config
+        serials = _emulated_serials(config)
+        return EmulatedWorkcell(scene=_SCENES[workcell], serials=serials), config
     return RealWorkcell(config.address), config
+
+
+def _emulated_serials(config: FrankaConfig) -> tuple[str, ...]:
+    """Return which cameras are emulated: those the workcell names, then the usual ones."""
+    from dzrobot.envs.emulators.launcher import SECOND_EXTERIOR, SERIALS
+
+    # Image and clock of a camera meet by its place in this order.
+    named = [camera.serial for camera in config.cameras]
+    known = [serial for serial in named if serial in (*SERIALS, SECOND_EXTERIOR)]
+    return (*known, *(serial for serial in SERIALS if serial not in known))
 
 
 def _require_taught(config: FrankaConfig) -> None:
@@ -136,7 +149,9 @@ def load_workcell(workcell: str | None, values: Mapping[str, Any] | None = None)
     if workcell is None or workcell == "fake":
         raw = read_config({})
     elif workcell in _SCENES:
-        raw = read_config(_emulated() | (_lift() if workcell == EMULATED else {}))
+        raw = read_config(
+            _emulated(_embodiment(values)) | (_lift() if workcell == EMULATED else {})
+        )
     elif workcell.endswith((".yaml", ".yml")) or Path(workcell).exists():
         raw = read_config(Path(workcell))
     else:
@@ -150,17 +165,32 @@ def load_workcell(workcell: str | None, values: Mapping[str, Any] | None = None)
     return raw.build(FrankaConfig, theirs)
 
 
-def _emulated() -> dict[str, Any]:
-    from dzrobot.envs.emulators.camera_server import SIZES
-    from dzrobot.envs.emulators.launcher import SERIALS
+def _embodiment(values: Mapping[str, Any] | None) -> Embodiment:
+    """Return the embodiment that is asked for; its name is checked with everything else."""
+    asked = (values or {}).get("embodiment")
+    default: str = FrankaConfig.model_fields["embodiment"].default
+    return load_embodiment(asked if isinstance(asked, str) else default)
 
+
+def _emulated(robot: Embodiment) -> dict[str, Any]:
+    from dzrobot.envs.emulators.camera_server import SIZES
+    from dzrobot.envs.emulators.launcher import SECOND_EXTERIOR, SERIALS
+
+    views = robot.video_keys
+    exterior, wrist = SERIALS
+    # As policies of DROID have them: exterior views first, the wrist's last.
+    serials = {2: SERIALS, 3: (exterior, SECOND_EXTERIOR, wrist)}.get(len(views))
+    if serials is None:
+        raise ConfigError(
+            f"the emulated workcell has two or three cameras, and {robot.tag!r} has {len(views)} "
+            "views"
+        )
     # The smaller images leave more of the machine to the arm.
     width, height = SIZES[-1]
-    keys = ("video.image", "video.wrist_image")
     return {
         "cameras": [
             {"key": key, "serial": serial, "width": width, "height": height}
-            for key, serial in zip(keys, SERIALS, strict=True)
+            for key, serial in zip(views, serials, strict=True)
         ],
         "task": "pick up the red block",
     }
@@ -189,7 +219,7 @@ def _fake(config: FrankaConfig, render_mode: str | None) -> FrankaEnv:
     from dzrobot.envs.franka.fakes import FakeArm, FakeCamera
 
     arm = FakeArm(config.reset.pose)
-    cameras = [FakeCamera(key, arm) for key in ("video.image", "video.wrist_image")]
+    cameras = [FakeCamera(key, arm) for key in config.robot.video_keys]
     driven: Arm = DryRunArm(arm) if config.dry_run else arm
     return FrankaEnv(driven, cameras, config, clock=arm.clock, render_mode=render_mode)
 

@@ -60,7 +60,7 @@ def rotation_about(vector: ArrayLike) -> Array:
 
 def rotation_vector(rotation: Array) -> Array:
     """Return axis times angle (3,) of a rotation; the angle lies in [0, pi]."""
-    quaternion = _quaternion(rotation)
+    quaternion = quaternion_of(rotation)
     sine = float(np.linalg.norm(quaternion[:3]))
     if sine < 1e-12:
         return np.zeros(3)
@@ -120,8 +120,8 @@ def is_pose(value: Array) -> bool:
     return bool(proper and np.linalg.det(rotation) > 0 and np.allclose(value[3], (0, 0, 0, 1)))
 
 
-def _quaternion(rotation: Array) -> Array:
-    """Return x, y, z, w with w >= 0, computed from the largest of the four for accuracy."""
+def quaternion_of(rotation: Array) -> Array:
+    """Return x, y, z, w (4,) with w >= 0, computed from the largest of the four for accuracy."""
     m = rotation
     squares = np.array(
         [

@@ -117,8 +117,13 @@ def classify(errors: Collection[str]) -> Abort:
     return Abort.REFLEX
 
 
-def check_shape(action: ArrayLike) -> Array:
-    """Return ``action`` as (7,) float64.
+def check_shape(action: ArrayLike, dim: int, said: str) -> Array:
+    """Return ``action`` as (dim,) float64.
+
+    Args:
+        action: Numbers.
+        dim: How many there have to be.
+        said: What an action is, for the error.
 
     Raises:
         SafetyError: it has another shape or is no number.
@@ -126,24 +131,21 @@ def check_shape(action: ArrayLike) -> Array:
     try:
         values = np.asarray(action, np.float64)
     except (TypeError, ValueError, RuntimeError) as error:  # torch's, of a tensor with a gradient
-        raise SafetyError(f"an action is 7 numbers in [-1, 1], got {action!r}") from error
-    if values.shape != (7,):
-        raise SafetyError(
-            f"an action is 7 numbers in [-1, 1]: 3 translations, 3 rotations, gripper; got shape "
-            f"{values.shape}"
-        )
+        raise SafetyError(f"{said}; got {action!r}") from error
+    if values.shape != (dim,):
+        raise SafetyError(f"{said}; got shape {values.shape}")
     return values
 
 
 def check_finite(values: Array) -> Array:
-    """Return the action within [-1, 1].
+    """Return the action as it is.
 
     Raises:
         RefusalError: a number is NaN or infinite.
     """
     if not np.isfinite(values).all():
         raise RefusalError(Abort.INVALID_ACTION, f"an action holds a non-finite number: {values}")
-    return np.clip(values, -1.0, 1.0)
+    return values
 
 
 def check_fresh(state_age_s: float, frame_ages_s: Collection[float], limits: LimitsConfig) -> None:

@@ -1,50 +1,22 @@
-"""From arm, gripper and cameras to one observation in the keys of ``franka_pnp``."""
+"""From arm, gripper and cameras to one observation in the keys of an embodiment."""
 
 import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dzrobot.embodiments.hand import HandMotion
-from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.franka.arm import Arm, ArmState
 from dzrobot.envs.franka.camera import Camera, Frame, fit
 from dzrobot.envs.franka.clock import Clock
-from dzrobot.envs.franka.config import ActionConfig, FrankaConfig
-from dzrobot.envs.franka.control import in_hand_axes
+from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.gripper import GripperState
-from dzrobot.envs.franka.poses import Array, euler_of
+from dzrobot.envs.franka.poses import Array
+from dzrobot.envs.franka.quantities import ArmLayout, Moment
 from dzrobot.errors import RobotError
-
-_HALF_TURN = 3.1416
-STATE_LIMITS = (
-    (-0.01, *[-1000.0] * 3, *[-2.0] * 3, *[-_HALF_TURN] * 3, *[-500.0] * 3, *[-10.0] * 6),
-    (0.2, *[1000.0] * 3, *[2.0] * 3, *[_HALF_TURN] * 3, *[500.0] * 3, *[10.0] * 6),
-)
-"""Lowest and highest state, in its own order and units."""
-
-
-def hand_motion(action: ActionConfig) -> HandMotion:
-    """Return which numbers of this state and of an action move the hand."""
-    return HandMotion(
-        position=slice(4, 7),
-        rotation=slice(7, 10),
-        rotation_form="euler",
-        fingers=slice(0, 1),
-        translation=slice(0, 3),
-        turn=slice(3, 6),
-        gripper=6,
-        closes=-1,
-        translation_m=action.translation_m,
-        rotation_rad=action.rotation_rad,
-        frame=action.frame,
-    )
-
 
 _FRESH_FRAMES_S = 10.0
 
@@ -77,19 +49,18 @@ class Sensors:
     Args:
         arm: The arm, with its gripper.
         cameras: One for each view.
-        config: Crops, task, and the frame of the velocity.
+        config: Embodiment, crops, task, and the frame of the velocity.
         clock: What ages are measured by.
+
+    Raises:
+        ConfigError: the embodiment has parts that an arm has not.
     """
 
     def __init__(
         self, arm: Arm, cameras: Sequence[Camera], config: FrankaConfig, clock: Clock
     ) -> None:
-        robot = load_embodiment("franka_pnp")
-        self.embodiment: Embodiment = replace(
-            robot,
-            action_frame=config.action.frame,
-            timing=replace(robot.timing, control_hz=config.control_hz),
-        )
+        self.embodiment = config.robot
+        self.layout = ArmLayout.of(self.embodiment)
         self._arm = arm
         self._cameras = tuple(cameras)
         self._config = config
@@ -168,26 +139,7 @@ class Sensors:
             key = camera.config.key
             size = self.embodiment.view(key).resolution
             observation[key] = fit(reading.frames[key].image, camera.config, size)
-        observation["state.state"] = self.vector(reading, origin)
+        moment = Moment(reading.state, reading.gripper, origin, self._config.action)
+        observation.update(self.layout.read(moment))
         observation[self.embodiment.language] = self._config.task
         return observation
-
-    def vector(self, reading: Reading, origin: Array) -> np.ndarray:
-        """Return the state (19,) float32.
-
-        Gripper width (1, m), force (3, N), position (3, m), roll, pitch and yaw (3, rad), torque
-        (3, Nm), velocity (6, m/s and rad/s). Position and angles are those of the hand in the frame
-        of the pose the episode began at; force, torque and velocity have the hand's axes.
-        """
-        state = reading.state
-        relative = np.linalg.inv(origin) @ state.pose
-        return np.concatenate(
-            [
-                [reading.gripper.width_m],
-                state.force_n,
-                relative[:3, 3],
-                euler_of(relative[:3, :3]),
-                state.torque_nm,
-                in_hand_axes(state, self._config.action),
-            ]
-        ).astype(np.float32)

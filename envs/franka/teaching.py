@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dzrobot.envs.franka.arm import Arm
-from dzrobot.envs.franka.config import VIEW_KEYS, FrankaConfig
+from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.poses import Array, euler_of
 from dzrobot.errors import RobotError
 
 Ask = Callable[[str], str]
 """Shows a question and returns what was typed."""
 
-_NAMES = {"video.image": "exterior", "video.wrist_image": "wrist"}
 _LEAST_SIDE_M = 0.05
 
 
@@ -65,21 +64,26 @@ def teach(arm: Arm, ask: Ask) -> TaughtPose:
     )  # fmt: skip
 
 
-def assign(serials: Sequence[str], ask: Ask) -> dict[str, str]:
+def assign(serials: Sequence[str], views: Sequence[str], ask: Ask) -> dict[str, str]:
     """Return the serial number of every view, asked for where several cameras were found.
+
+    Args:
+        serials: Of the cameras that were found.
+        views: Keys of the embodiment's views.
+        ask: Asks.
 
     Raises:
         RobotError: there are fewer cameras than views.
     """
-    if len(serials) < len(VIEW_KEYS):
+    if len(serials) < len(views):
         raise RobotError(
             f"found {len(serials)} cameras ({', '.join(serials) or 'none'}), needed are "
-            f"{len(VIEW_KEYS)}: check cables and USB ports"
+            f"{len(views)}: check cables and USB ports"
         )
     left, found = list(serials), {}
-    for key in VIEW_KEYS:
+    for key in views:
         listed = ", ".join(f"{number}: {serial}" for number, serial in enumerate(left))
-        said = ask(f"Which is the {_NAMES[key]} camera? {listed}; type its number: ").strip()
+        said = ask(f"Which is the camera of {key}? {listed}; type its number: ").strip()
         while not (said.isdecimal() and int(said) < len(left)):
             said = ask(f"Type a number from 0 to {len(left) - 1}: ").strip()
         found[key] = left.pop(int(said))
@@ -87,19 +91,32 @@ def assign(serials: Sequence[str], ask: Ask) -> dict[str, str]:
 
 
 def workcell_text(
-    address: str, cameras: Mapping[str, str], taught: TaughtPose, *, task: str, firmware: str
+    config: FrankaConfig,
+    cameras: Mapping[str, str],
+    taught: TaughtPose,
+    *,
+    task: str,
+    firmware: str,
 ) -> str:
-    """Return the YAML of a workcell, with every value that people change and what it means."""
-    default = FrankaConfig()
-    limits, reset = default.limits, default.reset
-    views = "\n".join(
-        f"- key: {key}  # {_NAMES[key]}\n  serial: '{serial}'" for key, serial in cameras.items()
-    )
+    """Return the YAML of a workcell, with every value that people change and what it means.
+
+    Args:
+        config: Says address and embodiment; its other values are written as they are.
+        cameras: Serial number of every view, by key.
+        taught: What was shown on the arm.
+        task: The instruction.
+        firmware: System image of the arm.
+    """
+    limits, reset = config.limits, config.reset
+    views = "\n".join(f"- key: {key}\n  serial: '{serial}'" for key, serial in cameras.items())
     return f"""\
 # A workcell of dzrobot. Lengths in meters, angles in radians, in the base frame of the arm.
 # Every field: `FrankaConfig` in envs/franka/config.py. `dzrobot doctor franka --config` checks it.
 
-address: {_text(address)}
+address: {_text(config.address or "")}
+
+# What the arm is to a policy: its cameras, state and action.
+embodiment: {_text(config.embodiment)}
 
 # System image, as Desk shows it (Settings, System); results name it.
 firmware: {_text(firmware)}
@@ -111,7 +128,7 @@ cameras:
 task: {_text(task)}
 
 # Steps per second; the policy must have been made for this rate.
-control_hz: {default.control_hz:g}
+control_hz: {config.control_hz:g}
 
 reset:
   # Where every episode begins, taught on the arm.
@@ -138,7 +155,7 @@ reward:
   rule: operator
 
 # First trials: share of each action that is carried out while slow (dzrobot eval, no --full-speed).
-slow_pace: {default.slow_pace}
+slow_pace: {config.slow_pace}
 """
 
 

@@ -121,12 +121,19 @@ class EmulatedWorkcell:
         lockstep: False lets the arm run on by itself, as hardware does: the environment then lives
             by this machine's clock.
         scene: What surrounds the arm: ``empty``, or ``lift``, robosuite's in MuJoCo.
+        serials: Of its cameras, in the order of the environment's. None: exterior and wrist.
     """
 
     def __init__(
-        self, rate: float = 1.0, *, lockstep: bool = True, scene: str = EMPTY_SCENE
+        self,
+        rate: float = 1.0,
+        *,
+        lockstep: bool = True,
+        scene: str = EMPTY_SCENE,
+        serials: Sequence[str] | None = None,
     ) -> None:
         self._rate = rate
+        self._serials = serials
         self._scene_name = scene
         self._lockstep = lockstep
         self._emulators: Any = None
@@ -160,7 +167,7 @@ class EmulatedWorkcell:
 
         address = LauncherAddress.for_process(next(_numbers))
         self._emulators = EmulatorLauncher(
-            address, SERIALS, self._rate, self.clock.page, self._scene_name
+            address, self._serials or SERIALS, self._rate, self.clock.page, self._scene_name
         ).start()
 
     @property

@@ -17,6 +17,7 @@ from dzrobot.rollout.evaluation.evaluate import Evaluation, prepare
 from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.policy_spec import PolicySpec
 
+VIEWS = ("video.image", "video.wrist_image")
 FAKE = ["eval", "--env", "dzrobot/Franka-PnP-fake-v0", "--episodes", "1", "--max-steps", "3"]
 CELL = """
 address: {address}
@@ -162,10 +163,11 @@ def test_a_workcell_is_taught_on_the_arm(tmp_path):
     assert taught.position == (0.45, 0.0, 0.3)
     assert (taught.low, taught.high) == ((0.31, -0.201, 0.015), (0.62, 0.25, 0.5))
     np.testing.assert_allclose(np.abs(taught.euler), (np.pi, 0, 0), atol=1e-3)
-    cameras = assign(["11", "22", "33"], Guided(arm, [], ["9", "2", "0"]))
+    cameras = assign(["11", "22", "33"], VIEWS, Guided(arm, [], ["9", "2", "0"]))
     assert cameras == {"video.image": "33", "video.wrist_image": "11"}
+    described = FrankaConfig(address="172.16.0.2")
     text = workcell_text(
-        "172.16.0.2", cameras, taught, task="put Anna's cup: upright", firmware="5.8.0"
+        described, cameras, taught, task="put Anna's cup: upright", firmware="5.8.0"
     )
     (tmp_path / "cell.yaml").write_text(text)
     config = make_franka(workcell=str(tmp_path / "cell.yaml")).config
@@ -188,7 +190,7 @@ def test_too_little_shown_is_said():
     with pytest.raises(RobotError, match="two opposite corners"):
         teach(arm, Guided(arm, [(0.4, 0, 0.3), (0.5, 0.2, 0.31)], ["d"]))
     with pytest.raises(RobotError, match="found 1 cameras"):
-        assign(["11"], Guided(arm, [], []))
+        assign(["11"], VIEWS, Guided(arm, [], []))
 
 
 def test_an_existing_file_is_not_written_over(tmp_path, capsys):

@@ -270,7 +270,7 @@ def test_a_first_target_far_from_the_arm_is_refused():
 @pytest.mark.parametrize("action", [np.zeros(6), np.zeros((1, 7)), 1.0, None, "up", [[1] * 7]])
 def test_other_shapes_are_no_actions(action):
     with pytest.raises(SafetyError, match="7 numbers"):
-        check_shape(action)
+        check_shape(action, 7, "an action is 7 numbers")
 
 
 def test_errors_are_recovered_from_only_when_all_are_allowed():

@@ -11,7 +11,7 @@ from dzrobot.envs.emulators import kinematics
 from dzrobot.envs.emulators.arm import EmulatedArm, Target
 from dzrobot.envs.emulators.dynamics import PlainDynamics
 from dzrobot.envs.emulators.faults import GRIPPER_WIDTH_M, Faults
-from dzrobot.envs.emulators.launcher import EmulatorLauncher, LauncherAddress
+from dzrobot.envs.emulators.launcher import SERIALS, EmulatorLauncher, LauncherAddress
 from dzrobot.envs.emulators.scenes import LIFT, SCENES, check_scene, dynamics_of, views_of
 from dzrobot.envs.emulators.wire import Generator
 from dzrobot.envs.franka.config import FrankaConfig, RewardConfig
@@ -207,7 +207,7 @@ def test_an_empty_scene_is_the_arm_without_a_simulator():
 
 
 def test_cameras_see_where_the_cube_is(arm):
-    exterior, wrist = views_of(LIFT, ("1", "2"))
+    exterior, wrist = views_of(LIFT, SERIALS)
     size = (320, 240)
     seen = arm.dynamics.visible(arm.posture)
     here = [view.image(size, seen) for view in (exterior, wrist)]

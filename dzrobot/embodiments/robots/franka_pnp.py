@@ -17,10 +17,23 @@ FRANKA_PNP = replace(
         replace(_WRIST, aliases=("wrist_image", "extra_view_image"), resolution=(128, 128)),
     ),
     state=(
-        # Gripper (1), force (3), position (3), Euler angles (3), torque (3), velocity (6).
-        Part(key="state.state", feature="observation.state", aliases=("state",), dim=19),
+        Part(
+            key="state.state",
+            feature="observation.state",
+            aliases=("state",),
+            dim=19,
+            quantities=(
+                "gripper_width",
+                "force",
+                "position_from_start",
+                "euler_from_start",
+                "torque",
+                "hand_velocity",
+            ),
+        ),
     ),
     # The action is LIBERO's, except that a gripper of +1 opens.
+    action=(replace(LIBERO_SIM.action[0], quantities=("hand_step", "gripper_change")),),
     action_frame="ee_adjoint",
     prompt=PROMPTS["franka_pnp"],
     timing=Timing(control_hz=10, action_horizon=12),
