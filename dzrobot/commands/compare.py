@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +13,8 @@ from dzrobot.files import explained, write_json
 from dzrobot.rollout.evaluation.comparison import Comparison, Results, compare, read_results
 from dzrobot.rollout.evaluation.report import wilson
 from dzrobot.rollout.evaluation.statistics import compare_counts
+from dzrobot.rollout.pages.predicted import psnr_by_case
+from dzrobot.rollout.pages.quality import QUALITIES, Along, ScoredRun, quality_rows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--perturbed", action="store_true",
         help="compare runs of unlike perturbation too: the difference is then the perturbation's",
     )  # fmt: skip
+    parser.add_argument(
+        "--predictions", action="store_true",
+        help="also say how far the kept predicted video goes along with success, in each run and "
+        "in all",
+    )  # fmt: skip
     parser.add_argument("--json", type=flags.path, metavar="FILE", help="write the numbers to FILE")
     parser.add_argument("--flips", action="store_true", help="list the episodes that differ")
 
@@ -46,8 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the comparison and return 0."""
     published = None if arguments.published is None else _count(arguments.published)
     runs = [read_results(folder) for folder in arguments.runs]
-    if len(runs) == 1 and published is None:
-        raise ConfigError("give two or more results folders, or one and --published K/N")
+    if len(runs) == 1 and published is None and not arguments.predictions:
+        raise ConfigError(
+            "give two or more results folders, or one and --published K/N or --predictions"
+        )
     asked = {"any_execution": arguments.force, "any_perturbation": arguments.perturbed}
     found = compare(runs, arguments.seed, **asked) if len(runs) > 1 else ()
     console = Console(width=None if Console().is_terminal else 130, highlight=False)
@@ -57,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
         _print_flips(console, comparison)
     if published is not None:
         console.print(_published(runs, published))
+    if arguments.predictions:
+        console.print(_predictions_table(runs))
     if arguments.json is not None:
         with explained(f"write {arguments.json}", ConfigError):
             write_json(arguments.json, [_plain(comparison) for comparison in found])
@@ -126,6 +137,44 @@ def _published(runs: Sequence[Results], count: tuple[int, int]) -> Table:
         )  # fmt: skip
     table.caption = "A published count is of other episodes, and perhaps of another protocol."
     return table
+
+
+def _predictions_table(runs: Sequence[Results]) -> Table:
+    """Return how far predicted video goes along with success.
+
+    Raises:
+        ConfigError: a run has kept no predictions.
+    """
+    scored = [ScoredRun(name=run.name, results=run, scores=psnr_by_case(run)) for run in runs]
+    for run in scored:
+        if not run.values():
+            raise ConfigError(
+                f"{run.name} has no finished episode with predictions: run it with --predictions on"
+            )
+    table = Table(title="predicted video and success", title_justify="left")
+    table.add_column("run", overflow="fold")
+    table.add_column("success", justify="right", no_wrap=True)
+    for _ in QUALITIES:
+        for name in ("dB", "of failures", "rho", "95 %"):
+            table.add_column(name, justify="right", no_wrap=True)
+    for row in quality_rows(scored):
+        told = [text for along in row.along.values() for text in _told(along)]
+        table.add_row(row.name, f"{row.successes}/{row.episodes}", *told)
+    measured = " and ".join(QUALITIES.values())
+    table.caption = (
+        f"dB: mean {measured}, of successes. rho: Spearman's with success; the interval draws "
+        "starts, each with all its episodes. Failed episodes are longer, and a copied frame scores "
+        "high where little moves."
+    )
+    return table
+
+
+def _told(along: Along) -> Iterator[str]:
+    for mean in (along.of_successes, along.of_failures):
+        yield "-" if mean is None else f"{mean:.2f}"
+    found = along.correlation
+    yield "-" if found is None else f"{found.rho:+.2f}"
+    yield "too few" if found is None else f"{found.low:+.2f} to {found.high:+.2f}"
 
 
 def _print_flips(console: Console, comparison: Comparison) -> None:

@@ -40,7 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output or arguments.results / "report"
     if arguments.rerun:
         return _write_recordings(folders, output / RERUN_FOLDER)
-    page = write_page(folders, output)
+    with progress_bar("episodes") as show:
+        page = write_page(folders, output, show)
     size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, {size / 1e6:.1f} MB with its media")
     return 0

@@ -69,6 +69,17 @@ def test_the_page_scores_predictions_beside_a_copy_of_the_last_frame(results, tm
         assert 0 < scores["psnr"] < 60
         assert -1 <= scores["ssim"] <= 1
     assert (tmp_path / f"media/a/{json.loads(case)}-predicted.mp4").stat().st_size > 0
+    page = (tmp_path / "report.html").read_text()
+    assert "<h2>Predicted video and success</h2>" in page
+    assert "too little to tell" in page, "one episode"
+
+
+def test_the_command_tells_how_predictions_go_along_with_success(results, capsys):
+    pytest.importorskip("scipy", reason="no scipy: pip install -e '.[report]'")
+    assert cli.main(["compare", str(results / "with"), "--predictions"]) == 0
+    out = capsys.readouterr().out
+    assert "predicted video and success" in out
+    assert "too few" in out
 
 
 def test_what_predicts_nothing_is_refused_where_it_is_asked_for(tmp_path, capsys):

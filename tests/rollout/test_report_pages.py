@@ -236,6 +236,13 @@ def test_a_browser_filters_sorts_and_plays(browser, pair):
     WebDriverWait(browser, 60).until(
         lambda _: all(film.get_property("currentTime") > 0 for film in films)
     )
+    place = "const place = document.querySelector('.controls input'); place.value = 0.5;"
+    browser.execute_script(place + "place.dispatchEvent(new Event('input'))")
+    ends = max(film.get_property("duration") for film in films)
+    for film in films:
+        assert film.get_property("paused")
+        expected = min(ends / 2, film.get_property("duration"))
+        assert film.get_property("currentTime") == pytest.approx(expected, abs=0.01)
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 

@@ -16,6 +16,7 @@ from dzrobot.rollout.evaluation.statistics import (
     holm,
     mcnemar_p,
     paired_interval,
+    rank_correlation,
 )
 
 pytest.importorskip("statsmodels")
@@ -138,3 +139,45 @@ def test_several_comparisons():
         # By definition: the smallest p value counts five times, the next four times, ...
         smallest = min(holm(dict(enumerate(row))).values())
         assert smallest == pytest.approx(min(1, 5 * row.min()))
+
+
+def along(draws, starts, slope, seed):
+    """Return (draws, 2, starts) numbers and outcomes of two runs; a start shifts both of them."""
+    generator = np.random.default_rng(seed)
+    start = generator.normal(size=(draws, 1, starts))
+    values = start + generator.normal(size=(draws, 2, starts))
+    return values, generator.random(values.shape) < 1 / (1 + np.exp(-slope * values))
+
+
+def test_a_correlation_is_spearmans():
+    from scipy.stats import spearmanr
+
+    values, won = along(1, 40, 1.0, seed=7)
+    found = rank_correlation(values[0].tolist(), won[0].tolist())
+    expected = spearmanr(values[0].ravel(), won[0].ravel()).statistic
+    assert found.rho == pytest.approx(expected)
+    assert found.low < found.rho < found.high
+    few = [[False] * 36 + [True] * 4]
+    assert rank_correlation(values[0][:1], few) is None
+    assert rank_correlation([[1.0] * 40], won[0][:1]) is None
+    with pytest.raises(ValueError, match="one shape"):
+        rank_correlation(values[0], won[0][:1])
+
+
+@pytest.mark.parametrize(
+    ("slope", "draws"),
+    [(1.0, 100), *(pytest.param(slope, DRAWS, marks=pytest.mark.long) for slope in (0.0, 1.0))],
+)
+def test_the_interval_of_a_correlation_covers(slope, draws, monkeypatch):
+    monkeypatch.setattr("dzrobot.rollout.evaluation.statistics.CORRELATION_DRAWS", 300)
+    truth = spearman_of(*along(1, 200_000, slope, seed=8))
+    found = [rank_correlation(*pair) for pair in zip(*along(draws, 40, slope, 9), strict=True)]
+    covered = np.mean([one.low <= truth <= one.high for one in found])
+    # The share that an interval of 92.5 % falls short of once in a thousand such simulations.
+    assert covered > 0.925 - 3.1 * np.sqrt(0.925 * 0.075 / draws)
+
+
+def spearman_of(values, won):
+    from scipy.stats import spearmanr
+
+    return spearmanr(values.ravel(), won.ravel()).statistic

@@ -9,12 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dzrobot.errors import ConfigError
 from dzrobot.importing import required
 from dzrobot.rollout.evaluation.report import Z_95
 
 BOOTSTRAP_DRAWS = 10_000
+
+CORRELATION_DRAWS = 2_000
+FEWEST_OUTCOMES = 5
+"""Successes, and failures, below which the interval of a correlation would be too narrow."""
 
 _WHAT = "comparing runs"
 
@@ -192,3 +197,71 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
     adjusted = multipletests(list(p_values.values()), method="holm")[1]
     return {name: float(p) for name, p in zip(p_values, adjusted, strict=True)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCorrelation:
+    """How far a number goes along with success."""
+
+    rho: float
+    """Spearman's coefficient, in [-1, 1]."""
+
+    low: float
+    """Lower end of the 95 % interval; see ``high``."""
+
+    high: float
+    """95 % bootstrap interval: starts are drawn with replacement, each with all its episodes."""
+
+
+def rank_correlation(
+    values: Sequence[Sequence[float]], outcomes: Sequence[Sequence[bool]], seed: int = 0
+) -> RankCorrelation | None:
+    """Return how far ``values`` go along with success; None with too few of either outcome.
+
+    Below `FEWEST_OUTCOMES` successes or failures a draw too often has none of them. Where all
+    values are equal there is nothing to order, and None as well.
+
+    Args:
+        values: (R, N): of the episodes of R runs from the same N starts.
+        outcomes: (R, N): whether each succeeded.
+        seed: Of the draws.
+
+    Raises:
+        ValueError: the two are not of one shape.
+    """
+    numbers, won = np.array(values, np.float64), np.array(outcomes, np.float64)
+    if numbers.shape != won.shape:
+        raise ValueError(f"values {numbers.shape} and outcomes {won.shape} are not of one shape")
+    if min(won.sum(), (1 - won).sum()) < FEWEST_OUTCOMES or np.ptp(numbers) == 0:
+        return None
+    generator = np.random.Generator(np.random.PCG64(seed))
+    starts = numbers.shape[1]
+    drawn = generator.integers(starts, size=(CORRELATION_DRAWS, starts))
+    resampled = _spearman(_flat(numbers[:, drawn]), _flat(won[:, drawn]))
+    # A draw in which all ended the same, or all values are equal, says nothing.
+    low, high = np.nanquantile(resampled, [0.025, 0.975])
+    (rho,) = _spearman(numbers.reshape(1, -1), won.reshape(1, -1))
+    return RankCorrelation(rho=float(rho), low=float(low), high=float(high))
+
+
+def _flat(drawn: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return (R, D, N) as (D, R * N)."""
+    return np.moveaxis(drawn, 0, 1).reshape(drawn.shape[1], -1)
+
+
+def _spearman(values: NDArray[np.float64], outcomes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the coefficient of each row of (D, N); nan where a row does not vary.
+
+    The ranks of two outcomes lie on a line with the outcomes themselves.
+    """
+    required(_WHAT, "report", "scipy")
+    from scipy.stats import rankdata
+
+    ranks = rankdata(values, axis=1)
+    one, two = (rows - rows.mean(axis=1, keepdims=True) for rows in (ranks, outcomes))
+    spread = np.sqrt((one**2).sum(axis=1) * (two**2).sum(axis=1))
+    together = (one * two).sum(axis=1)
+    found: NDArray[np.float64] = np.divide(
+        together, spread, out=np.full(len(spread), np.nan), where=spread > 0
+    )
+    return found

@@ -172,7 +172,10 @@ def _outcome(
 ) -> dict[str, Any]:
     if record is None:
         return {"outcome": "not run", "failure": "", "video": None, "predicted": None}
-    kept = ("steps", "ended", "init_state_id", "wall_s", "policy_ms", "env_ms", "error", "robot")
+    kept = (
+        "steps", "ended", "init_state_id", "wall_s", "policy_ms", "plan_ms", "env_ms", "error",
+        "robot",
+    )  # fmt: skip
     return {
         "outcome": "error" if record.error is not None else _won(record),
         "failure": record.failed_by or record.failure_class or "",

@@ -6,7 +6,7 @@ hardly moves scores high without any prediction.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from dzrobot.errors import ProtocolError
 from dzrobot.files import write_text
 from dzrobot.importing import required
 from dzrobot.recording.media import VideoCodec, VideoFile
+from dzrobot.rollout.evaluation.comparison import Results
+from dzrobot.rollout.evaluation.protocol import EpisodeSpec
 from dzrobot.rollout.pages.content import Predicted, Run, Scores
 from dzrobot.rollout.predictions import (
     Chunk,
@@ -29,7 +31,6 @@ from dzrobot.rollout.predictions import (
 
 Image = NDArray[np.uint8]
 
-SCORES = ("psnr", "ssim")
 SHOWN_HEIGHT = 256
 """Pixels that small images are enlarged to, at least."""
 
@@ -37,11 +38,12 @@ MOST_PSNR = 100.0
 """Of equal images, whose PSNR is infinite."""
 
 
-def write_predictions(run: Run, output: Path, media: Path) -> dict[str, Predicted]:
-    """Write what the page shows of the predictions of ``run``; return it by case.
+def write_prediction(run: Run, case: EpisodeSpec, output: Path, media: Path) -> Predicted | None:
+    """Write what the page shows of an episode's predictions; None where none are kept.
 
     Args:
         run: Whose.
+        case: Which episode.
         output: Folder of the page.
         media: Folder to write to, relative to it.
 
@@ -49,24 +51,21 @@ def write_predictions(run: Run, output: Path, media: Path) -> dict[str, Predicte
         MissingDependencyError: there are predictions, and scikit-image is not installed.
         ProtocolError: a file of predictions is damaged.
     """
-    found: dict[str, Predicted] = {}
-    for case in run.cases:
-        kept = read_predictions(run.folder, case.name)
-        if kept is None:
-            continue
-        required("a report with predictions", "report", "skimage")
-        (output / media).mkdir(parents=True, exist_ok=True)
-        name = media / f"{case.name}-predicted"
-        parts = list(read_parts(kept, prediction_files(run.folder, case.name)[1]))
-        scores = [_scores(*part) for part in parts]
-        _write_video(output / f"{name}.mp4", kept.fps, parts)
-        _write_script(output / f"{name}.js", (run.letter, case.name), kept, scores)
-        found[case.name] = Predicted(
-            video=f"{name.as_posix()}.mp4",
-            script=f"{name.as_posix()}.js",
-            scores=_means([one for one in scores if one]),
-        )
-    return found
+    kept = read_predictions(run.folder, case.name)
+    if kept is None:
+        return None
+    required("a report with predictions", "report", "skimage")
+    (output / media).mkdir(parents=True, exist_ok=True)
+    name = media / f"{case.name}-predicted"
+    parts = list(read_parts(kept, prediction_files(run.folder, case.name)[1]))
+    scores = [_scores(part, list(_MEASURES)) for part in parts]
+    _write_video(output / f"{name}.mp4", kept.fps, parts)
+    _write_script(output / f"{name}.js", (run.letter, case.name), kept, scores)
+    return Predicted(
+        video=f"{name.as_posix()}.mp4",
+        script=f"{name.as_posix()}.js",
+        scores=_means([one for one in scores if one]),
+    )
 
 
 def mean_scores(found: Sequence[Predicted]) -> Scores:
@@ -95,26 +94,58 @@ def read_parts(kept: EpisodePredictions, path: Path) -> Iterator[tuple[Image, Im
         first += len(whole)
 
 
-def _scores(start: Image, seen: Image, predicted: Image) -> Scores:
-    """Return the scores of a plan; empty where none of its predicted frames was seen."""
+def psnr_by_case(results: Results) -> dict[str, Scores]:
+    """Return the PSNR of every episode's predicted video, beside that of the copied frame.
+
+    Means over its plans, by case: ``psnr`` and ``copy_psnr``; empty where no predicted frame was
+    seen. Episodes without predictions are left out.
+
+    Raises:
+        ProtocolError: a file of predictions is damaged.
+    """
+    found = {}
+    for case in results.cases:
+        kept = read_predictions(results.folder, case.name)
+        if kept is not None:
+            parts = read_parts(kept, prediction_files(results.folder, case.name)[1])
+            scores = [_scores(part, ["psnr"]) for part in parts]
+            found[case.name] = _means([one for one in scores if one])
+    return found
+
+
+def _scores(parts: tuple[Image, Image, Image], names: Sequence[str]) -> Scores:
+    """Return the scores ``names`` of a plan; empty where none of its predicted frames was seen."""
+    start, seen, predicted = parts
     if not len(seen):
         return {}
-    own = [_compare(*pair) for pair in zip(seen, predicted, strict=True)]
-    copied = [_compare(real, start) for real in seen]
-    return {**_means(own), **{f"copy_{name}": one for name, one in _means(copied).items()}}
+    found = {}
+    for name in names:
+        measure = _MEASURES[name]
+        own = [measure(*pair) for pair in zip(seen, predicted, strict=True)]
+        found[name] = float(np.mean(own))
+        found[f"copy_{name}"] = float(np.mean([measure(real, start) for real in seen]))
+    return found
 
 
-def _compare(real: Image, other: Image) -> Scores:
+def _psnr(real: Image, other: Image) -> float:
+    one, two = (image.astype(np.float64) / 255 for image in (real, other))
+    error = float(np.mean((one - two) ** 2))
+    return MOST_PSNR if error == 0 else min(MOST_PSNR, -10 * float(np.log10(error)))
+
+
+def _ssim(real: Image, other: Image) -> float:
     from skimage.metrics import structural_similarity
 
     one, two = (image.astype(np.float64) / 255 for image in (real, other))
-    error = float(np.mean((one - two) ** 2))
     likeness = structural_similarity(
         one, two, channel_axis=-1, gaussian_weights=True, sigma=1.5,
         use_sample_covariance=False, data_range=1,
     )  # fmt: skip
-    psnr = MOST_PSNR if error == 0 else min(MOST_PSNR, -10 * float(np.log10(error)))
-    return {"psnr": psnr, "ssim": float(likeness)}
+    return float(likeness)
+
+
+_MEASURES: Mapping[str, Callable[[Image, Image], float]] = {"psnr": _psnr, "ssim": _ssim}
+"""Of a seen frame and another one."""
 
 
 def _means(scores: Sequence[Scores]) -> Scores:

@@ -23,6 +23,8 @@ const flipOf = ({ runs }) => {
 };
 
 const suites = new Set(data.episodes.map((episode) => episode.suite)).size;
+// Most actions come from a plan that is there already: where plans are told of, theirs is the time.
+const planned = data.episodes.some((episode) => episode.runs[0].plan_ms);
 const columns = [
   ...(suites > 1 ? [{ name: "suite", of: (e) => e.suite }] : []),
   { name: "task", number: true, of: (e) => e.task_id },
@@ -33,7 +35,7 @@ const columns = [
     { name: two ? `${name} failed by` : "failed by", of: (e) => e.runs[i].failure },
     { name: two ? `${name} steps` : "steps", number: true, of: (e) => e.runs[i].steps ?? "" },
   ]),
-  ...(two ? [{ name: "flip", of: flipOf }] : [{ name: "policy ms", number: true, of: (e) => e.runs[0].policy_ms?.p50 ?? "" }]),
+  ...(two ? [{ name: "flip", of: flipOf }] : [{ name: `${planned ? "plan" : "policy"} ms`, number: true, of: (e) => (planned ? e.runs[0].plan_ms : e.runs[0].policy_ms)?.p50 ?? "" }]),
 ];
 
 const rows = data.episodes.map((episode, index) => {
@@ -99,7 +101,7 @@ function choose(episode) {
   episode.runs.forEach((run, i) => videos.append(film(run, data.letters[i])));
   panel.replaceChildren(element("h3", {}, episode.case), element("p", {}, episode.task), videos);
   const films = [...videos.querySelectorAll("video")];
-  if (films.length) panel.append(...controls(films));
+  if (films.length) panel.append(controls(films, "play"));
   episode.runs.forEach((run, i) => { if (run.predicted) panel.append(prediction(episode, run, data.letters[i])); });
   episode.runs.forEach((run, i) => panel.append(facts(episode, run, data.letters[i])));
   history.replaceState(null, "", `#${encodeURIComponent(episode.case)}`);
@@ -110,14 +112,21 @@ function film(run, name) {
   const outcome = element("span", { className: run.outcome.replace(" ", "-") }, run.outcome);
   caption.append(outcome, run.failure ? ` ${run.failure}` : "");
   const seen = run.video
-    ? element("video", { src: run.video, controls: true, preload: "metadata", muted: true, playsInline: true })
+    ? video(run.video)
     : element("p", { className: "faint" }, "no video is kept of this episode");
   return element("figure", {}, caption, seen);
 }
 
-function controls(films) {
+// The browser's own controls lie over the image, and hide a small one: ours stand below it.
+function video(src) {
+  const made = element("video", { src, preload: "auto", muted: true, playsInline: true, title: "double-click: full screen" });
+  made.addEventListener("dblclick", () => made.requestFullscreen());
+  return made;
+}
+
+function controls(films, id = "") {
   const label = films.length > 1 ? "Play both" : "Play";
-  const play = element("button", { id: "play", type: "button" }, label);
+  const play = element("button", { id, type: "button" }, label);
   play.addEventListener("click", () => {
     const still = films.every((film) => film.paused || film.ended);
     for (const film of films) {
@@ -125,15 +134,29 @@ function controls(films) {
       still ? film.play() : film.pause();
     }
   });
-  const again = element("button", { type: "button" }, "From the start");
-  again.addEventListener("click", () => films.forEach((film) => { film.currentTime = 0; }));
-  return [play, again];
+  // The longest one says where all of them are.
+  const longest = () => films.reduce((one, other) => (other.duration > one.duration ? other : one));
+  const place = element("input", { type: "range", min: 0, max: 1, step: "any", value: 0, ariaLabel: "place in the video" });
+  const told = element("span", { className: "faint" });
+  place.addEventListener("input", () => {
+    const seconds = place.valueAsNumber * longest().duration;
+    for (const film of films) { film.pause(); film.currentTime = Math.min(seconds, film.duration); }
+  });
+  const follow = () => {
+    const { currentTime, duration } = longest();
+    if (!Number.isFinite(duration)) return;
+    if (document.activeElement !== place || !longest().paused) place.value = currentTime / duration;
+    told.textContent = `${currentTime.toFixed(1)} of ${duration.toFixed(1)} s`;
+    play.textContent = films.every((film) => film.paused || film.ended) ? label : "Pause";
+  };
+  for (const film of films) for (const kind of ["timeupdate", "loadedmetadata", "play", "pause", "ended"]) film.addEventListener(kind, follow);
+  return element("div", { className: "controls" }, play, place, told);
 }
 
 function facts(episode, run, name) {
   const told = {
     ended: run.ended, steps: run.steps, "failed by": run.failure, start: run.init_state_id, seed: episode.seed,
-    "wall time (s)": run.wall_s, "policy (ms)": pair(run.policy_ms), "environment (ms)": pair(run.env_ms),
+    "wall time (s)": run.wall_s, "plan (ms)": pair(run.plan_ms), "action (ms)": pair(run.policy_ms), "environment (ms)": pair(run.env_ms),
     error: run.error, ...(run.measures ?? {}), ...(run.robot ?? {}),
   };
   const table = element("table", { className: "facts" });
@@ -178,6 +201,25 @@ function drawClasses() {
 
 const most = (lines) => Math.max(...lines.map(({ rate }) => Object.values(rate.failure_classes).reduce((a, b) => a + b, 0)));
 
+// One point an episode: what its predicted video scored, by run and outcome.
+function drawQuality() {
+  if (!byId("along")) return;
+  const scored = data.letters.flatMap((name, i) => data.episodes
+    .filter(({ runs }) => "psnr" in (runs[i].predicted?.scores ?? {}))
+    .map((episode) => ({ name, episode, run: episode.runs[i] })));
+  const traces = ["success", "failure"].map((outcome) => {
+    const own = scored.filter(({ run }) => run.outcome === outcome);
+    return {
+      type: "box", orientation: "h", boxpoints: "all", jitter: 0.6, pointpos: 0, name: outcome, fillcolor: "rgba(0,0,0,0)",
+      x: own.map(({ run }) => run.predicted.scores.psnr), y: own.map(({ name }) => name), text: own.map(({ episode }) => episode.case),
+      marker: { color: css(outcome === "success" ? "--good" : "--bad"), size: 5 }, line: { width: 1 }, hoveron: "points",
+      hovertemplate: "%{text}<br>%{x:.2f} dB<extra></extra>",
+    };
+  });
+  const shape = layout({ boxmode: "group", height: 110 + 110 * data.letters.length, xaxis: { title: { text: "PSNR of an episode's predicted video (dB)" } }, yaxis: { autorange: "reversed" } });
+  Plotly.react("along", traces, shape, small);
+}
+
 // --- predictions --------------------------------------------------------------------------------
 
 // A page from disk may fetch nothing; the numbers of an episode come as a script that calls this.
@@ -191,10 +233,11 @@ function prediction(episode, run, name) {
   const told = "psnr" in scores
     ? `PSNR ${scores.psnr.toFixed(1)} dB, SSIM ${scores.ssim.toFixed(3)}; copying the last frame ${scores.copy_psnr.toFixed(1)} dB, ${scores.copy_ssim.toFixed(3)}`
     : "no predicted frame was also seen";
-  const film = element("video", { src: run.predicted.video, controls: true, preload: "metadata", muted: true, playsInline: true, className: "predicted" });
+  const film = video(run.predicted.video);
+  film.classList.add("predicted");
   const [quality, actions, times] = ["quality", "actions", "times"].map((kind) => element("div", { className: `plot ${kind}` }));
   const box = element("section", { className: "prediction" },
-    element("h3", {}, letter(name), " Seen, predicted, difference"), element("p", { className: "faint" }, told), film,
+    element("h3", {}, letter(name), " Seen, predicted, difference"), element("p", { className: "faint" }, told), film, controls([film]),
     element("h4", {}, "Each plan's predicted frames"), quality,
     element("h4", {}, "Planned (thin) and executed actions"), actions,
     element("h4", {}, "Time of each plan"), times);
@@ -215,7 +258,7 @@ function drawPrediction({ chunks, executed }, quality, actions, times) {
     score("psnr", "PSNR (dB)", "y", "solid"), score("copy_psnr", "PSNR, last frame copied", "y", "dot"),
     score("ssim", "SSIM", "y2", "solid"), score("copy_ssim", "SSIM, last frame copied", "y2", "dot"),
   ], layout({ height: 260, xaxis: { title: { text: "step" } }, yaxis: { title: { text: "dB" } },
-    yaxis2: { title: { text: "SSIM" }, overlaying: "y", side: "right", showgrid: false, automargin: true } }), small);
+    yaxis2: { title: { text: "SSIM" }, overlaying: "y", side: "right", showgrid: false, automargin: true, tickformat: ".2f" } }), small);
 
   const sizes = executed.length ? executed[0].length : 0;
   const traces = [];
@@ -255,7 +298,9 @@ fill("by-failure", data.episodes.flatMap((episode) => episode.runs.map((run) => 
 for (const kind of ["input", "change"]) byId("filters").addEventListener(kind, filter);
 filter();
 drawClasses();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawClasses);
+drawQuality();
+byId("along")?.on("plotly_click", ({ points }) => choose(data.episodes.find((episode) => episode.case === points[0].text)));
+for (const draw of [drawClasses, drawQuality]) matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 const named = decodeURIComponent(location.hash.slice(1));
 const first = data.episodes.find((episode) => episode.case === named);
 if (first) choose(first);

@@ -1,7 +1,7 @@
 """Writes the page: one HTML file, and the videos it plays in ``media/`` beside it."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,25 @@ from dzrobot.rollout.pages.content import (
     read_content,
     task_rows,
 )
-from dzrobot.rollout.pages.predicted import mean_scores, write_predictions
+from dzrobot.rollout.pages.predicted import mean_scores, write_prediction
+from dzrobot.rollout.pages.quality import QUALITIES, QualityRow, ScoredRun, quality_rows
 
 PAGE_FILE = "report.html"
 MEDIA_FOLDER = "media"
 
 
-def write_page(folders: list[Path], output: Path) -> Path:
+def write_page(
+    folders: list[Path],
+    output: Path,
+    show: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Path:
     """Write the page of one or two results folders, and return its path.
 
     Args:
         folders: Results folders.
         output: Folder that the page and its media go to; made if need be. A page that is there is
             replaced.
+        show: Called with how many episodes are done, of how many.
 
     Raises:
         ConfigError: none, or more than two folders.
@@ -50,13 +56,24 @@ def write_page(folders: list[Path], output: Path) -> Path:
             for run in content.runs
             for name, path in _copied_videos(run, output).items()
         }
-        predicted = {
-            run.letter: write_predictions(run, output, Path(MEDIA_FOLDER) / run.letter.lower())
-            for run in content.runs
-        }
+        predicted = _written_predictions(content, output, show)
         page = output / PAGE_FILE
         write_text(page, _rendered(content, episode_rows(content, videos, predicted), predicted))
     return page
+
+
+def _written_predictions(
+    content: Content, output: Path, show: Callable[[int, int], None]
+) -> dict[str, dict[str, Predicted]]:
+    """Write what the page shows of predictions; return it by letter and case."""
+    predicted: dict[str, dict[str, Predicted]] = {run.letter: {} for run in content.runs}
+    work = [(run, case) for run in content.runs for case in run.cases]
+    for done, (run, case) in enumerate(work, start=1):
+        found = write_prediction(run, case, output, Path(MEDIA_FOLDER) / run.letter.lower())
+        if found is not None:
+            predicted[run.letter][case.name] = found
+        show(done, len(work))
+    return predicted
 
 
 def _copied_videos(run: Run, output: Path) -> dict[str, str]:
@@ -102,9 +119,27 @@ def _rendered(
         tasks=tasks,
         data={"tasks": tasks, "episodes": episodes, "letters": [r.letter for r in content.runs]},
         scores={letter: mean_scores(list(found.values())) for letter, found in predicted.items()},
+        qualities=QUALITIES,
+        quality_rows=_quality_rows(content, predicted),
         lines={run.letter: _lines(run) for run in content.runs},
         plotly=get_plotlyjs(),
     )
+
+
+def _quality_rows(
+    content: Content, predicted: Mapping[str, Mapping[str, Predicted]]
+) -> list[QualityRow]:
+    """Return how far predicted video goes along with success; empty where a run has none."""
+    runs = [
+        ScoredRun(
+            name=run.letter,
+            results=run,
+            scores={case: one.scores for case, one in predicted[run.letter].items()},
+        )
+        for run in content.runs
+        if predicted[run.letter]
+    ]
+    return quality_rows(runs) if runs else []
 
 
 def _lines(run: Run) -> dict[str, str]:
