@@ -13,6 +13,7 @@ from rich.console import Console
 from dzrobot.commands import flags
 from dzrobot.commands.against import Against, add_against, read_against
 from dzrobot.commands.arm import looked_after
+from dzrobot.commands.blind import add_blind, evaluate_blind
 from dzrobot.commands.devices import render_variables
 from dzrobot.commands.evaluation import (
     WORKERS,
@@ -47,6 +48,7 @@ from dzrobot.rollout.evaluation.evaluate import (
     prepare,
 )
 from dzrobot.rollout.evaluation.report import Summary
+from dzrobot.rollout.workers import KeptEnvironment
 
 SUMMARY = "evaluate a policy in an environment"
 
@@ -61,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_what(what)
     add_perturbation(what)
     add_against(what)
+    add_blind(what)
     policy = parser.add_argument_group("the policy")
     _policy(policy)
     add_acting(policy)
@@ -82,6 +85,8 @@ def _directed(console: Console, arguments: argparse.Namespace, ranks: Ranks | No
     def one(variant: Variant) -> tuple[Summary, Path, str]:
         return evaluate_variant(console, arguments, variant, ranks)
 
+    if arguments.blind:
+        return evaluate_blind(console, arguments, _options(arguments, ranks, workers=0))
     if arguments.steps is not None:
         return evaluate_steps(console, arguments, one)
     if arguments.perturb:
@@ -159,16 +164,22 @@ def _prepared(
     arguments: argparse.Namespace, asked: AskedEvaluation, ranks: Ranks | None
 ) -> tuple[PreparedEvaluation, Path, RunOptions]:
     """Load all that the evaluation needs; return it, the results folder and how it is run."""
-    drawing = render_variables(arguments.render_device)
-    # Environments of this process as well.
-    os.environ.update(drawing[0] if drawing else {})
+    default = _options(arguments, ranks, workers=WORKERS)
     prepared = prepare(asked.evaluation)
     output = arguments.output or Path("results") / (
         f"{asked.label}-{asked.evaluation.policy.label}-{card_digest(prepared.card)}"
     )
-    default = 0 if prepared.moves_an_arm else WORKERS
-    options = RunOptions(
-        workers=default if arguments.workers is None else arguments.workers,
+    options = _options(arguments, ranks, workers=0) if prepared.moves_an_arm else default
+    return prepared, output, options
+
+
+def _options(arguments: argparse.Namespace, ranks: Ranks | None, *, workers: int) -> RunOptions:
+    """Return how it is run, with ``workers`` unless it is said how many."""
+    drawing = render_variables(arguments.render_device)
+    # Environments of this process as well.
+    os.environ.update(drawing[0] if drawing else {})
+    return RunOptions(
+        workers=workers if arguments.workers is None else arguments.workers,
         videos=arguments.videos,
         predictions=None if arguments.predictions is None else arguments.predictions == "on",
         shard=arguments.shard,
@@ -176,7 +187,6 @@ def _prepared(
         variables=drawing,
         ranks=ranks,
     )
-    return prepared, output, options
 
 
 def _in_simulation(
@@ -199,7 +209,8 @@ def _on_an_arm(
         def show(far: EvalProgress) -> None:
             people.progress(f"{far.done} of {far.total} episodes; {_how_far(far)}")
 
-        return evaluate(prepared, output, replace(options, opened=people.opened), show)
+        with closing(KeptEnvironment(people.opened)) as kept:
+            return evaluate(prepared, output, replace(options, environment=kept), show)
 
 
 def _how_far(progress: EvalProgress) -> str:

@@ -8,7 +8,12 @@ from pathlib import Path
 from rich.console import Console
 
 from dzrobot.commands import flags
-from dzrobot.commands.candidates import SELECTED, evaluate_candidates, scores_table
+from dzrobot.commands.candidates import (
+    SELECTED,
+    evaluate_candidates,
+    read_candidates,
+    scores_table,
+)
 from dzrobot.commands.eval import evaluate_variant, together
 from dzrobot.commands.evaluation import add_acting, add_how, add_what, read_evaluation
 from dzrobot.commands.execution import add_execution
@@ -20,7 +25,6 @@ from dzrobot.files import write_json
 from dzrobot.rollout.evaluation.distributed import Ranks
 from dzrobot.rollout.evaluation.protocol import plan_episodes
 from dzrobot.rollout.evaluation.report import SWEEP_FILE, Summary, Sweep, SweepScore
-from dzrobot.rollout.policy_spec import REMOTE, PolicySpec
 
 SUMMARY = "find the best of several checkpoints, and measure it on other episodes"
 
@@ -37,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "policies", nargs="+", type=flags.text, metavar="CHECKPOINT",
-        help="folder or Hugging Face id; random, hold, expert and module:factory too",
+        help="folder or Hugging Face id; random, hold, expert, module:factory and a server's ws:// "
+        "address too",
     )  # fmt: skip
     what = parser.add_argument_group("what is run")
     add_what(what)
@@ -59,7 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
     check_tracking(arguments)
     if arguments.output is None:
         raise ConfigError("a sweep writes several folders: say below which with --output DIR")
-    candidates = _candidates(arguments)
+    candidates = read_candidates(
+        arguments.policies, lambda folder: arguments.output / folder, taken=[CONFIRMATION]
+    )
     confirmed = _confirmed(arguments, next(iter(candidates.values())))
     return together(arguments, partial(_directed, candidates=candidates, confirmed=confirmed))
 
@@ -101,38 +108,6 @@ def _directed(
     summary, folder, heading = one(own)
     _write(arguments.output, scores, SweepScore.of(summary, policy=best.policy))
     return conclude(console, summary, folder, heading)
-
-
-def _candidates(arguments: argparse.Namespace) -> dict[str, Variant]:
-    """Return what is evaluated, by the name that was given.
-
-    Raises:
-        ConfigError: one is given twice, or cannot be swept.
-    """
-    found: dict[str, Variant] = {}
-    for name, folder in zip(arguments.policies, _folders(arguments.policies), strict=True):
-        if name in found:
-            raise ConfigError(f"{name} is given twice; keep one")
-        if name == REMOTE:
-            raise ConfigError("one server has one policy: evaluate it with `dzrobot eval`")
-        kind = "checkpoint" if PolicySpec(name=name).is_checkpoint else "policy"
-        found[name] = Variant.model_validate({kind: name, "output": arguments.output / folder})
-    return found
-
-
-def _folders(names: Sequence[str]) -> list[str]:
-    """Return a folder for each policy: its last name, or all of it where two have the same."""
-    labels = [PolicySpec(name=name).label for name in names]
-    taken = [CONFIRMATION, *labels]
-    return [
-        label if taken.count(label) == 1 and label else _whole(name)
-        for name, label in zip(names, labels, strict=True)
-    ]
-
-
-def _whole(name: str) -> str:
-    parts = Path(name).resolve().parts[1:] if PolicySpec(name=name).is_checkpoint else (name,)
-    return PolicySpec(name="-".join(parts)).label
 
 
 def _confirmed(arguments: argparse.Namespace, first: Variant) -> Variant | None:

@@ -16,6 +16,7 @@ class Variant(BaseModel):
 
     checkpoint: str | None = None
     policy: str | None = None
+    server: str | None = None
     episodes: int | None = None
     first_episode: int = 0
     """Of each task; those before it are left out."""
@@ -30,7 +31,7 @@ class Variant(BaseModel):
     def applied(self, arguments: argparse.Namespace) -> argparse.Namespace:
         """Return ``arguments`` with these values."""
         own = copy(arguments)
-        for name in ("checkpoint", "policy", "episodes", "output"):
+        for name in ("checkpoint", "policy", "server", "episodes", "output"):
             if (value := getattr(self, name)) is not None:
                 setattr(own, name, value)
         if not self.is_tracked:

@@ -60,6 +60,19 @@ def encode_png(image: np.ndarray) -> bytes:
     return bytes(data)
 
 
+def read_png(path: Path) -> np.ndarray:
+    """Return the image (H, W, 3) uint8 RGB in a file.
+
+    Raises:
+        DatasetError: it is no image.
+    """
+    image = cv2.imread(str(path), cv2.IMREAD_COLOR)
+    if image is None:
+        raise DatasetError(f"{path} is no image; remove it, or copy it again")
+    rgb: np.ndarray = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+    return rgb
+
+
 class VideoFile:
     """A video being written, one frame at a time, at a constant rate."""
 

@@ -6,22 +6,28 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
 
 from dzrobot.envs.franka.console import OperatorConsole
 from dzrobot.envs.franka.outcomes import Operator, OperatorVerdict
 from dzrobot.envs.franka.preview import Preview
 from dzrobot.errors import ConfigError, RobotError, StoppedError
+from dzrobot.recording.media import read_png
 from dzrobot.rollout.arms import AttendedArm
 
 LEAVE_S = 5.0
 """How long a run may take to hold, stop and close the arm before it can be ended by force."""
+
+SCENE = "scene"
+"""Name of the photo on the page of the cameras."""
 
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -51,6 +57,7 @@ class Attended:
 
     _preview: Preview | None = None
     _arms: list[AttendedArm] = field(default_factory=list)
+    _scene: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
 
     def check(self, env: Any) -> None:
         """Check that somebody can be asked before ``env`` moves.
@@ -89,6 +96,20 @@ class Attended:
         if self.console is not None:
             self.console.progress(text)
 
+    def show_scene(self, photo: Path | None) -> None:
+        """Show the photo by which the scene is to be set; None: it is set anew.
+
+        Args:
+            photo: A PNG file. The page of the cameras shows it too, as ``scene``; black if None.
+
+        Raises:
+            DatasetError: it is no image.
+        """
+        blank = np.zeros((64, 64, 3), np.uint8)
+        self._scene = {SCENE: blank if photo is None else read_png(photo)}
+        if photo is not None and self.console is not None:
+            self.console.note_event("scene", set_it_as_in=str(photo))
+
     def rest(self) -> None:
         """Stop the arm at once, from any thread."""
         for arm in self._arms:
@@ -108,7 +129,7 @@ class Attended:
             return
         if self._preview is None:
             self._preview = Preview(self.attention.preview, arm.images)
-        self._preview.images = arm.images
+        self._preview.images = lambda: {**arm.images(), **self._scene}
         said = f"images: {self._preview.url}"
         if self.console is not None:
             self.console.footer = said
@@ -194,6 +215,8 @@ class _Listener:
 class Judged(gym.Wrapper[Any, Any, Any, Any]):
     """Asks for the verdict on an episode that ended without one; around the time limit.
 
+    What the operator noted since the episode before stands in ``info["robot"]["notes"]``.
+
     Args:
         env: An arm whose rule is a person.
         operator: That person.
@@ -215,7 +238,14 @@ class Judged(gym.Wrapper[Any, Any, Any, Any]):
             said = self._judged(arm)
             info = arm.reported(info, said)
             reward = float(info["is_success"])
+        if terminated or truncated:
+            info = self._noted(info)
         return observation, reward, terminated, truncated, info
+
+    def _noted(self, info: dict[str, Any]) -> dict[str, Any]:
+        if not (notes := self._operator.notes()):
+            return info
+        return {**info, "robot": {**(info.get("robot") or {}), "notes": "; ".join(notes)}}
 
     def _judged(self, arm: AttendedArm) -> OperatorVerdict:
         if not self._asks:

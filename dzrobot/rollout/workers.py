@@ -38,6 +38,7 @@ from dzrobot.rollout.evaluation.queue import CaseQueue, EnvironmentKey, environm
 from dzrobot.rollout.evaluation.records import ERROR_FOLDER, Record, storing
 from dzrobot.rollout.failures import EpisodeError, ErrorCapture
 from dzrobot.rollout.frames import reads_frames
+from dzrobot.rollout.photos import Photographed, photo_file
 from dzrobot.rollout.policy_spec import PrivilegedActor
 from dzrobot.rollout.predictions import PredictingActor
 from dzrobot.rollout.processes import end_with_parent
@@ -63,6 +64,9 @@ class RolloutSettings:
     """What makes the episodes harder; None: nothing."""
 
     videos: Wanted = "all"
+    photos: bool = False
+    """Whether a photo of every initial state is kept."""
+
     variables: Sequence[Mapping[str, str]] = ()
     """Environment variables of the processes, in turn: where each one draws, say."""
 
@@ -99,19 +103,50 @@ def same_environment(env: Any) -> Any:
     return env
 
 
-class EpisodeRunner:
-    """Runs episodes in the environments of one process; keeps the last one open for the next."""
+class KeptEnvironment:
+    """The environment of one process: the last one stays open for the next episode.
 
-    def __init__(self, settings: RolloutSettings, opened: OnOpen = same_environment) -> None:
-        self._settings = settings
+    Args:
+        opened: Called with every environment that is opened, before its first reset.
+    """
+
+    def __init__(self, opened: OnOpen = same_environment) -> None:
         self._opened = opened
         self._key: EnvironmentKey | None = None
         self._env: Any = None
 
+    def of(self, case: EpisodeSpec, settings: RolloutSettings) -> Any:
+        """Return the environment of ``case``, opened if need be."""
+        key = environment_key(case)
+        if key != self._key:
+            self.close()
+            arguments = settings.arguments[case.env]
+            env = make_environment(case, arguments, render=settings.videos != "none")
+            self._env = self._opened(env)
+            self._key = key
+        return self._env
+
+    def close(self) -> None:
+        """Close the environment."""
+        if self._env is not None:
+            self._env.close()
+        self._env, self._key = None, None
+
+
+class EpisodeRunner:
+    """Runs episodes in the environments of one process."""
+
+    def __init__(self, settings: RolloutSettings, environment: KeptEnvironment) -> None:
+        self._settings = settings
+        self._environment = environment
+
     def play(self, case: EpisodeSpec, actor: Actor | None) -> tuple[EpisodeResult, str | None]:
         """Run ``case``; without an actor, its privileged policy acts. Return outcome and video."""
         settings = self._settings
-        env = perturbed(self._environment(case), settings.perturbation, case)
+        env = self._environment.of(case, settings)
+        if settings.photos:
+            env = Photographed(env, photo_file(settings.folder, case.name))
+        env = perturbed(env, settings.perturbation, case)
         env = ablated(env, settings.ablation, case)
         actor = actor or PrivilegedActor(str(settings.privileged), case.noise_key)
         rules = EpisodeRules(
@@ -127,22 +162,6 @@ class EpisodeRunner:
         keep = settings.videos == "all" or not outcome.success
         ending = "success" if outcome.success else "failure"
         return outcome, video.close(keep=keep, ending=ending)
-
-    def close(self) -> None:
-        """Close the environment."""
-        if self._env is not None:
-            self._env.close()
-        self._env, self._key = None, None
-
-    def _environment(self, case: EpisodeSpec) -> Any:
-        key = environment_key(case)
-        if key != self._key:
-            self.close()
-            arguments = self._settings.arguments[case.env]
-            env = make_environment(case, arguments, render=self._settings.videos != "none")
-            self._env = self._opened(env)
-            self._key = key
-        return self._env
 
 
 @dataclass
@@ -176,7 +195,8 @@ def _work(
     end_with_parent()
     os.environ.update(environment)
     actor = None if settings.privileged else RemoteActor(connection)
-    runner = EpisodeRunner(settings)
+    kept = KeptEnvironment()
+    runner = EpisodeRunner(settings, kept)
     # A simulator that has raised is in no known state: the process ends with its first exception.
     with ErrorCapture() as caught:
         while True:
@@ -185,7 +205,7 @@ def _work(
             except EOFError:
                 break
             if case is None:
-                runner.close()
+                kept.close()
                 break
             connection.send(_Finished(*runner.play(case, actor)))
     if caught.failure is not None:
@@ -297,7 +317,7 @@ class WorkerPool:
         settings: What the environments have in common.
         acting: What acts in this process.
         count: Processes; 0 runs the environments in this process, one after the other.
-        opened: Called with every environment of this process, before its first reset.
+        environment: Of this process, which stays open at the end; None: one that does not.
     """
 
     def __init__(
@@ -306,12 +326,12 @@ class WorkerPool:
         acting: Acting,
         count: int,
         *,
-        opened: OnOpen = same_environment,
+        environment: KeptEnvironment | None = None,
     ) -> None:
         self._settings = settings
         self._acting = acting
         self._count = count
-        self._opened = opened
+        self._environment = environment
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> Self:
@@ -413,7 +433,11 @@ class WorkerPool:
         ]
 
     def _alone(self, queue: CaseQueue) -> Iterator[Record]:
-        with contextlib.closing(EpisodeRunner(self._settings, self._opened)) as runner:
+        kept = self._environment or KeptEnvironment()
+        runner = EpisodeRunner(self._settings, kept)
+        with contextlib.ExitStack() as ending:
+            # Whatever is raised, an arm lets go before anything else is done.
+            ending.callback(kept.close)
             while queue.is_open():
                 yield from queue.arrived()
                 # In the order of the list, which people beside an arm go by.
@@ -421,13 +445,17 @@ class WorkerPool:
                 if case is None:
                     time.sleep(queue.poll_s or 0.0)
                     continue
-                record, stop = self._played(runner, case)
+                record, stop = self._played(runner, kept, case)
                 yield record
                 queue.conclude(record)
                 if stop:
                     raise StoppedError(stop)
+            if self._environment is not None:
+                ending.pop_all()
 
-    def _played(self, runner: EpisodeRunner, case: EpisodeSpec) -> tuple[Record, str]:
+    def _played(
+        self, runner: EpisodeRunner, kept: KeptEnvironment, case: EpisodeSpec
+    ) -> tuple[Record, str]:
         """Run ``case`` in this process; return its record, and why no other may follow."""
         actor = self._acting.actor(DEFAULT_SESSION, case)
         with ErrorCapture() as caught:
@@ -436,7 +464,7 @@ class WorkerPool:
             return Record.of(case, outcome, video), outcome.stop
         # An environment that has raised is in no known state; closed, it lets go of what the next
         # one needs.
-        runner.close()
+        kept.close()
         assert caught.failure is not None, "else returned"
         return _error_record(self._settings, case, caught.failure), ""
 

@@ -83,6 +83,7 @@ class OperatorConsole:
         self._progress = ""
         self._typed: str | None = None
         self._note_due = False
+        self._notes: list[str] = []
         self._stops = 0
         self._left = False
         self._events: deque[str] = deque(maxlen=_SHOWN_EVENTS)
@@ -156,6 +157,11 @@ class OperatorConsole:
         self._note_due = self._note_due or "n" in keys
         return bool(keys)
 
+    def notes(self) -> list[str]:
+        """Return what was noted since the last call."""
+        found, self._notes = self._notes, []
+        return found
+
     def close(self) -> None:
         """Give the terminal back."""
         if self._live is not None:
@@ -217,6 +223,7 @@ class OperatorConsole:
                 if key in _ENTER:
                     text, self._typed = self._typed, None
                     self._keyboard.press(keys[count:])
+                    self._notes.append(text)
                     self.note_event("note", text=text, phase=phase.value)
                     return
                 self._typed = self._typed[:-1] if key in _ERASE else self._typed + key

@@ -317,5 +317,9 @@ class FakeOperator:
         stops, self.stops = self.stops, False
         return stops
 
+    def notes(self) -> list[str]:
+        """Return nothing."""
+        return []
+
     def close(self) -> None:
         """Stop listening."""

@@ -77,6 +77,10 @@ class Operator(Protocol):
         """Return whether the arm is to rest until they say otherwise."""
         ...
 
+    def notes(self) -> list[str]:
+        """Return what was noted since the last call."""
+        ...
+
     def close(self) -> None:
         """Stop listening; twice is harmless."""
         ...

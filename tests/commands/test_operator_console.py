@@ -11,7 +11,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from operated import POLICY, Operated
+from operated import Operated, operator_environment
 
 from dzrobot.cli import INTERRUPTED, STOPPED, TERMINATED, main
 from dzrobot.envs.franka.console import OperatorConsole
@@ -28,11 +28,7 @@ OPERATOR = ["--env-arg", "reward={rule: operator}", "--env-arg", f"address={ADDR
 
 @pytest.fixture
 def environment(tmp_path):
-    (tmp_path / "slow_policy.py").write_text(POLICY)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    names = ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "DZROBOT_CACHE")
-    folders = {name: str(tmp_path / name.lower()) for name in names}
-    return {"PYTHONPATH": path, "LEFT": str(tmp_path / "left.json"), **folders}
+    return operator_environment(tmp_path)
 
 
 @pytest.fixture

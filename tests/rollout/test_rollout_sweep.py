@@ -1,11 +1,12 @@
 """``dzrobot sweep``: the best is selected on some episodes and measured on others."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from dzrobot.cli import main
-from dzrobot.commands.sweep import _folders
+from dzrobot.commands.candidates import candidate_folders, read_candidates
 from dzrobot.rollout.evaluation.card import read_card, read_cases
 from dzrobot.rollout.evaluation.records import RecordFile
 from dzrobot.rollout.evaluation.report import wilson
@@ -76,7 +77,7 @@ def test_without_all_results_nothing_is_selected(tmp_path, capsys, monkeypatch):
     [
         ([BAD, GOOD], "--output DIR"),
         ([BAD, BAD, "--output", "x"], "given twice"),
-        (["remote", "--output", "x"], "dzrobot eval"),
+        (["remote", "--output", "x"], "by its server's address"),
         (["radnom", "--output", "x"], "radnom"),
     ],
 )
@@ -96,6 +97,16 @@ def test_a_suite_without_other_episodes_is_refused_before_anything_runs(tmp_path
 
 def test_two_of_one_name_have_folders_of_their_own(tmp_path):
     words = [str(tmp_path / name / "export") for name in ("a", "b")]
-    folders = _folders(words)
+    folders = candidate_folders(words)
     assert len(set(folders)) == 2
     assert [folder.rpartition("-")[0][-1] for folder in folders] == ["a", "b"]
+
+
+def test_a_server_is_one_of_several_by_its_address():
+    found = read_candidates(["ws://gpu-1:8000", "ws://gpu-2:8000", "hold"], Path)
+    told = [(own.policy, own.server, own.checkpoint) for own in found.values()]
+    assert told == [
+        ("remote", "ws://gpu-1:8000", None), ("remote", "ws://gpu-2:8000", None),
+        ("hold", None, None),
+    ]  # fmt: skip
+    assert len({own.output for own in found.values()}) == 3

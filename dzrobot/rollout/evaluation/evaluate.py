@@ -38,7 +38,7 @@ from dzrobot.rollout.latency import ZERO
 from dzrobot.rollout.policy_spec import LoadedPolicy, PolicySpec, load_policy, resolve_policy
 from dzrobot.rollout.predictions import PredictingPolicy, remove_unfinished_predictions
 from dzrobot.rollout.video import Wanted, remove_unfinished
-from dzrobot.rollout.workers import Acting, OnOpen, RolloutSettings, WorkerPool, same_environment
+from dzrobot.rollout.workers import Acting, KeptEnvironment, RolloutSettings, WorkerPool
 
 PREDICTED_EPISODES = 100
 """Most episodes of which predictions are kept unasked."""
@@ -94,8 +94,12 @@ class RunOptions:
     """Asked with all records by case before the first episode and after each: whether the rest
     need not be run."""
 
-    opened: OnOpen = same_environment
-    """Called with every environment that this process opens: who looks after an arm, say."""
+    environment: KeptEnvironment | None = None
+    """Opens the environments of this process, and keeps the last one open when the run is over.
+    None: it is closed."""
+
+    only: frozenset[str] | None = None
+    """Names of the cases that are run now, where not all are."""
 
     variables: Sequence[Mapping[str, str]] = ()
     """Environment variables of the ``workers``, in turn: where each one draws, say."""
@@ -238,7 +242,12 @@ def evaluate(
         keep_card(output, prepared.card, prepared.cases)
         files.remove(output / RANKS_FOLDER)
         records = RecordFile(output, prepared.cases)
-        waiting = [case for case in part if not records.has_result(case.name)]
+        waiting = [
+            case
+            for case in part
+            if not records.has_result(case.name)
+            and (options.only is None or case.name in options.only)
+        ]
         if options.enough(records.records):
             waiting = []
         report(_progress(None, part, records))
@@ -334,6 +343,7 @@ def _settings(prepared: PreparedEvaluation, output: Path, options: RunOptions) -
         ablation=prepared.evaluation.ablation,
         perturbation=prepared.evaluation.perturbation,
         videos=options.videos,
+        photos=prepared.moves_an_arm,
         variables=options.variables,
     )
 
@@ -355,7 +365,7 @@ def _run(
     keep: Callable[[Record], bool],
 ) -> None:
     """Run cases of ``queue`` until it closes, or ``keep`` says of a record that it is enough."""
-    with WorkerPool(settings, acting, options.workers, opened=options.opened) as pool:
+    with WorkerPool(settings, acting, options.workers, environment=options.environment) as pool:
         for record in pool.run(queue):
             if keep(record):
                 break
