@@ -157,7 +157,7 @@ def _actor(arguments: argparse.Namespace, env: gym.Env[Any, Any], facts: Environ
         return KeyboardActor()
     if arguments.replay:
         folder, episode = arguments.replay
-        return ReplayActor(load_recording(folder, episode, own, facts).actions)
+        return ReplayActor(load_recording(folder, episode, own, facts).actions, own)
     if arguments.call:
         if not is_reference(arguments.call):
             raise ConfigError(f"--call {arguments.call!r}: write MODULE:FUNCTION")

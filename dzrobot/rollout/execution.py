@@ -105,12 +105,8 @@ def schedule(
     """
     rate, horizon = hz or robot.timing.control_hz, robot.timing.action_horizon
     delay = None if options.latency is None else options.latency.usual_steps(rate)
-    if delay != 0 and (unknown := [part.key for part in robot.action if part.hold is None]):
-        raise ConfigError(
-            f"{', '.join(unknown)} of {robot.tag!r}: nothing says how it holds still while a plan "
-            f"is made; give the part hold={HOLD_ZERO!r} (differences from step to step) or a state "
-            "key (absolute numbers), or use latency zero"
-        )
+    if delay != 0:
+        check_holds(robot, "while a plan is made", ", or use latency zero")
     if options.execution == "sync":
         steps = execute or robot.execute or horizon
         if steps > horizon:
@@ -158,6 +154,16 @@ def _asynchronous(
     return steps
 
 
+def check_holds(robot: Embodiment, when: str, instead: str = "") -> None:
+    """Raise ConfigError where nothing says how ``robot`` is left as it is."""
+    if unknown := [part.key for part in robot.action if part.hold is None]:
+        raise ConfigError(
+            f"{', '.join(unknown)} of {robot.tag!r}: nothing says how it holds still {when}; give "
+            f"the part hold={HOLD_ZERO!r} (differences from step to step) or a state key (absolute "
+            f"numbers){instead}"
+        )
+
+
 def hold_command(
     robot: Embodiment, seen: Observation, last: NDArray[np.float32] | None
 ) -> NDArray[np.float32]:
@@ -177,7 +183,7 @@ def hold_command(
 
 
 def _held(part: Part, seen: Observation, last: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    assert part.hold is not None, "checked by schedule"
+    assert part.hold is not None, "see check_holds"
     if part.hold != HOLD_ZERO:
         return np.asarray(seen[part.hold] if last is None else last, np.float32)
     held = np.zeros(part.dim, np.float32)

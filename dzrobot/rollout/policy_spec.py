@@ -18,6 +18,7 @@ from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.rng import numpy_generator
 from dzrobot.rollout.episode import PolicyActor
+from dzrobot.rollout.execution import check_holds, hold_command
 from dzrobot.rollout.failures import ErrorCapture
 
 if TYPE_CHECKING:
@@ -184,9 +185,7 @@ def load_policy(found: ResolvedPolicy) -> LoadedPolicy:
         card = {"policy": "random", "seed": seed}
         return LoadedPolicy(policy=RandomPolicy(robot.action_dim, seed), robot=robot, card=card)
     if spec.name == "hold":
-        return LoadedPolicy(
-            policy=HoldPolicy(robot.action_dim), robot=robot, card={"policy": "hold"}
-        )
+        return LoadedPolicy(policy=HoldPolicy(robot), robot=robot, card={"policy": "hold"})
     return LoadedPolicy(policy=_made(spec.name, robot), robot=robot, card={"policy": spec.name})
 
 
@@ -248,21 +247,36 @@ class PrivilegedActor:
 
 
 class HoldPolicy:
-    """Does nothing: zeros."""
+    """Leaves a robot as it is.
 
-    def __init__(self, action_dim: int) -> None:
-        self._action_dim = action_dim
+    Args:
+        robot: Every part of its action says how; see ``Part.hold``.
+
+    Raises:
+        ConfigError: a part does not.
+    """
+
+    def __init__(self, robot: Embodiment) -> None:
+        check_holds(robot, "by the policy 'hold'")
+        self._robot = robot
+        self._held: dict[str, NDArray[np.float32]] = {}
 
     def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> NDArray[np.float32]:
-        """Return zeros (A,)."""
-        return np.zeros(self._action_dim, np.float32)
+        """Return zeros, or where an absolute part was at first, (A,)."""
+        held = hold_command(self._robot, obs, self._held.get(session))
+        self._held[session] = held
+        return held.copy()
 
     def reads_frames(self, *, session: str = DEFAULT_SESSION, asked: bool | None = None) -> bool:
         """Return False."""
         return False
 
     def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
-        """Start a new episode, which is like any other."""
+        """Start a new episode, which is held where it begins."""
+        if session is None:
+            self._held.clear()
+        else:
+            self._held.pop(session, None)
 
 
 class RandomPolicy:

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 from dzrobot.envs.emulators.timebase import FREE, ArmClock
-from dzrobot.envs.franka.arm import Arm, ArmState
+from dzrobot.envs.franka.arm import Arm, ArmState, Space
 from dzrobot.envs.franka.camera import Camera, Frame
 from dzrobot.envs.franka.config import CameraConfig
 from dzrobot.envs.franka.gripper import GripperDevice, GripperState
@@ -66,19 +66,19 @@ class TimedArm:
         with self._clock.running():
             self._arm.recover()
 
-    def start(self) -> None:
+    def start(self, space: Space = Space.HAND) -> None:
         """Take control."""
         with self._clock.running():
-            self._arm.start()
+            self._arm.start(space)
 
     def home(self, joints: Array, dynamics: float) -> None:
         """Begin to move the joints home."""
         with self._clock.running():
             self._arm.home(joints, dynamics)
 
-    def command(self, target: Array, over_s: float = 0.0) -> None:
-        """Move towards ``target`` (4, 4)."""
-        self._arm.command(target, over_s)
+    def command(self, target: Array, over_s: float = 0.0, speeds: Array | None = None) -> None:
+        """Move towards ``target``."""
+        self._arm.command(target, over_s, speeds)
 
     def stop(self) -> None:
         """Come to rest."""

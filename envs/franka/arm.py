@@ -12,6 +12,16 @@ if TYPE_CHECKING:
     from dzrobot.envs.franka.gripper import GripperDevice
 
 
+class Space(StrEnum):
+    """What the targets of a controller are."""
+
+    HAND = "hand"
+    """Poses of the hand's grasp point, (4, 4)."""
+
+    JOINTS = "joints"
+    """Joint angles, (7,), rad."""
+
+
 class Mode(StrEnum):
     """What the arm says it is doing."""
 
@@ -132,8 +142,8 @@ class Arm(Protocol):
         """
         ...
 
-    def start(self) -> None:
-        """Take control and hold the measured pose."""
+    def start(self, space: Space = Space.HAND) -> None:
+        """Take control for targets of a space, and hold where the arm is."""
         ...
 
     def home(self, joints: Array, dynamics: float) -> None:
@@ -148,12 +158,14 @@ class Arm(Protocol):
         """
         ...
 
-    def command(self, target: Array, over_s: float = 0.0) -> None:
-        """Move towards ``target`` (4, 4).
+    def command(self, target: Array, over_s: float = 0.0, speeds: Array | None = None) -> None:
+        """Move towards ``target``, in the space that control was taken for.
 
         Args:
             target: Where to.
             over_s: The reference goes there evenly within this time; 0: at once.
+            speeds: Of the joints (7,) at the target, rad/s, where targets are joint angles. They
+                brake from there unless another target follows. None: they rest.
 
         Raises:
             ControllerEndedError: the controller had ended, so nothing moves.

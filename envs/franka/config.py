@@ -268,6 +268,26 @@ class LimitsConfig(FrozenConfig):
     joint_margin_rad: Positive = 0.02
     """A joint this close to its limit ends the episode, before the arm stops by itself."""
 
+    joint_room_rad: Positive = 0.1
+    """Targets of joints stay this far from their limits."""
+
+    joint_speed_rad_s: Vector7 = (1.0,) * 7
+    """Fastest that targets of joints move."""
+
+    joint_acceleration_rad_s2: Positive = 5.0
+    """How fast the speed of such targets changes."""
+
+    joint_step_rad: Positive = 0.3
+    """How far such a target may run ahead of the measured joint."""
+
+    joint_lag_rad: Positive = 0.4
+    """Joints that lag behind their targets by more than this do not follow, and the episode ends.
+    """
+
+    self_collision_m: Annotated[float, Field(ge=0)] = 0.02
+    """How near links that are no neighbors may come to each other by targets of joints; looked at
+    in MuJoCo, by the shapes of robosuite's arm. 0: not looked at."""
+
     state_age_s: Positive = 0.25
     frame_age_s: Positive = 0.5
     """An observation older than this is not acted upon."""
@@ -296,6 +316,9 @@ class ControllerConfig(FrozenConfig):
 
     rotational_stiffness: Positive = 40.0
     """Nm/rad."""
+
+    joint_stiffness: Vector7 = (400.0, 400.0, 400.0, 400.0, 150.0, 100.0, 50.0)
+    """Nm/rad, where targets are joint angles; critically damped."""
 
     error_clip_m: Positive = 0.05
     error_clip_rad: Positive = 0.3
@@ -506,6 +529,14 @@ class FrankaConfig(FrozenConfig):
         low, high = np.array(limits.joints_low), np.array(limits.joints_high)
         if not (low < high).all():
             yield f"limits.joints_low={low} must lie below joints_high={high}"
+        if not min(limits.joint_speed_rad_s) > 0:
+            yield f"limits.joint_speed_rad_s={limits.joint_speed_rad_s} must be above 0"
+        if not min(self.controller.joint_stiffness) > 0:
+            yield f"controller.joint_stiffness={self.controller.joint_stiffness} must be above 0"
+        if limits.joint_step_rad > limits.joint_lag_rad:
+            yield "limits.joint_step_rad must not exceed joint_lag_rad"
+        if limits.joint_room_rad <= limits.joint_margin_rad:
+            yield "limits.joint_room_rad must exceed joint_margin_rad"
         margin = limits.joint_margin_rad
         if joints is not None and not ((joints > low + margin) & (joints < high - margin)).all():
             yield f"reset.joints={joints} must lie within {low} to {high}, {margin} rad inside"

@@ -6,7 +6,6 @@ import threading
 import numpy as np
 
 from dzrobot.envs.franka.arm import Arm, ArmState, ControllerEndedError, Mode
-from dzrobot.envs.franka.axes import desired_pose
 from dzrobot.envs.franka.clock import Clock
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.poses import (
@@ -20,13 +19,12 @@ from dzrobot.envs.franka.safety import (
     CommandTimeout,
     LimitedTarget,
     RefusalError,
-    Workspace,
     check_contact,
-    check_first_target,
     check_joints,
     classify,
     on_silence,
 )
+from dzrobot.envs.franka.targets import HandSpace, TargetSpace
 from dzrobot.errors import RobotError
 
 _log = logging.getLogger(__name__)
@@ -34,8 +32,8 @@ _log = logging.getLogger(__name__)
 _SETTLED_M_S = 0.01
 _SETTLED_RAD_S = 0.02
 _SETTLE_S = 2.0
-_HOLD_M, _HOLD_RAD = 0.01, 0.05
-"""A target this near is held by keeping it: an arm that sags must not be followed down."""
+_LATE = 1.5
+"""Periods without a target after which a reference has begun to come to rest by itself."""
 
 
 class Control:
@@ -45,10 +43,16 @@ class Control:
         arm: What is commanded.
         config: Limits and scales.
         clock: What silence is measured by.
+        space: What targets of an episode are. None: poses of the hand.
     """
 
-    def __init__(self, arm: Arm, config: FrankaConfig, clock: Clock) -> None:
-        self.workspace = Workspace(config)
+    def __init__(
+        self, arm: Arm, config: FrankaConfig, clock: Clock, space: TargetSpace | None = None
+    ) -> None:
+        # The way to a start is the hand's, whatever an episode is commanded in.
+        self._hand: TargetSpace = HandSpace(config)
+        self._acts_in = space or self._hand
+        self._space: TargetSpace = self._hand
         self._arm = arm
         self._config = config
         self._clock = clock
@@ -69,7 +73,7 @@ class Control:
 
     @property
     def last_target(self) -> Array | None:
-        """The target that was commanded last; None when not in control."""
+        """The target that was commanded last, a pose or joint angles; None when not in control."""
         return None if self._last is None else self._last.copy()
 
     def latch(self) -> None:
@@ -85,6 +89,10 @@ class Control:
         """Raise :class:`RefusalError` while an operator's stop is latched."""
         if self._latched.is_set():
             raise RefusalError(Abort.OPERATOR_STOP, "an operator has stopped the arm")
+
+    def prepare(self) -> None:
+        """Load what the limits need, before anything is opened; see :meth:`TargetSpace.prepare`."""
+        self._acts_in.prepare()
 
     def begin(self) -> None:
         """Begin an episode where the arm is.
@@ -104,13 +112,15 @@ class Control:
         """
         with self._lock:
             self.check_latch()
-            if not self._arm.state().controlled:
-                self._last = None
-                self._arm.start()
-            state = self._arm.state()
+            controlled = self._arm.state().controlled
+            if not controlled or self._space is not self._acts_in:
+                if controlled:
+                    # One controller rests before another begins.
+                    self._last = None
+                    self._arm.stop()
+                self._take(self._acts_in)
             # Where the way here ended, if that is known: a loaded arm hangs a little below.
-            target = self.workspace.clip(self._kept(state.pose))
-            check_first_target(target, state.pose, self._config.limits)
+            target = self._space.first(self._last, self._arm.state())
             self._last = target
             self._arm.command(target)
             self._heard()
@@ -134,7 +144,7 @@ class Control:
             if state.mode in (Mode.GUIDING, Mode.OTHER):
                 raise RobotError(f"the arm cannot be moved now; it says {state.said}")
             self._check_reach(state.pose, goal)
-            self._arm.start()
+            self._take(self._hand)
             self._last, self.has_traveled = state.pose, True
             self._heard()
         deadline = self._clock.now() + reset.timeout_s
@@ -149,7 +159,7 @@ class Control:
         self._go(goal, deadline)
 
     def apply(self, action: Array, state: ArmState) -> LimitedTarget:
-        """Command what the limits leave of ``action`` (6,) and return it.
+        """Command what the limits leave of an action's motion and return it.
 
         Raises:
             RefusalError: nothing may be commanded, or the controller has ended for good.
@@ -159,13 +169,17 @@ class Control:
             pace = self._pace
             if self._steps < self._config.slow_first_steps:
                 pace = min(pace, self._config.slow_pace)
-            anchor = last if self._config.action.anchor == "target" else state.pose
-            desired = desired_pose(anchor, pace * np.clip(action, -1.0, 1.0), self._config.action)
-            limited = self.workspace.limit(desired, state.pose, last)
+            if self._clock.now() - self._last_action_s > _LATE * self._config.period_s:
+                rested = self._space.rested(last)
+                last = last if rested is None else rested.target
+            limited = self._space.limit(action, state, last, pace)
             self._heard()
             self._steps += 1
             try:
-                self._arm.command(limited.target, self._config.period_s)
+                if limited.speeds is None:
+                    self._arm.command(limited.target, self._config.period_s)
+                else:
+                    self._arm.command(limited.target, self._config.period_s, limited.speeds)
             except ControllerEndedError as error:
                 held = self._recover_here(self._arm.state(), str(error))
                 return LimitedTarget(held, (*limited.by, "recovered"))
@@ -179,8 +193,15 @@ class Control:
             RefusalError: nothing may be commanded.
         """
         with self._lock:
-            self._last_allowed(state)
+            rested = self._space.rested(self._last_allowed(state))
+            if rested is not None:
+                self._arm.command(rested.target, rested.over_s)
+                self._last = rested.target
             self._heard()
+
+    def place(self, state: ArmState) -> Array:
+        """Return where the arm is, in the space of an episode's targets."""
+        return self._acts_in.place(state)
 
     def examine(self, state: ArmState) -> None:
         """Look at what the arm says after a step; recover from harmless errors.
@@ -256,23 +277,18 @@ class Control:
         self._last_action_s = self._clock.now()
         self._silence = CommandTimeout.NONE
 
-    def _hold_here(self) -> Array:
-        pose = self._arm.state().pose
-        kept = self._kept(pose)
-        target = self.workspace.clip(kept)
-        if distance_between(target, pose) > self._config.limits.margin_m:
-            target = pose
-        self._arm.command(target)
-        self._last = target
-        return target
+    def _take(self, space: TargetSpace) -> None:
+        """Take control for targets of ``space``, where the arm is."""
+        self._last = None
+        self._space = space
+        self._arm.start(space.space)
+        space.begin(self._arm.state())
 
-    def _kept(self, pose: Array) -> Array:
-        """Return the last target where the arm is about there already, else where it is."""
-        last = self._last
-        if last is None or self._config.action.anchor == "measured":
-            return pose
-        near = distance_between(last, pose) <= _HOLD_M and angle_between(last, pose) <= _HOLD_RAD
-        return last if near else pose
+    def _hold_here(self) -> Array:
+        held = self._space.held(self._last, self._arm.state())
+        self._arm.command(held.target, held.over_s)
+        self._last = held.target
+        return held.target
 
     def _recover_here(self, state: ArmState, message: str) -> Array:
         """Recover from the errors of ``state`` and hold; RefusalError where that is not to be."""
@@ -302,7 +318,7 @@ class Control:
             # A new controller begins where the arm is.
             self._last = None
             self._arm.recover()
-            self._arm.start()
+            self._take(self._space)
         except RobotError as error:
             raise RefusalError(Abort.REFLEX, f"{shown} and no recovery: {error}") from error
 
@@ -343,7 +359,7 @@ class Control:
             with self._lock:
                 self.check_latch()
                 self._homing = False
-                self._arm.start()
+                self._take(self._hand)
                 self._last = self._arm.state().pose
                 self._heard()
         except BaseException:

@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
-from dzrobot.envs.franka.arm import Arm, ArmState
+import numpy as np
+
+from dzrobot.envs.emulators.kinematics import forward
+from dzrobot.envs.franka.arm import Arm, ArmState, Space
 from dzrobot.envs.franka.gripper import GripperDevice, GripperState
 from dzrobot.envs.franka.poses import Array
 
@@ -51,6 +54,8 @@ class DryRunArm:
         self._gripper = DryRunGripper(arm.gripper)
         self._target: Array | None = None
         self._joints: Array | None = None
+        self._hand: Array | None = None
+        """Of the flange, where the targets are joint angles."""
 
     @property
     def gripper(self) -> DryRunGripper:
@@ -67,26 +72,36 @@ class DryRunArm:
         if self._target is None:
             return state
         joints = state.joints if self._joints is None else self._joints
-        return replace(state, pose=self._target.copy(), joints=joints, controlled=True)
+        pose = self._target
+        if self._hand is not None:
+            pose = forward(joints, self._hand)
+        return replace(state, pose=pose.copy(), joints=joints, controlled=True)
 
     def recover(self) -> None:
         """Leave errors as they are."""
 
-    def start(self) -> None:
-        """Begin to pretend, at the measured pose."""
-        self._target = self._arm.state().pose
+    def start(self, space: Space = Space.HAND) -> None:
+        """Begin to pretend, where the arm is."""
+        state = self._arm.state()
+        self._target, self._hand = state.pose, None
+        if space is Space.JOINTS:
+            self._joints = state.joints
+            self._hand = np.linalg.inv(forward(state.joints, np.eye(4))) @ state.pose
 
     def home(self, joints: Array, dynamics: float) -> None:
         """Leave the joints where they are."""
         self._joints = joints
 
-    def command(self, target: Array, over_s: float = 0.0) -> None:
+    def command(self, target: Array, over_s: float = 0.0, speeds: Array | None = None) -> None:
         """Pretend to have arrived."""
-        self._target = target.copy()
+        if self._hand is None:
+            self._target = target.copy()
+        else:
+            self._joints = target.copy()
 
     def stop(self) -> None:
         """Stop pretending."""
-        self._target = self._joints = None
+        self._target = self._joints = self._hand = None
 
     def close(self) -> None:
         """Disconnect."""

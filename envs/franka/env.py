@@ -30,9 +30,10 @@ from dzrobot.envs.franka.safety import (
     check_shape,
 )
 from dzrobot.envs.franka.sensing import Reading, Sensors
+from dzrobot.envs.franka.targets import target_space
 from dzrobot.envs.franka.watchdog import Watchdog
 from dzrobot.envs.initial_states import InitialStates
-from dzrobot.envs.spaces import action_space, observation_space
+from dzrobot.envs.spaces import observation_space
 from dzrobot.errors import ConfigError, RobotError, StoppedError
 
 _log = logging.getLogger(__name__)
@@ -111,7 +112,9 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._clock: Clock = clock or SystemClock()
         self._attendance = Attendance(config, operator)
         self._sensors = Sensors(arm, cameras, config, self._clock)
-        self._control = Control(arm, config, self._clock)
+        self._layout = self._sensors.layout
+        space = target_space(self._layout.motion, config)
+        self._control = Control(arm, config, self._clock, space)
         self.scene = scene
         """What stands around the arm, where a program knows it; for those with privileges."""
 
@@ -125,13 +128,12 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self.embodiment = embodiment
         self.control_hz = config.control_hz
         self.init_states = STARTS
-        self._layout = self._sensors.layout
         self.hand = self._layout.hand_motion(config.action)
         self.is_real = config.address is not None
         self.address = config.address
         self.judged_by_operator = config.reward.rule == "operator"
         self.observation_space = observation_space(embodiment, self._layout.state_limits)
-        self.action_space = action_space(embodiment)
+        self.action_space = self._layout.action_space(config)
         self.remake: Callable[[], FrankaEnv] | None = None
         """Makes another environment of the same workcell, for copies; set by ``make_franka``."""
 
@@ -146,7 +148,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
 
     @property
     def last_target(self) -> Array | None:
-        """The pose (4, 4) that was commanded last, in the base frame; None when not in control."""
+        """The pose (4, 4) or joint angles (7,) commanded last; None when not in control."""
         return self._control.last_target
 
     @property
@@ -187,6 +189,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             SafetyError: the arm must not move.
             ModalityError: an unknown option or initial state.
             ConfigError: the reward needs an operator, and there is none.
+            MissingDependencyError: limits.self_collision_m needs a simulator.
         """
         super().reset(seed=seed)
         start = self._starts.choose(seed, options)
@@ -197,6 +200,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
                 "reward.rule='operator' needs a person who judges: run this in a terminal, or give "
                 "FrankaEnv an operator"
             )
+        self._control.prepare()
         if self._lock is not None:
             self._lock.acquire()
         # At the end of the program the arm is stopped, and no driver's thread is left running.
@@ -220,7 +224,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._episode = _Episode(start, reading, pace, ArmEpisodeFacts(self.config, self._lasting))
         self._attendance.show(ArmPhase.RUNNING, self.task)
         return self._observe(reading), self._info(
-            OperatorVerdict.OPEN, LimitedTarget(reading.state.pose, ())
+            OperatorVerdict.OPEN, LimitedTarget(self._control.place(reading.state), ())
         )
 
     def step(self, action: np.ndarray) -> StepResult:
@@ -236,7 +240,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         except BaseException:
             self._control.hold()
             raise
-        limited = LimitedTarget(episode.reading.state.pose, ("refused",))
+        limited = LimitedTarget(self._control.place(episode.reading.state), ("refused",))
         try:
             limited = self._act(check_finite(values))
             episode.pace.wait()

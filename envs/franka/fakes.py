@@ -5,7 +5,14 @@ They behave like the real ones where the environment can tell, and show faults o
 
 import numpy as np
 
-from dzrobot.envs.franka.arm import ArmState, ControllerEndedError, DisconnectedError, Mode
+from dzrobot.envs.emulators.kinematics import flange_to_hand, forward
+from dzrobot.envs.franka.arm import (
+    ArmState,
+    ControllerEndedError,
+    DisconnectedError,
+    Mode,
+    Space,
+)
 from dzrobot.envs.franka.camera import Frame
 from dzrobot.envs.franka.config import CameraConfig, ResetConfig
 from dzrobot.envs.franka.gripper import GripperState
@@ -84,12 +91,15 @@ class FakeArm:
     def __init__(self, at: Array = HOME, clock: FakeClock | None = None) -> None:
         self.clock = clock or FakeClock()
         self.moves: list[Array] = []
-        """Every target it was sent, (4, 4)."""
+        """Every target it was sent, (4, 4) or (7,)."""
+
+        self.space = Space.HAND
+        """What its targets are."""
 
         self.force_n = np.zeros(3)
         self.torque_nm = np.zeros(3)
         self.joints = np.array(READY)
-        """Joint angles (7,), which do not move with the hand."""
+        """Joint angles (7,), which do not move with the hand; the hand moves with them."""
 
         self.frozen = False
         """The state no longer advances."""
@@ -101,6 +111,9 @@ class FakeArm:
         self._pose = np.array(at, np.float64)
         self._target = self._pose
         self._twist = np.zeros(6)
+        self._joint_speeds = np.zeros(7)
+        self._goal = self.joints
+        self._hand = flange_to_hand()
         self._errors: tuple[str, ...] = ()
         self._mode = Mode.IDLE
         self._connected = False
@@ -158,7 +171,7 @@ class FakeArm:
             force_n=self.force_n.copy(),
             torque_nm=self.torque_nm.copy(),
             joints=self.joints.copy(),
-            joint_speeds=np.zeros(7),
+            joint_speeds=self._joint_speeds.copy(),
             mode=self._mode,
             errors=self._errors,
             controlled=self._controlled,
@@ -174,11 +187,14 @@ class FakeArm:
             raise RobotError("the user stop is pressed")
         self._errors, self._mode = (), Mode.IDLE
 
-    def start(self) -> None:
+    def start(self, space: Space = Space.HAND) -> None:
         """Take control."""
         self._advance()
         if self._errors or self._user_stop:
             raise ControllerEndedError("the arm refused the controller")
+        self.space = space
+        self._goal = self.joints.copy()
+        self._hand = np.linalg.inv(forward(self.joints, np.eye(4))) @ self._pose
         self._target, self._controlled, self._mode = self._pose, True, Mode.MOVE
 
     def home(self, joints: Array, dynamics: float) -> None:
@@ -186,7 +202,7 @@ class FakeArm:
         self.start()
         self.joints = np.array(joints, np.float64)
 
-    def command(self, target: Array, over_s: float = 0.0) -> None:
+    def command(self, target: Array, over_s: float = 0.0, speeds: Array | None = None) -> None:
         """Move towards ``target``."""
         if not self._connected:
             raise DisconnectedError("the fake arm was disconnected")
@@ -194,7 +210,10 @@ class FakeArm:
         if not self._controlled:
             raise ControllerEndedError("the controller had ended")
         self.moves.append(np.array(target, np.float64))
-        self._target = self.moves[-1]
+        if self.space is Space.HAND:
+            self._target = self.moves[-1]
+        else:
+            self._goal = self.moves[-1]
 
     def stop(self) -> None:
         """Give control up."""
@@ -211,6 +230,13 @@ class FakeArm:
         elapsed = self.clock.now() - self._moved_s
         self._moved_s = self.clock.now()
         if elapsed <= 0 or not self._controlled or self.stuck:
+            return
+        if self.space is Space.JOINTS:
+            reach = _TURN_RAD_S * elapsed
+            before = self.joints
+            self.joints = np.clip(self._goal, before - reach, before + reach)
+            self._joint_speeds = (self.joints - before) / elapsed
+            self._pose = forward(self.joints, self._hand)
             return
         before = self._pose
         self._pose = towards(

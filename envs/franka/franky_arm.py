@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from dzrobot.envs.franka.arm import ArmState, DisconnectedError
+from dzrobot.envs.franka.arm import ArmState, DisconnectedError, Space
 from dzrobot.envs.franka.clock import Clock, SystemClock
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.franky_driver import HAND_OVER_S, MISSING, RECOVER_S, FrankyDriver
@@ -112,17 +112,17 @@ class FrankyArm:
         """Clear errors and see them cleared."""
         self._ask("recover", timeout_s=RECOVER_S + _CALL_S)
 
-    def start(self) -> None:
-        """Start the controller at the measured pose."""
-        self._ask("start", timeout_s=_CALL_S)
+    def start(self, space: Space = Space.HAND) -> None:
+        """Start the controller where the arm is."""
+        self._ask("start", space, timeout_s=_CALL_S)
 
     def home(self, joints: Array, dynamics: float) -> None:
         """Begin to move the joints home."""
         self._ask("home", joints, dynamics, timeout_s=_STOP_S + _CALL_S)
 
-    def command(self, target: Array, over_s: float = 0.0) -> None:
+    def command(self, target: Array, over_s: float = 0.0, speeds: Array | None = None) -> None:
         """Send one target, and see that it was taken."""
-        self._prompt("command", target, over_s)
+        self._prompt("command", target, over_s, speeds)
 
     def stop(self) -> None:
         """Come to rest; an arm that is gone has come to rest by itself."""

@@ -7,14 +7,14 @@ this is the only thread here. Between questions it moves the reference along the
 import contextlib
 import logging
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dzrobot.envs.franka.arm import ArmState, ControllerEndedError, DisconnectedError, Mode
+from dzrobot.envs.franka.arm import ArmState, ControllerEndedError, DisconnectedError, Mode, Space
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.poses import Array, between, rotation_vector
+from dzrobot.envs.franka.poses import Array
+from dzrobot.envs.franka.ways import JointWay, PoseWay, Way
 from dzrobot.errors import DzrobotError, MissingDependencyError, RobotError
 
 _log = logging.getLogger(__name__)
@@ -26,51 +26,10 @@ RECOVER_S = 2.0
 _ACCEPT_S = 0.5
 _TAKEN_S = 1.0
 _ENDED_S = 0.5
-_BLEND = 0.5
-"""Share of a way within which the reference's twist goes over to a new one."""
-
 _MOVING_PERIOD_S = 0.003
 _RESTING_PERIOD_S = 0.02
 
 WHEEL_INDEX = "https://timschneider42.github.io/franky/whl/by-robot-server-version"
-
-
-@dataclass(frozen=True)
-class _Way:
-    """From one reference to the next."""
-
-    start: Array
-    goal: Array
-    began_s: float
-    """Arm's clock."""
-
-    lasts_s: float
-
-    before: Array
-    """Twist (6,) of the reference until then."""
-
-    def at(self, now_s: float) -> tuple[Array, Array]:
-        """Return reference pose (4, 4) and twist (6,) at a time of the arm's clock.
-
-        The twist goes over to its new value within a part of the way, and to none after its end: a
-        reversal all at once would ask the wrist for more torque than it has.
-        """
-        share = (now_s - self.began_s) / self.lasts_s
-        if share >= 1.0:
-            return self.goal, max(0.0, 1.0 - (share - 1.0) / _BLEND) * self._twist
-        new = min(1.0, share / _BLEND)
-        twist = self.before + new * (self._twist - self.before)
-        return between(self.start, self.goal, share), twist
-
-    def is_over(self, now_s: float) -> bool:
-        """Return whether the reference rests at the goal."""
-        return now_s - self.began_s >= (1.0 + _BLEND) * self.lasts_s
-
-    @property
-    def _twist(self) -> Array:
-        turn = rotation_vector(self.goal[:3, :3] @ self.start[:3, :3].T)
-        move = self.goal[:3, 3] - self.start[:3, 3]
-        return np.concatenate([move, turn]) / self.lasts_s
 
 
 class FrankyDriver:
@@ -91,9 +50,10 @@ class FrankyDriver:
         self._moving = False
         self._ended = ""
         self._lost = ""
-        self._way: _Way | None = None
+        self._space = Space.HAND
+        self._way: Way | None = None
         self._reference = np.eye(4)
-        self._twist = np.zeros(6)
+        self._rate = np.zeros(6)
         self._clock_s = -1.0
         self._fresh_at_s = 0.0
 
@@ -170,14 +130,17 @@ class FrankyDriver:
                 raise RobotError(f"the arm still shows {shown}: recover by hand in Desk")
             time.sleep(0.005)
 
-    def start(self) -> None:
-        """Start the controller at the measured pose."""
+    def start(self, space: Space) -> None:
+        """Start the controller where the arm is."""
         franky = library()
         self._end_motion()
+        self._space = space
         if self._config.controller.kind == "impedance":
             self._tracker = self._make_tracker(franky)
         self._moving, self._ended = True, ""
-        self.command(np.array(self._opened.state.O_T_EE.matrix, np.float64), 0.0)
+        state = self._opened.state
+        here = state.q if space is Space.JOINTS else state.O_T_EE.matrix
+        self.command(np.array(here, np.float64), 0.0)
         self._await_control(franky)
 
     def home(self, joints: Array, dynamics: float) -> None:
@@ -197,8 +160,10 @@ class FrankyDriver:
         if self._ended:
             raise ControllerEndedError(f"the arm refused to move its joints: {self._ended}")
 
-    def command(self, target: Array, over_s: float) -> None:
+    def command(self, target: Array, over_s: float, speeds: Array | None = None) -> None:
         """Move the reference to ``target``, evenly, within ``over_s`` of the arm's clock.
+
+        ``speeds`` are those of the joints there, where targets are joint angles.
 
         A controller that has died takes targets silently: this raises.
         """
@@ -209,14 +174,14 @@ class FrankyDriver:
             self._ended = self._ended or "it was not started"
         if not self._is_commanded():
             raise ControllerEndedError(f"the controller had ended: {self._ended}")
+        goal = np.array(target, np.float64)
         if over_s > 0 and self._tracker is not None:
             self._raw()
-            goal = np.array(target, np.float64)
-            self._way = _Way(self._reference, goal, self._clock_s, over_s, self._twist)
+            self._way = self._new_way(goal, over_s, speeds)
             self._advance()
         else:
             self._way = None
-            self._put(np.array(target, np.float64), np.zeros(6))
+            self._put(goal, np.zeros(7 if self._space is Space.JOINTS else 6))
 
     def stop(self) -> None:
         """Come to rest."""
@@ -273,9 +238,17 @@ class FrankyDriver:
 
     def _make_tracker(self, franky: Any) -> Any:
         settings, limits = self._config.controller, self._config.limits
+        box = {
+            "lower_joint_limits": np.array(limits.joints_low),
+            "upper_joint_limits": np.array(limits.joints_high),
+            "max_delta_tau": settings.max_delta_tau,
+        }
         posture = self._config.reset.joints
         target = np.array(self._opened.state.q if posture is None else posture, np.float64)
         try:
+            if self._space is Space.JOINTS:
+                stiffness = np.array(settings.joint_stiffness)
+                return franky.JointImpedanceTracker(self._opened, stiffness=stiffness, **box)
             return franky.CartesianImpedanceTracker(
                 self._opened,
                 translational_stiffness=settings.translational_stiffness,
@@ -283,9 +256,7 @@ class FrankyDriver:
                 translational_error_clip=np.full(3, settings.error_clip_m),
                 rotational_error_clip=np.full(3, settings.error_clip_rad),
                 posture_task=franky.PostureTask(target, settings.posture_stiffness),
-                lower_joint_limits=np.array(limits.joints_low),
-                upper_joint_limits=np.array(limits.joints_high),
-                max_delta_tau=settings.max_delta_tau,
+                **box,
             )
         except (franky.ControlException, franky.CommandException) as error:
             raise ControllerEndedError(f"the arm refused the controller: {error}") from error
@@ -340,20 +311,35 @@ class FrankyDriver:
         way = self._way
         if way is None:
             return
-        pose, twist = way.at(self._clock_s)
+        reference, rate = way.at(self._clock_s)
         if way.is_over(self._clock_s):
             self._way = None
-        self._put(pose, twist)
+        self._put(reference, rate)
 
-    def _put(self, pose: Array, twist: Array) -> None:
+    def _new_way(self, goal: Array, over_s: float, speeds: Array | None) -> Way:
+        """Return the way from the reference to the next one, from now on."""
+        if self._space is Space.HAND:
+            return PoseWay(self._reference, goal, self._clock_s, over_s, self._rate)
+        start, before = self._reference, self._rate
+        if self._way is not None:
+            # It has gone on since the last tick.
+            start, before = self._way.at(self._clock_s)
+        after = np.zeros(7) if speeds is None else np.array(speeds, np.float64)
+        braking = self._config.limits.joint_acceleration_rad_s2
+        return JointWay(start, goal, self._clock_s, over_s, before, after, braking)
+
+    def _put(self, reference: Array, rate: Array) -> None:
         """Hand a reference to the controller."""
         franky = library()
-        self._reference, self._twist = pose, twist
+        self._reference, self._rate = reference, rate
+        if self._tracker is not None and self._space is Space.JOINTS:
+            self._tracker.set_target(reference, rate)
+            return
         if self._tracker is not None:
-            self._tracker.set_target(franky.Affine(pose), franky.Twist(twist[:3], twist[3:]))
+            self._tracker.set_target(franky.Affine(reference), franky.Twist(rate[:3], rate[3:]))
             return
         factor = self._config.controller.dynamics
-        motion = franky.CartesianMotion(franky.Affine(pose), relative_dynamics_factor=factor)
+        motion = franky.CartesianMotion(franky.Affine(reference), relative_dynamics_factor=factor)
         try:
             self._opened.poll_motion()
             self._opened.move(motion, asynchronous=True)

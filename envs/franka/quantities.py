@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import ArrayLike
 
 from dzrobot.embodiments.hand import HandMotion
 from dzrobot.embodiments.spec import Embodiment, Part
 from dzrobot.envs.franka.arm import ArmState
 from dzrobot.envs.franka.axes import in_hand_axes
-from dzrobot.envs.franka.config import ActionConfig
+from dzrobot.envs.franka.config import ActionConfig, FrankaConfig
 from dzrobot.envs.franka.gripper import GripperState, wants_change
 from dzrobot.envs.franka.poses import Array, euler_of, quaternion_of
+from dzrobot.envs.franka.targets import joint_box
 from dzrobot.errors import ConfigError, suggest
 
 OPEN_M = 0.08
@@ -93,9 +95,9 @@ the hand's axes, ``hand_velocity`` those of ``action.frame``. ``gripper_position
 closed."""
 
 
-MOTIONS: Mapping[str, int] = {"hand_step": 6}
+MOTIONS: Mapping[str, int] = {"hand_step": 6, "joint_position": 7}
 """What moves the arm, and how many numbers it is. ``hand_step``: translation and rotation, each
-number in [-1, 1]; see ``config.action``."""
+number in [-1, 1]; see ``config.action``. ``joint_position``: joint angles to move to, rad."""
 
 GRIPPERS: Mapping[str, tuple[float, float]] = {
     "gripper_change": (-1.0, 1.0),
@@ -171,6 +173,14 @@ class ArmLayout:
                                              (self.gripper_at, self.gripper))]  # fmt: skip
         listed = ", ".join(f"{_COMMANDED[name]} {name}" for _, name in sorted(parts))
         return f"an action is {self.robot.action_dim} numbers: {listed}"
+
+    def action_space(self, config: FrankaConfig) -> spaces.Box:
+        """Return the box (A,) of an action."""
+        low, high = np.full((2, self.robot.action_dim), ((-1.0,), (1.0,)), np.float32)
+        if self.motion == "joint_position":
+            low[self.motion_at], high[self.motion_at] = joint_box(config)
+        low[self.gripper_at], high[self.gripper_at] = GRIPPERS[self.gripper]
+        return spaces.Box(low, high, dtype=np.float32)
 
     def read(self, moment: Moment) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
         """Return every state part, (dim,) float32, by key."""

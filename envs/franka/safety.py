@@ -246,6 +246,8 @@ class LimitedTarget:
 
     target: Array
     by: tuple[str, ...]
+    speeds: Array | None = None
+    """Of the joints (7,) at the target, rad/s. None: of a pose."""
 
 
 class Workspace:
@@ -291,7 +293,8 @@ class Workspace:
         Raises:
             RefusalError: the arm is outside its workspace, or lags too far behind the last target.
         """
-        self._check_measured(measured, last)
+        self.check_inside(measured)
+        self._check_lag(measured, last)
         reasons = []
         wanted = self.coordinates(desired)
         goal = self._clipped(desired)
@@ -311,7 +314,13 @@ class Workspace:
             return LimitedTarget(self.pose(closer), (*reasons, "hold"))
         return LimitedTarget(self.pose(stepped), tuple(reasons))
 
-    def _check_measured(self, measured: Array, last: Array) -> None:
+    def excess(self, pose: Array) -> float:
+        """Return how far a pose lies outside the box (m or rad); 0: it lies in it."""
+        place = self.coordinates(pose)
+        return max(0.0, float((self._low - place).max()), float((place - self._high).max()))
+
+    def check_inside(self, measured: Array) -> None:
+        """Raise :class:`RefusalError` when the hand is outside the box, by more than its margin."""
         outside = float(np.linalg.norm(measured[:3, 3] - self._clipped(measured)[:3]))
         if not outside <= self._margin_m:
             raise RefusalError(
@@ -319,6 +328,8 @@ class Workspace:
                 f"the hand is {outside:.3f} m outside the workspace; allowed are "
                 f"{self._margin_m} m",
             )
+
+    def _check_lag(self, measured: Array, last: Array) -> None:
         lag_m = float(np.linalg.norm(measured[:3, 3] - last[:3, 3]))
         lag_rad = angle_between(last, measured)
         if not (lag_m <= self._reach.lag_m and lag_rad <= self._reach.lag_rad):

@@ -74,7 +74,7 @@ def driven(env, tmp_path_factory):
     watched = Watched(env)
     with EpisodeWriter(folder, robot, fps=HZ, version="v2.1") as writer:
         done = record_episode(
-            RecordedEnv(watched, writer), ReplayActor(wave()), writer,
+            RecordedEnv(watched, writer), ReplayActor(wave(), robot), writer,
             EpisodeRules(seed=3, max_steps=STEPS), keep_all=True,
         )  # fmt: skip
     return folder, watched.infos, done

@@ -152,7 +152,7 @@ def test_predictions_keep_the_frames_they_show(trained, tmp_path):
     assert found[Watched] == found[Needy]
 
 
-@pytest.mark.parametrize("policy", [RandomPolicy(7, 0), HoldPolicy(7)])
+@pytest.mark.parametrize("policy", [RandomPolicy(7, 0), HoldPolicy(MINI)])
 def test_policies_that_do_not_look_draw_nothing_but_the_first(policy):
     (skipped, drawn), (whole, _) = outcome(policy), outcome(policy, Needy)
     assert skipped == whole
@@ -194,9 +194,9 @@ def test_only_who_is_known_not_to_look_goes_without():
 
     drawn, seen = [], []
     rules = EpisodeRules(seed=0, max_steps=4)
-    run_episode(Watched(env, drawn), HoldPolicy(7), rules)
+    run_episode(Watched(env, drawn), HoldPolicy(MINI), rules)
     assert drawn == [True] + [False] * 4
-    run_episode(Watched(env, drawn), HoldPolicy(7), rules, watch=seen.append)
+    run_episode(Watched(env, drawn), HoldPolicy(MINI), rules, watch=seen.append)
     assert drawn == [True] * 5
     assert len(seen) == 5
     # Left out once: whoever steps it next, or resets it, sees everything again.

@@ -21,6 +21,7 @@ from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action
 from dzrobot.recording import EpisodeWriter
 from dzrobot.rollout.episode import Actor, EpisodeResult, EpisodeRules, run_episode
+from dzrobot.rollout.execution import check_holds, hold_command
 
 SENSOR_TIMES = ("frame_time_s.", "state_time_s", "time_s")
 SENSOR_COUNTS = ("frame_number.", "late_steps")
@@ -216,10 +217,12 @@ class ReplayActor:
     """Repeats recorded actions.
 
     Args:
-        actions: (steps, A); after the last one it does nothing.
+        actions: (steps, A); after the last one the robot is held.
+        robot: Says how.
     """
 
-    def __init__(self, actions: NDArray[np.float32]) -> None:
+    def __init__(self, actions: NDArray[np.float32], robot: Embodiment) -> None:
+        self._robot = robot
         self._actions = actions
         self._step = 0
 
@@ -228,10 +231,16 @@ class ReplayActor:
         self._step = 0
 
     def act(self, observation: Observation) -> tuple[Action, float]:
-        """Return the next action."""
+        """Return the next action.
+
+        Raises:
+            ConfigError: there is none left, and nothing says how the robot is held.
+        """
         step, self._step = self._step, self._step + 1
         if step >= len(self._actions):
-            return np.zeros(self._actions.shape[1], np.float32), 0.0
+            check_holds(self._robot, "after the last recorded action")
+            last = self._actions[-1] if len(self._actions) else None
+            return hold_command(self._robot, observation, last), 0.0
         return self._actions[step].copy(), 0.0
 
 
@@ -250,7 +259,7 @@ def replay(
         stop_at_success=False,
         max_steps=len(recording.actions),
     )
-    outcome = run_episode(env, ReplayActor(recording.actions), rules, watch=watch)
+    outcome = run_episode(env, ReplayActor(recording.actions, robot), rules, watch=watch)
     return outcome, np.stack(seen)
 
 

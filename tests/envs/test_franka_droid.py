@@ -1,0 +1,106 @@
+"""DROID's arm through the real drivers: joint targets on the emulated arm, three cameras, 15 Hz."""
+
+import numpy as np
+import pytest
+from emulated import need_libraries
+
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.franka.make import make_franka
+from dzrobot.errors import StoppedError
+
+pytestmark = pytest.mark.robot
+
+DROID = load_embodiment("oxe_droid")
+LIMITS = {"tilt": (1.0, 1.0, 1.5), "self_collision_m": 0.0}
+# What the wall clock of a busy machine makes late is no matter here.
+LATE = {"frame_age_s": 5.0, "state_age_s": 2.0, "hold_after_s": 2.0}
+
+
+@pytest.fixture(scope="module")
+def env():
+    need_libraries()
+    env = make_franka(
+        workcell="emulated:empty", embodiment="oxe_droid", limits=LIMITS | LATE,
+        reward={"rule": "none"},
+    )  # fmt: skip
+    yield env
+    env.close()
+
+
+def to(joints, gripper=0.0):
+    return np.array([*joints, gripper], np.float32)
+
+
+def test_joints_go_where_they_are_asked_within_limits_and_rest_there(env):
+    observation, info = env.reset(seed=0)
+    assert {key: observation[key].shape for key in DROID.video_keys} == dict.fromkeys(
+        DROID.video_keys, (180, 320, 3)
+    )
+    start, seen = observation["state.joint_position"].astype(float), []
+    goal = np.add(start, (0.2, -0.1, -0.1, 0.2, 0.1, -0.1, 0.3))
+    began = info["robot_time_s"]
+    for _ in range(25):
+        observation, *_, truncated, info = env.step(to(goal))
+        assert not truncated, info["abort_message"]
+        seen.append(env.arm.state().joint_speeds)
+    assert info["robot_time_s"] - began == pytest.approx(25 / 15, abs=0.03)
+    np.testing.assert_allclose(observation["state.joint_position"], goal, atol=3e-3)
+    speeds = np.abs(seen).max(axis=0)
+    limits = env.config.limits
+    assert (speeds <= 1.15 * np.array(limits.joint_speed_rad_s)).all()
+    changes = np.abs(np.diff(seen, axis=0)).max() / env.config.period_s
+    assert changes <= 1.5 * limits.joint_acceleration_rad_s2
+    assert np.abs(seen[-1]).max() < 5e-3
+
+
+def test_the_gripper_closes_and_opens_by_its_position(env):
+    observation, _ = env.reset(seed=0)
+    joints = observation["state.joint_position"]
+    assert observation["state.gripper_position"] == pytest.approx(0.0, abs=0.02)
+    for told in (1.0, 0.0):
+        for _ in range(6):
+            observation, *_ = env.step(to(joints, told))
+        assert observation["state.gripper_position"] == pytest.approx(told, abs=0.02)
+
+
+def test_a_joint_that_the_arm_does_not_have_is_refused_and_it_holds(env):
+    observation, _ = env.reset(seed=0)
+    start = observation["state.joint_position"]
+    observation, *_, truncated, info = env.step(to(np.zeros(7)))
+    assert truncated
+    assert info["abort"] == "invalid_action"
+    np.testing.assert_allclose(env.arm.state().joints, start, atol=3e-3)
+    env.acknowledge()
+
+
+def test_a_stop_in_motion_brakes_and_holds_until_a_person_ends_it(env):
+    observation, _ = env.reset(seed=0)
+    goal = observation["state.joint_position"] + 0.3
+    for _ in range(5):
+        env.step(to(goal))
+    assert np.abs(env.arm.state().joint_speeds).max() > 0.3
+    env.operator_stop()
+    clock = env._clock
+    clock.sleep_until(clock.now() + 0.6)
+    resting = env.arm.state()
+    assert np.abs(resting.joint_speeds).max() < 0.02
+    assert env.step(to(goal))[3]
+    clock.sleep_until(clock.now() + 0.3)
+    np.testing.assert_allclose(env.arm.state().joints, resting.joints, atol=3e-3)
+    assert np.abs(resting.joints - goal).max() > 0.05
+    with pytest.raises(StoppedError):
+        env.reset()
+    env.acknowledge()
+    env.reset(seed=0)
+
+
+def test_a_harmless_reflex_is_recovered_from_and_slows_the_joints(env):
+    observation, _ = env.reset(seed=0)
+    start = observation["state.joint_position"].astype(float)
+    env.step(to(start))
+    env._sensors._arm._arm._workcell.emulators.call("trip", "communication_constraints_violation")
+    for _ in range(12):
+        observation, *_, truncated, info = env.step(to(start + 0.1))
+        assert not truncated, info["abort_message"]
+    assert info["recoveries"] == 1
+    np.testing.assert_allclose(observation["state.joint_position"], start + 0.1, atol=5e-3)

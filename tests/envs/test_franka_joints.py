@@ -1,0 +1,300 @@
+"""Targets of the joints: no sequence of actions takes them, or the hand, out of their limits."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.emulators.kinematics import flange_to_hand, forward, jacobian
+from dzrobot.envs.franka.arm import DisconnectedError
+from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.dry_run import DryRunArm
+from dzrobot.envs.franka.env import FrankaEnv
+from dzrobot.envs.franka.fakes import READY, FakeArm, FakeCamera
+from dzrobot.envs.franka.safety import RefusalError, Workspace
+from dzrobot.envs.franka.targets import JointSpace, joint_box
+from dzrobot.envs.franka.ways import JointWay
+from dzrobot.errors import ConfigError, MissingDependencyError, SafetyError, StoppedError
+
+DROID = load_embodiment("oxe_droid")
+WIDE = {"tilt": (1.0, 1.0, 1.5), "self_collision_m": 0.0}
+CONFIG = FrankaConfig.model_validate({"embodiment": "oxe_droid", "limits": WIDE})
+LIMITS = CONFIG.limits
+LOW, HIGH = joint_box(CONFIG)
+PERIOD = CONFIG.period_s
+READY_Q = np.array(READY)
+BRAKING = LIMITS.joint_acceleration_rad_s2
+SOME = settings(max_examples=15, deadline=None, derandomize=True)
+HAND = flange_to_hand()
+
+
+def make(limits=WIDE, drive=lambda arm: arm, **values):
+    arm = FakeArm()
+    config = FrankaConfig.model_validate(
+        {"embodiment": "oxe_droid", "reward": {"rule": "none"}, "limits": limits} | values
+    )
+    cameras = [FakeCamera(key, arm) for key in DROID.video_keys]
+    return FrankaEnv(drive(arm), cameras, config, clock=arm.clock), arm
+
+
+def to(joints, gripper=0.0):
+    return np.array([*joints, gripper], np.float32)
+
+
+def state_at(joints):
+    arm = FakeArm(forward(np.array(joints), HAND))
+    arm.joints = np.array(joints, np.float64)
+    arm.connect()
+    return arm.state()
+
+
+def walk(asked, config=CONFIG, start=READY):
+    """Yield target, speeds and what cut them, of an arm that follows exactly."""
+    space, last = JointSpace(config), np.array(start)
+    space.prepare()
+    space.begin(state_at(last))
+    for goal in asked:
+        limited = space.limit(np.array(goal), state_at(last), last, 1.0)
+        last = limited.target
+        yield last, limited.speeds, limited.by
+
+
+JOINTS = st.tuples(
+    *(st.floats(low, high) for low, high in zip(LIMITS.joints_low, LIMITS.joints_high, strict=True))
+)
+
+
+@SOME
+@given(st.lists(JOINTS, min_size=1, max_size=12))
+def test_whatever_is_asked_targets_keep_box_speed_acceleration_and_workspace(goals):
+    asked = [goal for goal in goals for _ in range(5)]
+    before, place = np.zeros(7), READY_Q
+    workspace = Workspace(CONFIG)
+    for target, speeds, _ in walk(asked):
+        assert (target >= LOW - 1e-9).all()
+        assert (target <= HIGH + 1e-9).all()
+        assert (np.abs(speeds) <= np.array(LIMITS.joint_speed_rad_s) + 1e-9).all()
+        assert (np.abs(speeds - before) <= BRAKING * PERIOD + 1e-9).all()
+        np.testing.assert_allclose(target, place + (before + speeds) / 2 * PERIOD, atol=1e-9)
+        assert workspace.excess(forward(target, HAND)) <= 1e-6
+        before, place = speeds, target
+
+
+@SOME
+@given(st.lists(JOINTS, min_size=1, max_size=4))
+def test_the_hand_is_no_faster_than_it_may_be(goals):
+    asked = [goal for goal in goals for _ in range(8)]
+    place = READY_Q
+    for target, speeds, _ in walk(asked):
+        twist = jacobian(place, HAND) @ speeds
+        # What speed the joints had before is taken from them no faster than they may brake.
+        assert np.linalg.norm(twist[:3]) <= 1.1 * LIMITS.speed_m_s
+        place = target
+
+
+def test_a_goal_is_reached_and_not_overrun():
+    goal = np.add(READY, (0.3, -0.1, 0.2, 0.1, -0.3, 0.2, 0.4))
+    targets = np.array([target for target, *_ in walk([goal] * 25)])
+    np.testing.assert_allclose(targets[-1], goal, atol=1e-6)
+    way = np.sign(goal - READY) * np.diff(targets, axis=0)
+    assert way.min() >= -1e-9
+
+
+def test_a_joint_that_the_arm_does_not_have_is_refused_and_nothing_is_sent():
+    env, arm = make()
+    env.reset()
+    sent = len(arm.moves)
+    *_, truncated, info = env.step(to(np.zeros(7)))
+    assert truncated
+    assert info["abort"] == "invalid_action"
+    assert "joint 6 is asked for 0.000 rad" in info["abort_message"]
+    # It holds; nothing else was sent.
+    for move in arm.moves[sent:]:
+        np.testing.assert_allclose(move, READY, atol=1e-6)
+    env.close()
+
+
+def test_a_goal_near_a_limit_is_cut_to_the_box():
+    near, inside = READY_Q.copy(), READY_Q.copy()
+    near[6], inside[6] = LIMITS.joints_high[6] - 0.01, HIGH[6]
+    ((_, _, by),) = walk([near])
+    assert "joints" in by
+    ((_, _, by),) = walk([inside])
+    assert "joints" not in by
+
+
+def test_joints_go_where_they_are_asked_and_the_same_action_holds():
+    env, arm = make()
+    observation, info = env.reset()
+    np.testing.assert_allclose(info["target"], READY, atol=1e-6)
+    goal = READY_Q + 0.15
+    for _ in range(15):
+        observation, *_, truncated, info = env.step(to(goal))
+        assert not truncated, info["abort_message"]
+    np.testing.assert_allclose(observation["state.joint_position"], goal, atol=1e-4)
+    sent = len(arm.moves)
+    env.step(to(goal))
+    np.testing.assert_allclose(arm.moves[sent:], [goal], atol=1e-6)
+    env.close()
+
+
+def test_other_shapes_are_no_actions():
+    env, _ = make()
+    env.reset()
+    with pytest.raises(SafetyError, match="8 numbers: 7 joint_position, 1 gripper_position"):
+        env.step(np.zeros(7))
+
+
+def test_the_gripper_closes_above_a_half_and_the_joints_rest_meanwhile():
+    env, arm = make()
+    env.reset()
+    goal = READY_Q + 0.3
+    for _ in range(4):
+        env.step(to(goal))
+    sent = len(arm.moves)
+    env.step(to(goal, gripper=0.6))
+    assert arm.gripper.requests[-1] is False
+    moved = np.diff(arm.moves[sent - 1 : sent + 1], axis=0)[0]
+    speed = np.array(LIMITS.joint_speed_rad_s).max()
+    assert 0 < np.abs(moved).max() <= speed**2 / (2 * BRAKING) + speed * PERIOD
+    assert env.step(to(goal, gripper=0.4))[0]["state.gripper_position"] == 0.0
+    assert arm.gripper.requests[-1] is True
+
+
+def test_a_stop_brakes_within_the_acceleration_and_holds_until_a_person_ends_it():
+    env, arm = make()
+    env.reset()
+    goal = READY_Q + 0.3
+    for _ in range(4):
+        env.step(to(goal))
+    speeds, last = env._control._space._speeds.copy(), arm.moves[-1]
+    assert np.abs(speeds).max() > 0.5
+    env.operator_stop()
+    stopped = arm.moves[-1]
+    assert (np.abs(stopped - last) <= np.abs(speeds) * (np.abs(speeds) / BRAKING + PERIOD)).all()
+    sent = len(arm.moves)
+    *_, truncated, info = env.step(to(goal))
+    assert truncated
+    assert info["abort"] == "operator_stop"
+    with pytest.raises(StoppedError):
+        env.reset()
+    for move in arm.moves[sent:]:
+        np.testing.assert_allclose(move, stopped, atol=1e-9)
+    env.acknowledge()
+    env.reset()
+    env.close()
+
+
+def test_a_blocked_arm_is_pressed_on_no_harder_than_a_step():
+    env, arm = make()
+    env.reset()
+    arm.stuck = True
+    goal = np.add(READY, (1.0, 0, 0, 0, 0, 0, 0))
+    for _ in range(30):
+        *_, truncated, info = env.step(to(goal))
+        assert not truncated
+    assert "step" in info["limited"]
+    ahead = np.abs(arm.moves[-1] - READY).max()
+    assert ahead == pytest.approx(LIMITS.joint_step_rad, abs=1e-6)
+
+
+def test_a_silent_policy_leaves_the_joints_at_rest_and_may_go_on():
+    env, arm = make()
+    env.reset()
+    goal = READY_Q + 0.3
+    for _ in range(4):
+        env.step(to(goal))
+    arm.clock.sleep_until(arm.clock.now() + 3 * PERIOD)
+    before = np.array(arm.moves[-1])
+    env.step(to(goal))
+    # It goes on from where the joints have braked to, at a speed of zero.
+    assert np.abs(env._control._space._speeds).max() <= BRAKING * PERIOD + 1e-9
+    assert (arm.moves[-1] > before).all()
+
+
+def test_the_hands_workspace_ends_a_way_of_the_joints():
+    low = {"workspace_low": (0.25, -0.35, 0.35)}
+    env, arm = make(limits=WIDE | low)
+    env.reset()
+    goal = np.add(READY, (0, 0.8, 0, 0, 0, 0, 0))
+    said = set()
+    for _ in range(25):
+        *_, truncated, info = env.step(to(goal))
+        assert not truncated, info["abort_message"]
+        said |= set(info["limited"].split(","))
+        assert forward(arm.moves[-1], HAND)[2, 3] >= 0.35 - 1e-9
+    assert "workspace" in said
+    assert forward(arm.moves[-1], HAND)[2, 3] < 0.40
+
+
+def test_links_keep_apart():
+    pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
+    from dzrobot.envs.franka.self_collision import SelfCollision
+
+    near = SelfCollision(0.02)
+    assert near.deficit_m(READY_Q) == 0.0
+    folded = np.array([0.0, -1.7, 0.0, -3.0, 0.0, 0.6, 0.8])
+    assert near.deficit_m(folded) > 0.0
+    config = CONFIG.model_copy(
+        update={"limits": LIMITS.model_copy(update={
+            "self_collision_m": 0.02, "workspace_low": (-1.0, -1.0, -1.0),
+            "workspace_high": (1.5, 1.5, 1.5), "tilt": (1.57, 1.57, 1.57)})}
+    )  # fmt: skip
+    steps = list(walk([folded] * 40, config))
+    assert all(near.deficit_m(target) == 0.0 for target, *_ in steps[::4])
+    assert {name for *_, by in steps for name in by} & {"self_collision", "workspace", "way"}
+
+
+def test_without_a_simulator_it_has_to_be_said_that_links_are_not_looked_at(monkeypatch):
+    from dzrobot.envs.franka import self_collision
+
+    def missing():
+        raise MissingDependencyError("mujoco is not installed: pip install -e '.[libero]'.")
+
+    monkeypatch.setattr(self_collision, "load_mujoco", missing)
+    env, arm = make(limits={"tilt": (1.0, 1.0, 1.5)})
+    with pytest.raises(MissingDependencyError, match=r"limits: \{self_collision_m: 0\}"):
+        env.reset()
+    assert arm.moves == []
+    with pytest.raises(DisconnectedError):
+        arm.state()
+
+
+def test_a_planned_motion_does_not_follow_joint_targets():
+    with pytest.raises(ConfigError, match=r"controller.kind='motion'.*set it to impedance"):
+        make(controller={"kind": "motion"})
+
+
+def test_a_dry_run_computes_every_target_and_sends_none():
+    env, arm = make(drive=DryRunArm)
+    env.reset()
+    goal = READY_Q + 0.1
+    for _ in range(12):
+        observation, *_, truncated, info = env.step(to(goal))
+        assert not truncated, info["abort_message"]
+    assert arm.moves == []
+    np.testing.assert_allclose(observation["state.joint_position"], goal, atol=1e-4)
+
+
+def test_an_arm_that_does_not_follow_ends_the_episode():
+    space = JointSpace(CONFIG)
+    space.begin(state_at(READY))
+    with pytest.raises(RefusalError, match=r"joint 3 is 0\.50 rad from its last target"):
+        space.limit(READY_Q, state_at(READY), READY + 0.5 * np.eye(7)[2], 1.0)
+
+
+def test_a_reference_of_the_joints_has_no_steps_and_brakes_where_nothing_follows():
+    before, after = np.full(7, 0.3), np.full(7, 0.6)
+    start = np.zeros(7)
+    goal = start + (before + after) / 2 * 0.1
+    way = JointWay(start, goal, 5.0, 0.1, before, after, 5.0)
+    times = 5.0 + np.arange(0, 300) / 1000
+    places, speeds = (np.array(values) for values in zip(*map(way.at, times), strict=True))
+    np.testing.assert_allclose(speeds[:100, 0], 0.3 + 3.0 * (times[:100] - 5.0), atol=1e-9)
+    np.testing.assert_allclose(places[100], goal, atol=1e-9)
+    assert np.abs(np.diff(speeds, axis=0)).max() <= 0.005 + 1e-9
+    np.testing.assert_allclose(places[-1], goal + 0.6**2 / 10, atol=1e-9)
+    assert way.is_over(5.23)
+    assert not way.is_over(5.21)
+    np.testing.assert_allclose(np.diff(places[:, 0]), speeds[:-1, 0] / 1000, atol=1e-5)
