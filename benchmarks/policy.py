@@ -28,6 +28,7 @@ from dzrobot.policies.dreamzero.network.config import (
 from dzrobot.policies.dreamzero.network.diffusion import NoiseShape, draw_noise
 from dzrobot.policies.dreamzero.network.dit import TrainForm
 from dzrobot.policies.dreamzero.network.generate import predict
+from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
@@ -236,8 +237,7 @@ def main() -> None:
     device = torch.device(arguments.device)
     bench = Bench(build(arguments.variant, device), device, arguments.repeats)
     if arguments.compile:
-        for block in bench.model.model.blocks:
-            block.compile(dynamic=False)
+        compile_blocks(bench.model.model.blocks)
     if arguments.only != "training":
         chunk_lines(bench, arguments.sessions)
     if arguments.only != "chunk":

@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.training.config import ParallelConfig
 from dzrobot.training.distributed import DistributedEnvironment
 
@@ -51,8 +52,7 @@ def parallelize(
     mesh = build_mesh(config, world)
     checkpoint_activations(blocks, config)
     if config.compile:
-        for block in blocks:
-            block.compile(fullgraph=True, dynamic=False)
+        compile_blocks(blocks)
     shard(network, list(blocks), config, mesh)
     return mesh
 

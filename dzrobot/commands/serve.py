@@ -8,6 +8,7 @@ import signal
 from typing import Any
 
 from dzrobot.commands import flags
+from dzrobot.commands.evaluation import add_compile
 from dzrobot.commands.keys import add_key, read_key
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import PlanningPolicy
@@ -101,6 +102,7 @@ def _policy(group: Any) -> None:
         "--noise", choices=["fixed", "keyed"], help="of plans: always the same, or by episode"
     )
     group.add_argument("--policy-seed", type=flags.seed, help="of the policy's noise")
+    add_compile(group)
     group.add_argument(
         "--device", type=flags.device, default="cpu",
         help="cpu, cuda, cuda:1, or auto: a GPU where there is one",
@@ -207,6 +209,7 @@ def _policy_spec(arguments: argparse.Namespace) -> PolicySpec:
             cfg_scale=arguments.cfg_scale,
             noise=arguments.noise,
             seed=arguments.policy_seed,
+            compile=bool(arguments.compile),
             max_sessions=room,
         ),
         device=arguments.device,

@@ -70,6 +70,11 @@ class PolicyOptions:
     """Whether batch calls run session by session: the numbers then do not depend, not even in the
     last bits, on which sessions share a call."""
 
+    compile: bool = False
+    """Whether the transformer's blocks are compiled: faster on a GPU, other last bits, and a first
+    call that takes minutes. Batch calls then run session by session, as every batch size would be
+    compiled."""
+
     def __post_init__(self) -> None:
         for name in ("max_sessions", "noise_slots"):
             value = getattr(self, name)

@@ -45,6 +45,7 @@ from dzrobot.policies.dreamzero.continuing import Continuing
 from dzrobot.policies.dreamzero.episode import SessionState, Ticket
 from dzrobot.policies.dreamzero.footprint import footprint
 from dzrobot.policies.dreamzero.network.generate import predict
+from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.prompt import (
     DEFAULT_TOKENIZER,
     PromptCache,
@@ -104,6 +105,8 @@ class DreamZeroPolicy:
 
         self._network, self._pipeline = parts.network, parts.pipeline
         check_compatible(self.embodiment, self._network.config, shorter=True)
+        if self.options.compile:
+            compile_blocks(self._network.model.blocks)
         self._generate = self.options.generate(self.embodiment)
         self._requests = Requests(parts.tokenizer, self._network, self.embodiment, self.options)
         self._continuing = Continuing(parts.pipeline, self._network.config.head.action_horizon)
@@ -521,7 +524,8 @@ class DreamZeroPolicy:
             for ticket, leftover in zip(tickets, leftovers, strict=True)
         ]
         encoded = time.perf_counter()
-        group = 1 if self.options.independent else len(requests)
+        alone = self.options.independent or self.options.compile
+        group = 1 if alone else len(requests)
         predicted: list[Tensor] = []
         for first in range(0, len(requests), group):
             part = slice(first, first + group)

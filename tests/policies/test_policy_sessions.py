@@ -1,6 +1,7 @@
 """One set of weights, many episodes: they do not know of each other."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -60,6 +61,33 @@ def test_actions_of_every_embodiment(tmp_path):
         assert chunk.shape == (robot.timing.action_horizon, robot.action_dim)
         assert chunk.dtype == np.float32
         assert np.isfinite(chunk).all()
+
+
+@pytest.mark.long
+def test_compiled_it_plans_the_same_and_compiles_in_the_first_window_only(
+    tmp_path, libero, monkeypatch
+):
+    """By the compiler's own tracing; generating code for it takes a minute and varies."""
+    traced = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
+    monkeypatch.setattr(torch.nn.Module, "compile", traced)
+    folder = write_tiny_checkpoint(tmp_path / "tiny", libero)
+    plain, compiled = policy_of(folder, libero), policy_of(folder, libero, compile=True)
+    horizon, names = libero.timing.action_horizon, ["a", "b"]
+
+    def chunks(policy, plans):
+        for step in range(plans * horizon):
+            seen = [observe(libero, key, step) for key in range(len(names))]
+            yield np.stack(policy.act_batch(seen, names))
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for one, other in zip(chunks(plain, 5), chunks(compiled, 5), strict=True):
+        np.testing.assert_allclose(other, one, rtol=0, atol=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in chunks(compiled, 5):
+            pass
+    torch._dynamo.reset()
 
 
 def test_interleaved_sessions_equal_sessions_alone(tiny, libero):

@@ -7,6 +7,7 @@ G distinct timesteps, N rows of the prompt, P rows of the image embedding.
 """
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -295,6 +296,24 @@ class Head(nn.Module):
         shift_BLD, scale_BLD = (spread(row_BFD, run) for row_BFD in rows_2BFD)
         out_BLV: Tensor = self.head(modulate(x_BLD, shift_BLD, scale_BLD, self.eps))
         return out_BLV
+
+
+_SHAPES = 64
+"""Most shapes that a block is compiled for."""
+
+
+def compile_blocks(blocks: Iterable[nn.Module]) -> None:
+    """Compile every block by itself, for the shapes that it meets; last bits may change.
+
+    The compiler's limits of the process are raised, as every place of the memory's window is a
+    shape of its own.
+    """
+    blocks, limits = list(blocks), torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, _SHAPES)
+    entries = _SHAPES * len(blocks)
+    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, entries)
+    for block in blocks:
+        block.compile(fullgraph=True, dynamic=False)
 
 
 def modulate(x_BLD: Tensor, shift_BLD: Tensor, scale_BLD: Tensor, eps: float) -> Tensor:
