@@ -99,7 +99,12 @@ def available() -> dict[str, str]:
 
 
 def guarded(program: str, argv: Sequence[str], module: str) -> int:
-    """Run the command in ``module``; an error that is the user's becomes one message and code 2."""
+    """Run the command in ``module``; an error that is the user's becomes one message and code 2.
+
+    Processes share out a machine's cores, so each computes in one thread unless the user set
+    ``OMP_NUM_THREADS``. A small network is faster so, and its last bits do not depend on the cores.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         # What a user writes as module:name, and what that imports, may lie in the current folder.
         with current_folder_importable():

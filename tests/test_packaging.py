@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -85,6 +86,19 @@ def test_nothing_beside_a_launcher_shadows_a_library(folder):
     }
     names = {path.stem for path in (ROOT / folder).iterdir()}
     assert not names & (set(sys.stdlib_module_names) | dependencies)
+
+
+@pytest.mark.parametrize(("given", "threads"), [(None, 1), ("2", 2)])
+def test_a_command_computes_in_one_thread_unless_told(given, threads):
+    program = (
+        "from dzrobot.cli import main; main(['plan']); import torch; print(torch.get_num_threads())"
+    )
+    kept = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment = kept if given is None else {**kept, "OMP_NUM_THREADS": given}
+    said = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert said.stdout.split()[-1] == str(threads)
 
 
 def test_import_is_light():
