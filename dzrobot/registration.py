@@ -65,11 +65,18 @@ def register_envs() -> None:
     _register("dzrobot/lift-v0", "dzrobot.envs.libero.lift:LiftEnv", 150, {})
     _register("dzrobot/droid-lift-v0", "dzrobot.envs.libero.droid:DroidLiftEnv", 150, {})
     _register("dzrobot/point-v0", "dzrobot.envs.fakes:PointEnv", 60, {})
-    for name in ("Franka-PnP-v0", "dzrobot/Franka-PnP-v0"):
-        _register(name, _FRANKA, 240, {}, nondeterministic=True)
+    # 24 s each.
+    _register_arm("Franka-PnP", 240, {})
+    _register_arm("Franka-DROID", 360, {"embodiment": "oxe_droid"})
+
+
+def _register_arm(name: str, steps: int, kwargs: dict[str, str]) -> None:
+    """Register an arm for workcells that are given, and for those that are built in."""
+    for given in (f"{name}-v0", f"dzrobot/{name}-v0"):
+        _register(given, _FRANKA, steps, kwargs, nondeterministic=True)
     for workcell in ("emulated", "fake"):
-        name = f"dzrobot/Franka-PnP-{workcell}-v0"
-        _register(name, _FRANKA, 240, {"workcell": workcell}, nondeterministic=True)
+        there = {**kwargs, "workcell": workcell}
+        _register(f"dzrobot/{name}-{workcell}-v0", _FRANKA, steps, there, nondeterministic=True)
 
 
 def _register(

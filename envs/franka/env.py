@@ -71,6 +71,9 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     lasts one period of ``config.control_hz``, counted from the end of the one before or of that
     wait; time the policy takes is part of it.
 
+    With ``oxe_droid``, ``(8,)``: seven joint angles (rad) to be at, and the gripper: above 0.5
+    closes, else opens; see :class:`~dzrobot.envs.franka.targets.JointSpace`.
+
     Nothing connects or moves before the first reset. An episode terminates when the task is done,
     and is truncated with ``info["abort"]`` when it cannot continue safely. The arm then holds its
     pose, and no reset moves it, in this program or the next, until a person has looked: an operator
@@ -112,8 +115,10 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._clock: Clock = clock or SystemClock()
         self._attendance = Attendance(config, operator)
         self._sensors = Sensors(arm, cameras, config, self._clock)
-        self._layout = self._sensors.layout
-        space = target_space(self._layout.motion, config)
+        self.layout = self._sensors.layout
+        """What its actions and states are made of."""
+
+        space = target_space(self.layout.motion, config)
         self._control = Control(arm, config, self._clock, space)
         self.scene = scene
         """What stands around the arm, where a program knows it; for those with privileges."""
@@ -128,12 +133,12 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self.embodiment = embodiment
         self.control_hz = config.control_hz
         self.init_states = STARTS
-        self.hand = self._layout.hand_motion(config.action)
+        self.hand = self.layout.hand_motion(config.action)
         self.is_real = config.address is not None
         self.address = config.address
         self.judged_by_operator = config.reward.rule == "operator"
-        self.observation_space = observation_space(embodiment, self._layout.state_limits)
-        self.action_space = self._layout.action_space(config)
+        self.observation_space = observation_space(embodiment, self.layout.state_limits)
+        self.action_space = self.layout.action_space(config)
         self.remake: Callable[[], FrankaEnv] | None = None
         """Makes another environment of the same workcell, for copies; set by ``make_franka``."""
 
@@ -236,7 +241,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         """
         episode = self._running()
         try:
-            values = check_shape(action, self.embodiment.action_dim, self._layout.said)
+            values = check_shape(action, self.embodiment.action_dim, self.layout.said)
         except BaseException:
             self._control.hold()
             raise
@@ -442,11 +447,11 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         now = self._sensors.read()
         check_fresh(now.state_age_s, now.frame_ages_s.values(), self.config.limits)
         is_open, threshold = now.gripper.is_open, self.config.gripper.threshold
-        if self._layout.changes_gripper(action, is_open=is_open, threshold=threshold):
+        if self.layout.changes_gripper(action, is_open=is_open, threshold=threshold):
             self._control.stand_by(now.state)
             self.arm.gripper.request(opened=not is_open)
             now = self._await_gripper()
-        return self._control.apply(action[self._layout.motion_at], now.state)
+        return self._control.apply(action[self.layout.motion_at], now.state)
 
     def _await_gripper(self) -> Reading:
         """Let the arm wait for the fingers, and return what the sensors say then."""

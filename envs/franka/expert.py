@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.envs.emulators.kinematics import damped_inverse, forward, posture
 from dzrobot.envs.franka.axes import in_action_axes
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.outcomes import SceneObject
@@ -36,6 +37,9 @@ GENTLE = 0.15
 BRISK = 0.4
 CLOSING_STEPS = 4
 _UP = np.array([0.0, 0.0, 1.0])
+LEAD_STEPS = 3
+"""How many such steps ahead joints are asked to be: they can brake before where they are asked."""
+
 PATIENCE_STEPS = 60
 """Steps after which a phase has failed, and everything begins anew."""
 
@@ -75,7 +79,7 @@ class PickExpert:
         self._top_m = 0.0
 
     def act(self, obs: Any, *, session: str = "default") -> NDArray[np.float32]:
-        """Return the next action (7,); the observation is not looked at."""
+        """Return the next action (A,); the observation is not looked at."""
         found, hand = self._scene.object(), self._env.arm.state().pose
         self._steps += 1
         if self._steps > PATIENCE_STEPS:
@@ -112,6 +116,8 @@ class PickExpert:
         config, last = self._env.config.action, self._env.last_target
         if last is None:
             raise RobotError("the arm is not under control: reset() comes first")
+        if self._env.layout.motion == "joint_position":
+            return self._joints_towards(goal, turn, pace, gripper)
         measured = self._env.arm.state().pose
         anchor = last if config.anchor == "target" else measured
         away = np.zeros(3) if goal is None else (goal - anchor[:3, 3]) / config.translation_m
@@ -119,6 +125,26 @@ class PickExpert:
         about = np.clip(turn / config.rotation_rad, -pace, pace)
         twist = in_action_axes(anchor, np.array([*move, 0.0, 0.0, about]), config)
         action: NDArray[np.float32] = np.clip([*twist, gripper], -1.0, 1.0).astype(np.float32)
+        return action
+
+    def _joints_towards(
+        self, goal: Array | None, turn: float, pace: float, gripper: float
+    ) -> NDArray[np.float32]:
+        """Return the same for an arm that takes joint angles: where they are to be soon."""
+        config, state, last = self._env.config.action, self._env.arm.state(), self._env.last_target
+        assert last is not None, "seen by who calls"
+        hand = np.linalg.inv(forward(state.joints, np.eye(4))) @ state.pose
+        at = posture(last, hand)
+        twist = np.zeros(6)
+        if goal is not None:
+            lead = LEAD_STEPS * pace * config.translation_m
+            twist[:3] = np.clip(goal - at.pose[:3, 3], -lead, lead)
+        lead = LEAD_STEPS * pace * config.rotation_rad
+        twist[5] = np.clip(turn, -lead, lead)
+        joints = last + damped_inverse(at.jacobian, twist)
+        action = np.zeros(self._env.embodiment.action_dim, np.float32)
+        action[self._env.layout.motion_at] = joints
+        action[self._env.layout.gripper_at] = gripper == CLOSE
         return action
 
 

@@ -1,4 +1,4 @@
-"""Environments of the Franka from plain values: what ``gym.make("Franka-PnP-v0")`` calls."""
+"""Environments of the Franka from plain values: what ``gym.make`` of ``Franka-...`` ids calls."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -15,6 +15,7 @@ from dzrobot.envs.franka.console import OperatorConsole
 from dzrobot.envs.franka.dry_run import DryRunArm
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.franky_arm import FrankyArm
+from dzrobot.envs.franka.quantities import ArmLayout
 from dzrobot.envs.franka.workcells import (
     EMPTY_SCENE,
     EmulatedWorkcell,
@@ -146,18 +147,22 @@ def load_workcell(workcell: str | None, values: Mapping[str, Any] | None = None)
     Raises:
         ConfigError: there is no such workcell, or a value is unknown or wrong.
     """
-    if workcell is None or workcell == "fake":
+    if workcell is None:
         raw = read_config({})
-    elif workcell in _SCENES:
-        raw = read_config(
-            _emulated(_embodiment(values)) | (_lift() if workcell == EMULATED else {})
-        )
+    elif workcell in WORKCELLS:
+        raw = read_config(_built_in(workcell, _embodiment(values)))
     elif workcell.endswith((".yaml", ".yml")) or Path(workcell).exists():
         raw = read_config(Path(workcell))
     else:
         raise ConfigError(
             f"unknown workcell {workcell!r}.{suggest(workcell, WORKCELLS)} Known: "
             f"{', '.join(WORKCELLS)}, or a YAML file."
+        )
+    asked, said = (values or {}).get("embodiment"), raw.values.get("embodiment")
+    if asked is not None and said not in (None, asked):
+        raise ConfigError(
+            f"{workcell} says embodiment: {said}, and {asked} was asked for: another id, such as "
+            "Franka-PnP-v0, takes what the workcell says"
         )
     _merge(raw.values, dict(values or {}))
     theirs = [(name, f"is called {ours} here") for name, ours in _RLINF.items()
@@ -170,6 +175,21 @@ def _embodiment(values: Mapping[str, Any] | None) -> Embodiment:
     asked = (values or {}).get("embodiment")
     default: str = FrankaConfig.model_fields["embodiment"].default
     return load_embodiment(asked if isinstance(asked, str) else default)
+
+
+def _built_in(workcell: str, robot: Embodiment) -> dict[str, Any]:
+    """Return the values of a built-in workcell."""
+    values = {} if workcell == "fake" else _emulated(robot)
+    if workcell == EMULATED:
+        values |= _lift()
+    if ArmLayout.of(robot).motion != "joint_position":
+        return values
+    limits = values.setdefault("limits", {})
+    limits["tilt"] = (1.0, 1.0, 1.5)
+    if workcell != EMULATED:
+        # They do without a simulator.
+        limits["self_collision_m"] = 0.0
+    return values
 
 
 def _emulated(robot: Embodiment) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from gymnasium import spaces
 from gymnasium.utils import EzPickle
 
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.franka.quantities import CLOSED_ABOVE, gripper_position
 from dzrobot.envs.libero.install import check_versions, import_robosuite
 from dzrobot.envs.libero.lift import STARTS
 from dzrobot.envs.libero.sim import ArmSetup, Raw, Simulation
@@ -24,9 +25,6 @@ STEP_RAD = 0.2
 STIFFNESS = 250.0
 """Of robosuite's joint controller, in 1/s^2: a joint has gone 22, 56, 79 and 90 % of its way after
 one to four actions."""
-
-OPEN_M = 0.08
-"""Width between the open fingers."""
 
 _SETUP = ArmSetup(
     controller="JOINT_POSITION",
@@ -113,7 +111,7 @@ class DroidLiftEnv(SimulatedArmEnv, EzPickle):
 
     def _command(self, sim: Simulation, action: np.ndarray) -> np.ndarray:
         away = (action[:7] - sim.joints) / STEP_RAD
-        return np.array([*np.clip(away, -1.0, 1.0), 1.0 if action[7] > 0.5 else -1.0])
+        return np.array([*np.clip(away, -1.0, 1.0), 1.0 if action[7] > CLOSED_ABOVE else -1.0])
 
     def _images(self, raw: Raw) -> Observation:
         return {
@@ -126,7 +124,5 @@ class DroidLiftEnv(SimulatedArmEnv, EzPickle):
         return {
             # robosuite itself tells only sines and cosines, and one joint turns beyond half a turn.
             "state.joint_position": self.simulation.joints.astype(np.float32),
-            "state.gripper_position": np.array(
-                [np.clip(1.0 - width / OPEN_M, 0.0, 1.0)], np.float32
-            ),
+            "state.gripper_position": np.array([gripper_position(width)], np.float32),
         }

@@ -1,10 +1,13 @@
 """DROID's arm through the real drivers: joint targets on the emulated arm, three cameras, 15 Hz."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
-from emulated import need_libraries
+from emulated import need_libraries, need_scene
 
+from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.expert import expert_for
 from dzrobot.envs.franka.make import make_franka
 from dzrobot.errors import StoppedError
 
@@ -104,3 +107,40 @@ def test_a_harmless_reflex_is_recovered_from_and_slows_the_joints(env):
         assert not truncated, info["abort_message"]
     assert info["recoveries"] == 1
     np.testing.assert_allclose(observation["state.joint_position"], start + 0.1, atol=5e-3)
+
+
+@pytest.fixture(scope="module")
+def lift():
+    need_libraries()
+    need_scene()
+    env = gym.make("Franka-DROID-v0", workcell="emulated", limits=LATE)
+    yield env
+    env.close()
+
+
+def test_an_expert_lifts_the_cube_by_joint_targets(lift):
+    observation, info = lift.reset(seed=2)
+    assert info["task"] == "lift the red cube"
+    views = [observation[key].astype(int) for key in DROID.video_keys]
+    assert all(view.std() > 10 for view in views)
+    assert min(np.abs(views[0] - views[1]).mean(), np.abs(views[0] - views[2]).mean()) > 10
+    expert = expert_for(lift)
+    for _ in range(90):
+        observation, reward, terminated, truncated, info = lift.step(expert.act(observation))
+        if terminated or truncated:
+            break
+    assert (reward, terminated, info["abort_message"]) == (1.0, True, "")
+    assert info["is_grasped"]
+    assert 0.2 < observation["state.gripper_position"][0] < 0.8
+
+
+@pytest.mark.long
+def test_demonstrations_are_recorded_and_repeated_in_joint_space(tmp_path, capsys):
+    need_libraries()
+    need_scene()
+    data, there = str(tmp_path / "set"), ("--env", "dzrobot/Franka-DROID-emulated-v0")
+    recorded = ("--policy", "expert", "--max-steps", "90", "--unattended", "--output", data)
+    assert main(["record", *there, *recorded]) == 0
+    assert main(["replay", data, "--episode", "0", *there, "--unattended"]) == 0
+    said = capsys.readouterr().out
+    assert "ended by success" in said

@@ -1,17 +1,23 @@
 """Targets of the joints: no sequence of actions takes them, or the hand, out of their limits."""
 
+import gymnasium as gym
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.emulators.kinematics import flange_to_hand, forward, jacobian
+from dzrobot.envs.emulators.launcher import SECOND_EXTERIOR, SERIALS
 from dzrobot.envs.franka.arm import DisconnectedError
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.dry_run import DryRunArm
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fakes import READY, FakeArm, FakeCamera
+from dzrobot.envs.franka.make import load_workcell
 from dzrobot.envs.franka.safety import RefusalError, Workspace
 from dzrobot.envs.franka.targets import JointSpace, joint_box
 from dzrobot.envs.franka.ways import JointWay
@@ -298,3 +304,52 @@ def test_a_reference_of_the_joints_has_no_steps_and_brakes_where_nothing_follows
     assert way.is_over(5.23)
     assert not way.is_over(5.21)
     np.testing.assert_allclose(np.diff(places[:, 0]), speeds[:-1, 0] / 1000, atol=1e-5)
+
+
+def test_the_registered_id_is_droids_arm_and_a_workcell_may_not_say_otherwise(tmp_path):
+    for name in ("Franka-DROID-v0", "dzrobot/Franka-DROID-v0"):
+        env = gym.make(name, workcell="fake")
+        assert (env.unwrapped.embodiment.tag, env.unwrapped.control_hz) == ("oxe_droid", 15.0)
+        assert env.spec.max_episode_steps == 24 * 15
+        env.close()
+    cell = tmp_path / "cell.yaml"
+    cell.write_text("embodiment: franka_pnp\n")
+    with pytest.raises(ConfigError, match="says embodiment: franka_pnp, and oxe_droid was asked"):
+        gym.make("Franka-DROID-v0", workcell=str(cell))
+    cell.write_text("embodiment: oxe_droid\n")
+    for name in ("Franka-DROID-v0", "Franka-PnP-v0"):
+        assert gym.make(name, workcell=str(cell)).unwrapped.embodiment.tag == "oxe_droid"
+
+
+def test_built_in_workcells_without_a_simulator_say_that_links_are_not_looked_at():
+    for workcell, margin in (("fake", 0.0), ("emulated:empty", 0.0), ("emulated", 0.02)):
+        config = load_workcell(workcell, {"embodiment": "oxe_droid"})
+        assert config.limits.self_collision_m == margin
+    serials = [camera.serial for camera in config.cameras]
+    assert serials == [SERIALS[0], SECOND_EXTERIOR, SERIALS[1]]
+    assert load_workcell("fake") == FrankaConfig()
+
+
+def test_gymnasiums_checker_passes():
+    check_env(gym.make("Franka-DROID-v0", workcell="fake", render_mode="rgb_array").unwrapped)
+
+
+def nod(observation):
+    """Ask the joints to be a little farther than they are."""
+    return to(observation["state.joint_position"] + 0.05)
+
+
+def test_joint_targets_are_recorded_and_repeated_and_hold_holds(tmp_path, capsys):
+    data, there = str(tmp_path / "set"), ("--env", "dzrobot/Franka-DROID-fake-v0", "--unattended")
+    asked = ("--call", f"{__name__}:nod", "--max-steps", "12", "--output", data)
+    assert main(["record", *there, *asked]) == 0
+    capsys.readouterr()
+    assert main(["replay", data, *there]) == 0
+    said = capsys.readouterr().out
+    assert "state.joint_position: largest difference 0.0000" in said
+    still = str(tmp_path / "still")
+    assert main(["record", *there, "--policy", "hold", "--max-steps", "5", "--output", still]) == 0
+    table = pq.read_table(next((tmp_path / "still").rglob("*.parquet"))).to_pydict()
+    # As in the columns of DROID, the gripper comes first.
+    actions = np.array(table["action"])[:, 1:]
+    np.testing.assert_allclose(actions, np.tile(READY, (5, 1)), atol=1e-6)
