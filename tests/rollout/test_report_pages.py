@@ -217,6 +217,11 @@ def test_a_browser_filters_sorts_and_plays(browser, pair):
         comes_to_show(browser, expected)
         choose(browser, name, "")
         comes_to_show(browser, every)
+    heads = [one.text for one in browser.find_elements("css selector", "#episodes thead button")]
+    # What differs comes before what is wide: the table scrolls to the side.
+    assert heads.index("flip") < heads.index("A outcome") < heads.index("B steps")
+    tiles = browser.find_elements("css selector", "section.tiles")
+    assert [one.accessible_name for one in tiles] == ["summary of A", "summary of B"]
     search = browser.find_element("id", "by-text")
     search.send_keys("task02 episode001")
     comes_to_show(browser, [name for name in every if name.endswith("task02-episode001")])

@@ -30,12 +30,13 @@ const columns = [
   { name: "task", number: true, of: (e) => e.task_id },
   { name: "episode", number: true, of: (e) => e.episode },
   { name: "start", number: true, of: (e) => e.runs.map((r) => r.init_state_id).find((n) => n != null) ?? e.seed },
+  ...(two ? [{ name: "flip", of: flipOf }] : []),
   ...data.letters.flatMap((name, i) => [
     { name: two ? `${name} outcome` : "outcome", of: (e) => e.runs[i].outcome, styled: true },
     { name: two ? `${name} failed by` : "failed by", of: (e) => e.runs[i].failure },
     { name: two ? `${name} steps` : "steps", number: true, of: (e) => e.runs[i].steps ?? "" },
   ]),
-  ...(two ? [{ name: "flip", of: flipOf }] : [{ name: `${planned ? "plan" : "policy"} ms`, number: true, of: (e) => (planned ? e.runs[0].plan_ms : e.runs[0].policy_ms)?.p50 ?? "" }]),
+  ...(two ? [] : [{ name: `${planned ? "plan" : "policy"} ms`, number: true, of: (e) => (planned ? e.runs[0].plan_ms : e.runs[0].policy_ms)?.p50 ?? "" }]),
 ];
 
 const rows = data.episodes.map((episode, index) => {
