@@ -300,8 +300,8 @@ class Dying(FakeArm):
 
     dying = False
 
-    def start(self):
-        super().start()
+    def start(self, *space):
+        super().start(*space)
         if self.dying:
             self._controlled = False
 
