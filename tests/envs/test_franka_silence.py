@@ -157,7 +157,7 @@ def rest(arm):
 
 def reflex(arm):
     arm.start()
-    arm._cell.emulators.call("trip", "joint_reflex")
+    arm._workcell.emulators.call("trip", "joint_reflex")
     while not arm.state().errors:
         time.sleep(0.01)
     recovered = []
