@@ -1,6 +1,8 @@
 """Images to PNG bytes and to video files."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -93,7 +95,9 @@ class VideoFile:
         frame.pts = self._frames
         frame.time_base = 1 / self._rate
         self._frames += 1
-        with explained(f"write {self._path}", DatasetError):
+        # The encoder opens at the first frame.
+        quiet = _ordinary_scheduling() if self._frames == 1 else nullcontext()
+        with explained(f"write {self._path}", DatasetError), quiet:
             self._container.mux(self._stream.encode(frame))
 
     def close(self) -> None:
@@ -125,6 +129,26 @@ class VideoFile:
         # One thread: what is written must not depend on how the machine shares its cores.
         stream.codec_context.thread_count = 1
         return stream
+
+
+@contextmanager
+def _ordinary_scheduling() -> Iterator[None]:
+    """Leave the calling thread scheduled as it was, and threads that are started as usual ones.
+
+    SVT-AV1, run by root, makes its caller and its own threads real-time ones of the highest
+    priority. On a robot's machine that is the priority of the loop that controls the arm.
+    """
+    tasks = Path("/proc/self/task")
+    before, known = (os.sched_getscheduler(0), os.sched_getparam(0)), set(tasks.iterdir())
+    try:
+        yield
+    finally:
+        if os.sched_getscheduler(0) != before[0]:
+            os.sched_setscheduler(0, *before)
+        for task in set(tasks.iterdir()) - known:
+            with suppress(ProcessLookupError):
+                if os.sched_getscheduler(int(task.name)) != os.SCHED_OTHER:
+                    os.sched_setscheduler(int(task.name), os.SCHED_OTHER, os.sched_param(0))
 
 
 def describe_video(

@@ -28,8 +28,8 @@ ROBOT = Embodiment(
         Part(key="state.place", feature="sensors", start=0, dim=2),
     ),
     action=(
-        Part(key="action.push", feature="commands", start=1, dim=2),
-        Part(key="action.hook", feature="commands", start=0, dim=1),
+        Part(key="action.push", feature="commands", start=1, dim=2, hold="zero"),
+        Part(key="action.hook", feature="commands", start=0, dim=1, hold="zero"),
     ),
     tiles=(("video.top",),),
     prompt="{task}",
