@@ -11,6 +11,8 @@ TORCH ?= torch==2.13.0
 # number of tests, the few long ones would be left for the end, and for one process. Tests wait for a
 # third of their time, for a ping, a killed process or an arm's clock: one process more than cores.
 PYTEST_ARGS ?= -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 1 : 4))) --dist loadfile --no-loadscope-reorder
+# The long forms start processes of their own, up to a dozen: no more than cores at a time.
+LONG_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 STAMP := $(VENV)/.ready
 
 SYSTEM_PACKAGES := libegl1 libgl1 libglib2.0-0 libosmesa6 libusb-1.0-0 libudev1
@@ -34,7 +36,7 @@ test: setup  ## run the tests
 # The long forms: more processes and layouts, policies of the 14B variant, simulators from nothing and
 # killed in the middle, the notebook, the demo.
 test-long: setup  ## run the long forms of some tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "long and not robot"
+	$(BIN)/python -m pytest $(LONG_ARGS) -m "long and not robot"
 
 # The arm's drivers against emulated devices, with every fault, and every driver stopped for ever in
 # every phase. About 15 minutes; -s shows the tables. Apart from `make test` until it has been green

@@ -234,7 +234,7 @@ def test_a_run_that_fails_gives_the_signal_back(train_root, solo, tmp_path):
         signal.signal(signal.SIGTERM, before)
 
 
-def wait_for(path, process, seconds=120):
+def wait_for(path, process, seconds=600):
     end = time.monotonic() + seconds
     while not (path.exists() and path.read_text().count("\n")):
         assert process.poll() is None, process.stderr.read()[-3000:]
