@@ -241,6 +241,22 @@ def test_results_do_not_depend_on_who_runs_a_case(meeting, tmp_path):
     assert not (output / "ranks").exists()
 
 
+def test_who_comes_after_the_end_has_nothing_to_wait_for(meeting, tmp_path, monkeypatch):
+    process, _ = meeting
+    monkeypatch.setattr(distributed, "PATIENCE_S", 2.0)
+    mail = distributed._Mailbox(process(0)._mail._store, "dzrobot")
+    name = distributed._session(mail, 0)
+    with pytest.raises(ProtocolError, match="waited 2 s"):
+        distributed._session(mail, 1)
+    # The main process is alone in its group, so it waits for nobody.
+    with Ranks(mail._store, 0, 1, session=name) as main:
+        main.main_queue(CARD, CASES, [], tmp_path).close()
+    assert distributed._session(mail, 1) == name
+    late = Ranks(mail._store, 1, 2, session=name)
+    assert not late.helper_queue(CARD, CASES, tmp_path).is_open()
+    assert list(late.jobs()) == []
+
+
 def test_an_earlier_launch_on_the_same_store_is_not_joined(meeting, monkeypatch):
     """As torchrun keeps the store when it starts its processes again."""
     process, _ = meeting

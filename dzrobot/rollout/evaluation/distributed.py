@@ -185,6 +185,7 @@ class Ranks:
             if self.is_main:
                 self._mail.write("end", "")
             if self.is_main and kind is None:
+                self._mail.write("finished", "")
                 # The store may live in this process; and who comes late is to see that it lives.
                 while not all(self.is_lost(other) for other in range(1, self.size)):
                     time.sleep(POLL_S)
@@ -426,7 +427,8 @@ def join() -> Ranks | None:
 def _session(mail: _Mailbox, rank: int) -> str:
     """Return the name of this launch: torchrun keeps the store when it starts processes again.
 
-    The main process makes one up; the others take it once they see that the main one lives.
+    The main process makes one up; the others take it once they see that the main one lives, or
+    that everything was done before they came.
     """
     if rank == 0:
         name = uuid4().hex
@@ -437,7 +439,8 @@ def _session(mail: _Mailbox, rank: int) -> str:
     while time.monotonic() < deadline:
         name = (mail.read("session") or b"").decode()
         beat = mail.read(f"{name}/beat/0")
-        if beat is not None and seen.setdefault(name, beat) != beat:
+        lives = beat is not None and seen.setdefault(name, beat) != beat
+        if lives or mail.read(f"{name}/finished") is not None:
             return name
         time.sleep(POLL_S)
     raise ProtocolError(
