@@ -10,9 +10,10 @@ TORCH ?= torch==2.13.0
 # against the emulated arm lives by the arm's clock, so company only slows it. Files run in order: by
 # number of tests, the few long ones would be left for the end, and for one process. Tests wait for a
 # third of their time, for a ping, a killed process or an arm's clock: one process more than cores.
-PYTEST_ARGS ?= -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 1 : 4))) --dist loadfile --no-loadscope-reorder
+BY_FILE := --dist loadfile --no-loadscope-reorder
+PYTEST_ARGS ?= -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 1 : 4))) $(BY_FILE)
 # The long forms start processes of their own, up to a dozen: no more than cores at a time.
-LONG_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+LONG_ARGS ?= -n auto --maxprocesses 4 $(BY_FILE)
 STAMP := $(VENV)/.ready
 
 SYSTEM_PACKAGES := libegl1 libgl1 libglib2.0-0 libosmesa6 libusb-1.0-0 libudev1

@@ -164,12 +164,13 @@ def _prepared(
     arguments: argparse.Namespace, asked: AskedEvaluation, ranks: Ranks | None
 ) -> tuple[PreparedEvaluation, Path, RunOptions]:
     """Load all that the evaluation needs; return it, the results folder and how it is run."""
-    default = _options(arguments, ranks, workers=WORKERS)
+    options = _options(arguments, ranks, workers=WORKERS)
     prepared = prepare(asked.evaluation)
+    if prepared.moves_an_arm and arguments.workers is None:
+        options = replace(options, workers=0)
     output = arguments.output or Path("results") / (
         f"{asked.label}-{asked.evaluation.policy.label}-{card_digest(prepared.card)}"
     )
-    options = _options(arguments, ranks, workers=0) if prepared.moves_an_arm else default
     return prepared, output, options
 
 

@@ -133,22 +133,20 @@ class VideoFile:
 
 @contextmanager
 def _ordinary_scheduling() -> Iterator[None]:
-    """Leave the calling thread scheduled as it was, and threads that are started as usual ones.
+    """Leave the calling thread scheduled as it was, and threads that are started like it.
 
     SVT-AV1, run by root, makes its caller and its own threads real-time ones of the highest
     priority. On a robot's machine that is the priority of the loop that controls the arm.
     """
     tasks = Path("/proc/self/task")
-    before, known = (os.sched_getscheduler(0), os.sched_getparam(0)), set(tasks.iterdir())
+    policy, priority, known = os.sched_getscheduler(0), os.sched_getparam(0), set(tasks.iterdir())
     try:
         yield
     finally:
-        if os.sched_getscheduler(0) != before[0]:
-            os.sched_setscheduler(0, *before)
-        for task in set(tasks.iterdir()) - known:
+        for thread in [0, *(int(task.name) for task in set(tasks.iterdir()) - known)]:
             with suppress(ProcessLookupError):
-                if os.sched_getscheduler(int(task.name)) != os.SCHED_OTHER:
-                    os.sched_setscheduler(int(task.name), os.SCHED_OTHER, os.sched_param(0))
+                if os.sched_getscheduler(thread) != policy:
+                    os.sched_setscheduler(thread, policy, priority)
 
 
 def describe_video(

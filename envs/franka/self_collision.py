@@ -7,13 +7,12 @@ from dzrobot.envs.franka.poses import Array
 from dzrobot.errors import MissingDependencyError, SimulatorError
 
 _CHAIN = (
-    ("link0",), ("link1",), ("link2",), ("link3",), ("link4",), ("link5",), ("link6",), ("link7",),
+    ("link0",), ("link1",), ("link2",), ("link3",), ("link4",), ("link5",), ("link6",),
     ("right_gripper",), ("finger_joint1_tip", "finger_joint2_tip"),
 )  # fmt: skip
-"""Bodies along the arm; neighbors touch by design, as do link 6 and the hand over link 7."""
+"""Bodies along the arm that have a shape, which link 7 has not; neighbors touch by design."""
 
 _APART = 2
-_SHAPELESS = "link7"
 _OPEN_M = 0.04
 
 
@@ -42,8 +41,7 @@ class SelfCollision:
         for name, width in zip(FINGERS, (_OPEN_M, -_OPEN_M), strict=True):
             self._data.qpos[model.joint(name).qposadr[0]] = width
         self._joints = [int(model.joint(name).qposadr[0]) for name in ARM]
-        links = [bodies for bodies in _CHAIN if bodies != (_SHAPELESS,)]
-        shapes = [[self._shape(body) for body in bodies] for bodies in links]
+        shapes = [[self._shape(body) for body in bodies] for bodies in _CHAIN]
         self._pairs = [
             (one, other)
             for number, here in enumerate(shapes)

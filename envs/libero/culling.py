@@ -106,12 +106,8 @@ def _hidden(
     mirrors = drawn & _reflective(model)
     # A mirror stays even where it does not show: MuJoCo has one at most, the first.
     unseen = outside & ~mirrors
-    showing = [
-        (point, normal)
-        for mirror in np.flatnonzero(mirrors & ~outside).tolist()
-        for point, normal in [_surface(model, data, mirror)]
-        if not _covered(view, model, data, drawn & ~mirrors, point, normal)
-    ]
+    surfaces = [_surface(model, data, i) for i in np.flatnonzero(mirrors & ~outside).tolist()]
+    showing = [one for one in surfaces if not _covered(view, model, data, drawn & ~mirrors, one)]
     for point, normal in showing:
         heights = (data.geom_xpos - point) @ normal
         images = data.geom_xpos - 2 * heights[:, None] * normal
@@ -145,22 +141,21 @@ def _surface(model: Any, data: Any, geom: int) -> tuple[np.ndarray, np.ndarray]:
     return data.geom_xpos[geom] + rise * normal, normal
 
 
-def _covered(  # noqa: PLR0913 (a scene and a surface)
+def _covered(
     view: Frustum,
     model: Any,
     data: Any,
     drawn: np.ndarray,
-    point: np.ndarray,
-    normal: np.ndarray,
+    surface: tuple[np.ndarray, np.ndarray],
 ) -> bool:
-    """Return whether the upper face of one opaque box fills the image before the plane does.
+    """Return whether the upper face of one opaque box fills the image before a surface does.
 
     The face is convex, so it fills the image if all four corners meet it; one over the depth of a
     plane is linear in the image, so what holds at the corners holds everywhere.
     """
     alpha = np.minimum(model.geom_rgba[:, 3], np.append(model.mat_rgba[:, 3], 1)[model.geom_matid])
     boxes = drawn & (model.geom_type == _BOX) & (alpha >= _OPAQUE)
-    behind = np.maximum(view.closeness(point, normal), 0)
+    behind = np.maximum(view.closeness(*surface), 0)
     for box in np.flatnonzero(boxes).tolist():
         middle, upwards = _surface(model, data, box)
         closeness = view.closeness(middle, upwards)

@@ -48,6 +48,16 @@ def to(joints, gripper=0.0):
     return np.array([*joints, gripper], np.float32)
 
 
+def moving():
+    """Return an environment, its arm that moves at some speed, and where to."""
+    env, arm = make()
+    env.reset()
+    goal = READY_Q + 0.3
+    for _ in range(4):
+        env.step(to(goal))
+    return env, arm, goal
+
+
 def state_at(joints):
     arm = FakeArm(forward(np.array(joints), HAND))
     arm.joints = np.array(joints, np.float64)
@@ -153,11 +163,7 @@ def test_other_shapes_are_no_actions():
 
 
 def test_the_gripper_closes_above_a_half_and_the_joints_rest_meanwhile():
-    env, arm = make()
-    env.reset()
-    goal = READY_Q + 0.3
-    for _ in range(4):
-        env.step(to(goal))
+    env, arm, goal = moving()
     sent = len(arm.moves)
     env.step(to(goal, gripper=0.6))
     assert arm.gripper.requests[-1] is False
@@ -169,11 +175,7 @@ def test_the_gripper_closes_above_a_half_and_the_joints_rest_meanwhile():
 
 
 def test_a_stop_brakes_within_the_acceleration_and_holds_until_a_person_ends_it():
-    env, arm = make()
-    env.reset()
-    goal = READY_Q + 0.3
-    for _ in range(4):
-        env.step(to(goal))
+    env, arm, goal = moving()
     speeds, last = env._control._space._speeds.copy(), arm.moves[-1]
     assert np.abs(speeds).max() > 0.5
     env.operator_stop()
@@ -206,11 +208,7 @@ def test_a_blocked_arm_is_pressed_on_no_harder_than_a_step():
 
 
 def test_a_silent_policy_leaves_the_joints_at_rest_and_may_go_on():
-    env, arm = make()
-    env.reset()
-    goal = READY_Q + 0.3
-    for _ in range(4):
-        env.step(to(goal))
+    env, arm, goal = moving()
     arm.clock.sleep_until(arm.clock.now() + 3 * PERIOD)
     before = np.array(arm.moves[-1])
     env.step(to(goal))
