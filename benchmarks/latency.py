@@ -6,13 +6,14 @@ is resumed, so the same command finishes what was interrupted.
     python benchmarks/latency.py              the bundled policy on Lift, 10 starts
     python benchmarks/latency.py --episodes 100 --rounds 10
                                               100 starts; a table after every tenth of them
+    python benchmarks/latency.py --executions rtc --steps 1 --strength 2 --output results/rtc-2
     python benchmarks/latency.py --checkpoint PATH --executions sync,rtc,trained --device cuda
 """
 
 import argparse
 import json
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -85,6 +86,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=flags.numbers, default="1,2,3", help="latencies")
     parser.add_argument("--executions", type=_executions, default="sync,naive,rtc")
     parser.add_argument("--execute", type=flags.whole(1), help="default: the robot's number")
+    parser.add_argument("--strength", type=float, help="of rtc; default: the solver's steps")
+    parser.add_argument("--weights", choices=["linear", "exp"], default="linear", help="of rtc")
     parser.add_argument("--noise", choices=["keyed", "fixed"], default="keyed")
     parser.add_argument("--workers", type=flags.whole(0), default=0)
     parser.add_argument("--output", type=Path, default=Path("results/latency"))
@@ -99,6 +102,9 @@ def _executions(text: str) -> list[str]:
 
 
 def _evaluation(arguments: argparse.Namespace, execution: Execution, steps: int) -> Evaluation:
+    guidance: dict[str, Any] = {}
+    if execution == "rtc":
+        guidance = {"strength": arguments.strength, "weights": arguments.weights}
     return Evaluation(
         spec=EvalSpec(
             protocol=PROTOCOLS["lift-100"], env="dzrobot/lift-v0", episodes=arguments.episodes
@@ -108,7 +114,9 @@ def _evaluation(arguments: argparse.Namespace, execution: Execution, steps: int)
             device=arguments.device,
             options=PolicyOptions(execute=arguments.execute, noise=arguments.noise),
         ),
-        execution=ExecutionOptions(execution=execution, latency=parse_latency(f"steps:{steps}")),
+        execution=ExecutionOptions(
+            execution=execution, latency=parse_latency(f"steps:{steps}"), **guidance
+        ),
     )
 
 
