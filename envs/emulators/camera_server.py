@@ -11,11 +11,13 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dzrobot.envs.emulators.scenes import EMPTY, SCENES, views_of
 from dzrobot.envs.emulators.timebase import Timebase
@@ -101,6 +103,8 @@ class EmulatedCamera:
         self._device.broadcast(_device_info(library, serial, root))
         self._exposed_ms = -1
         self._published_s = 0.0
+        # Streams are opened and stopped on the bus's threads: an image has the size of its stream.
+        self._streams = threading.RLock()
 
     def _control(self, _device: Any, name: str, control: Any, _reply: Any) -> bool:
         match name:
@@ -113,20 +117,22 @@ class EmulatedCamera:
         return False
 
     def _open(self, control: Any) -> None:
-        self._stop()
         profiles = control.get("stream-profiles", {})
-        if "Color" in profiles:
-            rate, _, width, height = profiles["Color"]
-            self._rate_hz, self._size = int(rate), (int(width), int(height))
         encodings = self._bus.video_encoding
-        self._color.start_streaming(encodings.yuyv, *self._size)
-        if "Depth" in profiles:
-            self._depth.start_streaming(encodings.z16, *SIZES[0])
+        with self._streams:
+            self._stop()
+            if "Color" in profiles:
+                rate, _, width, height = profiles["Color"]
+                self._rate_hz, self._size = int(rate), (int(width), int(height))
+            self._color.start_streaming(encodings.yuyv, *self._size)
+            if "Depth" in profiles:
+                self._depth.start_streaming(encodings.z16, *SIZES[0])
 
     def _stop(self) -> None:
-        for stream in (self._color, self._depth):
-            if stream.is_streaming():
-                stream.stop_streaming()
+        with self._streams:
+            for stream in (self._color, self._depth):
+                if stream.is_streaming():
+                    stream.stop_streaming()
 
     def publish_due(self, now_ms: int) -> int:
         """Publish the newest image that is due, if it is looked at.
@@ -142,14 +148,18 @@ class EmulatedCamera:
         ):
             return self._exposed_ms
         self._exposed_ms, self._again, self._published_s = exposed_ms, again, time.monotonic()
+        with self._streams:
+            self._publish(page.scene_at(exposed_ms))
+        return exposed_ms
+
+    def _publish(self, scene: NDArray[np.float64]) -> None:
         encodings = self._bus.video_encoding
         if self._color.is_streaming():
-            image = self._view.image(self._size, page.scene_at(exposed_ms)).tobytes()
+            image = self._view.image(self._size, scene).tobytes()
             self._color.publish_image(self._message(encodings.yuyv, self._size, image))
         if self._depth.is_streaming():
             flat = np.full(SIZES[0], FLAT_DEPTH_MM, "<u2").tobytes()
             self._depth.publish_image(self._message(encodings.z16, SIZES[0], flat))
-        return exposed_ms
 
     def _is_wanted(self, exposed_ms: int) -> bool:
         """Return whether an environment looks at an image; now and then one shows a live stream."""
