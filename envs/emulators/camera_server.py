@@ -7,12 +7,14 @@ Python until the very end of the process.
 
 import argparse
 import importlib.util
+import math
 import os
 import select
 import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,24 @@ RATES_HZ = (15, 30)
 MODEL = "D435"
 FIRMWARE = "5.16.0.1"
 FLAT_DEPTH_MM = 600
+COLOR_OPTIONS = (
+    ("Exposure", 166.0, (1.0, 10000.0, 1.0), "of the color sensor, in 100 us"),
+    ("Gain", 64.0, (0.0, 128.0, 1.0), "of the color sensor"),
+    ("White Balance", 4600.0, (2800.0, 6500.0, 10.0), "in K"),
+    ("Enable Auto Exposure", 1.0, (0.0, 1.0, 1.0), "exposure and gain"),
+    ("Enable Auto White Balance", 1.0, (0.0, 1.0, 1.0), "white balance"),
+)
+"""Name, default, lowest, highest and step, meaning: those of a D435's color sensor. Where exposure
+and gain are not automatic, images are as bright as their product; white balance changes nothing."""
+
+BLACK = 16
+"""Luminance of black in YUYV."""
+
 ALIVE_S = 0.4
 """A stream whose images nobody looks at sends one this often (wall)."""
 
 _LOOK_S = 0.002
+CameraOption = tuple[str, float, tuple[float, float, float], str]
 READY_LINE = "cameras are on the bus"
 
 
@@ -92,13 +108,15 @@ class EmulatedCamera:
         self._rate_hz = RATES_HZ[0]
         library = self._bus
         color = library.color_stream_server("Color", "RGB Camera")
-        self._color = _stream(library, color, "yuyv", view)
+        self._color = _stream(library, color, "yuyv", view, COLOR_OPTIONS)
         # Clients take a camera of this line for one only when it has a depth sensor.
         depth = library.depth_stream_server("Depth", "Stereo Module")
         self._depth = _stream(library, depth, "z16", view)
         root = f"realsense/{MODEL}_{serial}"
         self._device = library.device_server(participant, root)
         self._device.on_control(self._control)
+        # The library itself keeps what its options are set to.
+        self._device.on_set_option(lambda *_: None)
         self._device.init([self._color, self._depth], [], {})
         self._device.broadcast(_device_info(library, serial, root))
         self._exposed_ms = -1
@@ -115,6 +133,16 @@ class EmulatedCamera:
                 self._stop()
                 return True
         return False
+
+    @property
+    def _brightness(self) -> float:
+        """Of images, beside those of the automatic exposure."""
+        options = {option.get_name(): option for option in self._color.options()}
+        if options["Enable Auto Exposure"].get_value():
+            return 1.0
+        used = [options[name] for name in ("Exposure", "Gain")]
+        shares = (option.get_value() / option.get_default_value() for option in used)
+        return float(math.prod(shares))
 
     def _open(self, control: Any) -> None:
         profiles = control.get("stream-profiles", {})
@@ -155,8 +183,11 @@ class EmulatedCamera:
     def _publish(self, scene: NDArray[np.float64]) -> None:
         encodings = self._bus.video_encoding
         if self._color.is_streaming():
-            image = self._view.image(self._size, scene).tobytes()
-            self._color.publish_image(self._message(encodings.yuyv, self._size, image))
+            image = self._view.image(self._size, scene)
+            if (brightness := self._brightness) != 1.0:
+                image = brightened(image, brightness)
+            message = self._message(encodings.yuyv, self._size, image.tobytes())
+            self._color.publish_image(message)
         if self._depth.is_streaming():
             flat = np.full(SIZES[0], FLAT_DEPTH_MM, "<u2").tobytes()
             self._depth.publish_image(self._message(encodings.z16, SIZES[0], flat))
@@ -174,6 +205,14 @@ class EmulatedCamera:
         image.data = bytearray(data)
         image.timestamp = self._bus.time.from_double(self._exposed_ms / 1000.0)
         return image
+
+
+def brightened(image: np.ndarray, times: float) -> np.ndarray:
+    """Return packed YUYV (uint8) whose luminance above black is ``times`` as high."""
+    flat = image.reshape(-1).copy()
+    luminance = BLACK + times * (flat[::2].astype(np.float32) - BLACK)
+    flat[::2] = np.clip(luminance, 0, 255).astype(np.uint8)
+    return flat
 
 
 def load_bus() -> Any:
@@ -247,11 +286,18 @@ def _device_info(bus: Any, serial: str, root: str) -> Any:
     )
 
 
-def _stream(bus: Any, stream: Any, encoding: str, view: CameraView) -> Any:
+def _stream(
+    bus: Any, stream: Any, encoding: str, view: CameraView, options: Sequence[CameraOption] = ()
+) -> Any:
     kind = getattr(bus.video_encoding, encoding)
     profiles = [bus.video_stream_profile(rate, kind, *size) for size in SIZES for rate in RATES_HZ]
     stream.init_profiles(profiles, 0)
-    stream.init_options([])
+    stream.init_options(
+        [
+            bus.option.from_json([name, default, *limits, default, meaning])
+            for name, default, limits, meaning in options
+        ]
+    )
     stream.set_intrinsics({_intrinsics(bus, size, view) for size in SIZES})
     stream.on_readers_changed(lambda *_: None)
     return stream

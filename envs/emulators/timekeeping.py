@@ -10,7 +10,7 @@ from dataclasses import replace
 from dzrobot.envs.emulators.timebase import FREE, ArmClock
 from dzrobot.envs.franka.arm import Arm, ArmState, Space
 from dzrobot.envs.franka.camera import Camera, Frame
-from dzrobot.envs.franka.config import CameraConfig
+from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.gripper import GripperDevice, GripperState
 from dzrobot.envs.franka.poses import Array
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.envs.franka.arm import DisconnectedError
+from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.clock import Clock, SystemClock
-from dzrobot.envs.franka.config import CameraConfig
 from dzrobot.envs.franka.process import DriverProcess, require
 from dzrobot.envs.franka.realsense import MISSING, Device, FrameHead, RealSenseDriver
 from dzrobot.errors import RobotError

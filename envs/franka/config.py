@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from dzrobot.config import FrozenConfig
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import ActionFrame, Embodiment
+from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.poses import Array, pose_of
 from dzrobot.errors import UnknownNameError
 from dzrobot.rng import seed_sequence
@@ -27,64 +28,6 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 _SHOULDER = (0.0, 0.0, 0.333)
 """Where the second joint's axis crosses the first's (m)."""
-
-
-class CameraConfig(FrozenConfig):
-    """One camera."""
-
-    key: str
-    """Which view of the embodiment it delivers, such as ``video.image``."""
-
-    serial: str
-    """Serial number, as ``dzrobot doctor franka`` lists it."""
-
-    width: Annotated[int, Field(ge=16)] = 640
-    """Columns of the color stream (pixels)."""
-
-    height: Annotated[int, Field(ge=16)] = 480
-    """Rows of the color stream (pixels)."""
-
-    fps: Annotated[int, Field(gt=0)] = 15
-    """Frames per second of the color stream."""
-
-    crop: tuple[int, int, int, int] | None = None
-    """Top, left, bottom, right (pixels) of what is kept. None: the largest in the middle that has
-    the shape of the view."""
-
-    lock_exposure: bool = False
-    """Whether exposure and white balance stay as they are ``settle_s`` after the stream began."""
-
-    settle_s: Annotated[float, Field(ge=0)] = 1.0
-    """How long the camera adapts itself before they are locked."""
-
-    @field_validator("serial", mode="before")
-    @classmethod
-    def _serial_is_text(cls, value: Any) -> Any:
-        if isinstance(value, int) and not isinstance(value, bool):
-            raise ValueError(f'got the number {value}; put it in quotes: serial: "{value}"')
-        return value
-
-    @model_validator(mode="after")
-    def _crop_lies_within(self) -> Self:
-        if self.crop is None:
-            return self
-        top, left, bottom, right = self.crop
-        if not (0 <= top < bottom <= self.height and 0 <= left < right <= self.width):
-            raise ValueError(
-                f"crop={self.crop} must be top < bottom <= {self.height}, left < right <= "
-                f"{self.width}"
-            )
-        return self
-
-    def box(self, size: tuple[int, int]) -> tuple[int, int, int, int]:
-        """Return top, left, bottom, right (pixels) of what is kept for a view of ``size``."""
-        if self.crop is not None:
-            return self.crop
-        tall, wide = size
-        scale = min(self.height / tall, self.width / wide)
-        height, width = round(scale * tall), round(scale * wide)
-        top, left = (self.height - height) // 2, (self.width - width) // 2
-        return top, left, top + height, left + width
 
 
 class ActionConfig(FrozenConfig):

@@ -219,6 +219,7 @@ def _cameras(workcell: Workcell, config: FrankaConfig, images: Path | None) -> I
         use = wanted.get(device.serial, "in no view")
         verdict: Verdict = "ok" if device.serial in wanted else "warn"
         text = f"{device.name}, firmware {device.firmware or 'unknown'}, {use}"
+        text += f"; it offers {device.offers}" if device.offers else ""
         if device.is_slow:
             verdict, text = "fail", f"{text}: on USB {device.usb}; use a USB 3 port and cable"
         yield Diagnosis(verdict, f"camera {device.serial}", text)

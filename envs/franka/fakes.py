@@ -14,7 +14,8 @@ from dzrobot.envs.franka.arm import (
     Space,
 )
 from dzrobot.envs.franka.camera import Frame
-from dzrobot.envs.franka.config import CameraConfig, ResetConfig
+from dzrobot.envs.franka.camera_config import CameraConfig
+from dzrobot.envs.franka.config import ResetConfig
 from dzrobot.envs.franka.gripper import GripperState
 from dzrobot.envs.franka.outcomes import ArmPhase, OperatorVerdict
 from dzrobot.envs.franka.poses import Array, towards

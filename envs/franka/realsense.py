@@ -1,16 +1,19 @@
 """A RealSense camera through the library, in a process of its own."""
 
+import contextlib
 import json
 import struct
 import time
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from dzrobot.envs.franka.config import CameraConfig
+from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.driver import plainly
 from dzrobot.envs.franka.process import Latest
+from dzrobot.envs.franka.realsense_settings import ColorSettings
 from dzrobot.errors import DzrobotError, MissingDependencyError, RobotError
 
 _FRAME_MS = 20
@@ -29,6 +32,9 @@ class Device:
     """Kind of the USB connection, such as 3.2; empty where it is not reported."""
 
     firmware: str
+
+    offers: str = ""
+    """What of exposure, gain and white balance may be fixed, and to what."""
 
     @property
     def is_slow(self) -> bool:
@@ -84,35 +90,36 @@ class RealSenseDriver:
         self._latest = latest
         self._context = context(settings)
         self._pipeline: Any = None
+        self._settings: ColorSettings
         self._count = 0
         self._heard_s = 0.0
         self._began_s = 0.0
         self._retry_s: float | None = None
         self._failures = 0
-        self._fixed = False
+        self._locked = False
         self._fault = ""
 
     def devices(self) -> list[Device]:
         """Return all cameras found; one in a bad state is left out."""
         found = []
-        for device in self._context.query_devices():
-            try:
+        for _, device in self._connected():
+            with contextlib.suppress(RuntimeError):
                 found.append(_device(device))
-            except RuntimeError:
-                continue
         return sorted(found, key=lambda device: device.serial)
 
     def find(self, timeout_s: float) -> None:
-        """Wait for the configured camera."""
+        """Wait for the configured camera, and look whether it offers what is to be fixed."""
         wanted = self._camera.serial
         deadline = time.monotonic() + timeout_s
-        while wanted not in (found := [device.serial for device in self.devices()]):
+        while wanted not in (found := dict(self._connected())):
             if time.monotonic() > deadline:
                 raise RobotError(
-                    f"no camera {wanted}; found: {', '.join(found) or 'none'}. Check the cable and "
-                    "the serial numbers (`dzrobot doctor franka` lists them)."
+                    f"no camera {wanted}; found: {', '.join(sorted(found)) or 'none'}. Check the "
+                    "cable and the serial numbers (`dzrobot doctor franka` lists them)."
                 )
             time.sleep(0.1)
+        if self._camera.fixed:
+            ColorSettings(found[wanted], self._name).check(self._camera)
 
     def stream(self) -> None:
         """Begin to stream, and keep doing so."""
@@ -144,6 +151,21 @@ class RealSenseDriver:
         assert self._config is not None, "only devices() is asked of no camera in particular"
         return self._config
 
+    @property
+    def _name(self) -> str:
+        return f"camera {self._camera.serial} ({self._camera.key})"
+
+    def _connected(self) -> Iterator[tuple[str, Any]]:
+        """Yield serial number and device of all cameras that tell their number."""
+        import pyrealsense2 as rs
+
+        for device in self._context.query_devices():
+            try:
+                serial = device.get_info(rs.camera_info.serial_number)
+            except RuntimeError:
+                continue
+            yield serial, device
+
     def _start(self) -> None:
         import pyrealsense2 as rs
 
@@ -155,25 +177,34 @@ class RealSenseDriver:
         pipeline = rs.pipeline(self._context)
         try:
             profile = pipeline.start(config)
-            self._expose(profile.get_device(), automatic=True)
         except RuntimeError as error:
             self._failed(str(error))
             return
-        self._pipeline, self._profile, self._fixed = pipeline, profile, False
+        self._pipeline, self._locked = pipeline, False
         self._heard_s = self._began_s = time.monotonic()
+        try:
+            self._settings = ColorSettings(profile.get_device(), self._name)
+            if camera.fixed:
+                self._settings.fix(camera)
+            else:
+                self._settings.leave()
+        except (RuntimeError, RobotError) as error:
+            self._stop()
+            self._failed(str(error))
 
     def _receive(self) -> None:
         try:
             came, frames = self._pipeline.try_wait_for_frames(_FRAME_MS)
+            now = time.monotonic()
+            if came:
+                self._lock_exposure(now)
         except RuntimeError as error:
             self._stop()
             self._failed(str(error))
             return
-        now = time.monotonic()
         if came:
             self._heard_s, self._failures = now, 0
             self._publish(frames.get_color_frame(), now)
-            self._fix_exposure(now)
         elif now - self._heard_s > self._silent_s:
             self._stop()
             self._failed(f"no frame came for {self._silent_s} s")
@@ -186,23 +217,12 @@ class RealSenseDriver:
         assert self._latest is not None, "a stream has somewhere to go"
         self._latest.put(head.pack(), image.data)
 
-    def _expose(self, device: Any, *, automatic: bool) -> None:
-        """Let the camera choose exposure and white balance, or keep what it has."""
-        import pyrealsense2 as rs
-
-        for sensor in device.query_sensors():
-            if not sensor.supports(rs.option.enable_auto_exposure):
-                continue
-            sensor.set_option(rs.option.enable_auto_exposure, float(automatic))
-            if sensor.supports(rs.option.enable_auto_white_balance):
-                sensor.set_option(rs.option.enable_auto_white_balance, float(automatic))
-
-    def _fix_exposure(self, now_s: float) -> None:
+    def _lock_exposure(self, now_s: float) -> None:
         camera = self._camera
         due = camera.lock_exposure and now_s - self._began_s >= camera.settle_s
-        if due and not self._fixed:
-            self._fixed = True
-            self._expose(self._profile.get_device(), automatic=False)
+        if due and not self._locked:
+            self._locked = True
+            self._settings.keep()
 
     def _failed(self, fault: str) -> None:
         self._fault = fault
@@ -242,7 +262,14 @@ def _device(device: Any) -> Device:
 
     kinds = rs.camera_info
     asked = (kinds.serial_number, kinds.name, kinds.usb_type_descriptor, kinds.firmware_version)
-    return Device(*(device.get_info(kind) if device.supports(kind) else "" for kind in asked))
+    serial, name, usb, firmware = (
+        device.get_info(kind) if device.supports(kind) else "" for kind in asked
+    )
+    try:
+        offers = ColorSettings(device, serial).offered()
+    except RobotError:
+        offers = ""
+    return Device(serial, name, usb, firmware, offers)
 
 
 def _exposed_s(frame: Any, now_s: float) -> float:

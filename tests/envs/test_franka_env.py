@@ -11,8 +11,9 @@ from gymnasium.utils.env_checker import check_env
 import dzrobot  # noqa: F401
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.franka.camera import fit
+from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.clock import RateLimiter
-from dzrobot.envs.franka.config import CameraConfig, FrankaConfig
+from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.console import OperatorConsole
 from dzrobot.envs.franka.dry_run import DryRunArm
 from dzrobot.envs.franka.env import FrankaEnv

@@ -7,7 +7,8 @@ import pytest
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Part
-from dzrobot.envs.franka.config import ActionConfig, CameraConfig, FrankaConfig
+from dzrobot.envs.franka.camera_config import CameraConfig
+from dzrobot.envs.franka.config import ActionConfig, FrankaConfig
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fakes import HOME, READY, FakeArm, FakeCamera
 from dzrobot.envs.franka.make import make_franka

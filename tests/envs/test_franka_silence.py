@@ -18,7 +18,7 @@ from dzrobot.envs.emulators.timebase import ArmClock, Timebase
 from dzrobot.envs.emulators.timekeeping import TimedCamera
 from dzrobot.envs.franka.arm import DisconnectedError
 from dzrobot.envs.franka.camera import Frame
-from dzrobot.envs.franka.config import CameraConfig
+from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.franky_arm import FrankyArm
 from dzrobot.envs.franka.make import load_workcell
 

@@ -14,7 +14,7 @@ from dzrobot.commands.replay import load_recording, replay
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.emulators.launcher import SERIALS
 from dzrobot.envs.franka.camera import RealSenseCamera
-from dzrobot.envs.franka.config import CameraConfig
+from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.make import connectable, load_workcell
 from dzrobot.errors import RobotError
 from dzrobot.recording import EpisodeWriter
