@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import gymnasium as gym
@@ -10,6 +10,7 @@ import gymnasium as gym
 from dzrobot.commands import flags
 from dzrobot.commands.arm import add_attention, looked_after
 from dzrobot.commands.replay import add_workcell, load_recording, workcell_arguments
+from dzrobot.envs.teleop.devices import DEVICES, load_device
 from dzrobot.errors import ConfigError, StoppedError
 from dzrobot.importing import is_reference, load_reference
 from dzrobot.recording import EpisodeWriter
@@ -26,6 +27,7 @@ from dzrobot.rollout.demonstrations.record import (
     ReplayActor,
     record_episode,
 )
+from dzrobot.rollout.demonstrations.teleoperation import Teleoperator, steering
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
     look_at,
@@ -52,6 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--keyboard", action="store_true", help="drive by keys")
     source.add_argument(
+        "--teleop",
+        type=flags.text,
+        metavar="DEVICE",
+        help=f"steer by {', '.join(DEVICES)}, or module:factory of an own device",
+    )
+    source.add_argument(
         "--policy",
         type=flags.text,
         metavar="NAME",
@@ -63,6 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--call", type=flags.text, metavar="MODULE:FUNCTION", help="observation -> action"
     )
+    parser.add_argument(
+        "--teleop-arg", action="append", default=[], metavar="KEY=VALUE",
+        help="setting of the device, such as dead_zone=0.15",
+    )  # fmt: skip
     parser.add_argument(
         "--device", type=flags.device, default="cpu", help="of the policy, such as cuda"
     )
@@ -80,6 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Record; return 1 when an episode was cut short."""
     given = workcell_arguments(arguments)
+    if arguments.teleop_arg and not arguments.teleop:
+        raise ConfigError("--teleop-arg is a setting of a device: name the device by --teleop")
     facts = look_at(arguments.env, None, given)
     needed_robot(arguments.env, facts)
     env = made_environment(arguments.env, {"max_episode_steps": arguments.max_steps, **given})
@@ -87,8 +101,12 @@ def run(arguments: argparse.Namespace) -> int:
         _check_policy(arguments, env, facts)
     actor = _actor(arguments, env, facts)
     log = arguments.output.with_name(f"{arguments.output.name}.operator.jsonl")
-    with looked_after(arguments, "dzrobot record", log) as people, closing(env):
-        return _record(arguments, people.opened(env), actor, facts, people)
+    with (
+        looked_after(arguments, "dzrobot record", log) as people,
+        closing(env),
+        steering(actor, env) if isinstance(actor, Teleoperator) else nullcontext(env) as driven,
+    ):
+        return _record(arguments, people.opened(driven), actor, facts, people)
 
 
 def _check_policy(
@@ -155,6 +173,8 @@ def _actor(arguments: argparse.Namespace, env: gym.Env[Any, Any], facts: Environ
                 f"gripper), {own.tag} has {own.action_dim}; give --call MODULE:FUNCTION"
             )
         return KeyboardActor()
+    if arguments.teleop:
+        return Teleoperator(load_device(arguments.teleop, arguments.teleop_arg), env)
     if arguments.replay:
         folder, episode = arguments.replay
         return ReplayActor(load_recording(folder, episode, own, facts).actions, own)

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 
 from dzrobot.envs.franka.arm import Arm, ArmState, ControllerEndedError, Mode
+from dzrobot.envs.franka.axes import in_action_axes
 from dzrobot.envs.franka.clock import Clock
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.poses import (
@@ -202,6 +203,13 @@ class Control:
     def place(self, state: ArmState) -> Array:
         """Return where the arm is, in the space of an episode's targets."""
         return self._acts_in.place(state)
+
+    def in_action_axes(self, twist: Array, state: ArmState) -> Array:
+        """Return translation and rotation (6,) along the base axes as an action has them."""
+        action = self._config.action
+        last = self.last_target
+        anchor = state.pose if last is None or action.anchor == "measured" else last
+        return in_action_axes(anchor, twist, action)
 
     def examine(self, state: ArmState) -> None:
         """Look at what the arm says after a step; recover from harmless errors.

@@ -129,8 +129,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._watchdog: Watchdog | None = None
         self._starts = InitialStates(STARTS)
         self._episode: _Episode | None = None
-        embodiment = self._sensors.embodiment
-        self.embodiment = embodiment
+        self.embodiment = embodiment = self._sensors.embodiment
         self.control_hz = config.control_hz
         self.init_states = STARTS
         self.hand = self.layout.hand_motion(config.action)
@@ -282,6 +281,14 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             raise gym.error.ResetNeeded("the arm is connected by the first reset().")
         image: np.ndarray = self._observe(self._episode.reading)[self.embodiment.video_keys[0]]
         return image
+
+    def in_action_axes(self, twist: Array) -> Array:
+        """Return translation and rotation (6,) along the base axes as an action has them now.
+
+        Raises:
+            ResetNeeded: there is no episode.
+        """
+        return self._control.in_action_axes(twist, self._running().reading.state)
 
     def images(self) -> Mapping[str, np.ndarray]:
         """Return the newest image (H, W, 3) uint8 RGB of every camera that is open."""

@@ -1,0 +1,343 @@
+"""A person who steers a robot by a device: what it says becomes actions of an environment.
+
+Nothing moves unasked: an action comes of the device while its deadman is held, and otherwise of
+nobody, which holds the robot still.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from dzrobot.embodiments.hand import HandMotion
+from dzrobot.envs.franka.clock import Clock, RateLimiter, SystemClock
+from dzrobot.envs.franka.quantities import CLOSED_ABOVE, ArmLayout
+from dzrobot.envs.teleop.device import DeviceLostError, TeleopDevice, TeleopReading
+from dzrobot.errors import ConfigError
+from dzrobot.modality.window import Observation
+from dzrobot.policies.base import Action
+from dzrobot.rollout.demonstrations.record import ENDED
+from dzrobot.rollout.environment import facts_of, needed_robot
+from dzrobot.rollout.execution import check_holds, hold_command
+
+Array = NDArray[np.float64]
+
+NEAR_RAD = 0.2
+"""A leader whose joints are farther than this from the arm's does not take over."""
+
+LOST = "device lost"
+"""How an episode ended whose device said nothing any more."""
+
+_log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class TurnsMotions(Protocol):
+    """An environment whose actions have other axes than the robot's base."""
+
+    def in_action_axes(self, twist: Array) -> Array:
+        """Return translation and rotation (6,) along the base axes as an action has them now."""
+        ...
+
+
+class Commands(Protocol):
+    """What a reading is as an action of one environment."""
+
+    gripper_at: int
+    """Of the action."""
+
+    def gripper(self, closed: bool) -> float:
+        """Return the action's number that closes or opens the gripper."""
+        ...
+
+    def is_closed(self, action: Action) -> bool:
+        """Return whether ``action`` (A,) closes the gripper."""
+        ...
+
+    def refusal(self, reading: TeleopReading, seen: Observation) -> str:
+        """Return why the device cannot take over; empty where it can."""
+        ...
+
+    def steer(self, action: Action, reading: TeleopReading) -> None:
+        """Write the motion of ``reading`` into ``action`` (A,), which holds the robot still."""
+        ...
+
+
+class HandCommands:
+    """Steps of the hand, for a device that shows a motion.
+
+    Args:
+        hand: Which numbers of the action they are.
+        env: Says how its action's axes lie now, where they are not those of the base.
+
+    Raises:
+        ConfigError: it does not.
+    """
+
+    def __init__(self, hand: HandMotion, env: gym.Env[Any, Any]) -> None:
+        self._hand = hand
+        self.gripper_at = hand.gripper
+        inner = env.unwrapped
+        self._turned: Callable[[Array], Array] = lambda twist: twist
+        if isinstance(inner, TurnsMotions):
+            self._turned = inner.in_action_axes
+        elif hand.frame != "base":
+            raise ConfigError(
+                f"actions of {type(inner).__name__} have the axes {hand.frame!r}, and it has no "
+                "method in_action_axes(twist) that turns a motion into them"
+            )
+
+    def gripper(self, closed: bool) -> float:
+        """Return the sign that closes or opens."""
+        return float(self._hand.closes if closed else -self._hand.closes)
+
+    def is_closed(self, action: Action) -> bool:
+        """Return whether the sign is that which closes."""
+        return bool(action[self.gripper_at] * self._hand.closes > 0)
+
+    def refusal(self, reading: TeleopReading, seen: Observation) -> str:
+        """Return nothing: a motion begins wherever the hand is."""
+        return ""
+
+    def steer(self, action: Action, reading: TeleopReading) -> None:
+        """Write the motion; one that is too large keeps its direction."""
+        twist = np.array(reading.motion, np.float64)
+        twist[:3] /= max(1.0, float(np.linalg.norm(twist[:3])))
+        twist[3:] /= max(1.0, float(np.linalg.norm(twist[3:])))
+        twist = self._turned(twist)
+        twist /= max(1.0, float(np.abs(twist).max()))
+        action[self._hand.translation] = twist[:3]
+        action[self._hand.turn] = twist[3:]
+
+
+class JointCommands:
+    """Joint angles, for a leader that stands like the arm.
+
+    Args:
+        layout: Where they are in the action.
+        space: Box of actions. A leader may be turned farther than the arm can follow.
+    """
+
+    def __init__(self, layout: ArmLayout, space: gym.spaces.Box) -> None:
+        self._layout = layout
+        at = layout.motion_at
+        self._low, self._high = space.low[at], space.high[at]
+        self.gripper_at = layout.gripper_at
+
+    def gripper(self, closed: bool) -> float:
+        """Return 1 for closed, 0 for open."""
+        return float(closed)
+
+    def is_closed(self, action: Action) -> bool:
+        """Return whether the position asked for is a closed one."""
+        return bool(action[self.gripper_at] > CLOSED_ABOVE)
+
+    def refusal(self, reading: TeleopReading, seen: Observation) -> str:
+        """Return which joint of the leader is too far from the arm's."""
+        measured = hold_command(self._layout.robot, seen, None)[self._layout.motion_at]
+        away = np.abs(np.array(reading.joints) - measured)
+        worst = int(np.argmax(away))
+        if away[worst] <= NEAR_RAD:
+            return ""
+        return (
+            f"joint {worst + 1} of the leader is {away[worst]:.2f} rad from the arm's, which holds "
+            f"still: bring the leader within {NEAR_RAD} rad"
+        )
+
+    def steer(self, action: Action, reading: TeleopReading) -> None:
+        """Write the joints, each as far as the arm can go."""
+        action[self._layout.motion_at] = np.clip(reading.joints or (), self._low, self._high)
+
+
+def commands_for(env: gym.Env[Any, Any], device: TeleopDevice) -> Commands:
+    """Return what readings of ``device`` are in ``env``.
+
+    Raises:
+        ConfigError: the environment's actions are of another kind.
+    """
+    facts = facts_of(env)
+    robot = needed_robot(type(env.unwrapped).__name__, facts)
+    if device.gives == "motion":
+        if facts.hand is None:
+            raise ConfigError(
+                f"actions of {robot.tag!r} are no steps of a hand, which is what this device "
+                "shows; a leader arm shows joints"
+            )
+        return HandCommands(facts.hand, env)
+    layout = ArmLayout.of(robot)
+    if layout.motion != "joint_position":
+        raise ConfigError(
+            f"actions of {robot.tag!r} are {layout.motion}, and a leader arm shows joint angles: "
+            "choose an environment of joint angles, such as dzrobot/Franka-DROID-v0, or another "
+            "device"
+        )
+    assert isinstance(env.action_space, gym.spaces.Box), "joint angles are numbers"
+    return JointCommands(layout, env.action_space)
+
+
+class Teleoperator:
+    """A person with a device, as an actor; see :class:`~dzrobot.rollout.episode.Actor`.
+
+    Whoever else chooses actions, a policy that a person watches over, asks :meth:`wanted`.
+
+    Args:
+        device: What they steer with; open while :func:`steering` lasts.
+        env: What is steered; it need not have been reset.
+        clock: What the rate of a simulator is kept by, which would else be as fast as it can.
+
+    Raises:
+        ConfigError: the device does not fit the robot, or an arm has no deadman.
+    """
+
+    def __init__(
+        self, device: TeleopDevice, env: gym.Env[Any, Any], *, clock: Clock | None = None
+    ) -> None:
+        facts = facts_of(env)
+        self._robot = needed_robot(type(env.unwrapped).__name__, facts)
+        check_holds(self._robot, "while nobody steers")
+        if facts.moves_an_arm and not device.has_deadman:
+            raise ConfigError(
+                "an arm is steered only while a button is held: name the device's deadman in its "
+                "settings"
+            )
+        self.lost: DeviceLostError | None = None
+        """Why the device says nothing any more."""
+
+        self.device = device
+        """What they steer with."""
+
+        self._commands = commands_for(env, device)
+        self._rate = None
+        if not facts.moves_an_arm:
+            hz = facts.control_hz or self._robot.timing.control_hz
+            self._rate = RateLimiter(clock or SystemClock(), 1.0 / hz)
+        self.begin(env)
+
+    def begin(self, env: gym.Env[Any, Any]) -> None:
+        """Start a new episode, with an open gripper; nothing moves before the deadman is held."""
+        self._engaged, self._closed, self._presses = False, False, 0
+        self._said, self._ends = "", False
+        self._last: Action | None = None
+        if self._rate is not None:
+            self._rate.restart()
+
+    def wanted(self, seen: Observation, last: Action | None) -> Action | None:
+        """Return the action (A,) that the person wants, None while the deadman is not held.
+
+        Args:
+            seen: The newest observation.
+            last: The action before, whoever chose it: the gripper stays as it asked. None: there
+                was none, and the gripper is open.
+
+        Raises:
+            DeviceLostError: the device says nothing any more.
+        """
+        reading = self.device.read()
+        self._ends = self._ends or reading.ends
+        if not reading.active or not (self._engaged or self._takes_over(reading, seen, last)):
+            self._engaged = False
+            return None
+        if reading.closed is not None:
+            self._closed = reading.closed
+        elif (reading.presses - self._presses) % 2:
+            self._closed = not self._closed
+        self._presses = reading.presses
+        action = hold_command(self._robot, seen, last)
+        self._commands.steer(action, reading)
+        action[self._commands.gripper_at] = self._commands.gripper(self._closed)
+        return action
+
+    def act(self, observation: Observation) -> tuple[Action, float]:
+        """Return what the person wants, or what holds the robot still; at the rate of control."""
+        if self._rate is not None:
+            self._rate.wait()
+        began, steered = time.perf_counter(), self._engaged
+        action = None
+        try:
+            action = self.wanted(observation, self._last)
+        except DeviceLostError as error:
+            self.lost, self._engaged = error, False
+        if action is None:
+            action = self._held(observation, stopping=steered)
+        self._last = action
+        return action, 1000 * (time.perf_counter() - began)
+
+    def why_over(self) -> str:
+        """Return why the person's episode is over; empty while it is not."""
+        return LOST if self.lost is not None else ENDED if self._ends else ""
+
+    def _takes_over(self, reading: TeleopReading, seen: Observation, last: Action | None) -> bool:
+        """Begin to follow the device, where it stands so that nothing jumps."""
+        refusal = self._commands.refusal(reading, seen)
+        if refusal and not self._said:
+            _log.warning("%s", refusal)
+        self._said = refusal
+        if refusal:
+            return False
+        # A button that was pressed meanwhile asked for nothing.
+        self._engaged, self._presses = True, reading.presses
+        self._closed = last is not None and self._commands.is_closed(last)
+        return True
+
+    def _held(self, seen: Observation, *, stopping: bool) -> Action:
+        """Return what holds the robot still; where it just moved, where it is now."""
+        at = self._commands.gripper_at
+        held = hold_command(self._robot, seen, None if stopping else self._last)
+        held[at] = self._commands.gripper(self._closed)
+        return held
+
+
+class Steered(gym.Wrapper[Any, Any, Any, Any]):
+    """Ends an episode where the person who steers wants that, or their device is lost.
+
+    Args:
+        env: What they steer.
+        person: Who steers.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], person: Teleoperator) -> None:
+        super().__init__(env)
+        self._person = person
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode.
+
+        Raises:
+            DeviceLostError: the device is lost; nothing moves.
+        """
+        if self._person.lost is not None:
+            raise self._person.lost
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Carry out ``action``; end the episode if it is over."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if (why := self._person.why_over()) and not (terminated or truncated):
+            truncated, info = True, info | {"reset_reason": why}
+            if self._person.lost is not None:
+                info["fault"] = str(self._person.lost)
+        return observation, reward, terminated, truncated, info
+
+
+@contextmanager
+def steering(person: Teleoperator, env: gym.Env[Any, Any]) -> Iterator[gym.Env[Any, Any]]:
+    """Open the person's device while the block runs, and yield ``env`` with it beside.
+
+    Raises:
+        RobotError: the device is not there; nothing has moved.
+        DeviceLostError: it was lost meanwhile. Its episode was ended, as any other is.
+    """
+    try:
+        person.device.open()
+        yield Steered(env, person)
+    finally:
+        person.device.close()
+    if person.lost is not None:
+        raise person.lost
