@@ -104,6 +104,10 @@ class ModelConfig(FrozenConfig):
     relative_action_keys: tuple[str, ...] | None = None
     """Expected relative action keys; null: as the embodiment says."""
 
+    relative_action_per_horizon: bool | None = None
+    """Expected form of the statistics: whether each step of a block of relative actions has its own
+    (``dzrobot stats --per-step``); null: as they are."""
+
     is_lora: bool = False
     """Train adapters and the state and action modules instead of the whole transformer."""
 

@@ -108,8 +108,6 @@ DROPPED: Mapping[str, str] = {
     "model.num_action_per_block": "it equals model.action_horizon; set that",
     "model.num_frames": "it is 8 x model.max_chunk_size + 1; drop it",
     "model.precision": "master weights are float32; parallel.param_dtype sets the rest",
-    "model.relative_action_per_horizon": "one table serves all steps of a horizon, as in the "
-    "published metadata; drop it",
     "model.state_horizon": "there is one state per block; drop it",
     "optim.optimizer": "AdamW is used; drop it",
     "parallel.amp": "parallel.param_dtype sets what is computed in; drop it",

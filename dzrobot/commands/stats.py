@@ -76,6 +76,11 @@ def _add_sampling(group: Any) -> None:
         "--action-horizon", type=flags.whole(1), help="model.action_horizon of the run"
     )
     group.add_argument(
+        "--per-step", action="store_true",
+        help="measure relative actions for each step of a block by itself, as "
+        "model.relative_action_per_horizon: true wants them",
+    )  # fmt: skip
+    group.add_argument(
         "--max-chunk-size", type=flags.whole(1), help="model.max_chunk_size of the run"
     )
 
@@ -101,8 +106,11 @@ def _add_columns(group: Any) -> None:
     )  # fmt: skip
 
 
-def _embodiment(arguments: argparse.Namespace) -> Embodiment:
-    """Return the robot with the frame grid and horizon of the run that the numbers are for."""
+def _embodiment(arguments: argparse.Namespace) -> tuple[Embodiment, bool]:
+    """Return the robot with the frame grid and horizon of the run that the numbers are for.
+
+    And whether relative actions are measured step by step.
+    """
     if arguments.embodiment_tag is not None:
         if arguments.embodiment or arguments.named or not arguments.video_keys:
             raise ConfigError(
@@ -110,10 +118,11 @@ def _embodiment(arguments: argparse.Namespace) -> Embodiment:
                 "--video-keys, all of this dataset; a robot that is known is named instead"
             )
         columns = {"state": arguments.state_key, "action": arguments.action_key}
-        return described_robot(
+        described = described_robot(
             arguments.embodiment_tag, arguments.dataset[0], columns, arguments.video_keys,
             use_modality=arguments.use_modality_json,
         )  # fmt: skip
+        return described, arguments.per_step
     tag = arguments.embodiment or arguments.named
     if tag is None or (arguments.embodiment and arguments.named):
         raise ConfigError("name one robot: dzrobot stats TAG --dataset PATH --output metadata.json")
@@ -133,12 +142,13 @@ def _embodiment(arguments: argparse.Namespace) -> Embodiment:
         if value is not None:
             sections[section][name] = value
     model = load_config(ModelConfig, sections["model"])
-    return run_embodiment(tag, model, load_config(DataConfig, sections["data"]))
+    robot = run_embodiment(tag, model, load_config(DataConfig, sections["data"]))
+    return robot, arguments.per_step or bool(model.relative_action_per_horizon)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and write."""
-    embodiment = _embodiment(arguments)
+    embodiment, per_step = _embodiment(arguments)
     output: Path = arguments.output
     known = _known(output, merging=arguments.merge)
     options = ReaderOptions(damaged=arguments.damaged, images=False)
@@ -148,7 +158,7 @@ def run(arguments: argparse.Namespace) -> int:
             readers.append(DatasetReader(path, embodiment, options, progress=advance))
         print(readers[-1].report())
     with progress_bar("measuring") as advance:
-        entry = measure(readers, embodiment, advance)
+        entry = measure(readers, embodiment, advance, per_step=per_step)
     if embodiment.tag in known:
         entry = merge(known[embodiment.tag], entry)
     with explained(f"write the statistics to {output}", StatisticsError):
@@ -171,5 +181,7 @@ def _known(output: Path, *, merging: bool) -> dict[str, Any]:
     return read_json(output, dict[str, dict[str, Any]], StatisticsError)
 
 
-def _numbers(values: list[float]) -> str:
+def _numbers(values: list[Any]) -> str:
+    if isinstance(values[0], list):
+        return f"{_numbers(values[0])} to {_numbers(values[-1])} from first to last step"
     return "[" + ", ".join(f"{value:.4g}" for value in values) + "]"

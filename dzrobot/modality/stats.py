@@ -24,12 +24,19 @@ _FIELDS: Mapping[Normalization, tuple[str, str]] = {
 }
 
 
+Row = tuple[float, ...]
+"""One number for each of a part's."""
+
+
 @dataclass(frozen=True)
 class Bounds:
-    """What maps to -1 and to 1, per number; double precision, in physical units."""
+    """What maps to -1 and to 1, per number; double precision, in physical units.
 
-    low: tuple[float, ...]
-    high: tuple[float, ...]
+    Of relative actions that were measured step by step, one row for each step of a block.
+    """
+
+    low: Row | tuple[Row, ...]
+    high: Row | tuple[Row, ...]
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,11 @@ class Statistics:
     fingerprint: str
     """Hex digest of everything that changes a normalized number: checkpoints carry it."""
 
+    @property
+    def per_step(self) -> bool:
+        """Return whether each step of a block of relative actions has bounds of its own."""
+        return any(isinstance(bounds.low[0], tuple) for bounds in self.bounds.values())
+
     @classmethod
     def from_metadata(
         cls, source: str | Path | Mapping[str, Any], embodiment: Embodiment
@@ -52,7 +64,8 @@ class Statistics:
         Args:
             source: A ``metadata.json`` or its content, ``{tag: {"statistics": {"state" | "action":
                 {name: {"q01": [...], "q99": [...]}}}}}`` (docs/model.md, section 1.1). Parts that
-                the embodiment does not have are left out.
+                the embodiment does not have are left out. A relative action may have one list for
+                each step of a block in place of one of numbers.
             embodiment: Says which parts are needed, their sizes, how normalized, relative or not.
 
         Raises:
@@ -62,10 +75,10 @@ class Statistics:
         content, where = _content(source)
         entry = _entry(content, where, embodiment.tag)
         _check_relative(entry, where, embodiment)
+        horizon = embodiment.timing.action_horizon
         bounds = {
-            part.key: _bounds(entry, f"{where}, {embodiment.tag}", kind, part)
-            for kind, parts in (("state", embodiment.state), ("action", embodiment.action))
-            for part in parts
+            part.key: _bounds(entry, f"{where}, {embodiment.tag}", part, horizon)
+            for part in (*embodiment.state, *embodiment.action)
         }
         return cls(embodiment.tag, bounds, _fingerprint(embodiment, bounds))
 
@@ -115,9 +128,9 @@ def _check_relative(entry: Mapping[str, Any], where: str, embodiment: Embodiment
         )
 
 
-def _bounds(entry: Mapping[str, Any], where: str, kind: str, part: Part) -> Bounds:
+def _bounds(entry: Mapping[str, Any], where: str, part: Part, horizon: int) -> Bounds:
     at = entry
-    for name in ("statistics", kind, part.name):
+    for name in ("statistics", part.key.partition(".")[0], part.name):
         if name not in at:
             raise StatisticsError(
                 f"{where} has no {name!r}, needed for {part.key}.{suggest(name, at)} "
@@ -125,22 +138,40 @@ def _bounds(entry: Mapping[str, Any], where: str, kind: str, part: Part) -> Boun
             )
         where = f"{where}, {name}"
         at = _mapping(at[name], where)
-    low, high = (_numbers(at, where, field, part) for field in _FIELDS[part.normalization])
-    for index, (least, most) in enumerate(zip(low, high, strict=True)):
-        if least > most:
-            raise StatisticsError(
-                f"{where}: lower bound {least} above upper {most} at number {index}"
-            )
-    return Bounds(low, high)
+    low, high = (_table(at, where, field, part, horizon) for field in _FIELDS[part.normalization])
+    if len(low) != len(high):
+        raise StatisticsError(f"{where}: one bound is given step by step, the other is not")
+    for least_row, most_row in zip(low, high, strict=True):
+        for index, (least, most) in enumerate(zip(least_row, most_row, strict=True)):
+            if least > most:
+                raise StatisticsError(
+                    f"{where}: lower bound {least} above upper {most} at number {index}"
+                )
+    return Bounds(low[0], high[0]) if len(low) == 1 else Bounds(low, high)
 
 
-def _numbers(at: Mapping[str, Any], where: str, field: str, part: Part) -> tuple[float, ...]:
+def _table(
+    at: Mapping[str, Any], where: str, field: str, part: Part, horizon: int
+) -> tuple[Row, ...]:
+    """Return a row for every step of a block, or one for all of them."""
     if field not in at:
         raise StatisticsError(
             f"{where} has no {field!r}, which the normalization {part.normalization!r} of "
             f"{part.key} needs; it has {preview(at)}."
         )
     values = at[field]
+    if not isinstance(values, list | tuple) or not any(isinstance(v, list | tuple) for v in values):
+        return (_row(values, where, field, part),)
+    if part.reference is None or len(values) != horizon:
+        raise StatisticsError(
+            f"{where}, {field} has {len(values)} lists of numbers: one for each step of a block is "
+            f"for actions measured from the state, {horizon} of them; {part.key} is "
+            + ("absolute" if part.reference is None else "such a one")
+        )
+    return tuple(_row(row, where, f"{field}, step {step}", part) for step, row in enumerate(values))
+
+
+def _row(values: object, where: str, field: str, part: Part) -> Row:
     if not isinstance(values, list | tuple) or not all(type(v) in (int, float) for v in values):
         raise StatisticsError(f"{where}, {field} must be a list of numbers, got {shorten(values)}")
     if len(values) != part.dim:

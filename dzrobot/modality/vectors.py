@@ -27,7 +27,10 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class _Scale:
-    """Bounds of one part as float32, and what its constant numbers become."""
+    """Bounds of one part as float32, and what its constant numbers become.
+
+    ``(dim,)``, or ``(horizon, dim)`` where every step of a block has its own.
+    """
 
     low: Floats
     high: Floats
@@ -42,17 +45,30 @@ class _Scale:
         """Map ``[low, high]`` to [-1, 1]; what lies outside goes beyond.
 
         A number that never varied passes through under ``q99`` and becomes 0 under ``min_max``.
+
+        Args:
+            values: ``(..., n, dim)``: the first n steps of a block, or whole blocks.
         """
-        constant = self.low == self.high
-        width = np.where(constant, np.float32(1), self.high - self.low)
-        scaled = np.float32(2) * (values - self.low) / width - np.float32(1)
+        low, high = self._along(values)
+        constant = low == high
+        width = np.where(constant, np.float32(1), high - low)
+        scaled = np.float32(2) * (values - low) / width - np.float32(1)
         kept = values if self.normalization == "q99" else np.zeros_like(values)
         return np.where(constant, kept, scaled).astype(np.float32)
 
     def restore(self, values: Floats) -> Floats:
-        """Map [-1, 1] to ``[low, high]``, without clipping."""
+        """Map [-1, 1] to ``[low, high]``, without clipping; steps as of :meth:`normalize`."""
+        low, high = self._along(values)
         half = (values + np.float32(1)) / np.float32(2)
-        return half * (self.high - self.low) + self.low
+        return half * (high - low) + low
+
+    def _along(self, values: Floats) -> tuple[Floats, Floats]:
+        if self.low.ndim == 1:
+            return self.low, self.high
+        steps = values.shape[-2]
+        blocks = -(-steps // len(self.low))
+        low, high = (np.tile(bound, (blocks, 1))[:steps] for bound in (self.low, self.high))
+        return low, high
 
 
 class Vectors:
@@ -66,10 +82,10 @@ class Vectors:
         """
         self._embodiment = embodiment
         for part in (*embodiment.state, *embodiment.action):
-            if (
-                part.key not in statistics.bounds
-                or len(statistics.bounds[part.key].low) != part.dim
-            ):
+            shape = (
+                np.shape(statistics.bounds[part.key].low) if part.key in statistics.bounds else ()
+            )
+            if shape not in ((part.dim,), (embodiment.timing.action_horizon, part.dim)):
                 raise StatisticsError(
                     f"the statistics of {statistics.tag!r} do not fit {part.key} ({part.dim} "
                     f"numbers) of {embodiment.tag!r}: read them with "

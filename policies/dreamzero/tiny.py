@@ -199,8 +199,13 @@ def _statistics(part: Part, scale: float, rng: np.random.Generator) -> dict[str,
     return {name: [round(float(value), 6) for value in column] for name, column in columns.items()}
 
 
-def training_config(embodiment: Embodiment) -> dict[str, Any]:
-    """Return what a published training config says on how the weights are to be used."""
+def training_config(embodiment: Embodiment, *, per_step: bool = False) -> dict[str, Any]:
+    """Return what a published training config says on how the weights are to be used.
+
+    Args:
+        embodiment: The robot.
+        per_step: As of ``Statistics``.
+    """
     names = [key.removeprefix("action.") for key in embodiment.relative_keys]
     size = list(embodiment.views[0].size)
     return {
@@ -208,7 +213,7 @@ def training_config(embodiment: Embodiment) -> dict[str, Any]:
         "save_lora_only": False,
         "eval_bf16": True,
         "relative_action": bool(names),
-        "relative_action_per_horizon": False,
+        "relative_action_per_horizon": per_step,
         "relative_action_keys": names,
         "tokenizer_path": "google/umt5-xxl",
         "transforms": {embodiment.tag: [

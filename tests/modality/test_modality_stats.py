@@ -94,6 +94,34 @@ def test_relative_statistics_must_be_those_of_the_embodiment(metadata_maker):
         Statistics.from_metadata(absolute, DROID)
 
 
+def test_bounds_of_every_step_are_for_relative_actions(metadata_maker):
+    content = metadata_maker(DROID)
+    joints = ("oxe_droid", "statistics", "action", "joint_position")
+    whole = Statistics.from_metadata(content, DROID)
+    entry = content["oxe_droid"]["statistics"]["action"]["joint_position"]
+    horizon = DROID.timing.action_horizon
+    steps = {name: [values] * horizon for name, values in entry.items()}
+    read = Statistics.from_metadata(changed(content, joints, steps), DROID)
+    assert read.per_step
+    assert not whole.per_step
+    assert read.fingerprint != whole.fingerprint
+    assert read.bounds["action.joint_position"].low == (tuple(entry["q01"]),) * horizon
+    for wrong, said in (
+        ({**steps, "q01": entry["q01"]}, "one bound is given step by step"),
+        (
+            {**steps, "q01": steps["q01"][:-1]},
+            f"{horizon - 1} lists of numbers: .* {horizon} of them",
+        ),
+        ({**steps, "q99": [entry["q99"]] * (horizon - 1) + [[0.0]]}, "step 23 has 1 numbers"),
+        ({**steps, "q99": [entry["q99"]] * (horizon - 1) + [5]}, "step 23 must be a list"),
+    ):
+        with pytest.raises(StatisticsError, match=said):
+            Statistics.from_metadata(changed(content, joints, wrong), DROID)
+    absolute = ("oxe_droid", "statistics", "state", "joint_position", "q01")
+    with pytest.raises(StatisticsError, match="is absolute"):
+        Statistics.from_metadata(changed(content, absolute, [[0.0] * 7] * horizon), DROID)
+
+
 def test_fingerprint_follows_what_changes_a_number(metadata_maker):
     content = metadata_maker(DROID)
     prints = [Statistics.from_metadata(content, DROID).fingerprint]

@@ -102,6 +102,35 @@ def test_relative_actions_by_hand():
     assert set(decoded["action.gripper_position"].ravel()) == {1.0}
 
 
+def test_relative_actions_with_bounds_of_every_step_by_hand():
+    """Each step of a block has a range of its own, for whole blocks and for their first steps."""
+    horizon = DROID.timing.action_horizon
+    plain = bounded(DROID, -4.0, 4.0).statistics.bounds
+    wide = tuple((float(step + 1),) * 7 for step in range(horizon))
+    narrow = tuple(tuple(-value for value in row) for row in wide)
+    bounds = plain | {"action.joint_position": Bounds(narrow, wide)}
+    pipeline = Pipeline(DROID, Statistics(DROID.tag, bounds, "made up"))
+    joints = np.stack([np.full(7, 1.0), np.full(7, 3.0)]).astype(np.float32)
+    # Step k of a block moves by (k + 1) / 2, half of its own range.
+    moved = np.repeat((np.arange(horizon, dtype=np.float32) + 1)[:, None] / 2, 7, axis=1)
+    window = {
+        "state.joint_position": joints,
+        "state.gripper_position": np.zeros((2, 1), np.float32),
+        "action.joint_position": np.concatenate([joints[0] + moved, joints[1] + moved]),
+        "action.gripper_position": np.ones((2 * horizon, 1), np.float32),
+        DROID.language: "go",
+    }
+    action = pipeline.encode_vectors(window)["action"]
+    np.testing.assert_allclose(action[:, :7], 0.5, atol=1e-6)
+    state = {"state.joint_position": joints[1]}
+    decoded = pipeline.decode(torch.stack([action[horizon:]] * 3), {
+        "state.joint_position": np.stack([joints[1]] * 3)
+    })["action.joint_position"]  # fmt: skip
+    np.testing.assert_allclose(decoded[2], joints[1] + moved, atol=1e-5)
+    targets = pipeline.decode_targets(action[horizon:], state)
+    np.testing.assert_allclose(pipeline.encode_targets(targets[:5], state)[:, :7], 0.5, atol=1e-6)
+
+
 def test_batches_of_chunks_use_their_own_state():
     pipeline = bounded(DROID, -4.0, 4.0)
     joints = np.stack([np.full(7, 1.0), np.full(7, 3.0)]).astype(np.float32)

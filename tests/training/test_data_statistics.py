@@ -86,13 +86,42 @@ def test_statistics_equal_numpy(world, embodiment):
     Statistics.from_metadata({embodiment.tag: entry}, embodiment)
 
 
-@pytest.mark.parametrize("embodiment", [ROBOT, RELATIVE], ids=lambda robot: robot.tag)
-def test_merged_halves_equal_the_whole(world, embodiment):
+def test_relative_actions_step_by_step_equal_numpy(world):
+    entry = measure(readers(world, RELATIVE, "droid"), RELATIVE, per_step=True)
+    usable = [(e, length) for e, length in enumerate(LENGTHS) if length > 16]
+    (part,) = (part for part in RELATIVE.action if part.reference is not None)
+    blocks = np.stack(
+        [block for e, length in usable for block in relative(RELATIVE, part, e, length)]
+    )
+    expected = plain([blocks.reshape(len(blocks), -1)])
+    found = entry["statistics"]["action"][part.name]
+    for measure_ in MEASURES:
+        assert np.shape(found[measure_]) == blocks.shape[1:]
+        np.testing.assert_allclose(np.ravel(found[measure_]), expected[measure_], atol=1e-9)
+    assert np.ptp(found["q99"], axis=0).min() > 0
+    absolute = measure(readers(world, RELATIVE, "droid"), RELATIVE)
+    for other in (*RELATIVE.state, *RELATIVE.action):
+        if other is not part:
+            kind = other.key.partition(".")[0]
+            assert entry["statistics"][kind][other.name] == absolute["statistics"][kind][other.name]
+    assert Statistics.from_metadata({RELATIVE.tag: entry}, RELATIVE).per_step
+    with pytest.raises(StatisticsError, match=r"measured with .* write to a new file"):
+        merge(entry, absolute)
+    with pytest.raises(StatisticsError, match="no action that is measured from the state"):
+        measure(readers(world, ROBOT, "libero"), ROBOT, per_step=True)
+
+
+@pytest.mark.parametrize(
+    ("embodiment", "per_step"), [(ROBOT, False), (RELATIVE, False), (RELATIVE, True)]
+)
+def test_merged_halves_equal_the_whole(world, embodiment, per_step):
     """A14: moments to 1e-12, quantiles to one bin."""
     name = "libero" if embodiment is ROBOT else "droid"
     halves = [f"{name}_one", f"{name}_two"]
-    whole = measure(readers(world, embodiment, *halves), embodiment)
-    parts = [measure(readers(world, embodiment, half), embodiment) for half in halves]
+    whole = measure(readers(world, embodiment, *halves), embodiment, per_step=per_step)
+    parts = [
+        measure(readers(world, embodiment, half), embodiment, per_step=per_step) for half in halves
+    ]
     # Through text, as in a file.
     merged = merge(*json.loads(json.dumps(parts)))
     assert merged["provenance"] == whole["provenance"]
@@ -207,9 +236,12 @@ def test_the_command_writes_adds_and_refuses(world, tmp_path, monkeypatch, capsy
 def test_relative_actions_are_measured_as_the_run_will_cut_them(world, tmp_path, capsys, by):
     """Statistics of one walk are refused by a run of the other, which says what to type."""
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("data: {sampling_mode: multi_anchor}\nmodel: {action_horizon: 12}\n")
+    recipe.write_text(
+        "data: {sampling_mode: multi_anchor}\n"
+        "model: {action_horizon: 12, relative_action_per_horizon: true}\n"
+    )
     given = {
-        "flags": ["--sampling-mode", "multi_anchor", "--action-horizon", "12"],
+        "flags": ["--sampling-mode", "multi_anchor", "--action-horizon", "12", "--per-step"],
         "recipe": ["--recipe", str(recipe)],
     }
     # Under RLinf's names, as the guide types them.
@@ -228,7 +260,9 @@ def test_relative_actions_are_measured_as_the_run_will_cut_them(world, tmp_path,
         spec = SourceSpec(paths=[world / "droid"], embodiment=embodiment, metadata=output)
         return TrainingData.open([spec], seed=0)
 
-    assert opened(walks["multi_anchor"]).sources
+    (source,) = opened(walks["multi_anchor"]).sources
+    assert source.pipeline.statistics.per_step
+    assert "from first to last step" in capsys.readouterr().out
     with pytest.raises(StatisticsError, match="--recipe RECIPE`, or with --sampling-mode"):
         opened(walks["aligned"])
     with pytest.raises(StatisticsError, match="stats --action-horizon 8"):

@@ -140,6 +140,10 @@ WRONG = {
     "model.relative_action": (
         {"model__relative_action": True}, ("is True", "libero_sim", "drop this field"),
     ),
+    "model.relative_action_per_horizon": (
+        {"model__relative_action_per_horizon": True},
+        ("is True", "over all steps of a block together", "dzrobot stats --recipe"),
+    ),
     "model.relative_action_keys": (
         {"model__relative_action_keys": ["actions"]}, ("actions", "libero_sim has"),
     ),

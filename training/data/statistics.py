@@ -2,7 +2,8 @@
 
 States and absolute actions are measured on every row of every usable episode. Relative actions are
 measured as they are trained: action minus the state at the start of its block, over all rows of the
-block, for every row that starts a block of a valid window, each such row counted once.
+block, for every row that starts a block of a valid window, each such row counted once. Asked for
+step by step, each step of a block has measures of its own; a file then has a list for each step.
 """
 
 import base64
@@ -158,12 +159,12 @@ Numbers = list[Annotated[float, Field(strict=True, allow_inf_nan=False)]]
 
 
 class Table(BaseModel):
-    """Measures of one part, a number for each of its dimensions."""
+    """Measures of one part, a number for each of its dimensions, or such a list for each step."""
 
-    min: Numbers
-    max: Numbers
-    mean: Numbers
-    std: Numbers
+    min: Numbers | list[Numbers]
+    max: Numbers | list[Numbers]
+    mean: Numbers | list[Numbers]
+    std: Numbers | list[Numbers]
 
 
 class PartHistograms(BaseModel):
@@ -189,7 +190,7 @@ class StatisticsEntry(BaseModel):
             table = self.statistics.get(kind, {}).get(name)
             if table is None:
                 raise ValueError(f"sketch has {key!r}, statistics have not")
-            sizes = {len(values) for values in table.model_dump().values()}
+            sizes = {np.size(values) for values in table.model_dump().values()}
             if sizes != {len(histograms.bins)}:
                 raise ValueError(f"the measures of {key!r} have different lengths")
         return self
@@ -234,7 +235,11 @@ class RunningStatistics:
 
 
 def measure(
-    readers: Sequence[DatasetReader], embodiment: Embodiment, progress: Progress | None = None
+    readers: Sequence[DatasetReader],
+    embodiment: Embodiment,
+    progress: Progress | None = None,
+    *,
+    per_step: bool = False,
 ) -> dict[str, Any]:
     """Return the entry of ``metadata.json`` for ``embodiment``, over all ``readers`` together.
 
@@ -242,12 +247,22 @@ def measure(
         readers: Opened datasets; images are not touched.
         embodiment: Says which parts there are and which of them are relative.
         progress: Called with parts done and parts in all.
+        per_step: Whether each step of a block of relative actions has measures of its own.
+
+    Raises:
+        StatisticsError: nothing to measure, or ``per_step`` where no action is relative.
     """
+    if per_step and not embodiment.relative_keys:
+        raise StatisticsError(
+            f"{embodiment.tag!r} has no action that is measured from the state (Part.reference): "
+            "all steps of a block are alike, so measures step by step are not for it"
+        )
     parts = [*embodiment.state, *embodiment.action]
     statistics: dict[str, dict[str, Any]] = {"state": {}, "action": {}}
     histograms: dict[str, Any] = {}
     for done, part in enumerate(parts):
-        table, known = _measure_part(readers, part, embodiment)
+        steps = embodiment.timing.action_horizon if per_step and part.reference else 1
+        table, known = _measure_part(readers, part, embodiment, steps)
         statistics[part.key.partition(".")[0]][part.name] = table
         histograms[part.key] = known
         if progress:
@@ -274,13 +289,14 @@ def merge(known: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
     for key in added[SKETCH]:
         kind, _, name = key.partition(".")
         tables = [entry["statistics"][kind][name] for entry in (known, added)]
+        steps = len(tables[0]["min"]) if np.ndim(tables[0]["min"]) == 2 else 1
         counts = [entry[SKETCH][key]["count"] for entry in (known, added)]
         total = _moments(tables[0], counts[0]) + _moments(tables[1], counts[1])
         joined = [
             merge_histograms([QuantileHistogram.from_json(one), QuantileHistogram.from_json(two)])
             for one, two in zip(known[SKETCH][key]["bins"], added[SKETCH][key]["bins"], strict=True)
         ]
-        statistics[kind][name] = total.table() | _quantiles(joined, total)
+        statistics[kind][name] = _by_step(total.table() | _quantiles(joined, total), steps)
         histograms[key] = _histogram_entry(total.count, joined)
     note = dict(added[PROVENANCE])
     note["datasets"] = sorted({*known[PROVENANCE]["datasets"], *note["datasets"]})
@@ -288,11 +304,14 @@ def merge(known: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _measure_part(
-    readers: Sequence[DatasetReader], part: Part, embodiment: Embodiment
-) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    readers: Sequence[DatasetReader], part: Part, embodiment: Embodiment, steps: int
+) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+    """Return the measures and counts of a part; its rows are taken ``steps`` at a time."""
+
     def batches() -> Iterator[Floats]:
         for reader in readers:
-            yield from _rows(reader, part, embodiment)
+            for rows in _rows(reader, part, embodiment):
+                yield rows.reshape(-1, steps * part.dim)
 
     total: RunningStatistics | None = None
     for rows in batches():
@@ -309,7 +328,15 @@ def _measure_part(
             one.add(rows[:, number])
     exact = total.count <= EXACT_ROWS
     quantiles = _exact(batches, total) if exact else _quantiles(histograms, total)
-    return total.table() | quantiles, _histogram_entry(total.count, histograms)
+    table = _by_step(total.table() | quantiles, steps)
+    return table, _histogram_entry(total.count, histograms)
+
+
+def _by_step(table: Mapping[str, list[float]], steps: int) -> dict[str, list[Any]]:
+    """Return measures of ``steps`` steps one after the other as a list for each step."""
+    if steps == 1:
+        return dict(table)
+    return {name: np.reshape(values, (steps, -1)).tolist() for name, values in table.items()}
 
 
 def _rows(reader: DatasetReader, part: Part, embodiment: Embodiment) -> Iterator[Floats]:
@@ -346,12 +373,14 @@ def _anchors(reader: DatasetReader, ordinal: int, embodiment: Embodiment) -> NDA
 def _exact(
     batches: Callable[[], Iterator[Floats]], total: RunningStatistics
 ) -> dict[str, list[float]]:
-    """Return exact quantiles, one number of the part at a time to bound the memory."""
+    """Return exact quantiles, as many numbers of the part at a time as memory is spent on."""
     values: dict[str, list[float]] = {name: [] for name in QUANTILES}
-    for number in range(len(total.mean)):
-        column = np.concatenate([rows[:, number] for rows in batches()])
-        for name, value in zip(QUANTILES, np.quantile(column, [*QUANTILES.values()]), strict=True):
-            values[name].append(float(value))
+    together = max(1, EXACT_ROWS // total.count)
+    for first in range(0, len(total.mean), together):
+        columns = np.concatenate([rows[:, first : first + together] for rows in batches()])
+        found = np.quantile(columns, [*QUANTILES.values()], axis=0)
+        for name, row in zip(QUANTILES, found, strict=True):
+            values[name] += row.tolist()
     return values
 
 
@@ -369,8 +398,8 @@ def _histogram_entry(count: int, histograms: Sequence[QuantileHistogram]) -> dic
     return {"count": count, "bins": [one.to_json() for one in histograms]}
 
 
-def _moments(table: Mapping[str, list[float]], count: int) -> RunningStatistics:
-    arrays = {name: np.array(table[name]) for name in ("mean", "std", "min", "max")}
+def _moments(table: Mapping[str, list[Any]], count: int) -> RunningStatistics:
+    arrays = {name: np.ravel(table[name]) for name in ("mean", "std", "min", "max")}
     squares = arrays["std"] ** 2 * count
     return RunningStatistics(count, arrays["mean"], squares, arrays["min"], arrays["max"])
 

@@ -231,13 +231,27 @@ def images_metadata(file: Path, embodiment: Embodiment) -> dict[str, Any]:
     entry = content.get(embodiment.tag)
     if entry is None:
         return content
-    entry = {name: value for name, value in entry.items() if name != ACTION_HORIZON}
+    steps = embodiment.timing.action_horizon
+    entry = {
+        name: _first_steps(value, steps) if name == "statistics" else value
+        for name, value in entry.items()
+        if name != ACTION_HORIZON
+    }
     note = validated(
         entry, RecordedProvenance, f"{file}, {embodiment.tag}", StatisticsError
     ).provenance
     if note is not None:
         entry[PROVENANCE] = provenance(embodiment, note.datasets)[PROVENANCE]
     return {**content, embodiment.tag: entry}
+
+
+def _first_steps(value: Any, steps: int) -> Any:
+    """Return statistics with ``steps`` lists wherever there is one for each step of a block."""
+    if isinstance(value, dict):
+        return {name: _first_steps(inner, steps) for name, inner in value.items()}
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return (value * steps)[:steps]
+    return value
 
 
 def _clips(

@@ -123,7 +123,8 @@ def write_mini_checkpoint(
         write_json(folder / CONFIG_FILE, config.to_dict())
         write_json(folder / METADATA_FILE, metadata)
         (folder / TRAINING_FILE).write_text(
-            yaml.safe_dump(training_config(embodiment)), encoding="utf-8"
+            yaml.safe_dump(training_config(embodiment, per_step=statistics.per_step)),
+            encoding="utf-8",
         )
         write_tiny_tokenizer(folder / TOKENIZER_FOLDER, embodiment)
         write_passport(folder, passport_for(embodiment, statistics, config, recipe=dict(recipe)))

@@ -80,9 +80,18 @@ def _statistics(model: ModelConfig, source: SourcePlan) -> Iterator[Problem]:
         )
         return
     try:
-        Statistics.from_metadata(path, source.embodiment)
+        statistics = Statistics.from_metadata(path, source.embodiment)
     except DzrobotError as error:
         yield Problem(field, str(error))
+        return
+    if model.relative_action_per_horizon not in (None, statistics.per_step):
+        yield Problem(
+            "model.relative_action_per_horizon",
+            f"is {model.relative_action_per_horizon}, but {path} measured relative actions "
+            + ("step by step" if statistics.per_step else "over all steps of a block together")
+            + f": set the field to {str(statistics.per_step).lower()}, or make statistics with "
+            "`dzrobot stats --recipe` and this recipe",
+        )
 
 
 def relative_faults(model: ModelConfig, sources: list[SourcePlan]) -> Iterator[Problem]:
