@@ -32,12 +32,17 @@ from dzrobot import errors  # noqa: E402
 from dzrobot.cli import COMMANDS, available, build_parser  # noqa: E402
 from dzrobot.config import field_notes  # noqa: E402
 from dzrobot.envs.franka.config import FrankaConfig  # noqa: E402
+from dzrobot.envs.teleop.devices import DEVICES  # noqa: E402
 from dzrobot.training import rlinf  # noqa: E402
 from dzrobot.training.config import SFTConfig  # noqa: E402
 
 CONFIGURATIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("Training recipe", "A YAML file for `dzrobot train`, or `section.field=value`.", SFTConfig),
     ("Workcell", "`cell.yaml`: what is around one arm.", FrankaConfig),
+    *(
+        (f"Device {name}", f"`--teleop {name}`, each field by `--teleop-arg`.", kind.settings)
+        for name, kind in DEVICES.items()
+    ),
 )
 
 ARRAYS = ("NDArray", "ndarray", "Tensor")

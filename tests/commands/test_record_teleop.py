@@ -1,0 +1,96 @@
+"""A demonstration from the device to the dataset: real libraries, in processes of their own."""
+
+import math
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from emulated_devices import EmulatedServos, EmulatedSpaceMouse, SourceOfEmulated
+
+from dzrobot.cli import main
+from dzrobot.commands.replay import load_recording
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.teleop.driven import DrivenDevice
+from dzrobot.envs.teleop.settings import SpaceMouseConfig
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path, monkeypatch):
+    monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("EMULATED_HID", str(tmp_path / "hidraw0"))
+    # For the driver's process, which makes the emulated library.
+    tests = str(Path(__file__).parents[1])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")]))
+
+
+def spacemouse():
+    """Named by ``--teleop``."""
+    config = SpaceMouseConfig(dead_zone=0.0, silent_s=60.0)
+    return DrivenDevice(
+        "SpaceMouse", SourceOfEmulated, config,
+        gives="motion", has_deadman=True, packages=("pyspacemouse",),
+    )  # fmt: skip
+
+
+def record(tmp_path, *words):
+    folder = str(tmp_path / "set")
+    return main(["record", "--output", folder, "--max-steps", "8", *words])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--workcell", "fake"],
+        pytest.param(["--env", "dzrobot/lift-v0", "--env-arg", "quality=draft", "--env-arg",
+                      "resolution=64"],
+                     marks=pytest.mark.long),
+    ],
+    ids=["arm", "simulator"],
+)  # fmt: skip
+def test_a_spacemouse_steers_what_is_recorded(words, tmp_path):
+    mouse = EmulatedSpaceMouse(tmp_path / "hidraw0")
+
+    def push():
+        mouse.plugged()
+        mouse.press(0)
+        mouse.push(y=-175, z=-70)
+
+    person = threading.Thread(target=push)
+    person.start()
+    frame = ["--env-arg", "action={frame: base}"] if "--workcell" in words else []
+    assert record(tmp_path, "--teleop", f"{__name__}:spacemouse", *words, *frame) == 0
+    person.join()
+    robot = load_embodiment("franka_pnp" if frame else "libero_sim")
+    recording = load_recording(tmp_path / "set", 0, replace(robot, action_frame="base"))
+    opens = 1 if frame else -1
+    expected = (0.25, 0, 0.1, 0, 0, 0, opens)
+    np.testing.assert_allclose(recording.actions[-1], expected, atol=1e-6)
+    if not frame:
+        moved = recording.states[-1, :3] - recording.states[0, :3]
+        assert moved[0] > 0.01
+
+
+def test_a_leader_arm_steers_what_is_recorded(tmp_path):
+    start = (0, -math.pi / 4, 0, -3 * math.pi / 4, 0, math.pi / 2, math.pi / 4)
+    turns = {number: round(value / math.tau * 4096) for number, value in enumerate(start, start=1)}
+    # The third joint is a little elsewhere, the trigger is pulled, the lever held.
+    servos = EmulatedServos(turns | {3: 100, 8: 500, 9: 300})
+    settings = {
+        "port": servos.port, "signs": [1] * 7, "offsets_rad": [0] * 7, "silent_s": 60,
+        "gripper_open_rad": 0, "gripper_closed_rad": 0.7,
+        "deadman_id": 9, "deadman_held_rad": 0.4,
+    }  # fmt: skip
+    words = [f"--teleop-arg={key}={value}" for key, value in settings.items()]
+    env = ["--env", "dzrobot/Franka-DROID-v0", "--workcell", "fake"]
+    try:
+        assert record(tmp_path, "--teleop", "leader", *words, *env) == 0
+    finally:
+        servos.close()
+    recording = load_recording(tmp_path / "set", 0, load_embodiment("oxe_droid"))
+    shown = [turns[number] / 4096 * math.tau for number in range(1, 8)]
+    shown[2] = 100 / 4096 * math.tau
+    np.testing.assert_allclose(recording.actions, [[*shown, 1]] * 8, atol=1e-6)
+    assert recording.states[-1, 2] > 0.05
