@@ -1,13 +1,13 @@
 """The devices that are known by name, and own ones by ``module:factory``."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dzrobot.config import load_config
 from dzrobot.envs.teleop import gamepad, leader, spacemouse
-from dzrobot.envs.teleop.device import Gives, TeleopDevice
-from dzrobot.envs.teleop.driven import DrivenDevice, Source
+from dzrobot.envs.teleop.device import Gives, TeleopDevice, TeleopReading
+from dzrobot.envs.teleop.driven import DrivenDevice
 from dzrobot.envs.teleop.settings import (
     DeviceConfig,
     GamepadConfig,
@@ -18,46 +18,87 @@ from dzrobot.errors import ConfigError, find
 from dzrobot.importing import is_reference, load_reference
 
 
-@dataclass(frozen=True, kw_only=True)
+class Guarded:
+    """A device that is active while the deadman of another one is held, which ends episodes too.
+
+    Args:
+        device: What steers.
+        guard: Whose deadman it is.
+    """
+
+    has_deadman = True
+
+    def __init__(self, device: TeleopDevice, guard: TeleopDevice) -> None:
+        self.gives: Gives = device.gives
+        self._device = device
+        self._guard = guard
+
+    def check(self) -> None:
+        """Check that the libraries of both are installed."""
+        self._device.check()
+        self._guard.check()
+
+    def open(self) -> None:
+        """Find both."""
+        self._guard.open()
+        self._device.open()
+
+    def read(self) -> TeleopReading:
+        """Return what the device says, active as the guard is."""
+        guard = self._guard.read()
+        return replace(self._device.read(), active=guard.active, ends=guard.ends)
+
+    def close(self) -> None:
+        """Let both go."""
+        self._device.close()
+        self._guard.close()
+
+
+@dataclass(frozen=True)
 class DeviceKind:
     """One kind of device."""
 
-    title: str
-    """For messages."""
-
     settings: type[DeviceConfig]
-    source: Callable[[Any], Source]
-    """Makes what reads it, from its settings."""
+    make: Callable[[Any], TeleopDevice]
+    """Makes the device from its settings; opens nothing."""
 
-    gives: Gives
-    deadman: str
-    """The setting that names its deadman button; None there: it has none."""
 
-    packages: tuple[str, ...]
-    """That it needs, by the names they are imported by."""
+def _spacemouse(config: SpaceMouseConfig) -> TeleopDevice:
+    return DrivenDevice(
+        "SpaceMouse", spacemouse.SpaceMouseSource, config,
+        gives="motion", has_deadman=config.deadman is not None, packages=spacemouse.PACKAGES,
+    )  # fmt: skip
 
-    def device(self, config: DeviceConfig) -> TeleopDevice:
-        """Return the device, not yet open."""
-        return DrivenDevice(
-            self.title, self.source, config, gives=self.gives, packages=self.packages,
-            has_deadman=getattr(config, self.deadman) is not None,
-        )  # fmt: skip
+
+def _gamepad(config: GamepadConfig) -> TeleopDevice:
+    return DrivenDevice(
+        "gamepad", gamepad.GamepadSource, config,
+        gives="motion", has_deadman=config.deadman is not None, packages=gamepad.PACKAGES,
+    )  # fmt: skip
+
+
+def _leader(config: LeaderConfig) -> TeleopDevice:
+    arm = DrivenDevice(
+        "leader arm", leader.LeaderSource, config,
+        gives="joints", has_deadman=config.deadman_id is not None, packages=leader.PACKAGES,
+    )  # fmt: skip
+    held = config.deadman_button
+    if held is None:
+        return arm
+    guard = GamepadConfig(
+        silent_s=config.silent_s,
+        deadman=held,
+        gripper="b" if held == "a" else "a",
+        end=None if held == "start" else "start",
+    )
+    return Guarded(arm, _gamepad(guard))
 
 
 DEVICES: Mapping[str, DeviceKind] = {
-    "spacemouse": DeviceKind(
-        title="SpaceMouse", settings=SpaceMouseConfig, source=spacemouse.SpaceMouseSource,
-        gives="motion", deadman="deadman", packages=spacemouse.PACKAGES,
-    ),
-    "gamepad": DeviceKind(
-        title="gamepad", settings=GamepadConfig, source=gamepad.GamepadSource,
-        gives="motion", deadman="deadman", packages=gamepad.PACKAGES,
-    ),
-    "leader": DeviceKind(
-        title="leader arm", settings=LeaderConfig, source=leader.LeaderSource,
-        gives="joints", deadman="deadman_id", packages=leader.PACKAGES,
-    ),
-}  # fmt: skip
+    "spacemouse": DeviceKind(SpaceMouseConfig, _spacemouse),
+    "gamepad": DeviceKind(GamepadConfig, _gamepad),
+    "leader": DeviceKind(LeaderConfig, _leader),
+}
 """Name on the command line -> kind."""
 
 
@@ -81,6 +122,6 @@ def load_device(name: str, settings: Sequence[str] = ()) -> TeleopDevice:
         device: TeleopDevice = load_reference(name, "device", Callable)()
     else:
         kind = find(DEVICES, "device", name)
-        device = kind.device(load_config(kind.settings, None, settings))
+        device = kind.make(load_config(kind.settings, None, settings))
     device.check()
     return device

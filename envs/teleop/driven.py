@@ -141,7 +141,7 @@ class DrivenDevice:
         self.check()
         driver = DriverProcess(self._name, PolledDriver, self._make, self._config, memory=_BYTES)
         try:
-            driver.ask("open", timeout_s=_OPEN_S)
+            driver.ask("open", timeout_s=_OPEN_S + self._config.silent_s)
         except BaseException:
             driver.kill()
             raise

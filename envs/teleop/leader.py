@@ -1,6 +1,7 @@
 """A leader arm of Dynamixel servos, by their maker's SDK. Its servos are read, never commanded."""
 
 import math
+import time
 from typing import Any
 
 from dzrobot.envs.teleop.device import TeleopReading
@@ -14,9 +15,6 @@ _PRESENT_POSITION, _BYTES = 132, 4
 
 _PER_TURN = 4096
 _PROTOCOL = 2.0
-_TRIES = 3
-"""Noise on the cable costs a packet now and then."""
-
 _HALF = 0.5
 
 
@@ -56,13 +54,13 @@ class LeaderSource:
             raise RobotError(f"baud_rate={config.baud_rate} is none that a port takes, as 57600 is")
         self._port = port
         packets = dynamixel_sdk.PacketHandler(_PROTOCOL)
-        missing = [
-            number
-            for number in self._ids
-            if not any(
-                packets.ping(port, number)[1] == dynamixel_sdk.COMM_SUCCESS for _ in range(_TRIES)
-            )
-        ]
+        missing, deadline_s = list(self._ids), time.monotonic() + config.silent_s
+        while missing and time.monotonic() < deadline_s:
+            missing = [
+                number
+                for number in missing
+                if packets.ping(port, number)[1] != dynamixel_sdk.COMM_SUCCESS
+            ]
         if missing:
             self.close()
             raise RobotError(
@@ -104,12 +102,12 @@ class LeaderSource:
         """
         import dynamixel_sdk
 
-        for _ in range(_TRIES):
-            result = self._group.txRxPacket()
-            if result == dynamixel_sdk.COMM_SUCCESS:
-                break
-        else:
-            raise RobotError(f"its servos do not answer: {self._group.ph.getTxRxResult(result)}")
+        deadline_s = time.monotonic() + self._config.silent_s
+        # Noise on the cable costs a packet now and then.
+        while (result := self._group.txRxPacket()) != dynamixel_sdk.COMM_SUCCESS:
+            if time.monotonic() > deadline_s:
+                said = self._group.ph.getTxRxResult(result)
+                raise RobotError(f"its servos do not answer: {said}")
         turns = {
             number: self._group.getData(number, _PRESENT_POSITION, _BYTES) for number in self._ids
         }

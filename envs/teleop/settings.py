@@ -156,9 +156,12 @@ class LeaderConfig(DeviceConfig):
     gripper_closed_rad: float
     """What it shows when the trigger is pulled all the way; half of the way closes the gripper."""
 
+    deadman_button: GamepadButton | None = None
+    """Of a gamepad in the other hand, held while the robot may move; its ``start`` then ends the
+    episode. None, and no ``deadman_id``: always active; an arm refuses that."""
+
     deadman_id: ServoId | None = None
-    """Of the servo of a lever that is held while the robot may move. None: always active; an arm
-    refuses that."""
+    """Of the servo of a lever that is held instead of that button."""
 
     deadman_rest_rad: float = 0.0
     """What the lever's servo shows at rest."""
@@ -171,6 +174,11 @@ class LeaderConfig(DeviceConfig):
         ids = [*self.ids, self.gripper_id, self.deadman_id]
         if len(set(ids)) < len(ids):
             raise ValueError(f"ids, gripper_id and deadman_id are {ids}: give each its own servo")
+        if self.deadman_id is not None and self.deadman_button is not None:
+            raise ValueError(
+                f"deadman_id is {self.deadman_id} and deadman_button {self.deadman_button}; "
+                "choose one of them"
+            )
         if self.gripper_open_rad == self.gripper_closed_rad:
             raise ValueError(
                 f"gripper_open_rad and gripper_closed_rad are both {self.gripper_open_rad}; they "

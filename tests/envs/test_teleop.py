@@ -161,7 +161,7 @@ def servos():
 
 
 def test_a_leader_shows_the_arms_joints(servos):
-    source = LeaderSource(LeaderConfig(port=servos.port, **LEADER))
+    source = LeaderSource(LeaderConfig(port=servos.port, silent_s=60.0, **LEADER))
     source.open()
     # Half a turn and a quarter; one turned backwards beyond zero, whose bytes begin like a packet.
     servos.turns.update({1: 1024, 2: 1024, 3: -4096, 6: -1024, 7: -0x20001, 8: 0, 9: 0})
@@ -174,6 +174,7 @@ def test_a_leader_shows_the_arms_joints(servos):
     reading = source.poll()
     assert (reading.active, reading.closed) == (True, True)
     servos.is_silent = True
+    source._config = source._config.model_copy(update={"silent_s": 0.1})
     with pytest.raises(RobotError, match="do not answer"):
         source.poll()
     source.close()
@@ -182,7 +183,7 @@ def test_a_leader_shows_the_arms_joints(servos):
 def test_a_leader_that_cannot_be_used_says_why(servos):
     del servos.turns[3], servos.turns[9]
     with pytest.raises(RobotError, match="no servo answers as 3, 9"):
-        LeaderSource(LeaderConfig(port=servos.port, **LEADER)).open()
+        LeaderSource(LeaderConfig(port=servos.port, silent_s=1.0, **LEADER)).open()
     with pytest.raises(RobotError, match="cannot be opened"):
         LeaderSource(LeaderConfig(port="/dev/none", **LEADER)).open()
     with pytest.raises(RobotError, match="baud_rate=12345"):

@@ -11,6 +11,7 @@ from dzrobot.cli import main
 from dzrobot.commands.replay import load_recording
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopReading
+from dzrobot.envs.teleop.devices import DEVICES, Guarded
 from dzrobot.errors import ConfigError
 from dzrobot.rollout.demonstrations.teleoperation import NEAR_RAD, Teleoperator
 from dzrobot.rollout.environment import made_environment
@@ -216,3 +217,32 @@ def test_a_missing_library_names_its_extra(device, tmp_path, capsys, monkeypatch
     monkeypatch.setattr("dzrobot.importing.find_spec", lambda name: None)
     assert record(tmp_path, "--teleop", device) == 2
     assert "pip install -e '.[teleop]'" in capsys.readouterr().err
+
+
+def test_a_leader_arm_has_a_deadman_of_one_kind():
+    given = {
+        "port": "/dev/ttyUSB0", "signs": (1,) * 7, "offsets_rad": (0.0,) * 7,
+        "gripper_open_rad": 0.0, "gripper_closed_rad": 1.0,
+    }  # fmt: skip
+    kind = DEVICES["leader"]
+
+    def has_deadman(**more):
+        return kind.make(kind.settings.model_validate(given | more)).has_deadman
+
+    assert not has_deadman()
+    assert has_deadman(deadman_id=9, deadman_held_rad=1.0)
+    assert has_deadman(deadman_button="a")
+    with pytest.raises(ValueError, match="choose one of them"):
+        has_deadman(deadman_button="a", deadman_id=9, deadman_held_rad=1.0)
+
+
+def test_a_button_in_the_other_hand_guards_a_leader():
+    leader = Scripted(*[TeleopReading(active=True, joints=(0.1,) * 7)] * 2, gives="joints")
+    guard = Scripted(replace(REST, ends=True), PUSH)
+    both = Guarded(leader, guard)
+    both.open()
+    first, second = both.read(), both.read()
+    assert (first.active, first.ends, second.active, second.ends) == (False, True, True, False)
+    assert second.joints == (0.1,) * 7
+    both.close()
+    assert (leader.is_open, guard.is_open) == (False, False)
