@@ -13,11 +13,13 @@ from pathlib import Path
 
 import gymnasium as gym
 import pytest
+import yaml
 from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser
 
 import dzrobot  # noqa: F401 (registers the ids)
 from dzrobot import cli, errors
+from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.safety import Abort
 
 ROOT = Path(__file__).parents[1]
@@ -40,10 +42,17 @@ BLOCKS = BLOCKS.replace("\\\n", " ")
 LINES = [line.partition("  #")[0].strip() for line in BLOCKS.splitlines() if line.strip()]
 
 
+def test_every_block_of_yaml_is_a_workcell():
+    found = [content for _, language, content in FENCES if language == "yaml"]
+    assert found
+    for content in found:
+        FrankaConfig.model_validate(yaml.safe_load(content))
+
+
 def test_every_block_is_run_or_checked():
     found = Counter(language for _, language, _ in FENCES)
     # What shows something and is no code, besides.
-    assert set(found) <= {"python", "bash", "mermaid", "text", *NEEDS}
+    assert set(found) <= {"python", "bash", "mermaid", "text", "yaml", *NEEDS}
     run = [
         example
         for page in DOCUMENTS

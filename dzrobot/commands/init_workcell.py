@@ -12,6 +12,7 @@ from dzrobot.envs.franka.arm import Arm
 from dzrobot.envs.franka.camera import list_cameras
 from dzrobot.envs.franka.make import connectable, load_workcell, located
 from dzrobot.envs.franka.teaching import assign, teach, workcell_text
+from dzrobot.envs.franka.uvc import list_uvc
 from dzrobot.envs.franka.workcells import EmulatedWorkcell
 from dzrobot.errors import ConfigError, RobotError
 from dzrobot.files import explained, write_text
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     env = connectable(workcell, config)
     try:
         workcell.open()
-        found = [device.serial for device in list_cameras(workcell.camera_settings())]
+        found = [device.serial for device in list_cameras(workcell.camera_settings())] + list_uvc()
         print(f"cameras: {', '.join(found) or 'none'}")
         env.arm.connect()
         ask = _Practice(workcell, env.arm) if isinstance(workcell, EmulatedWorkcell) else _ask

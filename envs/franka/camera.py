@@ -1,6 +1,7 @@
 """Cameras: the newest frame, its number and when it came."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,7 +14,9 @@ from dzrobot.envs.franka.arm import DisconnectedError
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.clock import Clock, SystemClock
 from dzrobot.envs.franka.process import DriverProcess, require
-from dzrobot.envs.franka.realsense import MISSING, Device, FrameHead, RealSenseDriver
+from dzrobot.envs.franka.realsense import MISSING, Device, RealSenseDriver
+from dzrobot.envs.franka.stream_driver import FrameHead
+from dzrobot.envs.franka.uvc import UvcDriver
 from dzrobot.errors import RobotError
 
 Image = NDArray[np.uint8]
@@ -84,34 +87,31 @@ def fit(image: Image, config: CameraConfig, size: tuple[int, int]) -> Image:
     return np.array(resized, np.uint8)
 
 
-class RealSenseCamera:
-    """A RealSense color stream; its driver runs in a process of its own, frames in shared memory.
+class DriverCamera(ABC):
+    """A camera whose driver runs in a process of its own, frames in shared memory.
 
     A camera that stops sending is opened again by the driver, less and less often; meanwhile
     ``latest`` returns the last frame, whose age tells. A driver that hangs is replaced by ``open``.
 
     Args:
-        config: Serial number, stream and crop.
-        settings: Returns settings for the library's context; empty for cameras on USB.
+        config: Device, stream and crop.
         clock: What the age of a frame is measured by. None: this machine's.
         patience: See :class:`~dzrobot.envs.franka.process.DriverProcess`.
     """
 
     def __init__(
-        self,
-        config: CameraConfig,
-        settings: Callable[[], dict[str, Any]] = dict,
-        clock: Clock | None = None,
-        *,
-        patience: float = 1.0,
+        self, config: CameraConfig, clock: Clock | None = None, *, patience: float = 1.0
     ) -> None:
         self._patience = patience
         self._config = config
-        self._settings = settings
         self._clock: Clock = clock or SystemClock()
         self._driver: DriverProcess | None = None
         self._seen = 0
         self._frame: Frame | None = None
+
+    @abstractmethod
+    def _start(self, memory: int) -> tuple[DriverProcess, float]:
+        """Return a new driver with ``memory`` bytes for frames, and how long it may search (s)."""
 
     @property
     def config(self) -> CameraConfig:
@@ -126,9 +126,7 @@ class RealSenseCamera:
             RobotError: there is none.
         """
         if self._driver is None:
-            raise RobotError(
-                f"camera {self._config.serial} is not open; the environment's reset() opens it"
-            )
+            raise RobotError(f"{self._config.name} is not open; the environment's reset() opens it")
         return self._driver
 
     def open(self) -> None:
@@ -138,24 +136,17 @@ class RealSenseCamera:
                 return
             self._driver.kill()
         self._driver, self._seen = None, 0
-        require("pyrealsense2", MISSING)
-        settings, config = self._settings(), self._config
-        memory = FrameHead.FORMAT.size + config.width * config.height * 3
-        driver = DriverProcess(
-            f"camera {config.serial}", RealSenseDriver, config, settings, self._patience,
-            memory=memory, patience=self._patience,
-        )  # fmt: skip
+        config = self._config
+        driver, search_s = self._start(FrameHead.FORMAT.size + config.width * config.height * 3)
         try:
-            limit = discovery_s(settings) * self._patience
-            driver.ask("find", limit, timeout_s=discovery_s(settings) + _CALL_S)
+            driver.ask("find", search_s * self._patience, timeout_s=search_s + _CALL_S)
             driver.ask("stream", timeout_s=_CALL_S)
             self._driver = driver
             if not self._streams(_FIRST_FRAME_S * self._patience):
                 fault = driver.ask("fault", timeout_s=_CALL_S)
                 raise RobotError(
-                    f"camera {config.serial} ({config.key}) is there but sends no frame "
-                    f"({fault or 'no error'}): use a USB 3 port and cable, and close other "
-                    "programs that hold it"
+                    f"{config.name} is there but sends no frame ({fault or 'no error'}): use a USB "
+                    "3 port and cable, and close other programs that hold it"
                 )
         except BaseException:
             self._driver = None
@@ -171,7 +162,7 @@ class RealSenseCamera:
         if memory is not None and memory.count() > self._seen:
             self._take(memory.get())
         if self._frame is None:
-            raise RobotError(f"camera {self._config.serial} has sent no frame")
+            raise RobotError(f"{self._config.name} has sent no frame")
         return self._frame
 
     def close(self) -> None:
@@ -199,6 +190,63 @@ class RealSenseCamera:
                 return True
             time.sleep(0.01)
         return False
+
+
+class RealSenseCamera(DriverCamera):
+    """A RealSense color stream.
+
+    Args:
+        config: Serial number, stream and crop.
+        settings: Returns settings for the library's context; empty for cameras on USB.
+        clock: What the age of a frame is measured by. None: this machine's.
+        patience: See :class:`~dzrobot.envs.franka.process.DriverProcess`.
+    """
+
+    def __init__(
+        self,
+        config: CameraConfig,
+        settings: Callable[[], dict[str, Any]] = dict,
+        clock: Clock | None = None,
+        *,
+        patience: float = 1.0,
+    ) -> None:
+        super().__init__(config, clock, patience=patience)
+        self._settings = settings
+
+    def _start(self, memory: int) -> tuple[DriverProcess, float]:
+        require("pyrealsense2", MISSING)
+        settings = self._settings()
+        driver = DriverProcess(
+            self._config.name, RealSenseDriver, self._config, settings, self._patience,
+            memory=memory, patience=self._patience,
+        )  # fmt: skip
+        return driver, discovery_s(settings)
+
+
+class UvcCamera(DriverCamera):
+    """A webcam, a ZED or another USB video camera, through OpenCV."""
+
+    def _start(self, memory: int) -> tuple[DriverProcess, float]:
+        driver = DriverProcess(
+            self._config.name, UvcDriver, self._config, self._patience,
+            memory=memory, patience=self._patience,
+        )  # fmt: skip
+        return driver, discovery_s({})
+
+
+def camera_of(
+    config: CameraConfig, settings: Callable[[], dict[str, Any]], *, patience: float
+) -> DriverCamera:
+    """Return the camera that a workcell describes; nothing is opened yet.
+
+    Args:
+        config: What it is.
+        settings: Of RealSense's context; see :class:`RealSenseCamera`.
+        patience: See :class:`~dzrobot.envs.franka.process.DriverProcess`.
+    """
+    if config.kind == "uvc":
+        return UvcCamera(config, patience=patience)
+    return RealSenseCamera(config, settings, patience=patience)
 
 
 def discovery_s(settings: dict[str, Any]) -> float:

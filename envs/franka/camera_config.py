@@ -1,6 +1,6 @@
 """What one camera of a workcell is: which device, its stream, its exposure, what is kept of it."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -9,6 +9,8 @@ from dzrobot.config import FrozenConfig
 FIXED = ("exposure_ms", "gain", "white_balance_k")
 """Fields of :class:`CameraConfig` that a camera otherwise chooses by itself."""
 
+_UVC = ("device", "stereo", "pixels")
+
 
 class CameraConfig(FrozenConfig):
     """One camera."""
@@ -16,11 +18,27 @@ class CameraConfig(FrozenConfig):
     key: str
     """Which view of the embodiment it delivers, such as ``video.image``."""
 
-    serial: str
-    """Serial number, as ``dzrobot doctor franka`` lists it."""
+    kind: Literal["realsense", "uvc"] = "realsense"
+    """``realsense``: by Intel's library. ``uvc``: a webcam, a ZED or another USB video camera, by
+    OpenCV."""
+
+    serial: str = ""
+    """Of a RealSense: its serial number, as ``dzrobot doctor franka`` lists it."""
+
+    device: str | int | None = None
+    """Of a ``uvc`` camera: a path such as ``/dev/v4l/by-id/...`` (it stays the same), or the number
+    n of ``/dev/videon``. A video file is played again and again, for trials without a camera."""
+
+    stereo: Literal["left", "right"] | None = None
+    """Which half is taken of images side by side, as a ZED delivers them. None: it has one image.
+    """
+
+    pixels: Literal["MJPG", "YUYV"] | None = None
+    """How a ``uvc`` camera is to send its images; many need ``MJPG`` for large ones. None: the
+    camera's choice."""
 
     width: Annotated[int, Field(ge=16)] = 640
-    """Columns of the color stream (pixels)."""
+    """Columns of the color stream (pixels); of one half, where there are two side by side."""
 
     height: Annotated[int, Field(ge=16)] = 480
     """Rows of the color stream (pixels)."""
@@ -40,10 +58,10 @@ class CameraConfig(FrozenConfig):
     """How long the camera adapts itself before they are locked."""
 
     exposure_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """How long each frame is exposed, with ``gain``. None: the camera chooses both."""
+    """How long each frame is exposed; of a RealSense with ``gain``. None: the camera chooses."""
 
     gain: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """Amplification, in the numbers of the camera, with ``exposure_ms``."""
+    """Amplification, in the numbers of the camera; of a RealSense with ``exposure_ms``."""
 
     white_balance_k: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Color temperature (K) that is shown as white. None: the camera chooses it."""
@@ -67,6 +85,33 @@ class CameraConfig(FrozenConfig):
             )
         return self
 
+    @field_validator("device", mode="before")
+    @classmethod
+    def _device_is_a_place(cls, value: Any) -> Any:
+        number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        if value is None or number or (isinstance(value, str) and value):
+            return value
+        raise ValueError(f"got {value!r}; give a path such as /dev/video0, or a number from 0")
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Self:
+        if self.kind == "uvc":
+            if self.device is None or self.serial:
+                raise ValueError("kind: uvc takes `device`, and no `serial`")
+            if self.lock_exposure:
+                raise ValueError(
+                    "lock_exposure is for RealSense cameras; fix exposure_ms of a uvc camera"
+                )
+            return self
+        if not self.serial:
+            raise ValueError(
+                "a RealSense camera takes `serial`, which `dzrobot doctor franka` lists; "
+                "other cameras take kind: uvc and `device`"
+            )
+        if given := [name for name in _UVC if getattr(self, name) is not None]:
+            raise ValueError(f"{', '.join(given)}: only cameras of kind: uvc take it")
+        return self
+
     @model_validator(mode="after")
     def _exposure_has_one_source(self) -> Self:
         if self.fixed and self.lock_exposure:
@@ -74,12 +119,25 @@ class CameraConfig(FrozenConfig):
                 f"lock_exposure keeps what the camera has chosen, and {', '.join(self.fixed)} "
                 "says what it is to be: leave one of them out"
             )
-        if (self.exposure_ms is None) != (self.gain is None):
+        half = (self.exposure_ms is None) != (self.gain is None)
+        if half and self.kind == "realsense":
             raise ValueError(
                 "exposure_ms and gain go together: a camera chooses both or none; `dzrobot doctor "
                 "franka` lists what it offers"
             )
         return self
+
+    @property
+    def place(self) -> str:
+        """Which device it is."""
+        if self.kind == "realsense":
+            return self.serial
+        return f"/dev/video{self.device}" if isinstance(self.device, int) else str(self.device)
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return f"camera {self.place} ({self.key})"
 
     @property
     def fixed(self) -> dict[str, float]:

@@ -8,7 +8,7 @@ import resource
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,11 +18,13 @@ import numpy as np
 
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.franka.arm import Arm, ArmState
-from dzrobot.envs.franka.camera import RealSenseCamera, fit, list_cameras
+from dzrobot.envs.franka.camera import Camera, camera_of, fit, list_cameras
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.franky_arm import FrankyArm
 from dzrobot.envs.franka.gripper import GripperState
+from dzrobot.envs.franka.realsense import Device
 from dzrobot.envs.franka.safety import Workspace
+from dzrobot.envs.franka.uvc import list_uvc
 from dzrobot.envs.franka.workcells import Workcell
 from dzrobot.errors import MissingDependencyError, RobotError
 
@@ -209,12 +211,28 @@ def _limits(config: FrankaConfig) -> Iterator[Diagnosis]:
 
 
 def _cameras(workcell: Workcell, config: FrankaConfig, images: Path | None) -> Iterator[Diagnosis]:
-    wanted = {camera.serial: camera.key for camera in config.cameras}
-    try:
-        found = list_cameras(workcell.camera_settings(), wanted)
-    except (RobotError, MissingDependencyError) as error:
-        yield Diagnosis("fail", "cameras", str(error))
-        return
+    wanted = {camera.serial: camera.key for camera in config.cameras if camera.kind == "realsense"}
+    known: set[str] = set()
+    if wanted or not config.cameras:
+        try:
+            found = list_cameras(workcell.camera_settings(), wanted)
+            known = {device.serial for device in found}
+            yield from _realsense(found, wanted)
+        except (RobotError, MissingDependencyError) as error:
+            yield Diagnosis("fail", "cameras", str(error))
+    used = {Path(camera.place).resolve() for camera in config.cameras if camera.kind == "uvc"}
+    for path in list_uvc():
+        if Path(path).resolve() not in used:
+            yield Diagnosis("warn", f"camera {path}", "kind: uvc, in no view")
+    if not config.cameras:
+        yield Diagnosis("fail", "cameras", "the workcell names none: put these in `cameras`")
+    for camera in config.cameras:
+        if camera.kind == "uvc" or camera.serial in known:
+            driver = camera_of(camera, workcell.camera_settings, patience=workcell.patience)
+            yield _stream(driver, config.robot, images)
+
+
+def _realsense(found: Sequence[Device], wanted: Mapping[str, str]) -> Iterator[Diagnosis]:
     for device in found:
         use = wanted.get(device.serial, "in no view")
         verdict: Verdict = "ok" if device.serial in wanted else "warn"
@@ -227,21 +245,9 @@ def _cameras(workcell: Workcell, config: FrankaConfig, images: Path | None) -> I
         yield Diagnosis(
             "fail", "cameras", f"not found: {', '.join(missing)}; check cables and serials"
         )
-    if not wanted:
-        yield Diagnosis(
-            "fail", "cameras", "the workcell names none: put these serials in `cameras`"
-        )
-    known = {device.serial for device in found}
-    for camera in config.cameras:
-        if camera.serial in known:
-            yield _stream(
-                RealSenseCamera(camera, workcell.camera_settings, patience=workcell.patience),
-                config.robot,
-                images,
-            )
 
 
-def _stream(camera: RealSenseCamera, robot: Embodiment, images: Path | None) -> Diagnosis:
+def _stream(camera: Camera, robot: Embodiment, images: Path | None) -> Diagnosis:
     """Let one camera stream for a while, and keep what it shows."""
     config = camera.config
     try:

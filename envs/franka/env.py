@@ -165,7 +165,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         """What a result depends on of the workcell: all of it but where the devices are."""
         values = self.config.model_dump(mode="json", exclude={"address", "lock_folder"})
         for camera in values["cameras"]:
-            del camera["serial"]
+            del camera["serial"], camera["device"]
         return values
 
     def attend(self, operator: Operator | None, *, unattended: bool = False) -> None:

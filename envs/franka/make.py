@@ -9,7 +9,7 @@ from dzrobot.config import read_config
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.franka.arm import Arm
-from dzrobot.envs.franka.camera import Camera, RealSenseCamera
+from dzrobot.envs.franka.camera import Camera, camera_of
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.console import OperatorConsole
 from dzrobot.envs.franka.dry_run import DryRunArm
@@ -119,7 +119,7 @@ def connectable(
 ) -> FrankaEnv:
     """Return an environment with the real drivers on ``workcell``."""
     drivers: list[Camera] = [
-        RealSenseCamera(camera, workcell.camera_settings, patience=workcell.patience)
+        camera_of(camera, workcell.camera_settings, patience=workcell.patience)
         for camera in config.cameras
     ]
     arm, cameras, clock = workcell.keep_time(FrankyArm(workcell, config), drivers)

@@ -2,23 +2,19 @@
 
 import contextlib
 import json
-import struct
 import time
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from dzrobot.envs.franka.camera_config import CameraConfig
-from dzrobot.envs.franka.driver import plainly
 from dzrobot.envs.franka.process import Latest
 from dzrobot.envs.franka.realsense_settings import ColorSettings
-from dzrobot.errors import DzrobotError, MissingDependencyError, RobotError
+from dzrobot.envs.franka.stream_driver import FRAME_S, Shot, StreamDriver
+from dzrobot.errors import MissingDependencyError, RobotError
 
-_FRAME_MS = 20
-_SILENT_S = 1.0
-_BACK_OFF_S = (0.2, 0.5, 1.0, 2.0)
 _OLDEST_FRAME_S = 1.0
 
 
@@ -42,37 +38,11 @@ class Device:
         return self.usb.startswith(("1", "2"))
 
 
-@dataclass(frozen=True)
-class FrameHead:
-    """What stands before the pixels of a published frame."""
-
-    number: int
-    at_s: float
-    """When it was exposed, or arrived where the camera's clock is not known (this machine's)."""
-
-    stamp_s: float
-    """When it was exposed, by the camera's own clock."""
-
-    height: int
-    width: int
-
-    FORMAT: ClassVar[struct.Struct] = struct.Struct("<QddII")
-
-    def pack(self) -> bytes:
-        """Return the head as bytes."""
-        return self.FORMAT.pack(*astuple(self))
-
-    @classmethod
-    def unpack(cls, data: bytes) -> Self:
-        """Return the head that :meth:`pack` wrote."""
-        return cls(*cls.FORMAT.unpack_from(data))
-
-
-class RealSenseDriver:
-    """One color stream, opened again, less and less often, when it fails.
+class RealSenseDriver(StreamDriver):
+    """The color stream of one camera.
 
     Args:
-        config: Serial number, stream, whether exposure is locked.
+        config: Serial number, stream, exposure. None: of no camera in particular.
         settings: Of the library's context; empty for cameras on USB.
         patience: How many times longer than on USB a frame is waited for.
         latest: Where frames are published.
@@ -85,19 +55,13 @@ class RealSenseDriver:
         patience: float,
         latest: Latest | None = None,
     ) -> None:
+        super().__init__(patience, latest)
         self._config = config
-        self._silent_s = _SILENT_S * patience
-        self._latest = latest
         self._context = context(settings)
         self._pipeline: Any = None
         self._settings: ColorSettings
-        self._count = 0
-        self._heard_s = 0.0
         self._began_s = 0.0
-        self._retry_s: float | None = None
-        self._failures = 0
         self._locked = False
-        self._fault = ""
 
     def devices(self) -> list[Device]:
         """Return all cameras found; one in a bad state is left out."""
@@ -119,41 +83,47 @@ class RealSenseDriver:
                 )
             time.sleep(0.1)
         if self._camera.fixed:
-            ColorSettings(found[wanted], self._name).check(self._camera)
+            ColorSettings(found[wanted], self._camera.name).check(self._camera)
 
-    def stream(self) -> None:
-        """Begin to stream, and keep doing so."""
-        self._retry_s = time.monotonic()
+    def begin(self) -> None:
+        """Start the stream, and tell the camera what is fixed."""
+        import pyrealsense2 as rs
 
-    def fault(self) -> str:
-        """Return what the stream failed of last."""
-        return self._fault
+        camera, config = self._camera, rs.config()
+        config.enable_device(camera.serial)
+        config.enable_stream(
+            rs.stream.color, camera.width, camera.height, rs.format.rgb8, camera.fps
+        )
+        pipeline = rs.pipeline(self._context)
+        profile = pipeline.start(config)
+        self._pipeline, self._locked, self._began_s = pipeline, False, time.monotonic()
+        self._settings = ColorSettings(profile.get_device(), self._camera.name)
+        if camera.fixed:
+            self._settings.fix(camera)
+        else:
+            self._settings.leave()
 
-    def tick(self) -> float:
-        """Receive a frame, if there is one."""
-        if self._pipeline is not None:
-            self._receive()
-            return 0.0
-        if self._retry_s is not None and time.monotonic() >= self._retry_s:
-            self._start()
-        return 0.02
+    def next(self) -> Shot | None:
+        """Return the next frame."""
+        came, frames = self._pipeline.try_wait_for_frames(round(1000 * FRAME_S))
+        if not came:
+            return None
+        now_s = time.monotonic()
+        self._lock_exposure(now_s)
+        color = frames.get_color_frame()
+        stamp_s = color.get_timestamp() / 1000.0
+        return Shot(np.asanyarray(color.get_data()), _exposed_s(color, now_s), stamp_s)
 
-    def translate(self, error: Exception) -> DzrobotError:
-        """Return an error of the library as one of this package."""
-        return plainly(error)
-
-    def close(self) -> None:
+    def end(self) -> None:
         """Stop the stream."""
-        self._stop()
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            pipeline.stop()
 
     @property
     def _camera(self) -> CameraConfig:
         assert self._config is not None, "only devices() is asked of no camera in particular"
         return self._config
-
-    @property
-    def _name(self) -> str:
-        return f"camera {self._camera.serial} ({self._camera.key})"
 
     def _connected(self) -> Iterator[tuple[str, Any]]:
         """Yield serial number and device of all cameras that tell their number."""
@@ -166,76 +136,12 @@ class RealSenseDriver:
                 continue
             yield serial, device
 
-    def _start(self) -> None:
-        import pyrealsense2 as rs
-
-        camera, config = self._camera, rs.config()
-        config.enable_device(camera.serial)
-        config.enable_stream(
-            rs.stream.color, camera.width, camera.height, rs.format.rgb8, camera.fps
-        )
-        pipeline = rs.pipeline(self._context)
-        try:
-            profile = pipeline.start(config)
-        except RuntimeError as error:
-            self._failed(str(error))
-            return
-        self._pipeline, self._locked = pipeline, False
-        self._heard_s = self._began_s = time.monotonic()
-        try:
-            self._settings = ColorSettings(profile.get_device(), self._name)
-            if camera.fixed:
-                self._settings.fix(camera)
-            else:
-                self._settings.leave()
-        except (RuntimeError, RobotError) as error:
-            self._stop()
-            self._failed(str(error))
-
-    def _receive(self) -> None:
-        try:
-            came, frames = self._pipeline.try_wait_for_frames(_FRAME_MS)
-            now = time.monotonic()
-            if came:
-                self._lock_exposure(now)
-        except RuntimeError as error:
-            self._stop()
-            self._failed(str(error))
-            return
-        if came:
-            self._heard_s, self._failures = now, 0
-            self._publish(frames.get_color_frame(), now)
-        elif now - self._heard_s > self._silent_s:
-            self._stop()
-            self._failed(f"no frame came for {self._silent_s} s")
-
-    def _publish(self, color: Any, now_s: float) -> None:
-        image = np.ascontiguousarray(color.get_data(), np.uint8)
-        self._count += 1
-        stamp_s = color.get_timestamp() / 1000.0
-        head = FrameHead(self._count, _exposed_s(color, now_s), stamp_s, *image.shape[:2])
-        assert self._latest is not None, "a stream has somewhere to go"
-        self._latest.put(head.pack(), image.data)
-
     def _lock_exposure(self, now_s: float) -> None:
         camera = self._camera
         due = camera.lock_exposure and now_s - self._began_s >= camera.settle_s
         if due and not self._locked:
             self._locked = True
             self._settings.keep()
-
-    def _failed(self, fault: str) -> None:
-        self._fault = fault
-        self._retry_s = time.monotonic() + _BACK_OFF_S[min(self._failures, len(_BACK_OFF_S) - 1)]
-        self._failures += 1
-
-    def _stop(self) -> None:
-        pipeline, self._pipeline = self._pipeline, None
-        if pipeline is not None:
-            try:
-                pipeline.stop()
-            except RuntimeError as error:
-                self._fault = str(error)
 
 
 def context(settings: dict[str, Any]) -> Any:

@@ -81,7 +81,7 @@ class Sensors:
             raise RobotError(
                 f"the cameras deliver {keys or 'nothing'}, needed is each of "
                 f"{', '.join(self.embodiment.video_keys)} once: give cameras=[{{'key': ..., "
-                "'serial': ...}, ...]; `dzrobot doctor franka` lists serial numbers"
+                "'serial': ...}, ...]; `dzrobot doctor franka` lists cameras"
             )
         # Each looks for its device in a process of its own, which takes seconds.
         with ThreadPoolExecutor(len(self._cameras)) as pool:

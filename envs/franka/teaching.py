@@ -65,10 +65,10 @@ def teach(arm: Arm, ask: Ask) -> TaughtPose:
 
 
 def assign(serials: Sequence[str], views: Sequence[str], ask: Ask) -> dict[str, str]:
-    """Return the serial number of every view, asked for where several cameras were found.
+    """Return the serial number or path of every view's camera, asked for where there are several.
 
     Args:
-        serials: Of the cameras that were found.
+        serials: Of the cameras that were found; paths of those that are no RealSense.
         views: Keys of the embodiment's views.
         ask: Asks.
 
@@ -102,13 +102,17 @@ def workcell_text(
 
     Args:
         config: Says address and embodiment; its other values are written as they are.
-        cameras: Serial number of every view, by key.
+        cameras: Serial number, or path, of every view's camera, by key.
         taught: What was shown on the arm.
         task: The instruction.
         firmware: System image of the arm.
     """
     limits, reset = config.limits, config.reset
-    views = "\n".join(f"- key: {key}\n  serial: '{serial}'" for key, serial in cameras.items())
+    views = "\n".join(
+        f"- key: {key}\n  kind: uvc\n  device: {device}" if device.startswith("/") else
+        f"- key: {key}\n  serial: '{device}'"
+        for key, device in cameras.items()
+    )  # fmt: skip
     return f"""\
 # A workcell of dzrobot. Lengths in meters, angles in radians, in the base frame of the arm.
 # Every field: `FrankaConfig` in envs/franka/config.py. `dzrobot doctor franka --config` checks it.

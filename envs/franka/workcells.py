@@ -8,7 +8,7 @@ from dzrobot.envs.franka.arm import Arm
 from dzrobot.envs.franka.camera import Camera
 from dzrobot.envs.franka.clock import Clock, SystemClock
 from dzrobot.envs.franka.outcomes import Scene, SceneObject
-from dzrobot.errors import RobotError
+from dzrobot.errors import ConfigError, RobotError
 
 if TYPE_CHECKING:
     from dzrobot.envs.emulators.timebase import ArmClock
@@ -192,6 +192,11 @@ class EmulatedWorkcell:
             return arm, cameras, SystemClock()
         from dzrobot.envs.emulators.timekeeping import TimedArm, TimedCamera
 
+        if others := [camera.config.name for camera in cameras if camera.config.kind == "uvc"]:
+            raise ConfigError(
+                f"{', '.join(others)} cannot be used beside an emulated arm, whose time stands "
+                "still while they go on: leave `cameras` out for emulated ones"
+            )
         clock = self.clock
         clock.page.is_shared = True
         timed = [TimedCamera(camera, number, clock) for number, camera in enumerate(cameras)]
