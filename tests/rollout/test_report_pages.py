@@ -6,18 +6,22 @@ import shutil
 import sys
 from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 
 from dzrobot import cli
+from dzrobot.recording.media import encode_png, read_png
 from dzrobot.rollout.evaluation.card import keep_card, read_cases
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
 from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.evaluation.records import RECORDS_FILE, Record, RecordFile
+from dzrobot.rollout.photos import photo_file
 from dzrobot.rollout.policy_spec import PolicySpec
 
 pytest.importorskip("plotly", reason="no plotly: pip install -e '.[report]'")
 pytest.importorskip("statsmodels", reason="no statsmodels: pip install -e '.[report]'")
 
+PHOTO = np.full((8, 16, 3), (200, 60, 20), np.uint8)
 HOSTILE = (
     "</script><script>document.title='taken'</script><img src=x onerror=\"alert(1)\">{{ 7*7 }}"
 )
@@ -40,6 +44,10 @@ def results(tmp_path_factory):
     run(root / "still", "hold")
     records = list(RecordFile(root / "steer").records.values())
     records = [replace(one, task=HOSTILE) if one.task_id else one for one in records]
+    # As an evaluation on an arm takes one of every initial state.
+    photo = photo_file(root / "still", records[0].case)
+    photo.parent.mkdir()
+    photo.write_bytes(encode_png(PHOTO))
     records[-2] = Record.failed(cases(root)[records[-2].case], HOSTILE)
     lines = [json.dumps(asdict(record)) for record in records]
     (root / "steer" / RECORDS_FILE).write_text("\n".join(lines) + "\n")
@@ -89,6 +97,14 @@ def test_it_holds_every_episode_and_plays_its_videos_from_beside_itself(results,
             assert (pair.parent / run["video"]).stat().st_size > 0
 
 
+def test_the_photo_of_an_initial_state_stands_beside_the_episode(pair):
+    first, *others = page_data(pair)["episodes"]
+    steer, still = first["runs"]
+    assert steer["photo"] is None
+    np.testing.assert_array_equal(read_png(pair.parent / still["photo"]), PHOTO)
+    assert {run["photo"] for episode in others for run in episode["runs"]} == {None}
+
+
 def test_nothing_is_fetched_and_texts_from_outside_stay_texts(pair):
     text = pair.read_text()
     assert not re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=.?(?:https?:)?//", text)
@@ -102,7 +118,7 @@ def test_nothing_is_fetched_and_texts_from_outside_stay_texts(pair):
 @pytest.mark.parametrize("place", ["../outside.mp4.txt", "/etc/passwd", "videos/none.mp4"])
 def test_nothing_but_videos_is_copied_from_where_a_record_points(results, place, tmp_path):
     folder = tmp_path / "results"
-    shutil.copytree(results / "still", folder, ignore=shutil.ignore_patterns("report"))
+    shutil.copytree(results / "still", folder, ignore=shutil.ignore_patterns("report", "starts"))
     (tmp_path / "outside.mp4.txt").write_text("secret")
     records = RecordFile(folder).records.values()
     lines = [json.dumps(asdict(replace(record, video=place))) for record in records]
@@ -249,6 +265,16 @@ def test_a_browser_filters_sorts_and_plays(browser, pair):
         expected = min(ends / 2, film.get_property("duration"))
         assert film.get_property("currentTime") == pytest.approx(expected, abs=0.01)
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_a_browser_shows_the_photo_of_an_initial_state(browser, pair):
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    browser.get(pair.as_uri())
+    first, *_ = page_data(pair)["episodes"]
+    press(browser, f"tr[data-case='{first['case']}']")
+    loaded = "return [...document.querySelectorAll('#episode img')].map(i => i.naturalWidth)"
+    WebDriverWait(browser, 60).until(lambda _: browser.execute_script(loaded) == [PHOTO.shape[1]])
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

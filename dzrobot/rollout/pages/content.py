@@ -132,6 +132,7 @@ def _task(row: Row, name: tuple[str, int | None]) -> str:
 def episode_rows(
     content: Content,
     videos: Mapping[tuple[str, str], str],
+    photos: Mapping[tuple[str, str], str],
     predicted: Mapping[str, Mapping[str, Predicted]],
 ) -> list[dict[str, Any]]:
     """Return a row for every episode, with what came of it in every run.
@@ -139,6 +140,7 @@ def episode_rows(
     Args:
         content: What is shown.
         videos: Where the video of (letter, case) lies, relative to the page.
+        photos: The same of the photo of its initial state.
         predicted: What is kept of predictions, by letter and case.
     """
     return [
@@ -155,6 +157,7 @@ def episode_rows(
                     videos.get((run.letter, case.name)),
                     predicted[run.letter].get(case.name),
                 )
+                | {"photo": photos.get((run.letter, case.name))}
                 for run in content.runs
             ],
         }

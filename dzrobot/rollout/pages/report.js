@@ -115,7 +115,12 @@ function film(run, name) {
   const seen = run.video
     ? video(run.video)
     : element("p", { className: "faint" }, "no video is kept of this episode");
-  return element("figure", {}, caption, seen);
+  const figure = element("figure", {}, caption, seen);
+  if (run.photo) figure.append(
+    element("img", { src: run.photo, alt: "the initial state, all cameras side by side" }),
+    element("p", { className: "faint" }, "the initial state, before the policy acted"),
+  );
+  return figure;
 }
 
 // The browser's own controls lie over the image, and hide a small one: ours stand below it.

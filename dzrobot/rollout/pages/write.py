@@ -23,6 +23,7 @@ from dzrobot.rollout.pages.content import (
 )
 from dzrobot.rollout.pages.predicted import mean_scores, write_prediction
 from dzrobot.rollout.pages.quality import QUALITIES, QualityRow, ScoredRun, quality_rows
+from dzrobot.rollout.photos import photo_file
 
 PAGE_FILE = "report.html"
 MEDIA_FOLDER = "media"
@@ -51,14 +52,12 @@ def write_page(
     content = read_content(folders)
     with explained(f"write {output}", ProtocolError):
         output.mkdir(parents=True, exist_ok=True)
-        videos = {
-            (run.letter, name): path
-            for run in content.runs
-            for name, path in _copied_videos(run, output).items()
-        }
+        videos = _copied(content, output, _film_of, ".mp4")
+        photos = _copied(content, output, _photo_of, "-start.png")
         predicted = _written_predictions(content, output, show)
         page = output / PAGE_FILE
-        write_text(page, _rendered(content, episode_rows(content, videos, predicted), predicted))
+        episodes = episode_rows(content, videos, photos, predicted)
+        write_text(page, _rendered(content, episodes, predicted))
     return page
 
 
@@ -76,21 +75,33 @@ def _written_predictions(
     return predicted
 
 
-def _copied_videos(run: Run, output: Path) -> dict[str, str]:
-    """Copy the videos of ``run`` below ``output``; return where they lie, by case."""
-    places: dict[str, str] = {}
-    for case in run.cases:
-        record = run.records.get(case.name)
-        source = None if record is None else film_of(run.folder, record)
-        if source is None:
-            continue
-        place = Path(MEDIA_FOLDER) / run.letter.lower() / f"{case.name}.mp4"
-        target = output / place
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists() or not _same(source, target):
-            shutil.copy2(source, target)
-        places[case.name] = place.as_posix()
+def _copied(
+    content: Content, output: Path, find: Callable[[Run, str], Path | None], ending: str
+) -> dict[tuple[str, str], str]:
+    """Copy a file of each episode below ``output``; return where they lie, by letter and case."""
+    places: dict[tuple[str, str], str] = {}
+    for run in content.runs:
+        for case in run.cases:
+            source = find(run, case.name)
+            if source is None:
+                continue
+            place = Path(MEDIA_FOLDER) / run.letter.lower() / f"{case.name}{ending}"
+            target = output / place
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.exists() or not _same(source, target):
+                shutil.copy2(source, target)
+            places[run.letter, case.name] = place.as_posix()
     return places
+
+
+def _film_of(run: Run, case: str) -> Path | None:
+    record = run.records.get(case)
+    return None if record is None else film_of(run.folder, record)
+
+
+def _photo_of(run: Run, case: str) -> Path | None:
+    photo = photo_file(run.folder, case)
+    return photo if photo.is_file() and not photo.is_symlink() else None
 
 
 def _same(one: Path, other: Path) -> bool:
