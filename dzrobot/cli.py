@@ -42,7 +42,7 @@ COMMANDS = {
     "plan": ("plan", "check a training run and tell what it will need"),
     "bench": ("bench", "forecast the speed of training and acting"),
     "emulate": ("emulate", "start an emulated robot and cameras"),
-    "doctor": ("doctor", "check a workcell, or a dataset"),
+    "doctor": ("doctor", "check a workcell, a dataset, or a device"),
     "serve": ("serve", "let robots and simulators elsewhere use a policy of this machine"),
     "record": ("record", "record demonstrations on the robot"),
     "replay": ("replay", "replay recorded actions"),

@@ -1,4 +1,4 @@
-"""``dzrobot doctor``: is a workcell ready, and does a dataset mean what an environment does?"""
+"""``dzrobot doctor``: looks at a workcell, a dataset, or a device that people steer with."""
 
 import argparse
 from collections.abc import Iterable
@@ -9,12 +9,13 @@ from rich.console import Console
 
 from dzrobot.commands import flags
 from dzrobot.commands.doctor_data import add_data_arguments, findings
+from dzrobot.commands.doctor_device import add_device_arguments, readings
 from dzrobot.envs.franka.diagnostics import diagnose
 from dzrobot.envs.franka.make import load_workcell, located
 from dzrobot.errors import ConfigError
 from dzrobot.progress import progress_bar
 
-SUMMARY = "check a workcell, or a dataset"
+SUMMARY = "check a workcell, a dataset, or a device that people steer with"
 
 _COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep what each camera shows in this folder",
     )
     franka.add_argument("--address", type=flags.text, help="of the arm; replaces the workcell's")
+    add_device_arguments(kinds.add_parser("device", help="show what a device says; nothing moves"))
     add_data_arguments(
         kinds.add_parser(
             "data",
@@ -66,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.kind == "data":
             show = held.enter_context(progress_bar("replays"))
             lines: Iterable[_Line] = findings(arguments, show)
+        elif arguments.kind == "device":
+            lines = readings(arguments)
         else:
             lines = _workcell(arguments, held)
         return _printed(lines)

@@ -54,6 +54,19 @@ def number(least: float, most: float = math.inf) -> Callable[[str], float]:
     return read
 
 
+def numbers_of(count: int) -> Callable[[str], tuple[float, ...]]:
+    """Return a type of so many finite numbers, such as ``0,-0.5,1.2``."""
+    one = number(-math.inf)
+
+    def read(written: str) -> tuple[float, ...]:
+        parts = written.split(",")
+        if len(parts) != count:
+            raise _refusal(written, f"{count} numbers with commas between them")
+        return tuple(map(one, parts))
+
+    return read
+
+
 def text(written: str) -> str:
     """Type of names: anything but nothing."""
     if not written.strip():

@@ -1,7 +1,7 @@
 """What a person steers a robot with, whatever it is: one reading at a time."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from dzrobot.errors import RobotError
@@ -37,6 +37,9 @@ class TeleopReading:
 
     ends: bool = False
     """Whether the button is pressed that ends the episode."""
+
+    shown: Mapping[str, float] = field(default_factory=dict)
+    """What the device says by its own names, for people who set it up."""
 
 
 class TeleopDevice(Protocol):

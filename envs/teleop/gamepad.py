@@ -1,10 +1,10 @@
 """A gamepad, by pygame's SDL, which knows the layouts of several hundred."""
 
 import os
-from typing import Any
+from typing import Any, get_args
 
 from dzrobot.envs.teleop.device import TeleopReading, listed, the_only
-from dzrobot.envs.teleop.settings import GamepadConfig, shaped
+from dzrobot.envs.teleop.settings import GamepadButton, GamepadConfig, shaped
 from dzrobot.errors import RobotError
 
 PACKAGES = ("pygame",)
@@ -66,11 +66,13 @@ class GamepadSource:
                 self._presses += event.button == _number("BUTTON", config.gripper)
         if not self._pad.attached():
             raise RobotError("it is no longer connected")
+        axes = self._axes()
         return TeleopReading(
             active=config.deadman is None or self._is_down(config.deadman),
-            motion=shaped(self._axes(), config.axes, config),
+            motion=shaped(axes, config.axes, config),
             presses=self._presses,
             ends=config.end is not None and self._is_down(config.end),
+            shown=axes | {name: float(self._is_down(name)) for name in get_args(GamepadButton)},
         )
 
     def close(self) -> None:

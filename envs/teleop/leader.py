@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from dzrobot.envs.teleop.device import TeleopReading
@@ -92,7 +93,12 @@ class LeaderSource:
         if config.deadman_id is not None:
             lever = angles[config.deadman_id]
             held = _share(lever, config.deadman_rest_rad, config.deadman_held_rad)
-        return TeleopReading(active=held > _HALF, joints=joints, closed=pulled > _HALF)
+        return TeleopReading(
+            active=held > _HALF,
+            joints=joints,
+            closed=pulled > _HALF,
+            shown={f"servo {number}": angle for number, angle in angles.items()},
+        )
 
     def angles(self) -> dict[int, float]:
         """Return what every servo shows (rad), by id.
@@ -121,6 +127,24 @@ class LeaderSource:
         port, self._port = self._port, None
         if port is not None:
             port.closePort()
+
+
+def offsets_at(
+    config: LeaderConfig, shown: Sequence[float], joints: Sequence[float]
+) -> tuple[float, ...]:
+    """Return the ``offsets_rad`` (7,) with which a leader that shows one posture shows another.
+
+    Args:
+        config: Its settings until now.
+        shown: Joints (7,) that it shows, rad.
+        joints: Joints (7,) that it is to show, rad: of the posture it stands in.
+    """
+    return tuple(
+        offset + sign * (now - at)
+        for offset, sign, now, at in zip(
+            config.offsets_rad, config.signs, shown, joints, strict=True
+        )
+    )
 
 
 def _share(value: float, rest: float, whole: float) -> float:

@@ -67,11 +67,13 @@ class SpaceMouseSource:
             if self._reports == before:
                 break
         config, pressed = self._config, state.buttons
+        axes = {name: state[name] for name in SPACEMOUSE_AXES}
         return TeleopReading(
             active=config.deadman is None or bool(pressed[config.deadman]),
-            motion=shaped({name: state[name] for name in SPACEMOUSE_AXES}, config.axes, config),
+            motion=shaped(axes, config.axes, config),
             presses=self._presses,
             ends=config.end is not None and bool(pressed[config.end]),
+            shown=axes | {f"button {number}": float(down) for number, down in enumerate(pressed)},
         )
 
     def close(self) -> None:
