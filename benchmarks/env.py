@@ -14,6 +14,7 @@ import numpy as np
 import dzrobot  # noqa: F401
 from dzrobot.envs.libero.assets import assets_folder
 from dzrobot.errors import SimulatorError
+from dzrobot.training.bench.stepping import seconds, sparing
 
 ACTION = np.array([0.1, 0, 0, 0, 0, 0, -1], np.float32)
 
@@ -27,25 +28,17 @@ def bare(env):
     return env.unwrapped.simulation.env.step
 
 
-def seconds(step, count):
-    """Return (wall, processor) seconds per step."""
-    wall, processor = time.perf_counter(), time.process_time()
-    for _ in range(count):
-        step(ACTION)
-    return np.array([time.perf_counter() - wall, time.process_time() - processor]) / count
-
-
 def overhead(env_id, pairs, block):
     """Return (steps/s, wall ratio, processor ratio, reset s): blocks of both, taken in turns."""
     env = make(env_id)
     env.reset(seed=0)
     inner = bare(env)
     for step in (env.step, inner):
-        seconds(step, 2)
+        seconds(step, ACTION, 2)
     ratios, times = [], []
     for pair in range(pairs):
         order = (env.step, inner) if pair % 2 else (inner, env.step)
-        took = {step: seconds(step, block) for step in order}
+        took = {step: seconds(step, ACTION, block) for step in order}
         ratios.append(took[env.step] / took[inner])
         times.append(took[env.step][0])
     start = time.perf_counter()
@@ -56,20 +49,6 @@ def overhead(env_id, pairs, block):
     return 1 / statistics.median(times), wall, processor, reset
 
 
-def sparing(env, every):
-    """Return the step function of ``env`` that leaves out all images but every so many."""
-    taken = 0
-
-    def step(action):
-        nonlocal taken
-        taken += 1
-        if taken % every:
-            env.unwrapped.omit_frames()
-        return env.step(action)
-
-    return step
-
-
 def omission(env_id, pairs, every):
     """Return (steps/s, wall ratio, processor ratio) of one image in ``every`` against all."""
     env = make(env_id)
@@ -78,7 +57,7 @@ def omission(env_id, pairs, every):
     ratios, times = [], []
     for pair in range(pairs):
         order = (env.step, some) if pair % 2 else (some, env.step)
-        took = {step: seconds(step, every) for step in order}
+        took = {step: seconds(step, ACTION, every) for step in order}
         ratios.append(took[env.step] / took[some])
         times.append(took[some][0])
     env.close()

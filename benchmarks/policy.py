@@ -9,7 +9,6 @@ Weights are random.
 """
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -41,6 +40,7 @@ from dzrobot.policies.dreamzero.network.world_action import (
     TrainBatch,
     WorldActionModel,
 )
+from dzrobot.training.bench.measuring import in_turns, synchronize
 
 TINY = NetworkConfig(
     dit=DiTConfig(
@@ -73,8 +73,7 @@ class Bench:
 
     def sync(self) -> None:
         """Wait for the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(self.device)
 
     def compare(self, name: str, plain: Callable[[], Tensor], fast: Callable[[], Tensor]) -> None:
         """Print how much faster ``fast`` is than ``plain``, once both gave the same."""
@@ -83,15 +82,7 @@ class Bench:
         limit = 1e-4 if self.model.model.dtype == torch.float32 else 5e-2
         if not error <= limit:
             raise SystemExit(f"{name}: the two forms differ by {error:.1e} (allowed {limit:.0e})")
-        times = {"plain": [], "fast": []}
-        for _ in range(self.repeats):
-            for key, function in (("plain", plain), ("fast", fast)):
-                self.sync()
-                start = time.perf_counter()
-                function()
-                self.sync()
-                times[key].append(time.perf_counter() - start)
-        slow, quick = (1e3 * statistics.median(times[key]) for key in ("plain", "fast"))
+        slow, quick = (1e3 * t for t in in_turns((plain, fast), self.repeats, self.device))
         print(
             f"{name:46s} {slow:10.1f} ms {quick:10.1f} ms {slow / quick:6.2f}x   error {error:.0e}"
         )

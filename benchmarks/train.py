@@ -42,6 +42,7 @@ from dzrobot.policies.dreamzero.network.world_action import (
 )
 from dzrobot.policies.dreamzero.tiny import tiny_config
 from dzrobot.training.architecture import run_network
+from dzrobot.training.bench.measuring import GIB, device_name
 from dzrobot.training.config import ModelConfig
 from dzrobot.training.distributed import DistributedEnvironment, init_distributed
 from dzrobot.training.keyed import sample_noise
@@ -53,12 +54,10 @@ from dzrobot.training.planning.flops import (
     recomputed_share,
     sample_shape,
 )
+from dzrobot.training.planning.published import GOAL_RATES, PUBLISHED_RATES
 
-PUBLISHED = {"5b": 4.44, "14b": 0.150}
-"""Samples per second and GPU, 8 x H100, DROID with three views."""
-
-TARGET = {"5b": 8.0, "14b": 0.25}
-GIB = 2**30
+PUBLISHED = {name.lower(): rate for name, rate in PUBLISHED_RATES.items()}
+TARGET = {"5b": GOAL_RATES["5B, all weights"], "14b": GOAL_RATES["14B, LoRA"]}
 
 
 def main() -> None:
@@ -92,13 +91,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--budget", type=float, default=420, help="seconds after which none starts")
     return parser.parse_args()
-
-
-def device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory / GIB
-        return f"{torch.cuda.get_device_name(device)} ({total:.0f} GiB)"
-    return "CPU"
 
 
 def make_bench(variant: str, world: DistributedEnvironment, options: argparse.Namespace) -> Bench:

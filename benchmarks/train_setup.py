@@ -25,13 +25,14 @@ from dzrobot.policies.dreamzero.network.world_action import (
     TrainBatch,
     WorldActionModel,
 )
+from dzrobot.training.bench.measuring import record_noise, synchronize, timed
 from dzrobot.training.build import empty_network
 from dzrobot.training.config import OptimConfig, ParallelConfig
 from dzrobot.training.distributed import DistributedEnvironment
 from dzrobot.training.keyed import sample_noise
 from dzrobot.training.optim import Optimizer
 from dzrobot.training.parallel import DTYPES, clean_name, parallelize
-from dzrobot.training.planning.devices import peak_tflops
+from dzrobot.training.planning.devices import device_peak
 
 PROMPT_ROWS = 100
 
@@ -72,13 +73,11 @@ class Bench:
     @property
     def peak(self) -> float | None:
         """Return the dense bf16 peak of the device in TFLOP/s, where it is known."""
-        device = self.world.device
-        return peak_tflops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+        return device_peak(self.world.device)
 
     def sync(self) -> None:
         """Wait for the device."""
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(self.world.device)
 
 
 def parallel_config(bench: Bench, case: Case) -> ParallelConfig:
@@ -184,7 +183,6 @@ class Running:
 def loader_batches(bench: Bench, mbs: int, options: argparse.Namespace) -> Iterator[Any]:
     """Record a small dataset and return a loader over it, statistics included."""
     from dzrobot.policies.dreamzero.tiny import tiny_metadata
-    from dzrobot.recording.writer import EpisodeWriter
     from dzrobot.training.data import (
         LoaderOptions,
         LoaderPlan,
@@ -196,12 +194,7 @@ def loader_batches(bench: Bench, mbs: int, options: argparse.Namespace) -> Itera
     robot = replace(bench.robot, language_features=())
     root = Path(tempfile.mkdtemp(prefix="train-bench-"))
     os.environ["DZROBOT_CACHE"] = str(root / "cache")
-    rng = np.random.default_rng(0)
-    with EpisodeWriter(root / "data", robot, fps=15, video=True) as writer:
-        for _ in range(6):
-            for i in range(200):
-                writer.add_frame(*recorded_frame(robot, rng, i))
-            writer.save_episode()
+    record_noise(root / "data", robot, episodes=6, frames=200)
     spec = SourceSpec(paths=[root / "data"], embodiment=robot, metadata=tiny_metadata(robot))
     data = TrainingData.open([spec], seed=0)
     plan = LoaderPlan(global_batch=mbs, micro_batch=mbs, stop_step=10_000)
@@ -209,18 +202,6 @@ def loader_batches(bench: Bench, mbs: int, options: argparse.Namespace) -> Itera
     return iter(
         build_loader(data, plan, LoaderOptions(num_workers=options.workers, pin_memory=pinned))
     )
-
-
-def recorded_frame(robot: Embodiment, rng: np.random.Generator, i: int) -> tuple[dict, dict]:
-    observation: dict[str, Any] = {robot.language: "put the cup on the plate"}
-    for view in robot.views:
-        height, width = view.resolution
-        ramp = np.add.outer(np.arange(height), np.arange(width) + 3 * i)[..., None] * [1, 2, 3]
-        observation[view.key] = ((ramp + rng.integers(0, 12, ramp.shape)) % 256).astype(np.uint8)
-    for part in robot.state:
-        observation[part.key] = rng.uniform(-1, 1, part.dim).astype(np.float32)
-    action = {p.key: rng.uniform(-1, 1, p.dim).astype(np.float32) for p in robot.action}
-    return observation, action
 
 
 def one_step(
@@ -232,31 +213,30 @@ def one_step(
     device = bench.world.device
 
     @contextmanager
-    def timed(name: str) -> Iterator[None]:
+    def stage(name: str) -> Iterator[None]:
         if stages is None:
             yield
             return
-        bench.sync()
-        before = clock()
-        yield
-        bench.sync()
-        stages[name] = (clock() - before) * 1e3
+        spent: list[float] = []
+        with timed(spent, device, clock):
+            yield
+        stages[name] = spent[0] * 1e3
 
     views, vectors = running.batches.next()
     mbs = len(vectors["state"])
-    with timed("augment"):
+    with stage("augment"):
         moved = {key: frames.to(device, non_blocking=True) for key, frames in views.items()}
         draws = [draw_augmentation(0, i) for i in range(mbs)]
         images = encode_views(moved, bench.robot, draws)
-    with timed("encoders"):
+    with stage("encoders"):
         prepared = prepare(model, images, vectors, running.batches.prompt)
-    with timed("forward"):
+    with stage("forward"):
         noise = sample_noise(bench.config, prepared, 0, step, range(mbs))
         counts = LossCounts(samples=float(mbs), actions=float(mbs))
         losses = model.loss(prepared, noise, counts)
-    with timed("backward"):
+    with stage("backward"):
         losses.loss.backward()
-    with timed("optimizer"):
+    with stage("optimizer"):
         if optimizer is not None:
             optimizer.step()
         else:

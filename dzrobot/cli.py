@@ -40,7 +40,7 @@ COMMANDS = {
     "export": ("export", "write a checkpoint of a training run as a policy's"),
     "plot": ("plot", "draw losses and success of runs against the training step"),
     "plan": ("plan", "check a training run and tell what it will need"),
-    "bench": ("bench", "forecast the speed of training and acting"),
+    "bench": ("bench", "measure the speed of training, acting and simulating, or forecast it"),
     "emulate": ("emulate", "start an emulated robot and cameras"),
     "doctor": ("doctor", "check a workcell, a dataset, or a device"),
     "serve": ("serve", "let robots and simulators elsewhere use a policy of this machine"),

@@ -128,7 +128,7 @@ class Trainer:
     def _train(self, log: RunLog) -> bool:
         config, world = self.components.config, self.components.world
         last = config.runner.max_steps
-        batches = self._batches(last)
+        batches = self.batches(last)
         while self.step < last:
             outcome = self.train_step(batches)
             self.step += 1
@@ -159,7 +159,8 @@ class Trainer:
         self._checkpoints.finish()
         return True
 
-    def _batches(self, last: int) -> Iterator[CollatedBatch]:
+    def batches(self, last: int) -> Iterator[CollatedBatch]:
+        """Return this rank's micro-batches from the present step up to step ``last``."""
         config, world = self.components.config, self.components.world
         plan = LoaderPlan(
             global_batch=config.runner.global_batch_size,

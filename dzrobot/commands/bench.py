@@ -1,33 +1,216 @@
-"""``dzrobot bench``: how fast training and acting are, or are expected to be."""
+"""``dzrobot bench``: how fast training, acting, reading and simulating are, here or elsewhere."""
 
 import argparse
+from collections.abc import Iterator
 
+import numpy as np
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+
+from dzrobot.commands import flags
+from dzrobot.documents import validated
 from dzrobot.errors import ConfigError
+from dzrobot.files import explained, write_json
+from dzrobot.progress import progress_bar
+from dzrobot.training.bench.document import (
+    PARTS,
+    BenchComparison,
+    BenchResult,
+    BenchSettings,
+    Ratio,
+    read_result,
+)
 
-SUMMARY = "forecast the speed of training and acting"
+SUMMARY = "measure the speed of training, acting and simulating, or forecast it"
+
+PAIRS = 5
+"""Rounds of two builds in turns, unless it is said how many."""
+
+_SETTINGS = tuple(BenchSettings.model_fields)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``dzrobot bench``."""
     parser.description = (
-        "Forecast how fast the published networks train and act on accelerators: both run through "
-        "at full size without weights, on this machine's processor, in about a minute."
+        "Measure, by default, the bundled policy and Lift on this machine: time of a chunk by its\n"
+        "place in the memory's window, training, decoding, simulation, a short evaluation, and\n"
+        "memory; each part in a process of its own. Two minutes on a processor."
     )
     parser.add_argument(
+        "overrides", nargs="*", default=None, metavar="section.field=value",
+        help="any field of the recipe",
+    )  # fmt: skip
+    parser.add_argument(
+        "--parts", type=flags.names, metavar="a,b", help=f"of {','.join(PARTS)} (default: all)"
+    )
+    parser.add_argument(
+        "--repeats", type=flags.whole(1, 10_000), help="measurements of each thing (default: 10)"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        type=flags.text,
+        help="policy: a folder or hub id (default: the bundled one)",
+    )
+    parser.add_argument(
+        "--embodiment", type=flags.text, help="robot that it acts as: a tag, or module:NAME"
+    )
+    parser.add_argument(
+        "--device", type=flags.device, help="of networks (default: a GPU where torch sees one)"
+    )
+    parser.add_argument(
+        "--compile", action="store_true", default=None, help="compile the policy's blocks"
+    )
+    parser.add_argument(
+        "--recipe", type=flags.text,
+        help="of training and data (default: the bundled policy, trained on made-up recordings)",
+    )  # fmt: skip
+    parser.add_argument("--env", type=flags.text, help="a simulator (default: dzrobot/lift-v0)")
+    parser.add_argument(
+        "--workers", type=flags.whole(0, 1024),
+        help="simulators of the evaluation (default: 0, in the policy's process)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--against", type=flags.path, metavar="TREE_OR_RESULT",
+        help="another checkout of dzrobot, which is measured in turns with this one, or a file "
+        "that --json wrote",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pairs", type=flags.whole(2, 1000),
+        help=f"with --against TREE: how often both are measured (default: {PAIRS})",
+    )  # fmt: skip
+    parser.add_argument("--json", type=flags.path, metavar="FILE", help="write the numbers to FILE")
+    parser.add_argument(
         "--forecast", action="store_true",
-        help="rehearse and compute: the only kind of result so far",
+        help="measure nothing: rehearse the published networks at full size and compute their "
+        "speed on accelerators",
     )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the tables."""
-    if not args.forecast:
-        raise ConfigError(
-            "nothing to do: `dzrobot bench` computes forecasts and measures nothing yet; give "
-            "--forecast"
-        )
+    """Measure, print the table, and return 0."""
+    given = {name: value for name in _SETTINGS if (value := getattr(args, name)) not in (None, [])}
+    if args.forecast:
+        return _forecast(args, given)
+    if args.pairs is not None and (args.against is None or args.against.is_file()):
+        raise ConfigError("--pairs needs --against TREE: a finished result cannot be run again")
+    given.setdefault("device", flags.device("auto"))
+    settings = validated(given, BenchSettings, "the flags", ConfigError)
+    console = Console(width=None if Console().is_terminal else 130, highlight=False)
+    result = _measured(args, settings)
+    tables = _tables(result) if isinstance(result, BenchResult) else _comparison(result)
+    for line in tables:
+        console.print(line, soft_wrap=isinstance(line, str), markup=False)
+    if args.json is not None:
+        _write(args, result)
+    return 0
+
+
+def _forecast(args: argparse.Namespace, given: dict[str, object]) -> int:
+    given |= {
+        name: value for name in ("against", "pairs", "json") if (value := getattr(args, name))
+    }
+    if given:
+        raise ConfigError(f"--forecast measures nothing: leave {', '.join(sorted(given))} out")
     from dzrobot.training.planning.published import forecast_tables
 
     for line in forecast_tables():
         print(line)
     return 0
+
+
+def _measured(args: argparse.Namespace, settings: BenchSettings) -> BenchResult | BenchComparison:
+    from dzrobot.training.bench import processes
+
+    if args.against is None:
+        with progress_bar("measuring", every=10) as show:
+            return processes.measure_build(settings, show)
+    if args.against.is_dir():
+        with progress_bar("measuring", every=10) as show:
+            return processes.compare_with_tree(settings, args.against, args.pairs or PAIRS, show)
+    base = read_result(args.against)
+    with progress_bar("measuring", every=10) as show:
+        return processes.compare_with_result(settings, base, show)
+
+
+def _write(args: argparse.Namespace, result: BaseModel) -> None:
+    with explained(f"write {args.json}", ConfigError):
+        write_json(args.json, result.model_dump(mode="json"))
+
+
+def _tables(result: BenchResult) -> Iterator[str | Table]:
+    """Yield one build's table and what belongs to it."""
+    machine = next(iter(result.parts.values()))
+    yield _where(result)
+    table = Table(title=f"dzrobot {machine.version}, {machine.tree}", title_justify="left")
+    table.add_column("part")
+    table.add_column("what", overflow="fold")
+    for name in ("p50", "p95", "unit", "n"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for part, found in result.parts.items():
+        for one in found.measurements:
+            p50, p95 = np.percentile(one.values, (50, 95))
+            table.add_row(part, one.name, _short(p50), _short(p95), one.unit, str(len(one.values)))
+    yield table
+    yield from _notes(result)
+
+
+def _where(result: BenchResult) -> str:
+    machine = next(iter(result.parts.values())).machine
+    return (
+        f"networks on {machine.device}; {machine.processor}, {machine.cores} cores, "
+        f"{machine.threads} thread{'s' if machine.threads > 1 else ''} per process; Python "
+        f"{machine.python}, torch {machine.torch}"
+    )
+
+
+def _notes(result: BenchResult) -> Iterator[str]:
+    yield from dict.fromkeys(note for found in result.parts.values() for note in found.notes)
+
+
+def _comparison(result: BenchComparison) -> Iterator[str | Table]:
+    """Yield the ratios of two builds."""
+    first = BenchResult(settings=result.settings, parts=result.own[0])
+    base, own = (next(iter(side[0].values())) for side in (result.base, result.own))
+    yield _where(first)
+    yield f"base  dzrobot {base.version}, {base.tree}"
+    yield f"this  dzrobot {own.version}, {own.tree}"
+    paired = any(ratio.pairs for ratio in result.ratios)
+    table = Table(
+        title="this build over the base, in turns" if paired
+        else "this build over the base, which was measured at another time",
+        title_justify="left",
+    )  # fmt: skip
+    table.add_column("part")
+    table.add_column("what", overflow="fold")
+    for name in ("unit", "base", "this", "ratio", "95 %", "verdict"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for ratio in result.ratios:
+        table.add_row(
+            ratio.part, ratio.name, ratio.unit, _short(ratio.base), _short(ratio.own),
+            "-" if ratio.ratio is None else f"{ratio.ratio:.3f}", _span(ratio), _verdict(ratio),
+        )  # fmt: skip
+    yield table
+    if not paired:
+        yield (
+            "The interval is of repeats within two processes: what differs between processes, or "
+            "has changed on the machine since, is not in it. --against TREE has both."
+        )
+    yield from _notes(first)
+
+
+def _span(ratio: Ratio) -> str:
+    return "-" if ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
+
+
+def _verdict(ratio: Ratio) -> str:
+    """Return which build is better, where the interval leaves out 1."""
+    if ratio.low is None or ratio.high is None or ratio.better == "neither":
+        return "-"
+    if ratio.low <= 1 <= ratio.high:
+        return "no difference shown"
+    return "better" if (ratio.low > 1) == (ratio.better == "more") else "worse"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"

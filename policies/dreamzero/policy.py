@@ -103,6 +103,9 @@ class DreamZeroPolicy:
         self.source = parts.source
         """Where the weights come from, for records."""
 
+        self.planning_s = 0.0
+        """Seconds that plans have taken so far, all sessions, from observation to actions."""
+
         self._network, self._pipeline = parts.network, parts.pipeline
         check_compatible(self.embodiment, self._network.config, shorter=True)
         if self.options.compile:
@@ -536,6 +539,7 @@ class DreamZeroPolicy:
             for ticket, action in zip(tickets, predicted, strict=True)
         ]
         done = time.perf_counter()
+        self.planning_s += done - began
         marks = {"encode_ms": (began, encoded), "generate_ms": (encoded, generated)}
         marks |= {"decode_ms": (generated, done), "total_ms": (began, done)}
         timing = {name: 1000 * (stop - start) for name, (start, stop) in marks.items()}

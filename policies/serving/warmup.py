@@ -1,5 +1,6 @@
 """The first calls, which compile and allocate, and the room that they leave for sessions."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,18 +50,11 @@ def warm_up(policy: PlanningPolicy, options: ServeOptions) -> SessionCapacity:
         ConfigError: fewer sessions fit than are asked for, or none.
     """
     robot = policy.embodiment
-    policy.reset(_SESSION)
-    policy.infer_batch([blank(robot, None)], [_SESSION])
-    measured = policy.footprint(_SESSION)
-    # The window's places differ in shape; it begins anew when it is full.
-    place = -1
-    for _ in range(_PLACES if policy.history != "off" else 0):
-        if policy.stage(_SESSION) <= place:
-            break
-        place = policy.stage(_SESSION)
-        policy.infer_batch([blank(robot, RECENT)], [_SESSION])
-        found = policy.footprint(_SESSION)
-        measured = found if found.session >= measured.session else measured
+    later = blank(robot, RECENT) if policy.history != "off" else None
+    found = [
+        policy.footprint(_SESSION) for _ in walk_window(policy, _SESSION, blank(robot, None), later)
+    ]
+    measured = max(reversed(found), key=lambda footprint: footprint.session)
     policy.evict(_SESSION)
     # A call of several sessions works on copies of what they remember.
     copies = measured.session * options.max_batch if options.max_batch > 1 else 0
@@ -78,6 +72,30 @@ def warm_up(policy: PlanningPolicy, options: ServeOptions) -> SessionCapacity:
         session_bytes=measured.session,
         free_bytes=measured.free,
     )
+
+
+def walk_window(
+    policy: PlanningPolicy, session: str, first: Observation, later: Observation | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Plan once in every place of the memory's window; yield (latent frame it begins at, plan).
+
+    Places differ in shape. The window begins anew when it is full.
+
+    Args:
+        policy: What plans; the session is left open.
+        session: Begun anew.
+        first: What the first plan sees.
+        later: What all others see; None: there is one place.
+    """
+    policy.reset(session)
+    yield 0, policy.infer_batch([first], [session])[0]
+    place = -1
+    for _ in range(_PLACES if later is not None else 0):
+        if policy.stage(session) <= place:
+            return
+        place = policy.stage(session)
+        assert later is not None, "there are further places"
+        yield place, policy.infer_batch([later], [session])[0]
 
 
 def blank(robot: Embodiment, frames: int | None) -> Observation:

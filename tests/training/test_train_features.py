@@ -29,7 +29,7 @@ def trained(solo, root, folder, *, cached):
     """Return a run of a few steps and its trainer."""
     changes = {"runner__output_dir": folder, "data__augment": False}
     run = Trainer(build(train_worlds.config(root, data__cache_features=cached, **changes), solo))
-    batches = run._batches(STEPS)
+    batches = run.batches(STEPS)
     for _ in range(STEPS):
         run.train_step(batches)
     return run

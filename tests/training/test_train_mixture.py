@@ -78,7 +78,7 @@ def mixture_run(world, folder, solo, **changes):
 
 def train(run):
     """Return the sources of all samples, and the loss of the first and the last step."""
-    batches = run._batches(STEPS)
+    batches = run.batches(STEPS)
     sources, losses = [], []
     original = run.forward_backward
 

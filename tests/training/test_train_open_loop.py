@@ -17,7 +17,7 @@ def errors(data, batch, predicted):
 def test_errors_are_those_of_the_decoded_chunk(train_root, solo):
     run = train_worker.trainer(solo, train_root, runner__micro_batch_size=4)
     data = run.components.datasets.train
-    batch = next(run._batches(1))
+    batch = next(run.batches(1))
     recorded = batch["action"]
     dim = train_worlds.ROBOT.action_dim
     blocks = recorded[..., :dim].reshape(-1, train_worlds.ROBOT.timing.action_horizon, dim)

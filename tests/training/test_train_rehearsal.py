@@ -247,8 +247,3 @@ def test_plan_prints_the_forecast(tmp_path, capsys):
     assert all(device.name in text for device in DEVICES)
     # The recipe computes in float32, and the forecast says so.
     assert "float32 product" in text
-
-
-def test_bench_says_what_it_takes(capsys):
-    assert cli.main(["bench"]) == 2
-    assert "--forecast" in capsys.readouterr().err

@@ -52,7 +52,7 @@ def test_loss_and_gradients_equal_the_recorded_ones(goldens, solo, name):
 
 
 def micro_batches(run, count):
-    batches = run._batches(8)
+    batches = run.batches(8)
     return [next(batches) for _ in range(count)]
 
 
@@ -153,7 +153,7 @@ def test_compiled_blocks_agree_and_are_compiled_once(train_root, solo, monkeypat
         torch.testing.assert_close(compiled[1][name], gradient, rtol=1e-5, atol=1e-6)
     graphs = counters["stats"]["unique_graphs"]
     assert graphs > 0
-    batches = run._batches(8)
+    batches = run.batches(8)
     for _ in range(2):
         run.train_step(batches)
         run.step += 1

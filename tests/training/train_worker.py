@@ -32,7 +32,7 @@ def trainer(world, root, **changes):
 
 def gradients(run, steps=1):
     """Return loss and every whole gradient of the first step, nothing updated."""
-    batches = run._batches(steps)
+    batches = run.batches(steps)
     parts = [next(batches) for _ in range(run._count)]
     counts = run._counts(parts)
     losses = torch.zeros(2)
@@ -130,7 +130,7 @@ def poisoned(world, root, output):
     folder = output / f"poisoned-{world.size}"
     run = trainer(world, root, runner__output_dir=folder)
     corrupt(run, lambda: run.step == 1 and world.rank == world.size - 1)
-    batches = run._batches(8)
+    batches = run.batches(8)
     digests = []
     for _ in range(4):
         run.train_step(batches)
@@ -185,7 +185,7 @@ def first_half(world, root, output):
     """The first half of the steps; the checkpoint is written in the background."""
     folder = output / "halves"
     run = trainer(world, root, runner__output_dir=folder, runner__max_steps=STEPS)
-    batches = run._batches(STEPS)
+    batches = run.batches(STEPS)
     for _ in range(STEPS // 2):
         run.train_step(batches)
         run.step += 1
@@ -237,7 +237,7 @@ def averaged(world, root, output):
     run = trainer(world, root, **changes)
     name = "blocks.0.ffn.0.weight"
     expected = whole(run.components.optimizer.named[name])
-    batches = run._batches(8)
+    batches = run.batches(8)
     for _ in range(3):
         outcome = run.train_step(batches)
         run.step += 1

@@ -42,7 +42,7 @@ def head_train(golden: Golden) -> Results:
         prompt=model.embed_prompts(golden["in.text"], golden["in.text_attention_mask"]),
     )
     prepared = model.prepare(batch)
-    schedule = training_schedule(torch.device("cpu"))
+    schedule = training_schedule(golden.device)
     noise = _noise(golden, model, schedule.timesteps)
     inputs = model.train_inputs(prepared, noise, schedule)
     pairs: dict[str, Tensor | None] = {
@@ -72,7 +72,7 @@ def head_train(golden: Golden) -> Results:
 
 def _losses(golden, model, prepared, noise, options) -> Results:
     model.zero_grad()
-    schedule = training_schedule(torch.device("cpu"))
+    schedule = training_schedule(golden.device)
     video, action = model.model(model.train_inputs(prepared, noise, schedule), options.form)
     losses = model.loss(prepared, noise, options=options)
     losses.loss.backward()
@@ -123,7 +123,7 @@ def _model(golden: Golden) -> WorldActionModel:
     load_weights(model, StateDictSource(values={name: weights[name] for name in weights.tensors}))
     for module in (model.text_encoder, model.image_encoder, model.vae):
         module.requires_grad_(False)
-    return model
+    return model.to(golden.device, golden.dtype)
 
 
 @checker("head_ar_inference")
@@ -177,7 +177,9 @@ def _request(golden: Golden, tag: str, b: int, latents: Tensor | None) -> Infere
         prompt=Prompt(golden[f"{tag}.in.text"][b], golden[f"{tag}.in.text_attention_mask"][b]),
         negative=Prompt(*(rows[min(b, len(rows) - 1)] for rows in negative)),
         latent_video_CFYX=None if latents is None else latents[b],
-        noise=InferenceNoise(golden["noise.video"][b], golden["noise.action"][b]),
+        noise=InferenceNoise(
+            *(golden[f"noise.{name}"][b].to(golden.dtype) for name in ("video", "action"))
+        ),
     )
 
 

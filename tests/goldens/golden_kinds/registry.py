@@ -20,7 +20,7 @@ import json
 import math
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,11 @@ class Golden:
     """One manifest and its tensors."""
 
     path: Path
+    device: torch.device = torch.device("cpu")
+    """Where whole networks (kinds ``head_*``) are run; the others stay on the processor."""
+
+    dtype: torch.dtype = torch.float32
+    """What whole networks compute in."""
 
     @cached_property
     def manifest(self) -> Any:
@@ -76,7 +81,7 @@ class Golden:
 
     def __getitem__(self, name: str) -> Tensor:
         """Return one tensor; bf16 is upcast to fp32, in which everything is computed."""
-        tensor = self.tensors[name]
+        tensor = self.tensors[name].to(self.device)
         return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
     def weights(self, prefix: str = "w.") -> dict[str, Tensor]:
@@ -89,7 +94,8 @@ class Golden:
 
     def companion(self, entry: str = "weights_file") -> "Golden":
         """Return the manifest of another file of the folder that this one names."""
-        return Golden((self.path.parent / self.manifest[entry]).with_suffix(".json"))
+        path = (self.path.parent / self.manifest[entry]).with_suffix(".json")
+        return replace(self, path=path)
 
     def check(self) -> Results:
         """Return the errors of every documented quantity."""
@@ -126,7 +132,7 @@ def relative_l2(actual: Tensor, expected: Tensor) -> float:
     """Return |actual - expected| / |expected|, infinite where the shapes differ."""
     if actual.shape != expected.shape:
         return math.inf
-    actual, expected = actual.detach().double(), expected.detach().double()
+    actual, expected = (tensor.detach().cpu().double() for tensor in (actual, expected))
     size = expected.norm().item()
     return (actual - expected).norm().item() / (size or 1.0)
 

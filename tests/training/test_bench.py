@@ -1,0 +1,239 @@
+"""Measurements of speed: what is written, what is compared with what, and what is refused."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import dzrobot
+from dzrobot import cli
+from dzrobot.commands import bench
+from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.options import PolicyOptions
+from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+from dzrobot.training.bench.acting import chunk_times, covered, measure_eval
+from dzrobot.training.bench.document import (
+    PARTS,
+    BenchResult,
+    BenchSettings,
+    Machine,
+    Measurement,
+    PartResult,
+    read_result,
+)
+from dzrobot.training.bench.processes import other_build, own_build
+from dzrobot.training.bench.ratios import paired_ratios, unpaired_ratios
+from dzrobot.training.bench.stepping import measure_env
+from dzrobot.training.bench.worker import MODULES, machine_of
+
+ROOT = Path(__file__).parents[2]
+QUICK = BenchSettings(parts=("env",), repeats=3, env="dzrobot/point-v0")
+
+
+def part(machine=None, **values):
+    """Return a result that holds ``values``, milliseconds by name."""
+    machine = machine or Machine(
+        processor="p", cores=2, system="s", device="cpu", threads=1, python="3.11", torch="2"
+    )
+    found = [
+        Measurement(name=name, unit="ms", values=given, better="less")
+        for name, given in values.items()
+    ]
+    return PartResult(machine=machine, version="1", tree="/", measurements=found)
+
+
+def test_every_part_is_measured_by_something():
+    assert set(MODULES) == set(PARTS)
+
+
+def test_a_simulator_is_timed_in_both_forms(tmp_path):
+    found, notes = measure_env(QUICK, tmp_path)
+    by_name = {one.name: one for one in found}
+    assert len(by_name["steps, every image"].values) == QUICK.repeats
+    assert len(by_name["reset, first"].values) == 1
+    assert all(value > 0 for one in found for value in one.values)
+    assert ("steps, one image in 8" in by_name) != bool(notes)
+
+
+@pytest.mark.parametrize("measure", [measure_env, measure_eval])
+def test_no_arm_is_moved(tmp_path, measure):
+    settings = QUICK.model_copy(update={"env": "dzrobot/Franka-PnP-fake-v0"})
+    with pytest.raises(ConfigError, match="a benchmark moves none"):
+        measure(settings, tmp_path)
+
+
+def test_a_window_is_timed_place_by_place_and_the_policy_knows_its_planning_time(train_root):
+    import train_worlds
+
+    policy = DreamZeroPolicy.from_pretrained(
+        train_root / "tiny", embodiment=train_worlds.ROBOT, options=PolicyOptions(history="recent")
+    )
+    times = chunk_times(policy, 2)
+    places = sorted(times)
+    assert places[0] == 0
+    assert len(places) > 1
+    assert {len(values) for values in times.values()} == {2}
+    # One window came before.
+    counted = sum(map(sum, times.values())) / 1000
+    assert counted < policy.planning_s
+    assert policy.sessions == ()
+
+
+def test_spans_that_overlap_count_once():
+    assert covered([(0, 2), (1, 3), (5, 6), (5.2, 5.4)]) == 4
+    assert covered([]) == 0
+
+
+def test_a_ratio_of_pairs_has_the_interval_of_pairs():
+    base = [{"policy": part(a=(10.0,), b=(1.0,))}, {"policy": part(a=(20.0,), b=(1.0,))}]
+    own = [{"policy": part(a=(5.0,), b=(1.1,))}, {"policy": part(a=(10.0,), b=(0.9,))}]
+    halved, same = paired_ratios(base, own)
+    # Machines may be slower in one round: what counts is the ratio within each.
+    assert (halved.ratio, halved.low, halved.high) == pytest.approx((0.5, 0.5, 0.5))
+    assert halved.pairs == 2
+    assert same.low < 1 < same.high
+    assert bench._verdict(halved) == "better"
+    assert bench._verdict(same) == "no difference shown"
+
+
+def test_a_zero_has_no_ratio_and_one_value_no_interval():
+    base, own = {"data": part(wait=(0.0,), a=(4.0,))}, {"data": part(wait=(1.0,), a=(2.0,))}
+    wait, a = unpaired_ratios(base, own)
+    assert (wait.ratio, wait.low) == (None, None)
+    assert (a.ratio, a.low) == (pytest.approx(0.5), None)
+    assert bench._verdict(wait) == "-"
+
+
+def test_repeats_of_two_processes_have_welchs_interval():
+    base, own = {"env": part(a=(10.0, 11.0, 9.0))}, {"env": part(a=(20.0, 22.0, 18.0))}
+    (found,) = unpaired_ratios(base, own)
+    assert found.ratio == pytest.approx(2, rel=1e-6)
+    # By hand: both logarithms have the variance s2 and three values, so four degrees of freedom.
+    logs = [math.log(value / 10) for value in (10.0, 11.0, 9.0)]
+    mean = sum(logs) / 3
+    error = math.sqrt(2 * sum((x - mean) ** 2 for x in logs) / 2 / 3)
+    assert math.log(found.high / found.ratio) == pytest.approx(2.776445 * error, rel=1e-5)
+
+
+def result_of_now():
+    """Return a result that could be of this machine."""
+    machine = machine_of(QUICK)
+    return BenchResult(settings=QUICK, parts={"env": part(machine, a=(1.0, 2.0))})
+
+
+def written(path, **changes):
+    document = result_of_now().model_dump(mode="json")
+    for name, value in changes.items():
+        target = document
+        *above, last = name.split("__")
+        for step in above:
+            target = target[step]
+        target[last] = value
+    path.write_text(json.dumps(document))
+    return path
+
+
+COMMAND = ["bench", "--parts", "env", "--repeats", "3", "--env", "dzrobot/point-v0"]
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path):
+    assert read_result(written(tmp_path / "x.json")) == result_of_now()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"parts__env__machine__device": "H200"}, "device: 'H200' there, 'cpu' here"),
+        ({"parts__env__machine__cores": 512}, "cores: 512 there"),
+        ({"settings__repeats": 4}, "repeats: 4 there, 3 here"),
+        ({"settings__env": "dzrobot/lift-v0"}, "env: 'dzrobot/lift-v0' there"),
+        ({"kind": "dzrobot bench comparison"}, "kind"),
+        ({"format": 2}, "format"),
+        ({"parts__env__measurements": [{"name": "a"}]}, "unit: is missing"),
+    ],
+)
+def test_a_result_of_something_else_is_refused(tmp_path, capsys, changes, said):
+    path = written(tmp_path / "x.json", **changes)
+    assert cli.main([*COMMAND, "--device", "cpu", "--against", str(path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--parts", "env,sleep"], "sleep"),
+        (["--against", "nowhere.json"], "there is no file nowhere.json"),
+        (["--against", "."], "is the build that is running"),
+        (["--pairs", "3"], "--pairs needs --against TREE"),
+        (["--forecast", "--parts", "env"], "leave device, parts out"),
+        (["--forecast", "--json", "x"], "leave device, json out"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(capsys, monkeypatch, words, said):
+    monkeypatch.chdir(ROOT)
+    assert cli.main(["bench", "--device", "cpu", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_tree_that_cannot_measure_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no tree of dzrobot"):
+        other_build(tmp_path)
+    (tmp_path / "dzrobot").mkdir()
+    (tmp_path / "dzrobot/__init__.py").touch()
+    with pytest.raises(ConfigError, match="too old to be measured"):
+        other_build(tmp_path)
+
+
+def test_the_table_shows_percentiles_and_what_was_left_out(capsys):
+    found = part(chunk=tuple(map(float, range(1, 102))))
+    found = found.model_copy(update={"notes": ("MFU: left out",)})
+    for line in bench._tables(BenchResult(settings=QUICK, parts={"policy": found})):
+        Console(width=130).print(line)
+    text = capsys.readouterr().out
+    assert "MFU: left out" in text
+    (row,) = [line for line in text.splitlines() if "chunk" in line]
+    assert [cell.strip() for cell in row.split("│")[3:7]] == ["51", "96", "ms", "101"]
+
+
+@pytest.mark.long
+def test_two_builds_are_measured_in_turns_each_from_its_own_tree(tmp_path, capsys):
+    other = tmp_path / "other"
+    for name in ("dzrobot", "envs", "policies", "training"):
+        ignored = shutil.ignore_patterns("__pycache__", "*.safetensors")
+        shutil.copytree(ROOT / name, other / name, symlinks=True, ignore=ignored)
+    fakes = other / "envs/fakes.py"
+    slow = "import time\n\n        time.sleep(0.02)\n        return self.inner(action)"
+    begin = "    def step(self"
+    slowed = f"{begin}, action):\n        {slow}\n\n    def inner(self"
+    fakes.write_text(fakes.read_text().replace(begin, slowed))
+    path = tmp_path / "x.json"
+    words = ["--device", "cpu", "--against", str(other), "--pairs", "2", "--json", str(path)]
+    assert cli.main([*COMMAND, *words]) == 0
+    document = json.loads(path.read_text())
+    assert {entry["env"]["tree"] for entry in document["base"]} == {str(other)}
+    assert {entry["env"]["tree"] for entry in document["own"]} == {str(own_build().tree)}
+    (steps,) = [ratio for ratio in document["ratios"] if ratio["name"] == "steps, every image"]
+    assert steps["pairs"] == 2
+    # 20 ms more of a step of well under one.
+    assert steps["ratio"] > 3
+    assert "in turns" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_the_bundled_policy_is_measured_and_compared_with_its_own_result(tmp_path, capsys):
+    first = tmp_path / "first.json"
+    command = ["bench", "--device", "cpu", "--repeats", "1", "--parts", "policy,train,data,eval"]
+    assert cli.main([*command, "--json", str(first)]) == 0
+    result = read_result(first)
+    names = {one.name for found in result.parts.values() for one in found.measurements}
+    assert {"training", "data wait", "decode, one sample", "policy plans", "episodes"} <= names
+    assert "MFU" not in names
+    assert sum("chunk, " in name for name in names) == 3
+    assert all(found.version == dzrobot.__version__ for found in result.parts.values())
+    assert "the peak of this device (cpu) is unknown" in capsys.readouterr().out
+    second = ["bench", "--device", "cpu", "--repeats", "1", "--parts", "data"]
+    assert cli.main([*second, "--against", str(first)]) == 2
+    assert "parts" in capsys.readouterr().err

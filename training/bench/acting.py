@@ -1,0 +1,193 @@
+"""How fast a policy plans, and how busy an evaluation keeps its device."""
+
+import itertools
+import time
+from pathlib import Path
+
+import torch
+
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
+from dzrobot.policies.dreamzero.options import PolicyOptions
+from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+from dzrobot.policies.history import RECENT
+from dzrobot.policies.serving.warmup import blank, walk_window
+from dzrobot.rollout.evaluation.evaluate import (
+    EvalProgress,
+    Evaluation,
+    RunOptions,
+    evaluate,
+    prepare,
+)
+from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.policy_spec import PolicySpec, load_policy, resolve_policy
+from dzrobot.training.bench.document import BenchSettings, Measurement
+from dzrobot.training.bench.stepping import check_simulator
+
+_SESSION = "bench"
+
+
+def measure_policy(settings: BenchSettings, _: Path) -> tuple[list[Measurement], list[str]]:
+    """Return the time of a chunk in the first, middle and last place of the memory's window.
+
+    A chunk is one whole call: observation to tensors, network, actions back on the host.
+    """
+    policy = open_policy(settings)
+    times = chunk_times(policy, settings.repeats)
+    return _places(times), []
+
+
+def open_policy(settings: BenchSettings) -> DreamZeroPolicy:
+    """Return the policy that ``settings`` name.
+
+    Raises:
+        CheckpointError: it cannot be used.
+        ConfigError: there is no such device.
+    """
+    spec = _spec(settings)
+    robot = None if spec.embodiment is None else load_embodiment(spec.embodiment)
+    policy = load_policy(resolve_policy(spec, robot)).policy
+    assert isinstance(policy, DreamZeroPolicy), "the name is a checkpoint's"
+    return policy
+
+
+def _spec(settings: BenchSettings) -> PolicySpec:
+    bundled = settings.checkpoint is None
+    spec = PolicySpec(
+        name=str(default_checkpoint()) if bundled else str(settings.checkpoint),
+        embodiment=settings.embodiment or (EMBODIMENT if bundled else None),
+        device=settings.device,
+        options=PolicyOptions(compile=settings.compile),
+    )
+    if not spec.is_checkpoint:
+        raise ConfigError(
+            f"--checkpoint {settings.checkpoint}: give a folder or hub id of weights; what plans "
+            "without a network is not measured"
+        )
+    return spec
+
+
+def chunk_times(policy: DreamZeroPolicy, repeats: int) -> dict[int, list[float]]:
+    """Return milliseconds of a chunk by the latent frame at which it begins.
+
+    One window more is gone through before: it compiles, allocates and encodes the prompt.
+    """
+    robot = policy.embodiment
+    later = blank(robot, RECENT) if policy.history != "off" else None
+    times: dict[int, list[float]] = {}
+    for window in range(repeats + 1):
+        for place, plan in walk_window(policy, _SESSION, blank(robot, None), later):
+            if window:
+                times.setdefault(place, []).append(plan["timing"]["total_ms"])
+    policy.evict(_SESSION)
+    return times
+
+
+def _places(times: dict[int, list[float]]) -> list[Measurement]:
+    frames = sorted(times)
+    chosen = {"first": frames[0]}
+    if len(frames) > 2:
+        chosen["middle"] = frames[len(frames) // 2]
+    if len(frames) > 1:
+        chosen["last"] = frames[-1]
+    return [
+        Measurement(
+            name=f"chunk, {place} of the window (frame {frame})", unit="ms",
+            values=tuple(times[frame]), better="less",
+        )
+        for place, frame in chosen.items()
+    ]  # fmt: skip
+
+
+def measure_eval(settings: BenchSettings, folder: Path) -> tuple[list[Measurement], list[str]]:
+    """Return episodes per minute of a short evaluation, and how busy the device was meanwhile.
+
+    As many episodes as ``repeats``, one for one; those before, in which simulators and kernels are
+    built, do not count.
+    """
+    check_simulator(settings.env)
+    ahead = max(1, settings.workers)
+    prepared = prepare(
+        Evaluation(
+            spec=EvalSpec(
+                protocol=PROTOCOLS["custom"], env=settings.env, episodes=settings.repeats + ahead
+            ),
+            policy=_spec(settings),
+        )
+    )
+    policy = prepared.ready.policy
+    assert isinstance(policy, DreamZeroPolicy), "the name is a checkpoint's"
+    marks: list[tuple[float, float]] = []
+
+    def mark(far: EvalProgress) -> None:
+        if far.record is None:
+            return
+        if far.record.error is not None:
+            raise ConfigError(f"an episode of {settings.env} failed: {far.record.error}")
+        marks.append((time.perf_counter(), policy.planning_s))
+
+    options = RunOptions(workers=settings.workers, videos="none", predictions=False)
+    evaluate(prepared, folder / "evaluation", options, mark)
+    return _shares(marks[ahead - 1 :], busy_share(policy))
+
+
+def _shares(
+    marks: list[tuple[float, float]], busy: float | None
+) -> tuple[list[Measurement], list[str]]:
+    spans = [
+        (after[0] - before[0], after[1] - before[1]) for before, after in itertools.pairwise(marks)
+    ]
+    # Episodes that end at the same moment, of several simulators, have no time of their own.
+    spans = [span for span in spans if span[0] > 0]
+    found = [
+        Measurement(
+            name="episodes", unit="/min", values=tuple(60 / wall for wall, _ in spans),
+            better="more",
+        ),
+        Measurement(
+            name="policy plans", unit="% of time",
+            values=tuple(100 * planning / wall for wall, planning in spans), better="neither",
+        ),
+    ]  # fmt: skip
+    if busy is None:
+        return found, [
+            "device busy: on a processor there is no device beside it; `policy plans` is the share"
+        ]
+    found.append(
+        Measurement(
+            name="device busy", unit="% of time",
+            values=tuple(100 * busy * planning / wall for wall, planning in spans),
+            better="neither",
+        )
+    )  # fmt: skip
+    return found, []
+
+
+def busy_share(policy: DreamZeroPolicy) -> float | None:
+    """Return the share of a chunk's time in which a kernel runs; None without an accelerator.
+
+    An evaluation has too many kernels to trace, and all are of chunks, so one chunk is traced.
+    """
+    if policy.card["device"] != "cuda":
+        return None
+    observation = blank(policy.embodiment, None)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+        for _, plan in walk_window(policy, _SESSION, observation, None):
+            wall_us: float = 1000 * plan["timing"]["total_ms"]
+    policy.evict(_SESSION)
+    kernels = [
+        (event.time_range.start, event.time_range.end)
+        for event in trace.events() or []
+        if event.device_type.name == "CUDA"
+    ]
+    return covered(kernels) / wall_us
+
+
+def covered(spans: list[tuple[float, float]]) -> float:
+    """Return how much of the line the spans (start, end) cover together."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total

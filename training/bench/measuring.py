@@ -1,0 +1,112 @@
+"""Clocks, memory and recordings that every measurement of speed uses."""
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.recording.writer import EpisodeWriter
+from dzrobot.rng import numpy_generator
+from dzrobot.training.bench.document import Machine
+
+GIB = 2**30
+
+PROMPT = "put the cup on the plate"
+"""Instruction of recordings that are made up."""
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until ``device`` has done what it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def timed(
+    seconds: list[float], device: torch.device, clock: Callable[[], float] = time.perf_counter
+) -> Iterator[None]:
+    """Append the seconds that the block takes, from an idle device to an idle device."""
+    synchronize(device)
+    before = clock()
+    yield
+    synchronize(device)
+    seconds.append(clock() - before)
+
+
+def in_turns(
+    runs: Sequence[Callable[[], object]], repeats: int, device: torch.device
+) -> list[float]:
+    """Return the median seconds of each run; all take turns, so that company hits them alike."""
+    found: list[list[float]] = [[] for _ in runs]
+    for _ in range(repeats):
+        for run, seconds in zip(runs, found, strict=True):
+            with timed(seconds, device):
+                run()
+    return [statistics.median(seconds) for seconds in found]
+
+
+def this_machine(device: torch.device) -> Machine:
+    """Return on what this process measures."""
+    return Machine(
+        processor=_processor(), cores=len(os.sched_getaffinity(0)),
+        system=f"{platform.system()} {platform.machine()}", device=device_name(device),
+        threads=torch.get_num_threads(), torch=torch.__version__,
+        python=".".join(platform.python_version_tuple()[:2]),
+    )  # fmt: skip
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of an accelerator and its memory; ``cpu`` for the processor."""
+    if device.type != "cuda":
+        return device.type
+    total = torch.cuda.get_device_properties(device).total_memory / GIB
+    return f"{torch.cuda.get_device_name(device)} ({total:.0f} GiB)"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or "unknown")
+
+
+def record_noise(root: Path, robot: Embodiment, *, episodes: int, frames: int) -> Path:
+    """Write a dataset of ``robot`` in H.264: moving ramps with noise, as hard as a camera's images.
+
+    Args:
+        root: Folder of the dataset; made.
+        robot: Whose keys and sizes it has.
+        episodes: How many.
+        frames: Of each.
+    """
+    rng = numpy_generator("made-up recording", 0)
+    with EpisodeWriter(root, robot, fps=robot.timing.control_hz, video=True) as writer:
+        for _ in range(episodes):
+            for number in range(frames):
+                writer.add_frame(*_noise_frame(robot, rng, number))
+            writer.save_episode()
+    return root
+
+
+def _noise_frame(
+    robot: Embodiment, rng: np.random.Generator, number: int
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    seen: dict[str, Any] = {robot.language: PROMPT}
+    for view in robot.views:
+        height, width = view.resolution
+        ramp = np.add.outer(np.arange(height), np.arange(width) + 3 * number)
+        colored = ramp[..., None] * [1, 2, 3]
+        seen[view.key] = ((colored + rng.integers(0, 12, colored.shape)) % 256).astype(np.uint8)
+    for part in robot.state:
+        seen[part.key] = rng.uniform(-1, 1, part.dim).astype(np.float32)
+    return seen, {p.key: rng.uniform(-1, 1, p.dim).astype(np.float32) for p in robot.action}

@@ -1,0 +1,166 @@
+"""Measurements in processes of their own, of this build and of another one in turns."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import dzrobot
+from dzrobot.documents import read_json
+from dzrobot.errors import ConfigError
+from dzrobot.importing import required
+from dzrobot.progress import Show
+from dzrobot.training.bench.document import (
+    LARGEST,
+    BenchComparison,
+    BenchResult,
+    BenchSettings,
+    Part,
+    PartResult,
+    check_same_machine,
+    check_same_settings,
+)
+from dzrobot.training.bench.ratios import paired_ratios, unpaired_ratios
+from dzrobot.training.bench.worker import FAULT, machine_of
+
+_WORKER = "dzrobot.training.bench.worker"
+_TAIL = 2000
+"""Characters of what a failed process said that are shown."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """A tree that dzrobot is imported from."""
+
+    name: str
+    """For people."""
+
+    tree: Path
+
+
+def own_build() -> Build:
+    """Return the build that this process runs."""
+    return Build("this build", Path(dzrobot.__file__).resolve().parents[1])
+
+
+def other_build(tree: Path) -> Build:
+    """Return the build in ``tree``, the root of a checkout.
+
+    Raises:
+        ConfigError: there is none, or one that cannot measure.
+    """
+    if not (tree / "dzrobot/__init__.py").is_file():
+        raise ConfigError(f"{tree} is no tree of dzrobot: give the root of a checkout")
+    if not (tree / "dzrobot/training/bench/worker.py").is_file():
+        raise ConfigError(
+            f"dzrobot in {tree} is too old to be measured: it has no dzrobot/training/bench; "
+            "compare with a newer commit"
+        )
+    if tree.resolve() == own_build().tree:
+        raise ConfigError(f"{tree} is the build that is running: give another tree")
+    return Build(str(tree), tree.resolve())
+
+
+def measure_build(settings: BenchSettings, show: Show) -> BenchResult:
+    """Return what was measured of this build, part by part.
+
+    Raises:
+        ConfigError: a part cannot be measured; says why.
+    """
+    found: dict[Part, PartResult] = {}
+    for index, part in enumerate(settings.parts):
+        show(index, len(settings.parts), f"measuring: {part}")
+        found[part] = run_part(own_build(), part, settings)
+    return BenchResult(settings=settings, parts=found)
+
+
+def compare_with_result(settings: BenchSettings, base: BenchResult, show: Show) -> BenchComparison:
+    """Return this build beside a result that was measured before.
+
+    Raises:
+        ConfigError: it has other settings, or is of another machine; said before anything runs.
+    """
+    required("comparing builds", "report", "scipy")
+    check_same_settings(base.settings, settings, "the result to compare with")
+    machine = machine_of(settings)
+    for part in base.parts.values():
+        check_same_machine(part.machine, machine, "the result to compare with")
+    own = measure_build(settings, show)
+    return BenchComparison(
+        settings=settings, base=(base.parts,), own=(own.parts,),
+        ratios=unpaired_ratios(base.parts, own.parts),
+    )  # fmt: skip
+
+
+def compare_with_tree(
+    settings: BenchSettings, tree: Path, pairs: int, show: Show
+) -> BenchComparison:
+    """Return this build beside the one in ``tree``: both in turns, ``pairs`` times.
+
+    Raises:
+        ConfigError: there is no such build, or a part cannot be measured.
+    """
+    required("comparing builds", "report", "scipy")
+    builds = (other_build(tree), own_build())
+    rounds: tuple[list[Mapping[Part, PartResult]], ...] = ([], [])
+    for number in range(pairs):
+        found: tuple[dict[Part, PartResult], ...] = ({}, {})
+        for index, part in enumerate(settings.parts):
+            # Part by part, so that the two of a pair lie close in time.
+            for side, build in enumerate(builds):
+                done = (number * len(settings.parts) + index) * 2 + side
+                text = f"round {number + 1} of {pairs}: {part}, {build.name}"
+                show(done, 2 * pairs * len(settings.parts), text)
+                found[side][part] = run_part(build, part, settings)
+        for side, parts in enumerate(found):
+            rounds[side].append(parts)
+    return BenchComparison(
+        settings=settings, base=tuple(rounds[0]), own=tuple(rounds[1]),
+        ratios=paired_ratios(*rounds),
+    )  # fmt: skip
+
+
+def run_part(build: Build, part: Part, settings: BenchSettings) -> PartResult:
+    """Return what a new process of ``build`` measures of one part.
+
+    Raises:
+        ConfigError: it cannot be measured, or the process ran another build.
+    """
+    with tempfile.TemporaryDirectory(prefix="dzrobot-bench-") as name:
+        target = Path(name) / "result.json"
+        # Without -P, a tree in the current folder would come before the one that is asked for.
+        command = [sys.executable, "-P", "-m", _WORKER, part, name, str(target)]
+        done = subprocess.run(
+            command, input=settings.model_dump_json(), capture_output=True, text=True, check=False,
+            env=_environment(build, settings, Path(name)),
+        )  # fmt: skip
+        if done.returncode == FAULT:
+            raise ConfigError(f"{part}, {build.name}: {_last(done.stderr)}")
+        if done.returncode != 0:
+            raise ConfigError(
+                f"{part}, {build.name}: the process that measures ended with code "
+                f"{done.returncode}:\n{_last(done.stderr)}"
+            )
+        result = read_json(target, PartResult, ConfigError, largest=LARGEST)
+    if Path(result.tree).resolve() != build.tree:
+        raise ConfigError(
+            f"{part}: {build.tree} was to be measured, and {result.tree} was imported; install "
+            "dzrobot editable, or not at all, in this environment"
+        )
+    return result
+
+
+def _environment(build: Build, settings: BenchSettings, folder: Path) -> dict[str, str]:
+    paths = [str(build.tree), *filter(None, [os.environ.get("PYTHONPATH")])]
+    own = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    if settings.recipe is None:
+        # Recordings are made up: what is kept of them need not outlive the run.
+        own["DZROBOT_CACHE"] = str(folder / "cache")
+    return own
+
+
+def _last(text: str) -> str:
+    return text.strip()[-_TAIL:] or "it said nothing"
