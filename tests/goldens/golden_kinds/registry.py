@@ -32,6 +32,8 @@ from torch import Tensor
 Results = dict[str, tuple[float, float]]
 Checker = Callable[["Golden"], Results]
 
+CPU = torch.device("cpu")
+
 CHECKERS: dict[str, Checker] = {}
 
 
@@ -52,7 +54,7 @@ class Golden:
     """One manifest and its tensors."""
 
     path: Path
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     """Where whole networks (kinds ``head_*``) are run; the others stay on the processor."""
 
     dtype: torch.dtype = torch.float32
