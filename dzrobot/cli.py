@@ -34,6 +34,7 @@ COMMANDS = {
     "convert": ("convert", "write a checkpoint in another layout"),
     "stats": ("stats", "measure normalization statistics of datasets"),
     "inspect-data": ("inspect_data", "show what a dataset holds"),
+    "relabel": ("relabel", "change what is said of recorded episodes, or drop some"),
     "consolidate": ("consolidate", "pack the files of a recording"),
     "import-rlinf": ("import_rlinf", "write one of RLinf's recipes as one of ours"),
     "train": ("train", "fine-tune a checkpoint"),

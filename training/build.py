@@ -269,22 +269,25 @@ def open_datasets(config: SFTConfig, initial: InitialWeights) -> Datasets:
         for path in dict.fromkeys(path for plan in plans for path in plan.paths)
     }
     count = config.data.holdout_episodes
-    options = ReaderOptions(decoder=config.data.video_backend, damaged=config.data.on_corrupt)
+    options = ReaderOptions(
+        decoder=config.data.video_backend, damaged=config.data.on_corrupt,
+        episodes=config.data.episodes,
+    )  # fmt: skip
     train = TrainingData.open(
-        [_spec(plan, catalogs, initial, count) for plan in plans],
+        [_spec(plan, catalogs, initial, config.data) for plan in plans],
         seed=config.runner.seed, options=options,
     )  # fmt: skip
     if not count:
         return Datasets(train, None)
-    kept = [_spec(plan, catalogs, initial, count, held_out=True) for plan in plans]
+    kept = [_spec(plan, catalogs, initial, config.data, held_out=True) for plan in plans]
     return Datasets(train, TrainingData.open(kept, seed=config.runner.seed, options=options))
 
 
 def _spec(
-    plan: SourcePlan, catalogs: Mapping[str, DatasetCatalog], initial: InitialWeights, count: int,
-    *, held_out: bool = False,
+    plan: SourcePlan, catalogs: Mapping[str, DatasetCatalog], initial: InitialWeights,
+    data: DataConfig, *, held_out: bool = False,
 ) -> SourceSpec:  # fmt: skip
-    """Return a source without the last ``count`` episodes of each folder, or with them alone."""
+    """Return a source without the held-out episodes of each folder, or with them alone."""
     metadata = plan.metadata or initial.metadata
     assert metadata is not None, "checked before anything was opened"
     embodiment = plan.embodiment
@@ -293,7 +296,7 @@ def _spec(
         timing = replace(embodiment.timing, pad_tail=False)
         embodiment = replace(embodiment, timing=timing)
     opened = [catalogs[path] for path in plan.paths]
-    last = [_last_episodes(catalog, count) for catalog in opened]
+    last = [_last_episodes(catalog, data) for catalog in opened]
     return SourceSpec(
         paths=opened, embodiment=embodiment, metadata=metadata, weight=plan.weight,
         distribute_weights=plan.distribute_weights,
@@ -304,8 +307,10 @@ def _spec(
     )  # fmt: skip
 
 
-def _last_episodes(catalog: DatasetCatalog, count: int) -> frozenset[int]:
-    return frozenset(catalog.episodes.index[-count:].tolist() if count else ())
+def _last_episodes(catalog: DatasetCatalog, data: DataConfig) -> frozenset[int]:
+    unused = catalog.left_out(data.episodes)
+    used = [number for number in catalog.episodes.index.tolist() if number not in unused]
+    return frozenset(used[-data.holdout_episodes :] if data.holdout_episodes else ())
 
 
 def shard(

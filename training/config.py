@@ -6,7 +6,7 @@ repeated here. Nothing here imports torch, so a recipe is checked in well under 
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -17,6 +17,11 @@ from dzrobot.errors import UnknownNameError
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+EpisodeChoice = Literal["successes", "all", "interventions"]
+"""Which episodes of a recording are used: see :attr:`DataConfig.episodes`."""
+
+EPISODE_CHOICES: tuple[EpisodeChoice, ...] = get_args(EpisodeChoice)
 
 
 def _one_or_many(value: object) -> object:
@@ -162,6 +167,11 @@ class DataConfig(FrozenConfig):
 
     holdout_episodes: NonNegative = 0
     """Last episodes of every folder kept for open-loop evaluation."""
+
+    episodes: EpisodeChoice = "successes"
+    """Which episodes are used: ``successes`` are those that ``meta/recording_facts.jsonl`` does not
+    mark as failures; ``all`` takes failures too; ``interventions`` takes the successes in which a
+    person took over from a policy."""
 
     sampling_mode: Literal["aligned", "multi_anchor"] | None = None
     """``aligned``: frames cover their actions evenly; ``multi_anchor``: the published walk around a

@@ -35,14 +35,24 @@ def add_attention(group: Any) -> None:
 
 
 @contextmanager
-def looked_after(arguments: argparse.Namespace, title: str, log: Path | None) -> Iterator[Attended]:
-    """Yield what looks after the arms of a command while it runs; ``log`` is the default."""
+def looked_after(
+    arguments: argparse.Namespace, title: str, log: Path | None, *, asks_reason: bool = False
+) -> Iterator[Attended]:
+    """Yield what looks after the arms of a command while it runs.
+
+    Args:
+        arguments: Of :func:`add_attention`.
+        title: Heads the operator's screen.
+        log: Where their log goes if nothing else is said. None: nowhere.
+        asks_reason: Whether they are asked why an episode failed.
+    """
     file = arguments.log or log
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
     attention = OperatorOptions(
-        title=title, unattended=arguments.unattended, preview=arguments.preview, log=file
-    )
+        title=title, unattended=arguments.unattended, preview=arguments.preview, log=file,
+        asks_reason=asks_reason,
+    )  # fmt: skip
     try:
         with attended(attention) as people:
             yield people

@@ -8,6 +8,7 @@ from dzrobot.commands import flags
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import DatasetError
 from dzrobot.progress import progress_bar
+from dzrobot.training.config import EPISODE_CHOICES
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 from dzrobot.training.data.verify import first_frames, offenders, unreadable
 
@@ -28,13 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="built-in tag, or module:NAME of your own",
     )
     parser.add_argument("--decoder", type=flags.text, default="pyav", help="pyav or torchcodec")
+    parser.add_argument(
+        "--episodes", choices=EPISODE_CHOICES, default="successes", help="which are used"
+    )
     parser.add_argument("--quick", action="store_true", help="do not open every video")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Report; the exit code is 1 if anything is wrong."""
     embodiment = load_embodiment(arguments.embodiment)
-    options = ReaderOptions(decoder=arguments.decoder, damaged="count")
+    options = ReaderOptions(decoder=arguments.decoder, damaged="count", episodes=arguments.episodes)
     with progress_bar("reading columns") as advance:
         reader = DatasetReader(arguments.path, embodiment, options, progress=advance)
     print(reader.report())

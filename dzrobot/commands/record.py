@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
 import gymnasium as gym
@@ -11,13 +11,13 @@ from dzrobot.commands import flags
 from dzrobot.commands.arm import add_attention, looked_after
 from dzrobot.commands.replay import add_workcell, load_recording, workcell_arguments
 from dzrobot.envs.teleop.devices import DEVICES, load_device
-from dzrobot.errors import ConfigError, StoppedError
+from dzrobot.errors import ConfigError
 from dzrobot.importing import is_reference, load_reference
+from dzrobot.progress import TimeLeft
 from dzrobot.recording import EpisodeWriter
 from dzrobot.rollout.arms import check_conventions
-from dzrobot.rollout.attended import Attended
+from dzrobot.rollout.attended import Attended, EndedByDriver
 from dzrobot.rollout.demonstrations.record import (
-    DISCARDED,
     KEYBOARD_HELP,
     KEYBOARD_NUMBERS,
     CallableActor,
@@ -25,8 +25,8 @@ from dzrobot.rollout.demonstrations.record import (
     RecordedEnv,
     RecordedEpisode,
     ReplayActor,
-    record_episode,
 )
+from dzrobot.rollout.demonstrations.session import RecordingGoal, Tally, record_session
 from dzrobot.rollout.demonstrations.teleoperation import Teleoperator, steering
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
@@ -34,10 +34,12 @@ from dzrobot.rollout.environment import (
     made_environment,
     needed_robot,
 )
-from dzrobot.rollout.episode import Actor, EpisodeRules, PolicyActor
+from dzrobot.rollout.episode import Actor, PolicyActor
 from dzrobot.rollout.policy_spec import PolicySpec, load_factory, load_policy, resolve_policy
 
 SUMMARY = "record demonstrations on the robot"
+
+INSTEAD = {"--only-success": "failures are left out unless --keep-failures is given"}
 
 SLOW = 0.95
 """Share of the control rate below which a recording is called slow."""
@@ -46,8 +48,9 @@ SLOW = 0.95
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot record``."""
     parser.description = (
-        "Record episodes as a LeRobot dataset. The folder may hold earlier recordings; a crash "
-        f"costs the episode under way and no other. Keyboard: {KEYBOARD_HELP}."
+        "Record episodes as a LeRobot dataset, until so many have succeeded. The same command "
+        "goes on where an earlier one ended; a crash costs the episode under way and no other. "
+        f"Keyboard: {KEYBOARD_HELP}."
     )
     add_workcell(parser)
     parser.add_argument("--output", type=flags.path, required=True, help="folder of the dataset")
@@ -78,19 +81,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", type=flags.device, default="cpu", help="of the policy, such as cuda"
     )
-    parser.add_argument("--episodes", type=flags.whole(1), default=1, help="episodes to record")
+    parser.add_argument(
+        "--episodes", type=flags.whole(1),
+        help="successes to keep, those already in the folder among them (default: 1 where no "
+        "--attempts are given)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--attempts", type=flags.whole(1),
+        help="end after so many, whatever they come to; what is discarded does not count",
+    )  # fmt: skip
+    parser.add_argument(
+        "--keep-failures", action="store_true",
+        help="keep failures too, with their reason; training leaves them out unless asked",
+    )  # fmt: skip
     parser.add_argument("--max-steps", type=flags.whole(1), default=240, help="steps per episode")
     parser.add_argument("--seed", type=flags.seed, default=0, help="of the first episode's start")
     parser.add_argument("--version", choices=["v2.1", "v3.0"], default="v2.1")
     parser.add_argument("--video", action="store_true", help="store images as video")
-    parser.add_argument(
-        "--only-success", action="store_true", help="keep no episode that did not succeed"
-    )
     add_attention(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Record; return 1 when an episode was cut short."""
+    """Record; return 1 when an episode was cut short, or successes are missing."""
     given = workcell_arguments(arguments)
     if arguments.teleop_arg and not arguments.teleop:
         raise ConfigError("--teleop-arg is a setting of a device: name the device by --teleop")
@@ -102,11 +114,20 @@ def run(arguments: argparse.Namespace) -> int:
     actor = _actor(arguments, env, facts)
     log = arguments.output.with_name(f"{arguments.output.name}.operator.jsonl")
     with (
-        looked_after(arguments, "dzrobot record", log) as people,
+        looked_after(arguments, "dzrobot record", log, asks_reason=True) as people,
         closing(env),
-        steering(actor, env) if isinstance(actor, Teleoperator) else nullcontext(env) as driven,
+        _ended_by(actor, env) as driven,
     ):
         return _record(arguments, people.opened(driven), actor, facts, people)
+
+
+def _ended_by(actor: Actor, env: gym.Env[Any, Any]) -> AbstractContextManager[gym.Env[Any, Any]]:
+    """Return what yields ``env``, whose episodes end when whoever drives it wants that."""
+    if isinstance(actor, Teleoperator):
+        return steering(actor, env)
+    if isinstance(actor, KeyboardActor):
+        return nullcontext(EndedByDriver(env, actor.wants_end))
+    return nullcontext(env)
 
 
 def _check_policy(
@@ -130,30 +151,44 @@ def _record(
 ) -> int:
     robot = needed_robot(arguments.env, facts)
     hz = facts.control_hz or robot.timing.control_hz
-    keep_all, cut_short = not arguments.only_success, 0
+    goal = _goal(arguments)
+    left, cut_short = TimeLeft(), 0
+
+    def ready(tally: Tally) -> None:
+        people.progress(f"recording: {tally.shown(goal, left)}")
+
+    def report(done: RecordedEpisode, tally: Tally) -> None:
+        nonlocal cut_short
+        cut_short += bool(done.abort)
+        print(f"{_line(done, hz, robot.timing.rows_needed)}\n  {tally.shown(goal, left)}")
+
     with EpisodeWriter(
         arguments.output, robot, fps=hz, version=arguments.version, video=arguments.video
     ) as writer:
-        ends = actor.wants_end if isinstance(actor, KeyboardActor) else (lambda: False)
-        recorded = RecordedEnv(env, writer, ends)
-        number = 0
-        while number < arguments.episodes:
-            people.progress(f"recording episode {number + 1} of {arguments.episodes}")
-            rules = EpisodeRules(seed=arguments.seed + number)
-            done = record_episode(recorded, actor, writer, rules, keep_all=keep_all)
-            cut_short += bool(done.abort)
-            print(_line(number, done, hz, robot.timing.rows_needed))
-            if done.outcome.stop:
-                raise StoppedError(done.outcome.stop)
-            # What a person discards is recorded again, from the same start.
-            number += done.outcome.ended != DISCARDED
-        print(f"{writer.episodes} episodes in {arguments.output}")
-    return 1 if cut_short else 0
+        tally = record_session(RecordedEnv(env, writer), actor, goal, ready=ready, report=report)
+        print(
+            f"{writer.episodes} episodes in {arguments.output}: {tally.kept} kept as successes, "
+            f"{tally.failures} failures, {tally.discarded} discarded"
+        )
+    missing = goal.episodes is not None and tally.kept < goal.episodes
+    return 1 if cut_short or missing else 0
 
 
-def _line(number: int, done: RecordedEpisode, hz: float, rows_needed: int) -> str:
+def _goal(arguments: argparse.Namespace) -> RecordingGoal:
+    open_ended = arguments.episodes is None and arguments.attempts is None
+    return RecordingGoal(
+        episodes=1 if open_ended else arguments.episodes,
+        attempts=arguments.attempts,
+        keep_failures=arguments.keep_failures,
+        first_seed=arguments.seed,
+    )
+
+
+def _line(done: RecordedEpisode, hz: float, rows_needed: int) -> str:
     said = "kept" if done.kept else "not kept"
-    text = f"episode {number}: {done.frames} frames, {done.outcome.ended}, {said}"
+    text = f"{done.frames} frames, {done.outcome.ended}, {said}"
+    if done.reason not in ("", done.outcome.ended):
+        text += f": {done.reason}"
     if done.measured_hz < SLOW * hz:
         text += (
             f"; WARNING: {done.measured_hz:.1f} frames per second instead of {hz:g} "

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from dzrobot.commands import flags
 from dzrobot.commands.arm import add_attention, looked_after
-from dzrobot.documents import read_json_lines
 from dzrobot.embodiments.spec import Embodiment, Part
 from dzrobot.errors import DatasetError, StoppedError
-from dzrobot.recording import layout
 from dzrobot.recording.formats import EpisodeFacts
 from dzrobot.rollout.demonstrations.record import NO_START, RecordedActions, replay
 from dzrobot.rollout.environment import (
@@ -114,7 +112,7 @@ def load_recording(
             something else than those of the environment.
     """
     catalog = path if isinstance(path, DatasetCatalog) else DatasetCatalog.open(path)
-    said = _said(catalog, episode)
+    said = catalog.facts.get(episode, EpisodeFacts(episode_index=episode))
     if facts is not None:
         _check_rate(catalog, facts)
         _check_actions(catalog, said, facts)
@@ -142,14 +140,6 @@ def load_recording(
         for keys in (robot.action_keys, robot.state_keys)
     )
     return RecordedActions(action, state, start, said.seed, said.success)
-
-
-def _said(catalog: DatasetCatalog, episode: int) -> EpisodeFacts:
-    """Return what the recording says of ``episode`` beyond LeRobot's lists."""
-    path = catalog.root / layout.FACTS
-    rows = read_json_lines(path, EpisodeFacts, DatasetError) if path.exists() else []
-    silent = EpisodeFacts(episode_index=episode)
-    return next((row for row in rows if row.episode_index == episode), silent)
 
 
 def _checked_start(values: Mapping[str, NDArray[np.float32]], said: EpisodeFacts) -> int | None:

@@ -13,7 +13,7 @@ from dzrobot.errors import ConfigError, StatisticsError
 from dzrobot.files import explained, write_json
 from dzrobot.progress import progress_bar
 from dzrobot.training.architecture import run_embodiment
-from dzrobot.training.config import DataConfig, ModelConfig
+from dzrobot.training.config import EPISODE_CHOICES, DataConfig, EpisodeChoice, ModelConfig
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 from dzrobot.training.data.described import described_robot
 from dzrobot.training.data.statistics import measure, merge
@@ -83,6 +83,10 @@ def _add_sampling(group: Any) -> None:
     group.add_argument(
         "--max-chunk-size", type=flags.whole(1), help="model.max_chunk_size of the run"
     )
+    group.add_argument(
+        "--episodes", choices=EPISODE_CHOICES,
+        help="data.episodes of the run (default: successes, those not marked as failures)",
+    )  # fmt: skip
 
 
 def _add_columns(group: Any) -> None:
@@ -106,10 +110,10 @@ def _add_columns(group: Any) -> None:
     )  # fmt: skip
 
 
-def _embodiment(arguments: argparse.Namespace) -> tuple[Embodiment, bool]:
+def _of_run(arguments: argparse.Namespace) -> tuple[Embodiment, bool, EpisodeChoice]:
     """Return the robot with the frame grid and horizon of the run that the numbers are for.
 
-    And whether relative actions are measured step by step.
+    And whether relative actions are measured step by step, and which episodes are used.
     """
     if arguments.embodiment_tag is not None:
         if arguments.embodiment or arguments.named or not arguments.video_keys:
@@ -122,7 +126,7 @@ def _embodiment(arguments: argparse.Namespace) -> tuple[Embodiment, bool]:
             arguments.embodiment_tag, arguments.dataset[0], columns, arguments.video_keys,
             use_modality=arguments.use_modality_json,
         )  # fmt: skip
-        return described, arguments.per_step
+        return described, arguments.per_step, arguments.episodes or "successes"
     tag = arguments.embodiment or arguments.named
     if tag is None or (arguments.embodiment and arguments.named):
         raise ConfigError("name one robot: dzrobot stats TAG --dataset PATH --output metadata.json")
@@ -133,6 +137,7 @@ def _embodiment(arguments: argparse.Namespace) -> tuple[Embodiment, bool]:
     given = {
         ("data", "sampling_mode"): arguments.sampling_mode,
         ("data", "frame_grid"): arguments.frame_grid,
+        ("data", "episodes"): arguments.episodes,
         ("model", "action_horizon"): arguments.action_horizon,
         ("model", "max_chunk_size"): arguments.max_chunk_size,
     }
@@ -142,16 +147,17 @@ def _embodiment(arguments: argparse.Namespace) -> tuple[Embodiment, bool]:
         if value is not None:
             sections[section][name] = value
     model = load_config(ModelConfig, sections["model"])
-    robot = run_embodiment(tag, model, load_config(DataConfig, sections["data"]))
-    return robot, arguments.per_step or bool(model.relative_action_per_horizon)
+    data = load_config(DataConfig, sections["data"])
+    per_step = arguments.per_step or bool(model.relative_action_per_horizon)
+    return run_embodiment(tag, model, data), per_step, data.episodes
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and write."""
-    embodiment, per_step = _embodiment(arguments)
+    embodiment, per_step, episodes = _of_run(arguments)
     output: Path = arguments.output
     known = _known(output, merging=arguments.merge)
-    options = ReaderOptions(damaged=arguments.damaged, images=False)
+    options = ReaderOptions(damaged=arguments.damaged, images=False, episodes=episodes)
     readers = []
     for path in arguments.dataset:
         with progress_bar(f"reading {path}") as advance:

@@ -13,12 +13,15 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dzrobot.documents import read_json_lines
+from dzrobot.documents import read_json, read_json_lines
 from dzrobot.errors import DatasetError, preview
 from dzrobot.files import move, write_json, write_json_lines
 from dzrobot.recording import column_statistics, files, layout
 from dzrobot.recording.column_statistics import ColumnStatistics
-from dzrobot.recording.formats import EpisodeStatistics, TaskRow
+from dzrobot.recording.formats import EpisodeStatistics, TaskRow, Writer
+
+WRITER = "dzrobot"
+"""Name of this program in ``meta/recording.json``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +197,21 @@ class MetaFilesV3:
         ]:
             if path not in listed:
                 path.unlink()
+
+
+def check_own(root: Path) -> Writer:
+    """Return who recorded ``root``.
+
+    Raises:
+        DatasetError: Another program.
+    """
+    recording = root / layout.RECORDING
+    known = read_json(recording, Writer, DatasetError) if recording.exists() else Writer()
+    if known.writer != WRITER:
+        raise DatasetError(
+            f"{root} was not recorded by dzrobot, so it is left as it is: record to a new folder"
+        )
+    return known
 
 
 def read_rows(root: Path) -> pa.Table | None:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from dzrobot.errors import DatasetError
 from dzrobot.files import TEMPORARY, explained, locked, replacing, write_bytes
+from dzrobot.recording.change import finish
 from dzrobot.recording.layout import ASIDE
 
 _UNFINISHED = (TEMPORARY, ".aside")
@@ -19,6 +20,8 @@ _UNFINISHED = (TEMPORARY, ".aside")
 
 def lock(root: Path) -> ExitStack:
     """Return what keeps other writers out of ``root`` until it is closed.
+
+    A change of the recording that was interrupted is finished first.
 
     Raises:
         DatasetError: Another writer is at work, or the folder cannot be written to.
@@ -30,6 +33,7 @@ def lock(root: Path) -> ExitStack:
     with explained(f"record to {root}", DatasetError):
         (root / ASIDE).mkdir(parents=True, exist_ok=True)
         held.enter_context(locked(root / ASIDE / "lock", refusal))
+        finish(root)
     return held
 
 

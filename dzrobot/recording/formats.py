@@ -6,7 +6,7 @@ Limits are far beyond any recording; they keep a wrong number from being allocat
 import re
 from pathlib import PurePosixPath
 from string import Formatter
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -125,6 +125,25 @@ class EpisodeFacts(BaseModel):
 
     init_state_id: Annotated[int, Field(strict=True, ge=-1, lt=2**63)] | None = None
     """Initial state that it began from; -1 for none."""
+
+    reason: Text = ""
+    """Why it failed."""
+
+    interventions: Count = 0
+    """Rows in which a person acted in the place of a policy."""
+
+
+class LostAttempt(BaseModel):
+    """A line of ``meta/recording_attempts.jsonl``, our own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    outcome: Literal["failure", "discarded"]
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+    """What the environment was reset with."""
+
+    reason: Text = ""
+    """Why it failed."""
 
 
 class TaskRow(BaseModel):

@@ -1,6 +1,7 @@
 """Where LeRobot keeps things: file names, templates and standard columns, by version."""
 
 from pathlib import Path
+from typing import Any
 
 from dzrobot.errors import find
 
@@ -20,6 +21,12 @@ FACTS = Path("meta/recording_facts.jsonl")
 """Ours: what is known of each episode beyond LeRobot's lists (success, operator, ...). A file of
 its own, because LeRobot's readers want the same columns in all lists of a dataset.
 """
+
+ATTEMPTS = Path("meta/recording_attempts.jsonl")
+"""Ours: attempts that left no episode, because they failed or were discarded."""
+
+COLLECTION = Path("meta/collection.json")
+"""Ours: the plan that a collection follows, attempt by attempt."""
 
 ASIDE = Path(".aside")
 """Ours: files of the episode being written; never part of the dataset."""
@@ -48,6 +55,22 @@ STANDARD_COLUMNS = {
 def data_template(version: str) -> str:
     """Return the path template of data files; raise for a version that is not written here."""
     return find(DATA_PATH, "LeRobot version", version)
+
+
+def totals(version: str, episodes: int, frames: int, tasks: int, cameras: int) -> dict[str, Any]:
+    """Return what ``info.json`` counts; ``cameras`` are those whose images lie in videos."""
+    counts = {
+        "total_episodes": episodes,
+        "total_frames": frames,
+        "total_tasks": tasks,
+        "splits": {"train": f"0:{episodes}"},
+    }
+    if version == "v3.0":
+        return counts
+    return counts | {
+        "total_videos": cameras * episodes,
+        "total_chunks": -(-episodes // CHUNK_SIZE),
+    }
 
 
 def place(number: int) -> dict[str, int]:

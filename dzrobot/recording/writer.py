@@ -14,10 +14,17 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import DatasetError
 from dzrobot.files import explained, write_json
 from dzrobot.recording import column_statistics, features, files, layout
-from dzrobot.recording.commit import FinishedEpisode, MetaFiles, MetaFilesV2, MetaFilesV3
+from dzrobot.recording.commit import (
+    WRITER,
+    FinishedEpisode,
+    MetaFiles,
+    MetaFilesV2,
+    MetaFilesV3,
+    check_own,
+)
 from dzrobot.recording.episode import OpenEpisode
 from dzrobot.recording.features import Feature
-from dzrobot.recording.formats import EpisodeFacts, Info, Rate, Writer
+from dzrobot.recording.formats import EpisodeFacts, Info, Rate
 from dzrobot.recording.media import VideoCodec, describe_video
 
 _log = logging.getLogger(__name__)
@@ -76,6 +83,11 @@ class EpisodeWriter:
             self._lock.close()
             raise
         self._episode: OpenEpisode | None = None
+
+    @property
+    def root(self) -> Path:
+        """Folder of the dataset."""
+        return self._root
 
     @property
     def episodes(self) -> int:
@@ -210,13 +222,7 @@ class EpisodeWriter:
         )
 
     def _check_continues(self, info: Info) -> None:
-        recording = self._root / layout.RECORDING
-        known = read_json(recording, Writer, DatasetError) if recording.exists() else Writer()
-        if known.writer != self._identity["writer"]:
-            raise DatasetError(
-                f"{self._root} was not recorded by dzrobot, so it is left as it is: "
-                "record to a new folder"
-            )
+        known = check_own(self._root)
         given = self._identity | {"version": self._catalog.version, "fps": self._fps}
         there = {
             **known.model_dump(exclude_none=True),
@@ -242,7 +248,7 @@ class EpisodeWriter:
     def _identity(self) -> dict[str, str]:
         robot = self._embodiment
         frame = {} if robot.action_frame is None else {"action_frame": robot.action_frame}
-        return {"writer": "dzrobot", "embodiment": robot.tag, **frame}
+        return {"writer": WRITER, "embodiment": robot.tag, **frame}
 
     def _finish(self, episode: OpenEpisode) -> FinishedEpisode:
         for task in episode.tasks:
@@ -286,23 +292,15 @@ class EpisodeWriter:
         info: dict[str, Any] = {
             "codebase_version": version,
             "robot_type": self._embodiment.tag,
-            "total_episodes": self._episodes,
-            "total_frames": self._rows,
-            "total_tasks": len(self._tasks),
+            **layout.totals(version, self._episodes, self._rows, len(self._tasks), videos),
             "chunks_size": layout.CHUNK_SIZE,
             "fps": self._fps,
-            "splits": {"train": f"0:{self._episodes}"},
             "data_path": layout.DATA_PATH[version],
             "video_path": layout.VIDEO_PATH[version] if self._codec else None,
             "features": self._features,
         }
         if version == "v3.0":
             info |= {"data_files_size_in_mb": 100, "video_files_size_in_mb": 200}
-        else:
-            info |= {
-                "total_videos": videos * self._episodes,
-                "total_chunks": -(-self._episodes // layout.CHUNK_SIZE),
-            }
         write_json(self._root / layout.MODALITY, features.modality(self._embodiment))
         write_json(self._root / layout.INFO, info)
 

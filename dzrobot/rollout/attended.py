@@ -29,6 +29,9 @@ LEAVE_S = 5.0
 SCENE = "scene"
 """Name of the photo on the page of the cameras."""
 
+ENDED = "ended by key"
+"""How an episode ended that its driver ended, with no word on whether it succeeded."""
+
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -45,6 +48,9 @@ class OperatorOptions:
 
     log: Path | None = None
     """Where everything that happens is written with its time. None: nowhere."""
+
+    asks_reason: bool = False
+    """Whether a person who calls an episode a failure is asked why."""
 
 
 @dataclass
@@ -89,7 +95,8 @@ class Attended:
         self._show_images(arm)
         if self.console is None:
             return env
-        return Judged(env, self.console, asks=not self.attention.unattended)
+        asks = not self.attention.unattended
+        return Judged(env, self.console, asks=asks, asks_reason=self.attention.asks_reason)
 
     def progress(self, text: str) -> None:
         """Show how far the run is."""
@@ -212,40 +219,65 @@ class _Listener:
                 return
 
 
+class EndedByDriver(gym.Wrapper[Any, Any, Any, Any]):
+    """Ends an episode when whoever drives it wants that; whether it succeeded is not said then.
+
+    Args:
+        env: Where they drive.
+        wants_end: Asked after every step; true truncates the episode.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], wants_end: Callable[[], bool]) -> None:
+        super().__init__(env)
+        self._wants_end = wants_end
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Carry out ``action``; end the episode if that is wanted."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if self._wants_end() and not (terminated or truncated):
+            truncated, info = True, info | {"reset_reason": ENDED}
+        return observation, reward, terminated, truncated, info
+
+
 class Judged(gym.Wrapper[Any, Any, Any, Any]):
     """Asks for the verdict on an episode that ended without one; around the time limit.
 
-    What the operator noted since the episode before stands in ``info["robot"]["notes"]``.
+    One that its driver ended is judged whatever the rule. What the operator noted since the episode
+    before stands in ``info["robot"]["notes"]``, why one failed in ``info["robot"]["reason"]``.
 
     Args:
         env: An arm whose rule is a person.
         operator: That person.
         asks: Whether they are asked; else such an episode is no success.
+        asks_reason: Whether they are asked why an episode failed that they call a failure.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], operator: Operator, *, asks: bool) -> None:
+    def __init__(
+        self, env: gym.Env[Any, Any], operator: Operator, *, asks: bool, asks_reason: bool = False
+    ) -> None:
         super().__init__(env)
         self._operator = operator
         self._asks = asks
+        self._asks_reason = asks and asks_reason
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Carry out ``action``; at the end of an episode, ask."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         arm = self.env.unwrapped
-        open_ended = truncated and not info["abort"] and not info["reset_reason"]
-        if isinstance(arm, AttendedArm) and arm.judged_by_operator and open_ended:
+        if not (terminated or truncated) or not isinstance(arm, AttendedArm):
+            return observation, reward, terminated, truncated, info
+        by_driver = info["reset_reason"] == ENDED and self._asks
+        unsaid = not info["reset_reason"] and arm.judged_by_operator
+        if truncated and not info["abort"] and (by_driver or unsaid):
             arm.rest()
-            said = self._judged(arm)
-            info = arm.reported(info, said)
+            info = arm.reported(info, self._judged(arm))
             reward = float(info["is_success"])
-        if terminated or truncated:
-            info = self._noted(info)
+        if self._asks_reason and info["reset_reason"] == OperatorVerdict.FAILURE:
+            arm.rest()
+            info = _with_fact(info, "reason", self._operator.reason())
+        if notes := self._operator.notes():
+            info = _with_fact(info, "notes", "; ".join(notes))
         return observation, reward, terminated, truncated, info
-
-    def _noted(self, info: dict[str, Any]) -> dict[str, Any]:
-        if not (notes := self._operator.notes()):
-            return info
-        return {**info, "robot": {**(info.get("robot") or {}), "notes": "; ".join(notes)}}
 
     def _judged(self, arm: AttendedArm) -> OperatorVerdict:
         if not self._asks:
@@ -254,3 +286,7 @@ class Judged(gym.Wrapper[Any, Any, Any, Any]):
             return self._operator.judge()
         except StoppedError as error:
             raise arm.operator_stop() from error
+
+
+def _with_fact(info: dict[str, Any], name: str, text: str) -> dict[str, Any]:
+    return {**info, "robot": {**(info.get("robot") or {}), name: text}}

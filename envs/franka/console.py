@@ -126,6 +126,13 @@ class OperatorConsole:
             self._wait(ArmPhase.JUDGING, stops)
         return said
 
+    def reason(self) -> str:
+        """Return why an episode failed, as typed up to Enter."""
+        self._ask(ArmPhase.JUDGING, "Why did it fail? Type it; Enter ends it, alone: no reason.")
+        text = self._read_line(ArmPhase.JUDGING) or ""
+        self.note_event("reason", text=text)
+        return text.strip()
+
     def verdict(self) -> OperatorVerdict:
         """Return the newest verdict."""
         keys = self._keyboard.take("".join(_VERDICTS))
@@ -213,7 +220,13 @@ class OperatorConsole:
             raise StoppedError("the operator stopped the arm")
 
     def _take_note(self, phase: ArmPhase) -> None:
-        """Read a line of text while the arm rests."""
+        text = self._read_line(phase)
+        if text is not None:
+            self._notes.append(text)
+            self.note_event("note", text=text, phase=phase.value)
+
+    def _read_line(self, phase: ArmPhase) -> str | None:
+        """Read a line of text while the arm rests; None: the terminal was closed."""
         self._typed = ""
         # From here on a space is a space.
         self.note_event("typing", phase=phase.value)
@@ -223,18 +236,17 @@ class OperatorConsole:
                 if key in _ENTER:
                     text, self._typed = self._typed, None
                     self._keyboard.press(keys[count:])
-                    self._notes.append(text)
-                    self.note_event("note", text=text, phase=phase.value)
-                    return
+                    return text
                 self._typed = self._typed[:-1] if key in _ERASE else self._typed + key
             time.sleep(_POLL_S)
         self._typed = None
+        return None
 
     def _drawn(self) -> RenderableType:
         style = _COLORS.get(self._phase, "bold")
         lines = [Text(f" {self._phase.value.upper()} ", style=style), Text(self._text)]
         if self._typed is not None:
-            lines.append(Text(f"note: {self._typed}_ (Enter ends it)", style="cyan"))
+            lines.append(Text(f"> {self._typed}_ (Enter ends it)", style="cyan"))
         lines += [Text(line) for line in (self._progress, "", *self._events) if line]
         lines.append(Text(KEYS_HELP, style="dim"))
         if self._log is not None:

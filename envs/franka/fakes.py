@@ -306,6 +306,7 @@ class FakeOperator:
         self.said = OperatorVerdict.OPEN
         self.stops = False
         self.pauses = False
+        self.because = ""
         self.refuses: ArmPhase | None = None
         """The question that is answered by a stop."""
 
@@ -333,6 +334,10 @@ class FakeOperator:
     def judge(self) -> OperatorVerdict:
         """Return what was said; nothing is a failure."""
         return self.verdict() or OperatorVerdict.FAILURE
+
+    def reason(self) -> str:
+        """Return why an episode failed."""
+        return self.because
 
     def wants_pause(self) -> bool:
         """Return whether a pause was asked for, once."""

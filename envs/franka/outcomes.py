@@ -69,6 +69,10 @@ class Operator(Protocol):
         """
         ...
 
+    def reason(self) -> str:
+        """Return why the episode failed that they called a failure; empty if they do not say."""
+        ...
+
     def wants_stop(self) -> bool:
         """Return whether a stop was asked for since the last call."""
         ...

@@ -103,7 +103,7 @@ def test_the_same_on_the_emulated_arm(evaluation, tmp_path):
 def test_an_operator_records_pauses_notes_discards_and_stops(tmp_path, environment):
     words = [
         "record", "--workcell", "fake", *OPERATOR, "--call", "slow_call:act", "--episodes", "3",
-        "--max-steps", "100000", "--only-success", "--output", str(tmp_path / "set"),
+        "--max-steps", "100000", "--output", str(tmp_path / "set"),
     ]  # fmt: skip
     (tmp_path / "slow_call.py").write_text(
         "import time, numpy as np\n"
@@ -123,6 +123,12 @@ def test_an_operator_records_pauses_notes_discards_and_stops(tmp_path, environme
         run.wait_for("phase", "running")
         run.press("z")
         run.begin()
+        run.press("b")
+        run.wait_for("typing", "judging")
+        run.press("the cube rolled off\n")
+        assert run.wait_for("reason")["text"] == "the cube rolled off"
+        assert "failures 1, discarded 1" in run.wait_for("progress")["text"]
+        run.begin()
         run.press("c")
         run.begin()
         run.press(" ")
@@ -130,6 +136,7 @@ def test_an_operator_records_pauses_notes_discards_and_stops(tmp_path, environme
         assert run.end() == STOPPED
     shown = run.screen.decode().replace("\r\n", "\n")
     assert "discarded, not kept" in shown
+    assert "failure, not kept: the cube rolled off" in shown
     assert "success, kept" in shown
     info = json.loads((tmp_path / "set/meta/info.json").read_text())
     assert info["total_episodes"] == 1
@@ -187,6 +194,7 @@ def test_a_replay_is_paused_stopped_acknowledged_and_judged(tmp_path, environmen
     words = ["--workcell", "fake", "--env-arg", f"address={ADDRESS}"]
     dataset = str(tmp_path / "set")
     record = ["record", *words, "--unattended", "--policy", "hold", "--max-steps", "5"]
+    record += ["--attempts", "1", "--keep-failures"]
     for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, environment[name])
     assert main([*record, "--output", dataset]) == 0

@@ -143,6 +143,7 @@ def test_it_is_evaluated_here_and_in_a_worker_process(world, workers, capsys):
 
 def test_it_is_recorded_and_replayed_by_what_the_recording_says_of_its_columns(world, capsys):
     record = ["record", "--env", ENV, "--call", "gantry_world:pull", "--max-steps", "6"]
+    record += ["--attempts", "1", "--keep-failures"]
     assert main([*record, "--seed", "3", "--output", "told"]) == 0, capsys.readouterr()
     assert "6 frames" in capsys.readouterr().out
     info = json.loads(Path("told/meta/info.json").read_text())
@@ -162,7 +163,8 @@ def test_it_is_recorded_and_replayed_by_what_the_recording_says_of_its_columns(w
 def test_a_foreign_layout_is_replayed_through_its_modality_json(world, capsys):
     """The columns are renamed and shifted; only ``modality.json`` says so."""
     record = ["record", "--env", ENV, "--policy", "gantry_world:Push", "--output", "told"]
-    assert main([*record, "--max-steps", "6"]) == 0
+    record += ["--attempts", "1", "--keep-failures", "--max-steps", "6"]
+    assert main(record) == 0
     path = Path("told/meta/modality.json")
     modality = json.loads(path.read_text())
     (data,) = Path("told/data").rglob("*.parquet")

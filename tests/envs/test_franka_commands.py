@@ -20,6 +20,7 @@ from dzrobot.envs.franka.keyboard import Keyboard
 from dzrobot.envs.franka.make import load_workcell
 from dzrobot.errors import DatasetError
 from dzrobot.recording import EpisodeWriter
+from dzrobot.rollout.attended import EndedByDriver
 from dzrobot.rollout.demonstrations.record import KeyboardActor, RecordedEnv, record_episode
 from dzrobot.rollout.environment import made_environment
 from dzrobot.rollout.episode import EpisodeRules
@@ -44,6 +45,11 @@ def record(tmp_path):
     return run
 
 
+def attempts(count):
+    """Return the words for so many episodes of an arm that reaches nothing."""
+    return ["--attempts", str(count), "--keep-failures"]
+
+
 def drift(observation):
     """Move slowly along x; named by ``--call``."""
     assert set(ROBOT.state_keys) <= set(observation)
@@ -53,23 +59,24 @@ def drift(observation):
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_recordings_are_what_training_reads(version, record, tmp_path, capsys):
     words = ["--call", f"{__name__}:drift", "--version", version]
-    assert record(*words, "--episodes", "2") == 0
+    assert record(*words, *attempts(2)) == 0
     assert "2 episodes in" in capsys.readouterr().out
-    assert record(*words) == 0
+    assert record(*words, *attempts(3)) == 0
     assert "3 episodes in" in capsys.readouterr().out
-    reader = DatasetReader(tmp_path / "set", ROBOT, ReaderOptions(cache=tmp_path / "reader"))
+    options = ReaderOptions(cache=tmp_path / "reader", episodes="all")
+    reader = DatasetReader(tmp_path / "set", ROBOT, options)
     assert reader.catalog.episodes.length.tolist() == [56, 56, 56]
 
 
 def test_replay_sends_the_same_actions(record, tmp_path, capsys):
-    assert record("--call", f"{__name__}:drift") == 0
+    assert record("--call", f"{__name__}:drift", *attempts(1)) == 0
     capsys.readouterr()
     assert main(["replay", str(tmp_path / "set"), "--workcell", "fake"]) == 0
     said = capsys.readouterr().out
     assert "56 of 56 recorded steps carried out" in said
     (line,) = [line for line in said.splitlines() if line.startswith("hand")]
     assert float(line.split()[-4]) < 1e-3
-    assert record("--replay", f"{tmp_path / 'set'}#0") == 0
+    assert record("--replay", f"{tmp_path / 'set'}#0", *attempts(2)) == 0
     assert "2 episodes in" in capsys.readouterr().out
 
 
@@ -83,7 +90,7 @@ def test_replay_sends_the_same_actions(record, tmp_path, capsys):
     ],
 )
 def test_a_recording_made_in_another_way_is_not_repeated(changed, said, record, tmp_path, capsys):
-    assert record("--policy", "hold", steps=3) == 0
+    assert record("--policy", "hold", *attempts(1), steps=3) == 0
     folder = str(tmp_path / "set")
     words = ["--workcell", "fake", "--env-arg", changed]
     assert main(["replay", folder, *words]) == 2
@@ -95,14 +102,15 @@ def test_a_recording_made_in_another_way_is_not_repeated(changed, said, record, 
 
 @pytest.mark.parametrize("changed", ["action={frame: base}", "control_hz=20"])
 def test_a_recording_of_other_axes_or_another_rate_is_not_continued(changed, record, capsys):
-    assert record("--policy", "hold", steps=3) == 0
-    assert record("--policy", "hold", "--env-arg", changed, steps=3) == 2
+    assert record("--policy", "hold", *attempts(1), steps=3) == 0
+    assert record("--policy", "hold", *attempts(2), "--env-arg", changed, steps=3) == 2
     assert "cannot be continued" in capsys.readouterr().err
 
 
 def test_a_recording_of_other_axes_is_not_read_as_the_robots(record, tmp_path):
-    assert record("--policy", "hold", "--env-arg", "action={frame: base}", steps=56) == 0
-    options = ReaderOptions(cache=tmp_path / "reader")
+    base = ("--env-arg", "action={frame: base}")
+    assert record("--policy", "hold", *attempts(1), *base, steps=56) == 0
+    options = ReaderOptions(cache=tmp_path / "reader", episodes="all")
     with pytest.raises(DatasetError, match="frame 'base'"):
         DatasetReader(tmp_path / "set", ROBOT, options)
     DatasetReader(tmp_path / "set", replace(ROBOT, action_frame="base"), options)
@@ -110,14 +118,14 @@ def test_a_recording_of_other_axes_is_not_read_as_the_robots(record, tmp_path):
 
 def test_an_episode_too_short_to_train_on_is_said_when_it_is_recorded(record, capsys):
     needed = ROBOT.timing.rows_needed
-    assert record("--policy", "hold", steps=needed) == 0
+    assert record("--policy", "hold", *attempts(1), steps=needed) == 0
     assert "too short" not in capsys.readouterr().out
-    assert record("--policy", "hold", steps=needed - 1) == 0
+    assert record("--policy", "hold", *attempts(2), steps=needed - 1) == 0
     assert f"too short to train on, which takes {needed} frames" in capsys.readouterr().out
 
 
 def test_a_recording_keeps_what_the_arm_said(record, tmp_path):
-    assert record("--policy", "hold", "--env-arg", "firmware=5.8.0", steps=3) == 0
+    assert record("--policy", "hold", *attempts(1), "--env-arg", "firmware=5.8.0", steps=3) == 0
     (line,) = (tmp_path / "set/meta/recording_facts.jsonl").read_text().splitlines()
     facts = json.loads(line)
     assert (facts["firmware"], facts["recoveries"], facts["abort"]) == ("5.8.0", 0, "")
@@ -134,16 +142,9 @@ def test_the_key_that_ends_an_episode_is_no_time_limit(tmp_path):
         return actor.wants_end()
 
     with closing(env), EpisodeWriter(tmp_path / "set", ROBOT, fps=10) as writer:
-        recorded = RecordedEnv(env, writer, ends)
+        recorded = RecordedEnv(EndedByDriver(env, ends), writer)
         done = record_episode(recorded, actor, writer, EpisodeRules(seed=0), keep_all=True)
     assert (done.outcome.ended, done.frames, done.kept) == ("ended by key", 1, True)
-
-
-def test_only_success_keeps_nothing_else(record, capsys):
-    assert record("--policy", "hold", "--only-success") == 0
-    said = capsys.readouterr().out
-    assert "not kept" in said
-    assert "0 episodes in" in said
 
 
 @pytest.mark.parametrize(
@@ -244,6 +245,7 @@ def test_a_workcell_is_taught_on_the_emulated_arm_and_can_be_used(tmp_path, monk
     )  # fmt: skip
     record = ["record", "--workcell", path, "--env-arg", "reward={rule: none}", "--unattended"]
     record += ["--policy", "hold", "--max-steps", "5", "--output", str(tmp_path / "set")]
+    record += attempts(1)
     assert main(record) == 0
     reached = load_recording(tmp_path / "set", 0, ROBOT).states
     assert len(reached) == 5

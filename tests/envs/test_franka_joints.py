@@ -339,14 +339,15 @@ def nod(observation):
 
 def test_joint_targets_are_recorded_and_repeated_and_hold_holds(tmp_path, capsys):
     data, there = str(tmp_path / "set"), ("--env", "dzrobot/Franka-DROID-fake-v0", "--unattended")
+    record = ["record", *there, "--attempts", "1", "--keep-failures"]
     asked = ("--call", f"{__name__}:nod", "--max-steps", "12", "--output", data)
-    assert main(["record", *there, *asked]) == 0
+    assert main([*record, *asked]) == 0
     capsys.readouterr()
     assert main(["replay", data, *there]) == 0
     said = capsys.readouterr().out
     assert "state.joint_position: largest difference 0.0000" in said
     still = str(tmp_path / "still")
-    assert main(["record", *there, "--policy", "hold", "--max-steps", "5", "--output", still]) == 0
+    assert main([*record, "--policy", "hold", "--max-steps", "5", "--output", still]) == 0
     table = pq.read_table(next((tmp_path / "still").rglob("*.parquet"))).to_pydict()
     # As in the columns of DROID, the gripper comes first.
     actions = np.array(table["action"])[:, 1:]

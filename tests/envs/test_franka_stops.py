@@ -549,9 +549,10 @@ def test_an_environment_that_raised_lets_go_of_the_arm(evaluate, tmp_path):
 def test_record_and_replay_end_at_a_stop_too(tmp_path, capsys):
     words = ["--workcell", "fake", "--env-arg", f"address={ADDRESS}", "--unattended"]
     record = ["record", *words, "--output", str(tmp_path / "set"), "--max-steps", "8"]
-    assert main([*record, "--policy", "hold"]) == 0
+    record += ["--policy", "hold", "--keep-failures"]
+    assert main([*record, "--attempts", "1"]) == 0
     Stops(ADDRESS).put(Abort.FORCE, "45 N")
-    assert main([*record, "--policy", "hold"]) == STOPPED
+    assert main([*record, "--attempts", "2"]) == STOPPED
     assert main(["replay", str(tmp_path / "set"), *words]) == STOPPED
     assert "45 N" in capsys.readouterr().err
     Stops(ADDRESS).acknowledge()

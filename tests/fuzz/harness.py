@@ -261,7 +261,7 @@ LIGHT = Nursery(
     *(
         f"dzrobot.commands.{name}"
         for name in ("collect", "compare", "consolidate", "emulate", "eval", "merge", "plan",
-                     "record", "replay")
+                     "record", "relabel", "replay")
     ),
     "dzrobot.envs.fakes",
 )  # fmt: skip

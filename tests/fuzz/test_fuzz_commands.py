@@ -127,6 +127,7 @@ def test_places_of_results_that_cannot_be(good, tmp_path):
         ("replay", "--env", WRONG["--env"]),
         ("replay", "--log", PLACES),
         ("record", "--episodes", (*WHOLE, "0")),
+        ("record", "--attempts", (*WHOLE, "0")),
         ("record", "--max-steps", (*WHOLE, "0")),
         ("record", "--seed", (*WHOLE, "4294967296")),
         ("record", "--device", WRONG["--device"]),
@@ -140,6 +141,7 @@ def test_places_of_results_that_cannot_be(good, tmp_path):
         ("compare", "--json", ("", "x" * 300, "\udcff")),
         ("sweep", "--confirm", WHOLE),
         ("sweep", "--episodes", (*WHOLE, "0")),
+        ("relabel", "--episode", ("", "a", "-1", "1.5", "3-1", "0,0", "²")),
         ("consolidate", "--data-mb", REAL),
         ("consolidate", "--video-mb", REAL),
         ("emulate", "--domain", (*WHOLE, "233")),
@@ -157,6 +159,7 @@ def test_values_of_other_commands(good, command, flag, values, tmp_path, monkeyp
         "record": ["--env=dzrobot/point-v0", "--policy=random", "--max-steps=2", output],
         "compare": [tmp_path / "one", tmp_path / "two"],
         "sweep": ["random", "--env=dzrobot/point-v0", output],
+        "relabel": [tmp_path / "set", "--success"],
         "consolidate": [tmp_path / "set"],
         "emulate": ["franka", "--no-cameras"],
     }

@@ -23,7 +23,8 @@ DOCUMENTS = ("meta/info.json", "meta/episodes.jsonl", "meta/tasks.jsonl", "meta/
 def recorded(tmp_path_factory):
     """Return a recording of two episodes, and what it costs to replay it."""
     folder = tmp_path_factory.mktemp("recorded") / "set"
-    words = ["record", *POINT, "--policy=random", "--episodes=2", "--max-steps=6"]
+    words = ["record", *POINT, "--policy=random", "--attempts=2", "--keep-failures"]
+    words += ["--max-steps=6"]
     made = run([*words, f"--output={folder}"])
     assert made.code == 0, made.output
     good = run(["replay", folder, *POINT])

@@ -53,7 +53,7 @@ def arm(tmp_path_factory):
     def recorded(version, video=False):
         made = folder / f"{version}-{video}"
         words = ["record", "--env", "dzrobot/Franka-PnP-v0", "--workcell", "fake"]
-        words += ["--policy", "hold", "--episodes", "3", "--max-steps", "10"]
+        words += ["--policy", "hold", "--attempts", "3", "--keep-failures", "--max-steps", "10"]
         words += ["--video"] if video else []
         if not made.exists():
             assert cli.main([*words, "--version", version, "--output", str(made)]) in (0, 1)
@@ -155,7 +155,8 @@ def read_here(path, made, episodes, cache):
 def reader(path, cache):
     known = load_embodiment("franka_pnp")
     short = Timing(control_hz=known.timing.control_hz, action_horizon=8, blocks=1)
-    return DatasetReader(path, dataclasses.replace(known, timing=short), ReaderOptions(cache=cache))
+    options = ReaderOptions(cache=cache, episodes="all")
+    return DatasetReader(path, dataclasses.replace(known, timing=short), options)
 
 
 def same_items(made, kept, *, exact):

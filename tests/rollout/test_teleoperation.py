@@ -176,8 +176,8 @@ def record(tmp_path, *words):
 
 def test_a_lost_device_holds_the_arm_and_keeps_what_was_recorded(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path / "cache"))
-    assert record(tmp_path, "--policy", "hold") == 0
-    words = ["--teleop", f"{__name__}:lost_soon", "--episodes", "3"]
+    assert record(tmp_path, "--policy", "hold", "--attempts", "1", "--keep-failures") == 0
+    words = ["--teleop", f"{__name__}:lost_soon", "--episodes", "3", "--keep-failures"]
     assert record(tmp_path, *words) == 2
     said = capsys.readouterr()
     assert "the cable is out" in said.err
@@ -190,8 +190,8 @@ def test_a_lost_device_holds_the_arm_and_keeps_what_was_recorded(tmp_path, capsy
 
 
 def test_a_button_of_the_device_ends_the_episode(tmp_path, capsys):
-    assert record(tmp_path, "--teleop", f"{__name__}:ended_soon") == 0
-    assert "episode 0: 4 frames, ended by key" in capsys.readouterr().out
+    assert record(tmp_path, "--teleop", f"{__name__}:ended_soon", "--attempts", "1") == 0
+    assert "4 frames, ended by key, not kept" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

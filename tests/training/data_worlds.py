@@ -51,13 +51,14 @@ def step(embodiment, seed, episode, number):
     return observation, action
 
 
-def record(root, embodiment=ROBOT, *, lengths=(30, 25, 40, 12, 33), seed=0, **options):
-    """Write a dataset; returns its folder."""
+def record(root, embodiment=ROBOT, *, lengths=(30, 25, 40, 12, 33), seed=0, failed=(), **options):
+    """Write a dataset whose episodes ``failed`` are marked as failures; returns its folder."""
     with EpisodeWriter(
         Path(root), embodiment, fps=embodiment.timing.control_hz, **options
     ) as writer:
         for episode, length in enumerate(lengths, start=writer.episodes):
             for number in range(length):
                 writer.add_frame(*step(embodiment, seed, episode, number), {"time.arm": number / 7})
-            writer.save_episode(success=episode % 2 == 0)
+            marks = {"reason": "dropped"} if episode in failed else {}
+            writer.save_episode(success=episode not in failed, **marks)
     return Path(root)

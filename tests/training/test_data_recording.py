@@ -38,7 +38,7 @@ def test_discarded_frames_leave_no_trace(tmp_path, version, video):
             assert writer.pending == 0
             for number in range(length):
                 writer.add_frame(*step(ROBOT, 0, episode, number), {"time.arm": number / 7})
-            assert writer.save_episode(success=episode % 2 == 0) == episode
+            assert writer.save_episode(success=True) == episode
     assert tree(plain) == tree(tmp_path / "other")
     for name in tree(plain):
         assert (plain / name).read_bytes() == (tmp_path / "other" / name).read_bytes(), name
@@ -74,7 +74,7 @@ def test_a_packed_recording_is_continued(tmp_path):
 
 
 def test_meta_is_what_lerobot_readers_expect(tmp_path):
-    path = record(tmp_path / "v3", lengths=(20, 12), version="v3.0", video=True)
+    path = record(tmp_path / "v3", lengths=(20, 12), version="v3.0", video=True, failed=(1,))
     info = json.loads((path / "meta/info.json").read_text())
     assert info["total_frames"] == 32
     assert info["features"]["observation.images.image"]["info"]["video.codec"] == "h264"
@@ -82,8 +82,9 @@ def test_meta_is_what_lerobot_readers_expect(tmp_path):
     assert [row["dataset_to_index"] for row in rows] == [20, 32]
     facts = (path / "meta/recording_facts.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in facts] == [
-        {"episode_index": 0, "success": True}, {"episode_index": 1, "success": False}
-    ]  # fmt: skip
+        {"episode_index": 0, "success": True},
+        {"episode_index": 1, "success": False, "reason": "dropped"},
+    ]
     assert rows[1]["videos/observation.images.image/to_timestamp"] == pytest.approx(
         12 / ROBOT.timing.control_hz
     )

@@ -18,9 +18,10 @@ from dzrobot.embodiments.timing import Timing, padded_actions, valid_anchors
 from dzrobot.embodiments.timing import window as rows_of_window
 from dzrobot.errors import ConfigError, DatasetError, find, preview
 from dzrobot.files import cache_folder
+from dzrobot.training.config import EPISODE_CHOICES, EpisodeChoice
 from dzrobot.training.data.columns import Columns, Progress, open_columns
 from dzrobot.training.data.frames import EmbeddedImages
-from dzrobot.training.data.lerobot import RATE_TOLERANCE, DatasetCatalog
+from dzrobot.training.data.lerobot import FAILED, RATE_TOLERANCE, DatasetCatalog
 from dzrobot.training.data.resolution import ColumnSource, ResolvedColumns, resolve, table_lines
 from dzrobot.training.data.video import DECODERS, Videos
 
@@ -134,6 +135,11 @@ def build_windows(
 
 def require_windows(table: WindowTable, where: str, timing: Timing) -> None:
     """Raise :class:`DatasetError` if there is nothing to train on."""
+    if not len(table) and FAILED in table.dropped:
+        raise DatasetError(
+            f"{where} holds no sample of a success ({table.report()}): record some, or ask for "
+            "failures too (--episodes all, in a recipe data.episodes=all)"
+        )
     if not len(table):
         raise DatasetError(
             f"{where} holds no complete sample of {timing.blocks} blocks of "
@@ -191,10 +197,16 @@ class ReaderOptions:
     images: bool = True
     """``False``: only numbers and texts are read, and videos need not be there."""
 
+    episodes: EpisodeChoice = "successes"
+    """``successes``: all that are not marked as failures; ``all``: those too; ``interventions``:
+    successes in which a person took over from a policy."""
+
     def __post_init__(self) -> None:
         find(DECODERS, "video decoder", self.decoder)
         if self.damaged not in ("refuse", "count"):
             raise ConfigError(f"damaged={self.damaged!r}: allowed are 'refuse' and 'count'")
+        if self.episodes not in EPISODE_CHOICES:
+            raise ConfigError(f"episodes={self.episodes!r}: allowed are {EPISODE_CHOICES}")
 
     def folder(self, catalog: DatasetCatalog) -> Path:
         """Return where what is derived from ``catalog`` is kept."""
@@ -258,12 +270,12 @@ class DatasetReader:
 
         self._videos = Videos(self.options.decoder, cache)
         self._embedded = EmbeddedImages()
-        left_out, damaged = self._excluded(selection or EpisodeSelection())
-        self.windows: WindowTable = self._windows(cache, {**damaged, **left_out})
+        left_out, unusable = self._excluded(selection or EpisodeSelection())
+        self.windows: WindowTable = self._windows(cache, {**unusable, **left_out})
         """Where each window starts."""
 
-        self.recorded_windows = len(self._windows(cache, damaged) if left_out else self.windows)
-        """Windows of all episodes, whatever the selection."""
+        self.recorded_windows = len(self._windows(cache, unusable) if left_out else self.windows)
+        """Windows of all episodes that can be used, whatever the selection."""
         if warning := self._rate_warning():
             _log.warning("%s", warning)
         if self.catalog.uncommitted:
@@ -406,7 +418,7 @@ class DatasetReader:
         return labels
 
     def _excluded(self, selection: EpisodeSelection) -> tuple[dict[int, str], dict[int, str]]:
-        """Return what is not selected and what is damaged, with the reason.
+        """Return what is not selected and what is not to be used by anybody, with the reason.
 
         Raises:
             DatasetError: Under ``refuse``, something selected is damaged.
@@ -419,7 +431,9 @@ class DatasetReader:
         damage |= self.columns.faults
         numbers = self.catalog.episodes.index
         chosen = {i for i, number in enumerate(numbers) if selection.leaves_out(int(number))}
-        missed = sorted(damage.keys() - chosen)
+        unwanted = self.catalog.left_out(self.options.episodes)
+        useless = {i: unwanted[int(n)] for i, n in enumerate(numbers) if int(n) in unwanted}
+        missed = sorted(damage.keys() - chosen - useless.keys())
         if missed and self.options.damaged == "refuse":
             lines = [f"episode {numbers[ordinal]}: {damage[ordinal]}" for ordinal in missed]
             raise DatasetError(
@@ -430,7 +444,7 @@ class DatasetReader:
             )
         for ordinal in missed:
             _log.warning("%s: episode %d: %s", self.catalog.root, numbers[ordinal], damage[ordinal])
-        return dict.fromkeys(chosen, "not selected"), dict.fromkeys(damage, "damaged")
+        return dict.fromkeys(chosen, "not selected"), dict.fromkeys(damage, "damaged") | useless
 
     def _windows(self, cache: Path, excluded: Mapping[int, str]) -> WindowTable:
         timing = self.embodiment.timing

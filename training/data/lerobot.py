@@ -17,16 +17,20 @@ from pydantic import BaseModel
 from dzrobot.documents import read_json, read_json_lines
 from dzrobot.errors import DatasetError, preview
 from dzrobot.recording import layout
+from dzrobot.recording.change import check_whole
 from dzrobot.recording.commit import read_parquet
+from dzrobot.recording.facts import episode_facts
 from dzrobot.recording.formats import (
     LONGEST_EPISODE,
     Column,
+    EpisodeFacts,
     EpisodeRow,
     Info,
     Modality,
     TaskRow,
     Writer,
 )
+from dzrobot.training.config import EpisodeChoice
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 
@@ -34,6 +38,9 @@ _SAMPLED_FOOTERS = 64
 _FOOTER_BYTES = 8192
 
 CAMERA_KINDS = ("image", "video")
+
+FAILED, ALONE = "marked as failures", "without an intervention"
+"""Why an episode is left out."""
 
 RATE_TOLERANCE = 0.01
 """Share by which the rate of a recording may differ from the robot's without a word."""
@@ -89,6 +96,9 @@ class DatasetCatalog:
     action_frame: str | None
     """Axes of the actions, where the recording says so."""
 
+    facts: Mapping[int, EpisodeFacts]
+    """What is known of episodes beyond LeRobot's lists, by number; none of foreign datasets."""
+
     episodes: Episodes
     uncommitted: int
     """Episodes that an interrupted recording left unfinished; they are not part of ``episodes``."""
@@ -106,6 +116,7 @@ class DatasetCatalog:
             DatasetError: A list is missing or unreadable, or the format is another one.
         """
         root = locate(path)
+        check_whole(root)
         info = read_info(root)
         version = info.codebase_version
         listed = _episodes_v3(root, info) if version == "v3.0" else _episodes_v2(root)
@@ -120,6 +131,7 @@ class DatasetCatalog:
             modality=read_json(modality, Modality, DatasetError) if modality.exists() else None,
             tasks=_tasks(root, version),
             action_frame=writer.action_frame,
+            facts=episode_facts(root),
             episodes=episodes,
             uncommitted=uncommitted,
             templates={"data": info.data_path, "video": info.video_path},
@@ -132,6 +144,17 @@ class DatasetCatalog:
         """Columns that hold images."""
         return tuple(name for name, column in self.features.items() if column.dtype in CAMERA_KINDS)
 
+    def left_out(self, chosen: EpisodeChoice) -> dict[int, str]:
+        """Return the episodes that ``chosen`` leaves out, by number, with the reason."""
+        if chosen == "all":
+            return {}
+        facts = {int(number): self.facts.get(int(number)) for number in self.episodes.index}
+        failed = {n: FAILED for n, one in facts.items() if one and one.success is False}
+        if chosen == "successes":
+            return failed
+        alone = {n: ALONE for n, one in facts.items() if one is None or not one.interventions}
+        return alone | failed
+
     @cached_property
     def identity(self) -> str:
         """Hex digest of the recording: changes when episodes are added, removed or re-recorded.
@@ -141,7 +164,9 @@ class DatasetCatalog:
         """
         data = sorted((name, size) for name, size in self.sizes.items() if name.startswith("data/"))
         lengths = self.episodes.length.tolist()
-        text = json.dumps([self.version, self.fps, lengths, list(self.tasks), data])
+        # Which episodes are failures decides what is measured and trained on.
+        marked = [sorted(failed)] if (failed := self.left_out("successes")) else []
+        text = json.dumps([self.version, self.fps, lengths, list(self.tasks), data, *marked])
         digest = hashlib.sha256(text.encode())
         for table in (layout.STATS, layout.EPISODES_STATS_V2):
             if (self.root / table).is_file():

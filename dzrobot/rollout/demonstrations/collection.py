@@ -22,9 +22,10 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, DatasetError, ProtocolError
 from dzrobot.files import append_line, explained, whole_lines, write_json
-from dzrobot.recording import EpisodeWriter
+from dzrobot.recording import EpisodeWriter, layout
 from dzrobot.rng import seed_sequence
 from dzrobot.rollout.demonstrations.record import NO_START
+from dzrobot.rollout.demonstrations.session import most_attempts
 from dzrobot.rollout.environment import (
     accepted,
     check_fits,
@@ -38,7 +39,7 @@ from dzrobot.rollout.failures import ErrorCapture
 from dzrobot.rollout.policy_spec import EXPERT, PrivilegedActor, load_factory
 from dzrobot.rollout.processes import end_with_parent
 
-PLAN_FILE = Path("meta") / "collection.json"
+PLAN_FILE = layout.COLLECTION
 ATTEMPTS_FILE = Path("meta") / "collection_attempts.jsonl"
 
 NOISY_NUMBERS = 6
@@ -158,7 +159,7 @@ def collect(
             report(progress)
             if logged >= plan.episodes:
                 return progress
-            if number >= 20 + 20 * plan.episodes:
+            if number >= most_attempts(plan.episodes):
                 raise DatasetError(
                     f"{progress.attempts} attempts gave {progress.episodes} successes of "
                     f"{plan.episodes} asked for: lower --noise, or raise --max-steps"

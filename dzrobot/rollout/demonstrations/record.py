@@ -41,9 +41,6 @@ DISCARDED = OperatorVerdict.DISCARDED.value
 
 GRIPPER_KEY, END_KEY = "g", "x"
 
-ENDED = "ended by key"
-"""How an episode ended that its driver ended, with no word on whether it succeeded."""
-
 KEYBOARD_NUMBERS = 7
 """Of an action: translation, rotation, gripper."""
 
@@ -65,6 +62,8 @@ class RecordedEpisode:
     late_steps: int
     abort: str
     kept: bool
+    reason: str = ""
+    """Why it failed; empty of a success."""
 
 
 class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
@@ -73,18 +72,13 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
     Args:
         env: The environment.
         writer: Where frames go.
-        wants_end: Asked after every step; true truncates the episode.
     """
 
-    def __init__(
-        self,
-        env: gym.Env[Any, Any],
-        writer: EpisodeWriter,
-        wants_end: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, env: gym.Env[Any, Any], writer: EpisodeWriter) -> None:
         super().__init__(env)
-        self._writer = writer
-        self._wants_end = wants_end
+        self.writer = writer
+        """Where frames go."""
+
         self._seen: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
         self._began_s = 0.0
         self.info: Mapping[str, Any] = {}
@@ -111,8 +105,6 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Carry out ``action`` and record it with what it was chosen from."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        if self._wants_end() and not (terminated or truncated):
-            truncated, info = True, info | {"reset_reason": ENDED}
         seen, about = self._seen
         start = info.get("init_state_id")
         extras = {
@@ -121,7 +113,7 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
             "init_state_id": np.int64(NO_START if start is None else start),
             **self._sensors(about),
         }
-        self._writer.add_frame(seen, np.asarray(action, np.float32), extras)
+        self.writer.add_frame(seen, np.asarray(action, np.float32), extras)
         self._seen, self.info = (observation, info), info
         return observation, reward, terminated, truncated, info
 
@@ -169,6 +161,7 @@ def record_episode(
     abort = str(env.info.get("abort", ""))
     kept = (keep_all or outcome.success) and outcome.ended != DISCARDED
     measured = outcome.steps / max(seconds, 1e-9)
+    reason = "" if outcome.success else _reason(outcome, str(env.info.get("abort_message", "")))
     if kept:
         writer.save_episode(
             success=outcome.success,
@@ -176,16 +169,24 @@ def record_episode(
             ended=outcome.ended,
             late_steps=late,
             measured_hz=measured,
+            **({} if rules.seed is None else {"seed": rules.seed}),
+            **({} if outcome.success else {"reason": reason}),
             **_facts(outcome.robot or {}),
         )
     else:
         writer.discard()
-    return RecordedEpisode(outcome, outcome.steps, measured, late, abort, kept)
+    return RecordedEpisode(outcome, outcome.steps, measured, late, abort, kept, reason)
+
+
+def _reason(outcome: EpisodeResult, abort_message: str) -> str:
+    """Return why an episode failed: a person's words, else the environment's, else how it ended."""
+    said = str((outcome.robot or {}).get("reason", ""))
+    return said or outcome.failure_class or abort_message or outcome.ended
 
 
 def _facts(robot: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the arm's environment said that the recording does not say itself."""
-    known = ("late_steps",)
+    known = ("late_steps", "reason")
     return {
         name: value
         for name, value in robot.items()

@@ -21,7 +21,7 @@ from dzrobot.envs.teleop.device import DeviceLostError, TeleopDevice, TeleopRead
 from dzrobot.errors import ConfigError
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action
-from dzrobot.rollout.demonstrations.record import ENDED
+from dzrobot.rollout.attended import ENDED
 from dzrobot.rollout.environment import facts_of, needed_robot
 from dzrobot.rollout.execution import check_holds, hold_command
 

@@ -1,0 +1,92 @@
+"""Which episodes are used: what is marked as a failure is left out unless it is asked for."""
+
+import json
+
+import numpy as np
+import pytest
+from data_worlds import ROBOT, record, step
+
+from dzrobot.cli import main
+from dzrobot.errors import ConfigError, DatasetError
+from dzrobot.recording import EpisodeWriter
+from dzrobot.training.build import _last_episodes
+from dzrobot.training.config import DataConfig
+from dzrobot.training.data import DatasetReader, ReaderOptions
+from dzrobot.training.data.lerobot import DatasetCatalog
+
+LENGTHS = (20, 21, 22, 23)
+
+
+def used(path, cache, episodes="successes"):
+    reader = DatasetReader(path, ROBOT, ReaderOptions(cache=cache, images=False, episodes=episodes))
+    return np.unique(reader.windows.episode).tolist(), reader
+
+
+def test_failures_are_left_out_unless_asked_for(tmp_path):
+    path = record(tmp_path / "set", lengths=LENGTHS, failed=(1, 3))
+    known, reader = used(path, tmp_path / "cache")
+    assert known == [0, 2]
+    assert "marked as failures 2" in reader.report()
+    # They are not part of the mixture either.
+    assert reader.recorded_windows == len(reader)
+    assert used(path, tmp_path / "cache", "all")[0] == [0, 1, 2, 3]
+    # A dataset that says nothing is used whole.
+    (path / "meta/recording_facts.jsonl").unlink()
+    assert used(path, tmp_path / "cache")[0] == [0, 1, 2, 3]
+    with pytest.raises(ConfigError, match="'successes', 'all', 'interventions'"):
+        ReaderOptions(episodes="failures")
+
+
+def test_a_failure_whose_files_are_lost_stops_nobody(tmp_path):
+    path = record(tmp_path / "set", lengths=LENGTHS, failed=(1,))
+    (path / "data/chunk-000/episode_000001.parquet").unlink()
+    assert used(path, tmp_path / "cache")[0] == [0, 2, 3]
+    with pytest.raises(DatasetError, match="episode 1"):
+        used(path, tmp_path / "cache", "all")
+
+
+def test_episodes_with_an_intervention_can_be_chosen(tmp_path):
+    with EpisodeWriter(tmp_path / "set", ROBOT, fps=ROBOT.timing.control_hz) as writer:
+        for episode, (success, rows) in enumerate([(True, 4), (True, 0), (False, 9), (True, 1)]):
+            for number in range(20):
+                writer.add_frame(*step(ROBOT, 0, episode, number))
+            writer.save_episode(success=success, interventions=rows)
+    assert used(tmp_path / "set", tmp_path / "cache", "interventions")[0] == [0, 3]
+
+
+def test_the_last_successes_are_held_out(tmp_path):
+    catalog = DatasetCatalog.open(record(tmp_path / "set", lengths=LENGTHS, failed=(2, 3)))
+
+    def held_out(**options):
+        paths = {"train_data_paths": [str(tmp_path)], "holdout_episodes": 2}
+        return _last_episodes(catalog, DataConfig(**paths, **options))
+
+    assert held_out() == {0, 1}
+    assert held_out(episodes="all") == {2, 3}
+
+
+def test_statistics_are_of_what_is_used(tmp_path, capsys):
+    path = record(tmp_path / "set", lengths=LENGTHS, failed=(1,))
+    counts = {}
+    for words in ((), ("--episodes", "all")):
+        output = tmp_path / f"{len(words)}.json"
+        command = ["stats", "data_worlds:ROBOT", "--dataset", str(path), "--output", str(output)]
+        assert main([*command, *words]) == 0
+        capsys.readouterr()
+        counts[words] = json.loads(output.read_text())[ROBOT.tag]["statistics"]
+    alone = record(tmp_path / "alone", lengths=LENGTHS)
+    assert DatasetCatalog.open(alone).identity != DatasetCatalog.open(path).identity
+    output = tmp_path / "alone.json"
+    command = ["stats", "data_worlds:ROBOT", "--dataset", str(alone), "--output", str(output)]
+    assert main(command) == 0
+    capsys.readouterr()
+    whole = json.loads(output.read_text())[ROBOT.tag]["statistics"]
+    assert counts[("--episodes", "all")] == whole != counts[()]
+
+
+def test_a_dataset_of_failures_is_one_message(tmp_path, capsys):
+    path = record(tmp_path / "set", lengths=(20,), failed=(0,))
+    words = ["inspect-data", str(path), "--embodiment", "data_worlds:ROBOT", "--quick"]
+    assert main(words) == 2
+    assert "--episodes all" in capsys.readouterr().err
+    assert main([*words, "--episodes", "all"]) == 0
