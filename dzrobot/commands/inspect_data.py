@@ -10,7 +10,7 @@ from dzrobot.errors import DatasetError
 from dzrobot.progress import progress_bar
 from dzrobot.training.config import EPISODE_CHOICES
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
-from dzrobot.training.data.verify import first_frames, offenders, unreadable
+from dzrobot.training.data.verify import first_frames, idle_episodes, offenders, unreadable
 
 SUMMARY = "show which columns feed an embodiment, count windows, find damaged files"
 
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_bar("reading columns") as advance:
         reader = DatasetReader(arguments.path, embodiment, options, progress=advance)
     print(reader.report())
-    faults = [*_first_window(reader), *unreadable(reader)]
+    faults = [*_first_window(reader), *unreadable(reader), *idle_episodes(reader)]
     if not arguments.quick:
         with progress_bar("checking files") as advance:
             faults += list(offenders(reader, advance))

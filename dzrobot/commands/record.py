@@ -1,7 +1,7 @@
 """``dzrobot record``: episodes on the robot as a LeRobot dataset."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
@@ -10,13 +10,17 @@ import gymnasium as gym
 from dzrobot.commands import flags
 from dzrobot.commands.arm import add_attention, looked_after
 from dzrobot.commands.replay import add_workcell, load_recording, workcell_arguments
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.timing import Timing
 from dzrobot.envs.teleop.devices import DEVICES, load_device
 from dzrobot.errors import ConfigError
 from dzrobot.importing import is_reference, load_reference
 from dzrobot.progress import TimeLeft
 from dzrobot.recording import EpisodeWriter
+from dzrobot.recording.quality import too_short
 from dzrobot.rollout.arms import check_conventions
 from dzrobot.rollout.attended import Attended, EndedByDriver
+from dzrobot.rollout.demonstrations.intervention import WatchedPolicy
 from dzrobot.rollout.demonstrations.record import (
     KEYBOARD_HELP,
     KEYBOARD_NUMBERS,
@@ -54,14 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_workcell(parser)
     parser.add_argument("--output", type=flags.path, required=True, help="folder of the dataset")
-    source = parser.add_mutually_exclusive_group(required=True)
+    source = parser.add_mutually_exclusive_group()
     source.add_argument("--keyboard", action="store_true", help="drive by keys")
-    source.add_argument(
-        "--teleop",
-        type=flags.text,
-        metavar="DEVICE",
-        help=f"steer by {', '.join(DEVICES)}, or module:factory of an own device",
-    )
     source.add_argument(
         "--policy",
         type=flags.text,
@@ -74,6 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--call", type=flags.text, metavar="MODULE:FUNCTION", help="observation -> action"
     )
+    parser.add_argument(
+        "--teleop", type=flags.text, metavar="DEVICE",
+        help=f"steer by {', '.join(DEVICES)}, or module:factory of an own device; with --policy: "
+        "take over from it while a button is held",
+    )  # fmt: skip
     parser.add_argument(
         "--teleop-arg", action="append", default=[], metavar="KEY=VALUE",
         help="setting of the device, such as dead_zone=0.15",
@@ -98,12 +101,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=flags.seed, default=0, help="of the first episode's start")
     parser.add_argument("--version", choices=["v2.1", "v3.0"], default="v2.1")
     parser.add_argument("--video", action="store_true", help="store images as video")
+    parser.add_argument(
+        "--recipe", type=flags.text,
+        help="warn of episodes too short for a sample of this recipe (default: of the robot)",
+    )  # fmt: skip
     add_attention(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Record; return 1 when an episode was cut short, or successes are missing."""
     given = workcell_arguments(arguments)
+    _check_source(arguments)
     if arguments.teleop_arg and not arguments.teleop:
         raise ConfigError("--teleop-arg is a setting of a device: name the device by --teleop")
     facts = look_at(arguments.env, None, given)
@@ -123,11 +131,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _ended_by(actor: Actor, env: gym.Env[Any, Any]) -> AbstractContextManager[gym.Env[Any, Any]]:
     """Return what yields ``env``, whose episodes end when whoever drives it wants that."""
-    if isinstance(actor, Teleoperator):
-        return steering(actor, env)
+    if isinstance(actor, Teleoperator | WatchedPolicy):
+        return steering(actor if isinstance(actor, Teleoperator) else actor.person, env)
     if isinstance(actor, KeyboardActor):
         return nullcontext(EndedByDriver(env, actor.wants_end))
     return nullcontext(env)
+
+
+def _check_source(arguments: argparse.Namespace) -> None:
+    others = (arguments.keyboard, arguments.replay, arguments.call)
+    alone = [bool(one) for one in (*others, arguments.policy, arguments.teleop)]
+    if not any(alone) or (arguments.teleop and any(others)):
+        raise ConfigError(
+            "say what acts: one of --keyboard, --teleop, --policy, --replay and --call, or "
+            "--policy with --teleop, where a person takes over"
+        )
 
 
 def _check_policy(
@@ -152,7 +170,7 @@ def _record(
     robot = needed_robot(arguments.env, facts)
     hz = facts.control_hz or robot.timing.control_hz
     goal = _goal(arguments)
-    left, cut_short = TimeLeft(), 0
+    left, cut_short, sample = TimeLeft(), 0, _sample(arguments, robot)
 
     def ready(tally: Tally) -> None:
         people.progress(f"recording: {tally.shown(goal, left)}")
@@ -160,12 +178,18 @@ def _record(
     def report(done: RecordedEpisode, tally: Tally) -> None:
         nonlocal cut_short
         cut_short += bool(done.abort)
-        print(f"{_line(done, hz, robot.timing.rows_needed)}\n  {tally.shown(goal, left)}")
+        print(_line(done))
+        for warning in _warnings(done, hz, sample) if done.kept else ():
+            people.warn(warning)
+            print(f"  WARNING: {warning}")
+        print(f"  {tally.shown(goal, left)}")
 
     with EpisodeWriter(
         arguments.output, robot, fps=hz, version=arguments.version, video=arguments.video
     ) as writer:
-        tally = record_session(RecordedEnv(env, writer), actor, goal, ready=ready, report=report)
+        intervened = (lambda: actor.intervened) if isinstance(actor, WatchedPolicy) else None
+        recorded = RecordedEnv(env, writer, intervened)
+        tally = record_session(recorded, actor, goal, ready=ready, report=report)
         print(
             f"{writer.episodes} episodes in {arguments.output}: {tally.kept} kept as successes, "
             f"{tally.failures} failures, {tally.discarded} discarded"
@@ -184,19 +208,42 @@ def _goal(arguments: argparse.Namespace) -> RecordingGoal:
     )
 
 
-def _line(done: RecordedEpisode, hz: float, rows_needed: int) -> str:
+def _sample(arguments: argparse.Namespace, robot: Embodiment) -> tuple[Timing, str]:
+    """Return which samples episodes are to be long enough for, and whose these are."""
+    if arguments.recipe is None:
+        return robot.timing, robot.tag
+    # Recording needs nothing of training otherwise.
+    from dzrobot.commands.sampling import recipe_sections, robot_of_run
+
+    sections = recipe_sections(arguments.recipe)
+    planned, _, _ = robot_of_run(robot.tag, [str(arguments.output)], sections)
+    return planned.timing, f"{robot.tag} in the recipe {arguments.recipe}"
+
+
+def _line(done: RecordedEpisode) -> str:
     said = "kept" if done.kept else "not kept"
     text = f"{done.frames} frames, {done.outcome.ended}, {said}"
     if done.reason not in ("", done.outcome.ended):
         text += f": {done.reason}"
-    if done.measured_hz < SLOW * hz:
-        text += (
-            f"; WARNING: {done.measured_hz:.1f} frames per second instead of {hz:g} "
-            f"({done.late_steps} late steps): what moves looks faster in the data than it was"
-        )
-    if done.kept and done.frames < rows_needed:
-        text += f"; WARNING: too short to train on, which takes {rows_needed} frames"
+    if done.interventions:
+        text += f"; a person acted in {done.interventions} of them"
     return text
+
+
+def _warnings(done: RecordedEpisode, hz: float, sample: tuple[Timing, str]) -> Iterator[str]:
+    """Yield what training cannot use of an episode."""
+    timing, whose = sample
+    if done.measured_hz < SLOW * hz:
+        yield (
+            f"{done.measured_hz:.1f} frames per second instead of {hz:g} ({done.late_steps} late "
+            "steps): what moves looks faster in the data than it was"
+        )
+    if too_short(done.frames, timing):
+        yield (
+            f"too short to train on: {done.frames} frames, a sample of {whose} takes "
+            f"{timing.rows_needed} ({timing.blocks} blocks of {timing.action_horizon} actions)"
+        )
+    yield from done.warnings
 
 
 def _actor(arguments: argparse.Namespace, env: gym.Env[Any, Any], facts: EnvironmentFacts) -> Actor:
@@ -208,8 +255,11 @@ def _actor(arguments: argparse.Namespace, env: gym.Env[Any, Any], facts: Environ
                 f"gripper), {own.tag} has {own.action_dim}; give --call MODULE:FUNCTION"
             )
         return KeyboardActor()
+    person = None
     if arguments.teleop:
-        return Teleoperator(load_device(arguments.teleop, arguments.teleop_arg), env)
+        person = Teleoperator(load_device(arguments.teleop, arguments.teleop_arg), env)
+        if not arguments.policy:
+            return person
     if arguments.replay:
         folder, episode = arguments.replay
         return ReplayActor(load_recording(folder, episode, own, facts).actions, own)
@@ -222,4 +272,5 @@ def _actor(arguments: argparse.Namespace, env: gym.Env[Any, Any], facts: Environ
     if policy is None:
         assert wanted.in_worker is not None, "it lives beside its environment"
         policy = load_factory(wanted.in_worker)(env)
-    return PolicyActor(policy=policy)
+    acting = PolicyActor(policy=policy)
+    return acting if person is None else WatchedPolicy(acting, person)

@@ -5,20 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.commands import flags
-from dzrobot.config import load_config, read_config
+from dzrobot.commands.sampling import recipe_sections, robot_of_run
 from dzrobot.documents import read_json
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import FRAME_GRIDS
 from dzrobot.errors import ConfigError, StatisticsError
 from dzrobot.files import explained, write_json
 from dzrobot.progress import progress_bar
-from dzrobot.training.architecture import run_embodiment
-from dzrobot.training.config import EPISODE_CHOICES, DataConfig, EpisodeChoice, ModelConfig
+from dzrobot.training.config import EPISODE_CHOICES, EpisodeChoice
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 from dzrobot.training.data.described import described_robot
 from dzrobot.training.data.statistics import measure, merge
-from dzrobot.training.recipe import find_recipe
-from dzrobot.training.rlinf import translate
 
 SUMMARY = "measure normalization statistics of LeRobot datasets"
 
@@ -130,10 +127,7 @@ def _of_run(arguments: argparse.Namespace) -> tuple[Embodiment, bool, EpisodeCho
     tag = arguments.embodiment or arguments.named
     if tag is None or (arguments.embodiment and arguments.named):
         raise ConfigError("name one robot: dzrobot stats TAG --dataset PATH --output metadata.json")
-    sections: dict[str, dict[str, Any]] = {"model": {}, "data": {}}
-    if arguments.recipe is not None:
-        written = translate(read_config(find_recipe(arguments.recipe))).raw.values
-        sections = {name: dict(written.get(name) or {}) for name in sections}
+    sections = recipe_sections(arguments.recipe)
     given = {
         ("data", "sampling_mode"): arguments.sampling_mode,
         ("data", "frame_grid"): arguments.frame_grid,
@@ -141,15 +135,12 @@ def _of_run(arguments: argparse.Namespace) -> tuple[Embodiment, bool, EpisodeCho
         ("model", "action_horizon"): arguments.action_horizon,
         ("model", "max_chunk_size"): arguments.max_chunk_size,
     }
-    sections["model"]["embodiment_tag"] = tag
-    sections["data"].setdefault("train_data_paths", arguments.dataset)
     for (section, name), value in given.items():
         if value is not None:
             sections[section][name] = value
-    model = load_config(ModelConfig, sections["model"])
-    data = load_config(DataConfig, sections["data"])
+    robot, model, data = robot_of_run(tag, arguments.dataset, sections)
     per_step = arguments.per_step or bool(model.relative_action_per_horizon)
-    return run_embodiment(tag, model, data), per_step, data.episodes
+    return robot, per_step, data.episodes
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -90,6 +90,16 @@ class EpisodeWriter:
         return self._root
 
     @property
+    def embodiment(self) -> Embodiment:
+        """Robot that is recorded."""
+        return self._embodiment
+
+    @property
+    def fps(self) -> float:
+        """Rows per second."""
+        return self._fps
+
+    @property
     def episodes(self) -> int:
         """Committed episodes."""
         return self._episodes

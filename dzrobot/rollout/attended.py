@@ -103,6 +103,11 @@ class Attended:
         if self.console is not None:
             self.console.progress(text)
 
+    def warn(self, text: str) -> None:
+        """Show a warning on the operator's screen, where there is one."""
+        if self.console is not None:
+            self.console.note_event("warning", text=text)
+
     def show_scene(self, photo: Path | None) -> None:
         """Show the photo by which the scene is to be set; None: it is set anew.
 

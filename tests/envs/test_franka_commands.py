@@ -116,12 +116,26 @@ def test_a_recording_of_other_axes_is_not_read_as_the_robots(record, tmp_path):
     DatasetReader(tmp_path / "set", replace(ROBOT, action_frame="base"), options)
 
 
-def test_an_episode_too_short_to_train_on_is_said_when_it_is_recorded(record, capsys):
+def recipe(folder, **model):
+    """Return a file that says of a run what its samples depend on."""
+    path = folder / "recipe.yaml"
+    path.write_text(f"model: {json.dumps(model)}\n")
+    return path
+
+
+def test_an_episode_too_short_to_train_on_is_said_when_it_is_recorded(record, tmp_path, capsys):
     needed = ROBOT.timing.rows_needed
     assert record("--policy", "hold", *attempts(1), steps=needed) == 0
     assert "too short" not in capsys.readouterr().out
     assert record("--policy", "hold", *attempts(2), steps=needed - 1) == 0
-    assert f"too short to train on, which takes {needed} frames" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"too short to train on: {needed - 1} frames, a sample of franka_pnp takes" in said
+    # A recipe may cut other samples.
+    words = [*attempts(3), "--recipe", str(recipe(tmp_path, action_horizon=12))]
+    assert record("--policy", "hold", *words, steps=needed - 1) == 0
+    assert "too short" not in capsys.readouterr().out
+    assert record("--policy", "hold", *words[:-2], "--recipe", "nonsense", steps=3) == 2
+    assert "nonsense" in capsys.readouterr().err
 
 
 def test_a_recording_keeps_what_the_arm_said(record, tmp_path):

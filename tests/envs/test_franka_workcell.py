@@ -20,7 +20,7 @@ from dzrobot.errors import RobotError
 from dzrobot.recording import EpisodeWriter
 from dzrobot.rollout.demonstrations.record import RecordedEnv, ReplayActor, record_episode
 from dzrobot.rollout.episode import EpisodeRules
-from dzrobot.training.data.dataset import DatasetReader
+from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 
 pytestmark = pytest.mark.robot
 
@@ -108,7 +108,7 @@ def test_steps_come_at_ten_hertz_and_each_sees_an_image_of_its_own(driven, say):
 def test_the_recording_is_read_by_the_trainers_reader(driven, tmp_path):
     folder, _infos, _ = driven
     robot = load_embodiment("franka_pnp")
-    reader = DatasetReader(folder, robot)
+    reader = DatasetReader(folder, robot, ReaderOptions(episodes="all"))
     window = reader.window(len(reader) // 2)
     assert {key for key in window if key.startswith("video.")} == set(KEYS)
     assert window["state.state"].shape[-1] == 19

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError
+from dzrobot.recording.quality import idle, is_blank
 from dzrobot.training.data.columns import Progress, episode_rows, read_data_file
 from dzrobot.training.data.dataset import DatasetReader
 from dzrobot.training.data.frames import EmbeddedImages
@@ -22,12 +23,8 @@ class CameraPreview:
     key: str
     shape: tuple[int, ...]
     mean: float
-    deviation: float
-
-    @property
-    def blank(self) -> bool:
-        """Whether the image is all one color: a covered or dead camera."""
-        return self.deviation < 1.0
+    blank: bool
+    """Whether the image is all one color: a covered or dead camera."""
 
 
 def first_frames(reader: DatasetReader) -> list[CameraPreview]:
@@ -40,7 +37,7 @@ def first_frames(reader: DatasetReader) -> list[CameraPreview]:
     looks = []
     for key, source in reader.resolution.views.items():
         frame = reader.frames(ordinal, source, [start])[0]
-        looks.append(CameraPreview(key, frame.shape, float(frame.mean()), float(frame.std())))
+        looks.append(CameraPreview(key, frame.shape, float(frame.mean()), is_blank(frame)))
     return looks
 
 
@@ -74,6 +71,19 @@ def unreadable(reader: DatasetReader) -> Iterator[str]:
     """Yield a line for every episode whose numbers cannot be read; no file is opened again."""
     for ordinal, fault in sorted(reader.columns.faults.items()):
         yield f"episode {int(reader.catalog.episodes.index[ordinal])}: {fault}"
+
+
+def idle_episodes(reader: DatasetReader) -> Iterator[str]:
+    """Yield a line for every episode that is used and whose numbers say nothing."""
+    robot = reader.embodiment
+    for ordinal in np.unique(reader.windows.episode).tolist():
+        rows = reader.states(ordinal)
+        actions, states = (
+            np.concatenate([rows[part.key] for part in parts], axis=1)
+            for parts in (robot.action, robot.state)
+        )
+        for fault in idle(actions, states):
+            yield f"episode {int(reader.catalog.episodes.index[ordinal])}: {fault}"
 
 
 def offenders(reader: DatasetReader, progress: Progress | None = None) -> Iterator[str]:

@@ -5,7 +5,7 @@ the environment.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,16 @@ from dzrobot.envs.franka.outcomes import OperatorVerdict
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action
 from dzrobot.recording import EpisodeWriter
+from dzrobot.recording.quality import EpisodeWatch
 from dzrobot.rollout.episode import Actor, EpisodeResult, EpisodeRules, run_episode
 from dzrobot.rollout.execution import check_holds, hold_command
 
 SENSOR_TIMES = ("frame_time_s.", "state_time_s", "time_s")
 SENSOR_COUNTS = ("frame_number.", "late_steps")
 """Beginnings of the info keys that are kept beside every frame."""
+
+INTERVENTION = "intervention"
+"""Column that says whose action a row holds: a person's, in the place of a policy's."""
 
 NO_START = -1
 """Start of an episode whose environment has no numbered initial states."""
@@ -65,6 +69,12 @@ class RecordedEpisode:
     reason: str = ""
     """Why it failed; empty of a success."""
 
+    interventions: int = 0
+    """Rows whose action a person chose in the place of a policy."""
+
+    warnings: Sequence[str] = ()
+    """What training cannot use of it."""
+
 
 class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
     """Adds every step to a writer: what was seen, what was done, and when each sensor saw it.
@@ -72,13 +82,27 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
     Args:
         env: The environment.
         writer: Where frames go.
+        intervened: Asked after every step whether a person chose its action in the place of a
+            policy; the column ``intervention`` says so. None: there is no such column.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], writer: EpisodeWriter) -> None:
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        writer: EpisodeWriter,
+        intervened: Callable[[], bool] | None = None,
+    ) -> None:
         super().__init__(env)
         self.writer = writer
         """Where frames go."""
 
+        self.watch = EpisodeWatch(writer.embodiment, writer.fps)
+        """Looks for what training cannot use."""
+
+        self.interventions = 0
+        """Rows of this episode whose action a person chose in the place of a policy."""
+
+        self._intervened = intervened
         self._seen: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
         self._began_s = 0.0
         self.info: Mapping[str, Any] = {}
@@ -90,6 +114,7 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
         """Begin an episode."""
         observation, info = self.env.reset(seed=seed, options=options)
         self._seen, self.info = (observation, info), info
+        self.watch, self.interventions = EpisodeWatch(self.writer.embodiment, self.writer.fps), 0
         # Sensor times count from here; on one clock, so they can be compared with each other.
         self._began_s = self._now_s(info)
         return observation, info
@@ -113,7 +138,11 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
             "init_state_id": np.int64(NO_START if start is None else start),
             **self._sensors(about),
         }
+        if self._intervened is not None:
+            extras[INTERVENTION] = np.bool_(self._intervened())
+            self.interventions += bool(extras[INTERVENTION])
         self.writer.add_frame(seen, np.asarray(action, np.float32), extras)
+        self.watch.see(seen, np.asarray(action, np.float32))
         self._seen, self.info = (observation, info), info
         return observation, reward, terminated, truncated, info
 
@@ -171,11 +200,15 @@ def record_episode(
             measured_hz=measured,
             **({} if rules.seed is None else {"seed": rules.seed}),
             **({} if outcome.success else {"reason": reason}),
+            **({"interventions": env.interventions} if env.interventions else {}),
             **_facts(outcome.robot or {}),
         )
     else:
         writer.discard()
-    return RecordedEpisode(outcome, outcome.steps, measured, late, abort, kept, reason)
+    return RecordedEpisode(
+        outcome, outcome.steps, measured, late, abort, kept, reason, env.interventions,
+        env.watch.warnings(),
+    )  # fmt: skip
 
 
 def _reason(outcome: EpisodeResult, abort_message: str) -> str:

@@ -254,8 +254,7 @@ class Teleoperator:
 
     def act(self, observation: Observation) -> tuple[Action, float]:
         """Return what the person wants, or what holds the robot still; at the rate of control."""
-        if self._rate is not None:
-            self._rate.wait()
+        self.keep_time()
         began, steered = time.perf_counter(), self._engaged
         action = None
         try:
@@ -266,6 +265,18 @@ class Teleoperator:
             action = self._held(observation, stopping=steered)
         self._last = action
         return action, 1000 * (time.perf_counter() - began)
+
+    def keep_time(self) -> None:
+        """Wait for the next step of a simulator, which would else be as fast as it can."""
+        if self._rate is not None:
+            self._rate.wait()
+
+    def stopped(self, seen: Observation, last: Action | None) -> Action:
+        """Return what holds the robot where it is now (A,), the gripper as ``last`` asked."""
+        held = hold_command(self._robot, seen, None)
+        if last is not None:
+            held[self._commands.gripper_at] = last[self._commands.gripper_at]
+        return held
 
     def why_over(self) -> str:
         """Return why the person's episode is over; empty while it is not."""
