@@ -131,7 +131,7 @@ def test_an_episode_too_short_to_train_on_is_said_when_it_is_recorded(record, tm
     said = capsys.readouterr().out
     assert f"too short to train on: {needed - 1} frames, a sample of franka_pnp takes" in said
     # A recipe may cut other samples.
-    words = [*attempts(3), "--recipe", str(recipe(tmp_path, action_horizon=12))]
+    words = [*attempts(3), "--recipe", str(recipe(tmp_path, max_chunk_size=2))]
     assert record("--policy", "hold", *words, steps=needed - 1) == 0
     assert "too short" not in capsys.readouterr().out
     assert record("--policy", "hold", *words[:-2], "--recipe", "nonsense", steps=3) == 2

@@ -100,5 +100,5 @@ def test_a_recording_that_is_of_no_use_says_so_at_once(tmp_path, capsys):
     assert "WARNING" not in capsys.readouterr().out
     assert main([*words, "--attempts", "2", "--keep-failures"]) == 0
     said = capsys.readouterr().out
-    assert "WARNING: every action is the same" in said
+    assert "WARNING: every action is zero" in said
     assert "WARNING: no number of the state ever changes" in said

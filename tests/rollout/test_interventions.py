@@ -111,7 +111,7 @@ def lost_soon():
 
 def record(tmp_path, device, *words):
     return main(
-        ["record", "--workcell", "fake", "--policy", f"{__name__}:Policy", "--max-steps", "6",
+        ["record", "--workcell", "fake", "--policy", f"{__name__}:Policy", "--max-steps", "7",
          "--teleop", f"{__name__}:{device}", "--keep-failures", "--output", str(tmp_path / "set"),
          *words]
     )  # fmt: skip
