@@ -7,7 +7,7 @@ from gymnasium import spaces
 from gymnasium.utils import EzPickle
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.franka.quantities import CLOSED_ABOVE, gripper_position
+from dzrobot.envs.franka.quantities import CLOSED_ABOVE, ArmLayout, gripper_position
 from dzrobot.envs.libero.install import check_versions, import_robosuite
 from dzrobot.envs.libero.lift import STARTS
 from dzrobot.envs.libero.sim import ArmSetup, Raw, Simulation
@@ -70,6 +70,9 @@ class DroidLiftEnv(SimulatedArmEnv, EzPickle):
 
     task = "lift the red cube"
 
+    layout = ArmLayout.of(load_embodiment("oxe_droid"))
+    """What its actions and states are made of: those of a Franka."""
+
     def __init__(
         self,
         *,
@@ -90,7 +93,7 @@ class DroidLiftEnv(SimulatedArmEnv, EzPickle):
         low, high = (np.array([*limits, bound], np.float32)
                      for limits, bound in zip(JOINT_LIMITS_RAD, (0, 1), strict=True))  # fmt: skip
         robot = SimulatedRobot(
-            embodiment=load_embodiment("oxe_droid"),
+            embodiment=self.layout.robot,
             # A joint may be pushed a little beyond its limit.
             state_limits={"state.joint_position": (-4.0, 4.0), "state.gripper_position": (0, 1)},
             action_space=spaces.Box(low, high, dtype=np.float32),

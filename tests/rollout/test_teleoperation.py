@@ -13,7 +13,12 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopReading
 from dzrobot.envs.teleop.devices import DEVICES, Guarded
 from dzrobot.errors import ConfigError
-from dzrobot.rollout.demonstrations.teleoperation import NEAR_RAD, Teleoperator
+from dzrobot.rollout.demonstrations.teleoperation import (
+    FASTEST_M_S,
+    LEAD_RAD,
+    NEAR_RAD,
+    Teleoperator,
+)
 from dzrobot.rollout.environment import made_environment
 
 REST = TeleopReading(active=False, motion=(0.0,) * 6)
@@ -143,14 +148,39 @@ def test_an_arm_that_is_let_go_stays_where_it_is_and_not_where_it_was_to_go(arm)
     assert abs(actions[2, 3] - near.joints[3]) < 0.3
 
 
+def test_a_push_moves_the_hand_of_an_arm_that_takes_joint_angles(arm):
+    person = Teleoperator(Scripted(*[PUSH] * 15), arm)
+    seen, _ = arm.reset(seed=0)
+    person.begin(arm)
+    before = arm.unwrapped.arm.state().pose
+    for _ in range(15):
+        action, _ = person.act(seen)
+        seen = arm.step(action)[0]
+    moved = arm.unwrapped.arm.state().pose[:3, 3] - before[:3, 3]
+    # A second at half of the speed; joints lag a little behind, and brake.
+    assert 0.6 < moved[0] / (0.5 * FASTEST_M_S) < 1.1
+    np.testing.assert_allclose(moved[1:], 0, atol=0.01)
+
+
+def test_joints_that_are_held_back_are_not_asked_for_more_and_more(arm):
+    person = Teleoperator(Scripted(*[PUSH] * 60), arm)
+    seen, _ = arm.reset(seed=0)
+    person.begin(arm)
+    actions = [person.act(seen)[0] for _ in range(60)]
+    away = np.abs(actions[-1][:7] - seen["state.joint_position"]).max()
+    assert away == pytest.approx(LEAD_RAD)
+
+
 def test_a_leader_may_be_turned_farther_than_the_arm(arm):
     actions, _ = driven(arm, offset(arm, 0.0), offset(arm, -2.0), gives="joints")
     assert actions[1, 3] == arm.action_space.low[3]
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_opened(hand, arm):
-    with pytest.raises(ConfigError, match="no steps of a hand"):
-        Teleoperator(Scripted(), arm)
+    unknown = made_environment("dzrobot/Franka-DROID-v0", {"workcell": "fake"})
+    unknown.unwrapped.layout = None
+    with pytest.raises(ConfigError, match="nothing says how actions of 'oxe_droid' move a hand"):
+        Teleoperator(Scripted(), unknown)
     with pytest.raises(ConfigError, match="a leader arm shows joint angles"):
         Teleoperator(Scripted(gives="joints"), hand)
     device = Scripted()

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.embodiments.hand import HandMotion
+from dzrobot.envs.emulators.kinematics import damped_inverse, flange_to_hand, posture
 from dzrobot.envs.franka.clock import Clock, RateLimiter, SystemClock
 from dzrobot.envs.franka.quantities import CLOSED_ABOVE, ArmLayout
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopDevice, TeleopReading
@@ -29,6 +30,12 @@ Array = NDArray[np.float64]
 
 NEAR_RAD = 0.2
 """A leader whose joints are farther than this from the arm's does not take over."""
+
+FASTEST_M_S, FASTEST_RAD_S = 0.3, 1.0
+"""What a motion of 1 asks of an arm that takes joint angles; as ``franka_pnp`` takes it."""
+
+LEAD_RAD = 0.2
+"""How far joints that move a hand are asked to be ahead of where they are."""
 
 LOST = "device lost"
 """How an episode ended whose device said nothing any more."""
@@ -63,7 +70,7 @@ class Commands(Protocol):
         """Return why the device cannot take over; empty where it can."""
         ...
 
-    def steer(self, action: Action, reading: TeleopReading) -> None:
+    def steer(self, action: Action, reading: TeleopReading, seen: Observation) -> None:
         """Write the motion of ``reading`` into ``action`` (A,), which holds the robot still."""
         ...
 
@@ -104,27 +111,27 @@ class HandCommands:
         """Return nothing: a motion begins wherever the hand is."""
         return ""
 
-    def steer(self, action: Action, reading: TeleopReading) -> None:
+    def steer(self, action: Action, reading: TeleopReading, seen: Observation) -> None:
         """Write the motion; one that is too large keeps its direction."""
-        twist = np.array(reading.motion, np.float64)
-        twist[:3] /= max(1.0, float(np.linalg.norm(twist[:3])))
-        twist[3:] /= max(1.0, float(np.linalg.norm(twist[3:])))
-        twist = self._turned(twist)
+        twist = self._turned(_limited(reading))
         twist /= max(1.0, float(np.abs(twist).max()))
         action[self._hand.translation] = twist[:3]
         action[self._hand.turn] = twist[3:]
 
 
 class JointCommands:
-    """Joint angles, for a leader that stands like the arm.
+    """Joint angles of a Franka: those of a leader that stands like it, or that move its hand.
 
     Args:
         layout: Where they are in the action.
         space: Box of actions. A leader may be turned farther than the arm can follow.
+        hz: Actions per second.
     """
 
-    def __init__(self, layout: ArmLayout, space: gym.spaces.Box) -> None:
+    def __init__(self, layout: ArmLayout, space: gym.spaces.Box, hz: float) -> None:
         self._layout = layout
+        self._step = np.repeat((FASTEST_M_S, FASTEST_RAD_S), 3) / hz
+        self._hand = flange_to_hand()
         at = layout.motion_at
         self._low, self._high = space.low[at], space.high[at]
         self.gripper_at = layout.gripper_at
@@ -139,8 +146,9 @@ class JointCommands:
 
     def refusal(self, reading: TeleopReading, seen: Observation) -> str:
         """Return which joint of the leader is too far from the arm's."""
-        measured = hold_command(self._layout.robot, seen, None)[self._layout.motion_at]
-        away = np.abs(np.array(reading.joints) - measured)
+        if reading.joints is None:
+            return ""
+        away = np.abs(np.array(reading.joints) - self._measured(seen))
         worst = int(np.argmax(away))
         if away[worst] <= NEAR_RAD:
             return ""
@@ -149,9 +157,32 @@ class JointCommands:
             f"still: bring the leader within {NEAR_RAD} rad"
         )
 
-    def steer(self, action: Action, reading: TeleopReading) -> None:
+    def steer(self, action: Action, reading: TeleopReading, seen: Observation) -> None:
         """Write the joints, each as far as the arm can go."""
-        action[self._layout.motion_at] = np.clip(reading.joints or (), self._low, self._high)
+        at = self._layout.motion_at
+        if reading.joints is not None:
+            joints = np.array(reading.joints)
+        else:
+            before = action[at].astype(np.float64)
+            jacobian = posture(before, self._hand).jacobian
+            joints = before + damped_inverse(jacobian, self._step * _limited(reading))
+            # Joints that something holds back are not to be asked for more and more.
+            measured = self._measured(seen)
+            joints = np.clip(joints, measured - LEAD_RAD, measured + LEAD_RAD)
+        action[at] = np.clip(joints, self._low, self._high)
+
+    def _measured(self, seen: Observation) -> Array:
+        """Return the arm's joints (7,), rad."""
+        held = hold_command(self._layout.robot, seen, None)
+        return held[self._layout.motion_at].astype(np.float64)
+
+
+def _limited(reading: TeleopReading) -> Array:
+    """Return the motion (6,) with a translation and a rotation of at most 1 in any direction."""
+    twist = np.array(reading.motion, np.float64)
+    for part in (twist[:3], twist[3:]):
+        part /= max(1.0, float(np.linalg.norm(part)))
+    return twist
 
 
 def commands_for(env: gym.Env[Any, Any], device: TeleopDevice) -> Commands:
@@ -162,14 +193,15 @@ def commands_for(env: gym.Env[Any, Any], device: TeleopDevice) -> Commands:
     """
     facts = facts_of(env)
     robot = needed_robot(type(env.unwrapped).__name__, facts)
-    if device.gives == "motion":
-        if facts.hand is None:
-            raise ConfigError(
-                f"actions of {robot.tag!r} are no steps of a hand, which is what this device "
-                "shows; a leader arm shows joints"
-            )
+    if device.gives == "motion" and facts.hand is not None:
         return HandCommands(facts.hand, env)
-    layout = ArmLayout.of(robot)
+    layout = getattr(env.unwrapped, "layout", None)
+    if device.gives == "motion" and not isinstance(layout, ArmLayout):
+        raise ConfigError(
+            f"nothing says how actions of {robot.tag!r} move a hand, which is what this device "
+            "does: give the environment an attribute hand, a HandMotion"
+        )
+    layout = layout or ArmLayout.of(robot)
     if layout.motion != "joint_position":
         raise ConfigError(
             f"actions of {robot.tag!r} are {layout.motion}, and a leader arm shows joint angles: "
@@ -177,7 +209,7 @@ def commands_for(env: gym.Env[Any, Any], device: TeleopDevice) -> Commands:
             "device"
         )
     assert isinstance(env.action_space, gym.spaces.Box), "joint angles are numbers"
-    return JointCommands(layout, env.action_space)
+    return JointCommands(layout, env.action_space, facts.control_hz or robot.timing.control_hz)
 
 
 class Teleoperator:
@@ -248,7 +280,7 @@ class Teleoperator:
             self._closed = not self._closed
         self._presses = reading.presses
         action = hold_command(self._robot, seen, last)
-        self._commands.steer(action, reading)
+        self._commands.steer(action, reading, seen)
         action[self._commands.gripper_at] = self._commands.gripper(self._closed)
         return action
 
