@@ -6,6 +6,7 @@ wrist turns several times as hard. Only robosuite's files are used, none of its 
 """
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,11 +122,13 @@ def load_mujoco() -> Any:
     return mujoco
 
 
-def load_model(*, drawn: bool) -> Any:
+def load_model(*, drawn: bool, boxes: Mapping[str, tuple[Array, Array]] | None = None) -> Any:
     """Return the compiled scene.
 
     Args:
         drawn: With what cameras see; else only with what moves and touches, which loads faster.
+        boxes: Center and half of the size, (3,), m, of other boxes in it, by the name of their
+            shapes.
     """
     mujoco = load_mujoco()
     spec = mujoco.MjSpec.from_file(str(_asset("base.xml")))
@@ -136,6 +139,8 @@ def load_model(*, drawn: bool) -> Any:
         part.compiler.degree = False
         spec.attach(part, frame=spec.worldbody.add_frame(pos=place), prefix="")
     _add_cube(mujoco, spec)
+    for name, (center, half) in (boxes or {}).items():
+        spec.worldbody.add_geom(name=name, type=mujoco.mjtGeom.mjGEOM_BOX, pos=center, size=half)
     if not drawn:
         spec.compiler.discardvisual = True
     return spec.compile()

@@ -166,6 +166,23 @@ class ResetConfig(FrozenConfig):
         return pose
 
 
+class ObstacleConfig(FrozenConfig):
+    """A box that no link may enter, such as the table, a shelf or a camera's stand."""
+
+    name: str
+    """What messages call it."""
+
+    low: Vector3
+    high: Vector3
+    """Its corners, in the base frame, along its axes."""
+
+    @model_validator(mode="after")
+    def _has_a_size(self) -> Self:
+        if not all(low < high for low, high in zip(self.low, self.high, strict=True)):
+            raise ValueError(f"{self.name}: low={self.low} must lie below high={self.high}")
+        return self
+
+
 class LimitsConfig(FrozenConfig):
     """What no command may exceed, whatever the policy says."""
 
@@ -230,6 +247,13 @@ class LimitsConfig(FrozenConfig):
     self_collision_m: Annotated[float, Field(ge=0)] = 0.02
     """How near links that are no neighbors may come to each other by targets of joints; looked at
     in MuJoCo, by the shapes of robosuite's arm. 0: not looked at."""
+
+    obstacles: tuple[ObstacleConfig, ...] = ()
+    """Boxes that links keep away from, from the second link on; looked at as ``self_collision_m``
+    is, whether actions move joints or the hand. Not on the way of a reset."""
+
+    obstacle_m: Positive = 0.02
+    """How near links may come to them."""
 
     state_age_s: Positive = 0.25
     frame_age_s: Positive = 0.5

@@ -60,10 +60,15 @@ class PickExpert:
         env: On a workcell with a scene, such as ``workcell="emulated"``.
 
     Raises:
-        RobotError: the workcell knows no objects.
+        RobotError: the workcell knows no objects, or actions name poses.
     """
 
     def __init__(self, env: FrankaEnv) -> None:
+        if env.layout.motion not in ("hand_step", "joint_position"):
+            raise RobotError(
+                f"the expert moves by hand_step or joint_position, and {env.embodiment.tag!r} "
+                f"takes {env.layout.motion}"
+            )
         if env.scene is None:
             raise RobotError(
                 "the expert has to know where the object is, and this workcell does not; it "

@@ -120,6 +120,19 @@ def is_pose(value: Array) -> bool:
     return bool(proper and np.linalg.det(rotation) > 0 and np.allclose(value[3], (0, 0, 0, 1)))
 
 
+def rotation_of_quaternion(quaternion: ArrayLike) -> Array:
+    """Return the rotation (3, 3) of x, y, z, w (4,) of any length but 0."""
+    x, y, z, w = np.asarray(quaternion, np.float64) / np.linalg.norm(quaternion)
+    matrix: Array = np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
+            [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
+            [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
+        ]
+    )
+    return matrix
+
+
 def quaternion_of(rotation: Array) -> Array:
     """Return x, y, z, w (4,) with w >= 0, computed from the largest of the four for accuracy."""
     m = rotation

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from numpy.typing import ArrayLike
 
 from dzrobot.embodiments.hand import HandMotion
-from dzrobot.embodiments.spec import Embodiment, Part
+from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, Part
 from dzrobot.envs.franka.arm import ArmState
 from dzrobot.envs.franka.axes import in_hand_axes
 from dzrobot.envs.franka.config import ActionConfig, FrankaConfig
@@ -95,9 +95,13 @@ the hand's axes, ``hand_velocity`` those of ``action.frame``. ``gripper_position
 closed."""
 
 
-MOTIONS: Mapping[str, int] = {"hand_step": 6, "joint_position": 7}
+MOTIONS: Mapping[str, int] = {
+    "hand_step": 6, "joint_position": 7, "pose_euler": 6, "pose_quaternion": 7,
+}  # fmt: skip
 """What moves the arm, and how many numbers it is. ``hand_step``: translation and rotation, each
-number in [-1, 1]; see ``config.action``. ``joint_position``: joint angles to move to, rad."""
+number in [-1, 1]; see ``config.action``. ``joint_position``: joint angles to move to, rad.
+``pose_euler``, ``pose_quaternion``: where the grasp point is to be in the base frame, position (m),
+then roll, pitch, yaw (rad) or x, y, z, w, all as ``MEASURED`` has them."""
 
 GRIPPERS: Mapping[str, tuple[float, float]] = {
     "gripper_change": (-1.0, 1.0),
@@ -107,6 +111,7 @@ GRIPPERS: Mapping[str, tuple[float, float]] = {
 threshold a closed hand opens, at or below minus it an open one closes. ``gripper_position``: above
 0.5 closed, else open."""
 
+_PLACES = set(MOTIONS) - {"hand_step"}
 _COMMANDED = {**MOTIONS, **dict.fromkeys(GRIPPERS, 1)}
 
 
@@ -142,6 +147,11 @@ class ArmLayout:
         start = 0
         for part in robot.action:
             _check(part, _COMMANDED, "is commanded")
+            if part.hold == HOLD_ZERO and set(_names(part)) & _PLACES:
+                raise ConfigError(
+                    f"{part.key} says where to be, and zeros would not hold it there: give hold= "
+                    "the state part that it equals while the arm rests"
+                )
             for name in _names(part):
                 found[name] = start
                 start += _COMMANDED[name]
@@ -179,6 +189,11 @@ class ArmLayout:
         low, high = np.full((2, self.robot.action_dim), ((-1.0,), (1.0,)), np.float32)
         if self.motion == "joint_position":
             low[self.motion_at], high[self.motion_at] = joint_box(config)
+        elif self.motion != "hand_step":
+            turn = np.full(MOTIONS[self.motion] - 3, 1.0)
+            turn *= _HALF_TURN if self.motion == "pose_euler" else 1.0
+            low[self.motion_at] = (*config.limits.workspace_low, *-turn)
+            high[self.motion_at] = (*config.limits.workspace_high, *turn)
         low[self.gripper_at], high[self.gripper_at] = GRIPPERS[self.gripper]
         return spaces.Box(low, high, dtype=np.float32)
 

@@ -9,11 +9,24 @@ from typing import Protocol
 
 import numpy as np
 
-from dzrobot.envs.emulators.kinematics import forward, posture
+from dzrobot.envs.emulators.kinematics import (
+    damped_inverse,
+    forward,
+    pose_difference,
+    posture,
+)
 from dzrobot.envs.franka.arm import ArmState, Space
 from dzrobot.envs.franka.axes import desired_pose
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.poses import Array, angle_between, distance_between
+from dzrobot.envs.franka.poses import (
+    Array,
+    angle_between,
+    between,
+    distance_between,
+    pose_of,
+    rotation_of_quaternion,
+    towards,
+)
 from dzrobot.envs.franka.safety import (
     Abort,
     LimitedTarget,
@@ -21,7 +34,7 @@ from dzrobot.envs.franka.safety import (
     Workspace,
     check_first_target,
 )
-from dzrobot.envs.franka.self_collision import SelfCollision
+from dzrobot.envs.franka.self_collision import SelfCollision, collision_of
 from dzrobot.errors import ConfigError
 
 _HOLD_M, _HOLD_RAD = 0.01, 0.05
@@ -30,6 +43,18 @@ _HOLD_M, _HOLD_RAD = 0.01, 0.05
 _ROUNDING_RAD = 1e-5
 _SHARES = (1.0, 0.5, 0.2)
 """Of what is asked, tried one after another, before the joints brake."""
+
+_SHORTFALLS = ("workspace", "self_collision", "obstacle")
+"""What targets of joints keep besides their own limits: the hand's box, and distances of links."""
+
+_LONGEST_ARM_M = 1.25
+"""The grasp point is never farther from the base."""
+
+_UNIT = 0.1
+"""How far the length of a quaternion may be from 1: a network's is not exact."""
+
+_SOLVED_M = 1e-4
+_SOLVING = 8
 
 
 @dataclass(frozen=True)
@@ -95,7 +120,9 @@ class TargetSpace(Protocol):
 
 
 class HandSpace:
-    """Poses of the hand, (4, 4).
+    """Poses of the hand, (4, 4), that actions move on from the one before.
+
+    Where there are obstacles, the joints that lead to a target are solved for, from those measured.
 
     Args:
         config: Limits and scales.
@@ -106,12 +133,17 @@ class HandSpace:
     def __init__(self, config: FrankaConfig) -> None:
         self._config = config
         self._workspace = Workspace(config)
+        self._collision: SelfCollision | None = None
+        self._hand = np.eye(4)
 
     def prepare(self) -> None:
-        """Do nothing."""
+        """Load the shapes of the links, where there are obstacles."""
+        if self._collision is None:
+            self._collision = collision_of(self._config.limits, links=False)
 
     def begin(self, state: ArmState) -> None:
-        """Do nothing."""
+        """Learn from the arm where its hand is on its flange."""
+        self._hand = _hand_of(state)
 
     def place(self, state: ArmState) -> Array:
         """Return the hand's pose."""
@@ -139,7 +171,24 @@ class HandSpace:
         anchor = last if self._config.action.anchor == "target" else state.pose
         step = pace * np.clip(action, -1.0, 1.0)
         desired = desired_pose(anchor, step, self._config.action)
-        return self._workspace.limit(desired, state.pose, last)
+        return self._clear(self._workspace.limit(desired, state.pose, last), state, last)
+
+    def _clear(self, limited: LimitedTarget, state: ArmState, last: Array) -> LimitedTarget:
+        """Return as much of the way to a target as keeps the links away from obstacles."""
+        if self._collision is None:
+            return limited
+        _, allowed = self._collision.deficits_m(state.joints)
+        for share in (*_SHARES, 0.0):
+            target = limited.target
+            cut: tuple[str, ...] = ()
+            if share < 1.0:
+                target = self._workspace.clip(between(last, target, share))
+                cut = ("way",) if share else ("obstacle",)
+            joints = _solved(state.joints, target, self._hand)
+            if joints is not None and self._collision.deficits_m(joints)[1] <= allowed + 1e-9:
+                return LimitedTarget(target, (*limited.by, *cut))
+        # Where the arm is, nothing is nearer than it is.
+        return LimitedTarget(self._workspace.clip(state.pose), (*limited.by, "obstacle"))
 
     def _kept(self, last: Array | None, pose: Array) -> Array:
         """Return the last target where the arm is about there already, else where it is."""
@@ -147,6 +196,34 @@ class HandSpace:
             return pose
         near = distance_between(last, pose) <= _HOLD_M and angle_between(last, pose) <= _HOLD_RAD
         return last if near else pose
+
+
+class PoseSpace(HandSpace):
+    """Poses of the hand, (4, 4), that actions name: position, and angles or a quaternion.
+
+    The target goes there no faster than the limits of speed allow.
+
+    Args:
+        config: Limits.
+    """
+
+    def __init__(self, config: FrankaConfig) -> None:
+        # There is nothing that an action would be measured from; targets follow each other.
+        action = config.action.model_copy(update={"anchor": "target"})
+        super().__init__(config.model_copy(update={"action": action}))
+
+    def limit(self, action: Array, state: ArmState, last: Array, pace: float) -> LimitedTarget:
+        """Return the next target on the way to a pose."""
+        asked = _asked_pose(action)
+        limits, period = self._config.limits, self._config.period_s
+        near = towards(
+            last, asked, meters=pace * limits.speed_m_s * period,
+            radians=pace * limits.turn_rad_s * period,
+        )  # fmt: skip
+        limited = self._workspace.limit(near, state.pose, last)
+        if not np.array_equal(near, asked):
+            limited = LimitedTarget(limited.target, ("speed", *limited.by))
+        return self._clear(limited, state, last)
 
 
 class JointSpace:
@@ -176,13 +253,13 @@ class JointSpace:
 
     def prepare(self) -> None:
         """Load the shapes of the links."""
-        if self._limits.self_collision_m > 0 and self._collision is None:
-            self._collision = SelfCollision(self._limits.self_collision_m)
+        if self._collision is None:
+            self._collision = collision_of(self._limits, links=True)
 
     def begin(self, state: ArmState) -> None:
         """Begin at rest, and learn from the arm where its hand is on its flange."""
         self._speeds = np.zeros(7)
-        self._hand = np.linalg.inv(forward(state.joints, np.eye(4))) @ state.pose
+        self._hand = _hand_of(state)
 
     def place(self, state: ArmState) -> Array:
         """Return the joint angles."""
@@ -236,7 +313,7 @@ class JointSpace:
             if (short <= allowed + 1e-9).all():
                 return self._taken(target, speeds, (*by, *cut, *(() if share == 1.0 else ("way",))))
         target, speeds = next(self._braking(last, self._speeds), (last, np.zeros(7)))
-        first = "workspace" if short[0] > allowed[0] + 1e-9 else "self_collision"
+        first = _SHORTFALLS[int(np.argmax(short > allowed + 1e-9))]
         return self._taken(target, speeds, (*by, first))
 
     def _taken(self, target: Array, speeds: Array, by: tuple[str, ...]) -> LimitedTarget:
@@ -302,15 +379,57 @@ class JointSpace:
             yield at, speeds
 
     def _worst(self, target: Array, speeds: Array) -> Array:
-        """Return the largest shortfalls (2,) at a target and while braking from it."""
+        """Return the largest shortfalls (3,) at a target and while braking from it."""
         places = [target, *(at for at, _ in self._braking(target, speeds))]
         return np.max([self._shortfalls(at) for at in places], axis=0)  # type: ignore[no-any-return]
 
     def _shortfalls(self, joints: Array) -> Array:
-        """Return how far the hand is outside its box (m or rad), and links too near (m), (2,)."""
+        """Return by how much each of :data:`_SHORTFALLS` is not kept (m or rad), (3,)."""
         outside = self._workspace.excess(forward(joints, self._hand))
-        near = 0.0 if self._collision is None else self._collision.deficit_m(joints)
-        return np.array([outside, near])
+        near = (0.0, 0.0) if self._collision is None else self._collision.deficits_m(joints)
+        return np.array([outside, *near])
+
+
+def _hand_of(state: ArmState) -> Array:
+    """Return where the hand is on the flange, (4, 4)."""
+    hand: Array = np.linalg.inv(forward(state.joints, np.eye(4))) @ state.pose
+    return hand
+
+
+def _solved(joints: Array, pose: Array, hand: Array) -> Array | None:
+    """Return joint angles (7,) near ``joints`` with the hand at ``pose``; None: not found."""
+    for _ in range(_SOLVING):
+        at = posture(joints, hand)
+        away = pose_difference(pose, at.pose)
+        if float(np.linalg.norm(away)) <= _SOLVED_M:
+            return joints
+        joints = joints + damped_inverse(at.jacobian, away)
+    return None
+
+
+def _asked_pose(action: Array) -> Array:
+    """Return the pose (4, 4) that an action names: (6,) with angles, (7,) with a quaternion."""
+    position, turn = action[:3], action[3:]
+    away = float(np.linalg.norm(position))
+    if not away <= _LONGEST_ARM_M:
+        raise RefusalError(
+            Abort.INVALID_ACTION,
+            f"the hand is asked to be {away:.2f} m from the base, which the arm does not reach; "
+            f"allowed are {_LONGEST_ARM_M} m: positions are in meters, from the base and not from "
+            "where the hand is",
+        )
+    if len(turn) == 3:
+        return pose_of(position, turn)
+    length = float(np.linalg.norm(turn))
+    if not abs(length - 1.0) <= _UNIT:
+        raise RefusalError(
+            Abort.INVALID_ACTION,
+            f"a quaternion (x, y, z, w) of length {length:.2f} is asked for; allowed is 1, give or "
+            f"take {_UNIT}",
+        )
+    pose = np.eye(4)
+    pose[:3, :3], pose[:3, 3] = rotation_of_quaternion(turn), position
+    return pose
 
 
 def joint_box(config: FrankaConfig) -> tuple[Array, Array]:
@@ -325,8 +444,10 @@ def target_space(motion: str, config: FrankaConfig) -> TargetSpace:
     Raises:
         ConfigError: the workcell's controller cannot follow it.
     """
-    if motion != "joint_position":
+    if motion == "hand_step":
         return HandSpace(config)
+    if motion != "joint_position":
+        return PoseSpace(config)
     if config.controller.kind != "impedance":
         raise ConfigError(
             f"{config.embodiment!r} commands joint angles, which controller.kind="

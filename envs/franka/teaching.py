@@ -90,6 +90,12 @@ def assign(serials: Sequence[str], views: Sequence[str], ask: Ask) -> dict[str, 
     return found
 
 
+def _camera_text(key: str, device: str) -> str:
+    if device.startswith("/"):
+        return f"- key: {key}\n  kind: uvc\n  device: {device}"
+    return f"- key: {key}\n  serial: '{device}'"
+
+
 def workcell_text(
     config: FrankaConfig,
     cameras: Mapping[str, str],
@@ -108,11 +114,7 @@ def workcell_text(
         firmware: System image of the arm.
     """
     limits, reset = config.limits, config.reset
-    views = "\n".join(
-        f"- key: {key}\n  kind: uvc\n  device: {device}" if device.startswith("/") else
-        f"- key: {key}\n  serial: '{device}'"
-        for key, device in cameras.items()
-    )  # fmt: skip
+    views = "\n".join(_camera_text(key, device) for key, device in cameras.items())
     return f"""\
 # A workcell of dzrobot. Lengths in meters, angles in radians, in the base frame of the arm.
 # Every field: `FrankaConfig` in envs/franka/config.py. `dzrobot doctor franka --config` checks it.

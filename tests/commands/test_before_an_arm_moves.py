@@ -173,6 +173,11 @@ def test_a_workcell_is_taught_on_the_arm(tmp_path):
     config = make_franka(workcell=str(tmp_path / "cell.yaml")).config
     assert (config.task, config.firmware) == ("put Anna's cup: upright", "5.8.0")
     assert [camera.serial for camera in config.cameras] == ["33", "11"]
+    zed = dict.fromkeys(VIEWS, "/dev/v4l/by-id/usb-ZED-video-index0")
+    told = workcell_text(described, zed, taught, task="", firmware="")
+    (tmp_path / "zed.yaml").write_text(told)
+    found = make_franka(workcell=str(tmp_path / "zed.yaml")).config.cameras
+    assert [(camera.kind, camera.device) for camera in found] == [("uvc", zed[VIEWS[0]])] * 2
     assert config.limits.workspace_low == (0.31, -0.201, 0.015)
     assert config.reset.position == (0.45, 0.0, 0.3)
     assert config.reward.rule == "operator"

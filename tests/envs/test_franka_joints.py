@@ -12,14 +12,15 @@ from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.emulators.kinematics import flange_to_hand, forward, jacobian
 from dzrobot.envs.emulators.launcher import SECOND_EXTERIOR, SERIALS
+from dzrobot.envs.franka import targets
 from dzrobot.envs.franka.arm import DisconnectedError
-from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.config import FrankaConfig, LimitsConfig
 from dzrobot.envs.franka.dry_run import DryRunArm
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fakes import READY, FakeArm, FakeCamera
 from dzrobot.envs.franka.make import load_workcell
 from dzrobot.envs.franka.safety import RefusalError, Workspace
-from dzrobot.envs.franka.targets import JointSpace, joint_box
+from dzrobot.envs.franka.targets import HandSpace, JointSpace, joint_box
 from dzrobot.envs.franka.ways import JointWay
 from dzrobot.errors import ConfigError, MissingDependencyError, SafetyError, StoppedError
 
@@ -236,18 +237,66 @@ def test_links_keep_apart():
     pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
     from dzrobot.envs.franka.self_collision import SelfCollision
 
-    near = SelfCollision(0.02)
-    assert near.deficit_m(READY_Q) == 0.0
+    near = SelfCollision(LimitsConfig(self_collision_m=0.02))
+    assert near.deficits_m(READY_Q) == (0.0, 0.0)
     folded = np.array([0.0, -1.7, 0.0, -3.0, 0.0, 0.6, 0.8])
-    assert near.deficit_m(folded) > 0.0
+    assert near.deficits_m(folded)[0] > 0.0
     config = CONFIG.model_copy(
         update={"limits": LIMITS.model_copy(update={
             "self_collision_m": 0.02, "workspace_low": (-1.0, -1.0, -1.0),
             "workspace_high": (1.5, 1.5, 1.5), "tilt": (1.57, 1.57, 1.57)})}
     )  # fmt: skip
     steps = list(walk([folded] * 40, config))
-    assert all(near.deficit_m(target) == 0.0 for target, *_ in steps[::4])
+    assert all(near.deficits_m(target)[0] == 0.0 for target, *_ in steps[::4])
     assert {name for *_, by in steps for name in by} & {"self_collision", "workspace", "way"}
+
+
+SHELF = {"name": "shelf", "low": (0.05, -0.6, 0.30), "high": (0.45, -0.2, 0.60)}
+"""Beside the hand of the ready posture."""
+
+BESIDE = WIDE | {"workspace_low": (0.0, -0.7, 0.0), "obstacles": [SHELF]}
+
+
+def gap_m(joints):
+    """Return how far the hand's grasp point is from the shelf (m)."""
+    place = forward(np.array(joints), HAND)[:3, 3]
+    outside = np.maximum(np.subtract(SHELF["low"], place), np.subtract(place, SHELF["high"]))
+    return float(np.linalg.norm(np.maximum(outside, 0.0)))
+
+
+def test_links_enter_no_obstacle_whether_joints_or_the_hand_is_commanded():
+    pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
+    aside = READY_Q - 0.9 * np.eye(7)[0]
+    droid = FrankaConfig.model_validate({"embodiment": "oxe_droid", "limits": BESIDE})
+    free = FrankaConfig.model_validate(
+        {"embodiment": "oxe_droid", "limits": {**BESIDE, "obstacles": []}}
+    )
+    assert min(gap_m(target) for target, *_ in walk([aside] * 15, free)) == 0.0
+    steps = list(walk([aside] * 15, droid))
+    # The fingers and the hand are nearer than the point between them.
+    assert min(gap_m(target) for target, *_ in steps) > droid.limits.obstacle_m
+    assert {"way", "obstacle"} & set(steps[-1][-1])
+    assert gap_m(steps[-1][0]) < gap_m(READY_Q), "it comes as near as it may"
+
+    space = HandSpace(FrankaConfig.model_validate({"limits": BESIDE, "action": {"frame": "base"}}))
+    space.prepare()
+    joints = READY_Q
+    space.begin(state_at(joints))
+    last, said = forward(joints, HAND), set()
+    for _ in range(12):
+        limited = space.limit(np.array([0, -1.0, 0, 0, 0, 0]), state_at(joints), last, 1.0)
+        last, said = limited.target, said | set(limited.by)
+        joints = targets._solved(joints, last, HAND)
+        assert gap_m(joints) > 0.02
+    assert "obstacle" in said
+    # Back out is always allowed.
+    away = space.limit(np.array([0, 1.0, 0, 0, 0, 0]), state_at(joints), last, 1.0)
+    assert away.target[1, 3] > last[1, 3]
+
+
+def test_an_obstacle_has_a_size():
+    with pytest.raises(ConfigError, match=r"shelf: low=.* must lie below high"):
+        load_workcell(None, {"limits": {"obstacles": [SHELF | {"high": SHELF["low"]}]}})
 
 
 def test_without_a_simulator_it_has_to_be_said_that_links_are_not_looked_at(monkeypatch):

@@ -12,8 +12,10 @@ from dzrobot.envs.franka.config import ActionConfig, FrankaConfig
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fakes import HOME, READY, FakeArm, FakeCamera
 from dzrobot.envs.franka.make import make_franka
-from dzrobot.envs.franka.poses import pose_of
+from dzrobot.envs.franka.poses import pose_of, quaternion_of
 from dzrobot.envs.franka.quantities import MEASURED, ArmLayout, Moment
+from dzrobot.envs.franka.safety import RefusalError
+from dzrobot.envs.franka.targets import _asked_pose
 from dzrobot.errors import ConfigError
 
 PNP = load_embodiment("franka_pnp")
@@ -105,6 +107,56 @@ def test_a_workcell_names_its_embodiment_and_the_environment_speaks_it():
     np.testing.assert_allclose(observation["state.joint_position"], READY, atol=1e-6)
     assert not env.step(np.zeros(7, np.float32))[3]
     env.close()
+
+
+def at_pose(motion, dim):
+    """Return an embodiment whose action names where the hand is to be."""
+    state = ("position", "euler" if motion == "pose_euler" else "quaternion")
+    held = Part(key="state.pose", feature="observation.pose", dim=dim, quantities=state)
+    move = Part(key=f"action.{motion}", feature="action", dim=dim, start=0, hold="state.pose")
+    grip = Part(key="action.gripper_position", feature="action", dim=1, start=dim, hold="zero")
+    return replace(PNP, tag="posed", state=(held,), action=(move, grip), action_frame=None)
+
+
+BY_EULER, BY_QUATERNION = at_pose("pose_euler", 6), at_pose("pose_quaternion", 7)
+
+
+@pytest.mark.parametrize("name", [f"{__name__}:BY_EULER", f"{__name__}:BY_QUATERNION"])
+def test_the_hand_goes_to_the_pose_that_an_action_names_and_no_faster_than_it_may(name):
+    arm = FakeArm()
+    config = FrankaConfig.model_validate({"embodiment": name, "reward": {"rule": "none"}})
+    env = FrankaEnv(arm, [FakeCamera(key, arm) for key in PNP.video_keys], config, clock=arm.clock)
+    observation, _ = env.reset()
+    action = np.append(observation["state.pose"], 0.0).astype(np.float32)
+    assert env.action_space.contains(action)
+    action[:3] += (0.1, -0.05, 0.02)
+    place, limits, said = observation["state.pose"][:3], config.limits, set()
+    for _ in range(8):
+        observation, *_, truncated, info = env.step(action)
+        assert not truncated, info["abort_message"]
+        moved = np.linalg.norm(observation["state.pose"][:3] - place)
+        assert moved <= limits.speed_m_s * config.period_s + 1e-6
+        place, said = observation["state.pose"][:3], said | set(info["limited"].split(","))
+    np.testing.assert_allclose(observation["state.pose"][:3], action[:3], atol=1e-3)
+    assert "speed" in said
+    # The same again stays.
+    env.step(action)
+    np.testing.assert_allclose(arm.state().pose[:3, 3], action[:3], atol=1e-3)
+    action[0] += 1.0
+    *_, truncated, info = env.step(action)
+    assert (truncated, info["abort"]) == (True, "invalid_action")
+    assert "positions are in meters, from the base" in info["abort_message"]
+    env.close()
+
+
+def test_a_quaternion_that_is_no_rotation_and_zeros_that_are_no_rest_are_refused():
+    with pytest.raises(RefusalError, match=r"of length 0\.00 is asked for; allowed is 1"):
+        _asked_pose(np.array([0.4, 0.0, 0.3, 0.0, 0.0, 0.0, 0.0]))
+    named = _asked_pose(np.array([0.4, 0.0, 0.3, *quaternion_of(HOME[:3, :3])]))
+    np.testing.assert_allclose(named[:3, :3], HOME[:3, :3], atol=1e-9)
+    move, grip = BY_EULER.action
+    with pytest.raises(ConfigError, match="zeros would not hold it there"):
+        ArmLayout.of(replace(BY_EULER, action=(replace(move, hold="zero"), grip)))
 
 
 def test_an_unknown_embodiment_or_view_is_refused_before_anything_opens():
