@@ -46,6 +46,15 @@ class PredictingPolicy(PlansShown, Protocol):
         ...
 
 
+@runtime_checkable
+class EncodingPolicy(Protocol):
+    """A policy that can show what an image is to its network."""
+
+    def encode_images(self, images: Image) -> NDArray[np.float32]:
+        """Return the latents (N, ...) of images (N, H, W, 3), views tiled, each by itself."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
     """One plan, as far as it was carried out."""
@@ -61,6 +70,11 @@ class Chunk:
 
     timing: dict[str, float]
     """Where the time went, in milliseconds."""
+
+    latents: dict[str, float] = field(default_factory=dict)
+    """Of the last predicted frame that was seen: ``latent_error`` and ``copy_latent_error``, see
+    :func:`latent_errors`. Empty where none was seen, of policies that do not encode images, and in
+    files of earlier versions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,17 +244,46 @@ class PredictingActor:
         blank = np.zeros_like(one.predicted[0])
         self._video.add(np.concatenate([_as_seen_by_network(one.start, blank), blank]))
         steps = frame_steps(self.policy.embodiment.timing)
-        for after, seen in zip(one.frames, one.seen, strict=True):
-            predicted = one.predicted[steps.index(after)]
-            self._video.add(np.concatenate([_as_seen_by_network(seen, predicted), predicted]))
+        predicted = [one.predicted[steps.index(after)] for after in one.frames]
+        seen = [_as_seen_by_network(image, blank) for image in one.seen]
+        for pair in zip(seen, predicted, strict=True):
+            self._video.add(np.concatenate(pair))
         self._chunks.append(
             Chunk(
                 step=one.step,
                 frames=tuple(one.frames),
                 planned=_rows(one.plan.actions.tolist()),
                 timing={name: float(spent) for name, spent in one.plan.timing.items()},
+                latents=latent_errors(
+                    self.policy, _as_seen_by_network(one.start, blank), seen, predicted
+                ),
             )
         )
+
+
+def latent_errors(
+    policy: object, start: Image, seen: Sequence[Image], predicted: Sequence[Image]
+) -> dict[str, float]:
+    """Return how far the last predicted frame is from the one that was seen, in latents.
+
+    Mean squared differences of normalized latents: ``latent_error``, and ``copy_latent_error`` of a
+    copy of the frame that the plan was made from. Each frame is encoded by itself, since how frames
+    are carried over from one to the next depends on how many were seen; only the last, which is the
+    hardest to predict, since encoding all of them takes several times as long.
+
+    Args:
+        policy: Nothing is computed if it does not encode images.
+        start: What a plan was made from, (H, W, 3) uint8.
+        seen: Frames that were seen.
+        predicted: Those that were predicted for the same steps.
+    """
+    if not seen or not isinstance(policy, EncodingPolicy):
+        return {}
+    copied, real, dreamt = policy.encode_images(np.stack([start, seen[-1], predicted[-1]]))
+    return {
+        "latent_error": float(np.mean((dreamt - real) ** 2)),
+        "copy_latent_error": float(np.mean((copied - real) ** 2)),
+    }
 
 
 def tiled(observation: Observation, robot: Embodiment) -> Image:

@@ -451,6 +451,18 @@ class DreamZeroPolicy:
         pixels = ((video[:, -frames:].float() + 1) * 127.5).round().to(torch.uint8)
         return np.ascontiguousarray(pixels.permute(1, 2, 3, 0).cpu().numpy())
 
+    @torch.no_grad()
+    def encode_images(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return the normalized latents (N, C, Y, X) of images (N, H, W, 3), each by itself.
+
+        Args:
+            images: Views tiled, as :meth:`imagine` returns them.
+        """
+        network = self._network
+        frames = network.pixels(torch.from_numpy(images).to(network.device)[:, None])[:, :, 0]
+        latents = network.vae.encode_first_frame(frames)[:, :, 0]
+        return latents.float().cpu().numpy()
+
     def _imagined(self, session: str) -> list[Tensor]:
         video = self._open(session).video
         if not video:

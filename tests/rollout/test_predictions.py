@@ -5,13 +5,19 @@ import json
 import numpy as np
 import pytest
 
-from dzrobot import cli
+from dzrobot import DreamZeroPolicy, cli
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
 from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.evaluation.records import RecordFile
+from dzrobot.rollout.pages.predicted import read_parts
 from dzrobot.rollout.policy_spec import PolicySpec
-from dzrobot.rollout.predictions import prediction_files, predictions_size, read_predictions
+from dzrobot.rollout.predictions import (
+    latent_errors,
+    prediction_files,
+    predictions_size,
+    read_predictions,
+)
 
 STEPS = 8
 POINT = EvalSpec(
@@ -65,13 +71,33 @@ def test_the_page_scores_predictions_beside_a_copy_of_the_last_frame(results, tm
     assert json.loads(case) in RecordFile(results / "with").records
     for chunk in told["chunks"]:
         scores = chunk["scores"]
-        assert set(scores) == {"psnr", "ssim", "copy_psnr", "copy_ssim"}
+        assert set(scores) == {
+            "psnr", "ssim", "copy_psnr", "copy_ssim", "latent_error", "copy_latent_error",
+        }  # fmt: skip
         assert 0 < scores["psnr"] < 60
         assert -1 <= scores["ssim"] <= 1
     assert (tmp_path / f"media/a/{json.loads(case)}-predicted.mp4").stat().st_size > 0
     page = (tmp_path / "report.html").read_text()
     assert "<h2>Predicted video and success</h2>" in page
     assert "too little to tell" in page, "one episode"
+
+
+def test_the_error_in_latents_is_of_seen_frames_and_a_copy_has_its_own(results):
+    (case,) = RecordFile(results / "with").records
+    policy = DreamZeroPolicy.from_pretrained(default_checkpoint(), embodiment="libero_mini")
+    kept = read_predictions(results / "with", case)
+    parts = read_parts(kept, prediction_files(results / "with", case)[1])
+    for chunk, (start, seen, predicted) in zip(kept.chunks, parts, strict=True):
+        # The video has lost what rounding to YUV takes.
+        found = latent_errors(policy, start, list(seen), list(predicted))
+        assert found == pytest.approx(chunk.latents, rel=0.1)
+        assert chunk.latents["latent_error"] > 0
+        perfect = latent_errors(policy, start, list(seen), list(seen))
+        assert perfect["latent_error"] == 0
+        # A copy as the prediction, and the other way round.
+        copied = latent_errors(policy, start, list(seen), [start] * len(seen))
+        assert copied["latent_error"] == pytest.approx(copied["copy_latent_error"])
+        assert latent_errors(policy, start, [], []) == {}
 
 
 def test_the_command_tells_how_predictions_go_along_with_success(results, capsys):

@@ -2,7 +2,7 @@
 
 PSNR and SSIM (Wang et al. 2004: Gaussian window of 11 pixels, sigma 1.5) are means over the frames
 of a plan. They stand beside those of a copy of the frame that the plan was made from: a scene that
-hardly moves scores high without any prediction.
+hardly moves scores high without any prediction. The evaluation has added the error in latents.
 """
 
 import json
@@ -58,7 +58,10 @@ def write_prediction(run: Run, case: EpisodeSpec, output: Path, media: Path) -> 
     (output / media).mkdir(parents=True, exist_ok=True)
     name = media / f"{case.name}-predicted"
     parts = list(read_parts(kept, prediction_files(run.folder, case.name)[1]))
-    scores = [_scores(part, list(_MEASURES)) for part in parts]
+    scores = [
+        _scores(part, list(_MEASURES)) | chunk.latents
+        for part, chunk in zip(parts, kept.chunks, strict=True)
+    ]
     _write_video(output / f"{name}.mp4", kept.fps, parts)
     _write_script(output / f"{name}.js", (run.letter, case.name), kept, scores)
     return Predicted(
@@ -149,7 +152,8 @@ _MEASURES: Mapping[str, Callable[[Image, Image], float]] = {"psnr": _psnr, "ssim
 
 
 def _means(scores: Sequence[Scores]) -> Scores:
-    names = scores[0] if scores else ()
+    # Results of an earlier version that were continued have fewer at first.
+    names = [name for name in scores[0] if all(name in one for one in scores)] if scores else []
     return {name: float(np.mean([one[name] for one in scores])) for name in names}
 
 

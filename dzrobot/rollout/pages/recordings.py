@@ -102,6 +102,8 @@ def _log_plans(stream: "RecordingStream", kept: EpisodePredictions, video: Path)
     for number, (chunk, part) in enumerate(zip(kept.chunks, parts, strict=True)):
         start, seen, predicted = part
         _log_rows(stream, f"action/planned/{number:03d}", chunk.step, chunk.planned)
+        for name, error in chunk.latents.items():
+            _log_rows(stream, name, chunk.step, [[error]])
         for name, spent_ms in chunk.timing.items():
             _log_rows(stream, f"time_ms/{name}", chunk.step, [[spent_ms]])
         shown = [("seen", chunk.step, start)]

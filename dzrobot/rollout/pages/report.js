@@ -239,11 +239,14 @@ function prediction(episode, run, name) {
   const told = "psnr" in scores
     ? `PSNR ${scores.psnr.toFixed(1)} dB, SSIM ${scores.ssim.toFixed(3)}; copying the last frame ${scores.copy_psnr.toFixed(1)} dB, ${scores.copy_ssim.toFixed(3)}`
     : "no predicted frame was also seen";
+  const latent = "latent_error" in scores
+    ? `; latent error ${scores.latent_error.toFixed(3)}, copied ${scores.copy_latent_error.toFixed(3)}`
+    : "";
   const film = video(run.predicted.video);
   film.classList.add("predicted");
   const [quality, actions, times] = ["quality", "actions", "times"].map((kind) => element("div", { className: `plot ${kind}` }));
   const box = element("section", { className: "prediction" },
-    element("h3", {}, letter(name), " Seen, predicted, difference"), element("p", { className: "faint" }, told), film, controls([film]),
+    element("h3", {}, letter(name), " Seen, predicted, difference"), element("p", { className: "faint" }, told + latent), film, controls([film]),
     element("h4", {}, "Each plan's predicted frames"), quality,
     element("h4", {}, "Planned (thin) and executed actions"), actions,
     element("h4", {}, "Time of each plan"), times);
@@ -258,12 +261,20 @@ function drawPrediction({ chunks, executed }, quality, actions, times) {
   const steps = chunks.map((chunk) => chunk.step);
   const score = (name, label, axis, dash) => ({
     name: label, x: steps, y: chunks.map((chunk) => chunk.scores[name] ?? null), yaxis: axis, mode: "lines+markers",
-    line: { dash, color: axis === "y" ? css("--a") : css("--b") }, marker: { size: 5 },
+    line: { dash, color: axis === "y2" ? css("--b") : css("--a") }, marker: { size: 5 },
   });
+  const latent = chunks.some((chunk) => "latent_error" in chunk.scores);
+  const own = latent ? { domain: [0.42, 1] } : {};
   Plotly.react(quality, [
     score("psnr", "PSNR (dB)", "y", "solid"), score("copy_psnr", "PSNR, last frame copied", "y", "dot"),
     score("ssim", "SSIM", "y2", "solid"), score("copy_ssim", "SSIM, last frame copied", "y2", "dot"),
-  ], layout({ height: 260, xaxis: { title: { text: "step" } }, yaxis: { title: { text: "dB" } },
+    ...(latent ? [
+      score("latent_error", "latent error", "y3", "solid"),
+      score("copy_latent_error", "latent error, last frame copied", "y3", "dot"),
+    ] : []),
+  ], layout({ height: latent ? 400 : 260, xaxis: { title: { text: "step" }, anchor: latent ? "y3" : "y" },
+    yaxis: { title: { text: "dB" }, ...own },
+    ...(latent ? { yaxis3: { title: { text: "latent error" }, domain: [0, 0.32], automargin: true } } : {}),
     yaxis2: { title: { text: "SSIM" }, overlaying: "y", side: "right", showgrid: false, automargin: true, tickformat: ".2f" } }), small);
 
   const sizes = executed.length ? executed[0].length : 0;
