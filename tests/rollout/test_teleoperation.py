@@ -14,6 +14,7 @@ from dzrobot.envs.teleop.device import DeviceLostError, TeleopReading
 from dzrobot.envs.teleop.devices import DEVICES, Guarded
 from dzrobot.errors import ConfigError
 from dzrobot.rollout.demonstrations.teleoperation import (
+    FAR_RAD,
     FASTEST_M_S,
     LEAD_RAD,
     NEAR_RAD,
@@ -142,7 +143,7 @@ def test_an_arm_follows_no_leader_that_stands_elsewhere(arm, caplog):
 
 
 def test_an_arm_that_is_let_go_stays_where_it_is_and_not_where_it_was_to_go(arm):
-    near, far = offset(arm, 0.0), offset(arm, 0.8)
+    near, far = offset(arm, 0.0), offset(arm, 0.7)
     actions, _ = driven(arm, near, far, replace(far, active=False), steps=3, gives="joints")
     assert actions[1, 3] == pytest.approx(far.joints[3])
     assert abs(actions[2, 3] - near.joints[3]) < 0.3
@@ -171,8 +172,15 @@ def test_joints_that_are_held_back_are_not_asked_for_more_and_more(arm):
     assert away == pytest.approx(LEAD_RAD)
 
 
+def test_a_leader_that_runs_away_is_not_followed(arm, caplog):
+    near, gone = offset(arm, 0.0), offset(arm, 1.1 * FAR_RAD)
+    actions, _ = driven(arm, near, gone, near, gives="joints")
+    np.testing.assert_allclose(actions[:, 3], near.joints[3], atol=0.01)
+    assert "joint 4 of the leader is 0.88 rad" in caplog.text
+
+
 def test_a_leader_may_be_turned_farther_than_the_arm(arm):
-    actions, _ = driven(arm, offset(arm, 0.0), offset(arm, -2.0), gives="joints")
+    actions, _ = driven(arm, offset(arm, 0.0), offset(arm, -0.7), gives="joints")
     assert actions[1, 3] == arm.action_space.low[3]
 
 

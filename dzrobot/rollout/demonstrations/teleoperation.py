@@ -31,6 +31,10 @@ Array = NDArray[np.float64]
 NEAR_RAD = 0.2
 """A leader whose joints are farther than this from the arm's does not take over."""
 
+FAR_RAD = 0.8
+"""One that is farther than this is no longer followed: it ran away, or somebody moved it meanwhile.
+"""
+
 FASTEST_M_S, FASTEST_RAD_S = 0.3, 1.0
 """What a motion of 1 asks of an arm that takes joint angles; as ``franka_pnp`` takes it."""
 
@@ -66,8 +70,14 @@ class Commands(Protocol):
         """Return whether ``action`` (A,) closes the gripper."""
         ...
 
-    def refusal(self, reading: TeleopReading, seen: Observation) -> str:
-        """Return why the device cannot take over; empty where it can."""
+    def refusal(self, reading: TeleopReading, seen: Observation, *, follows: bool) -> str:
+        """Return why the robot cannot follow the device; empty where it can.
+
+        Args:
+            reading: What the device says.
+            seen: Where the robot is.
+            follows: Whether it does so already.
+        """
         ...
 
     def steer(self, action: Action, reading: TeleopReading, seen: Observation) -> None:
@@ -107,7 +117,7 @@ class HandCommands:
         """Return whether the sign is that which closes."""
         return bool(action[self.gripper_at] * self._hand.closes > 0)
 
-    def refusal(self, reading: TeleopReading, seen: Observation) -> str:
+    def refusal(self, reading: TeleopReading, seen: Observation, *, follows: bool) -> str:
         """Return nothing: a motion begins wherever the hand is."""
         return ""
 
@@ -144,13 +154,13 @@ class JointCommands:
         """Return whether the position asked for is a closed one."""
         return bool(action[self.gripper_at] > CLOSED_ABOVE)
 
-    def refusal(self, reading: TeleopReading, seen: Observation) -> str:
+    def refusal(self, reading: TeleopReading, seen: Observation, *, follows: bool) -> str:
         """Return which joint of the leader is too far from the arm's."""
         if reading.joints is None:
             return ""
         away = np.abs(np.array(reading.joints) - self._measured(seen))
         worst = int(np.argmax(away))
-        if away[worst] <= NEAR_RAD:
+        if away[worst] <= (FAR_RAD if follows else NEAR_RAD):
             return ""
         return (
             f"joint {worst + 1} of the leader is {away[worst]:.2f} rad from the arm's, which holds "
@@ -271,7 +281,7 @@ class Teleoperator:
         """
         reading = self.device.read()
         self._ends = self._ends or reading.ends
-        if not reading.active or not (self._engaged or self._takes_over(reading, seen, last)):
+        if not reading.active or not self._follows(reading, seen, last):
             self._engaged = False
             return None
         if reading.closed is not None:
@@ -314,14 +324,14 @@ class Teleoperator:
         """Return why the person's episode is over; empty while it is not."""
         return LOST if self.lost is not None else ENDED if self._ends else ""
 
-    def _takes_over(self, reading: TeleopReading, seen: Observation, last: Action | None) -> bool:
-        """Begin to follow the device, where it stands so that nothing jumps."""
-        refusal = self._commands.refusal(reading, seen)
+    def _follows(self, reading: TeleopReading, seen: Observation, last: Action | None) -> bool:
+        """Follow the device, or begin to where it stands so that nothing jumps."""
+        refusal = self._commands.refusal(reading, seen, follows=self._engaged)
         if refusal and not self._said:
             _log.warning("%s", refusal)
         self._said = refusal
-        if refusal:
-            return False
+        if refusal or self._engaged:
+            return not refusal
         # A button that was pressed meanwhile asked for nothing.
         self._engaged, self._presses = True, reading.presses
         self._closed = last is not None and self._commands.is_closed(last)
