@@ -1,6 +1,7 @@
 """Cameras of a workcell: what is fixed of their exposure, against the real client libraries."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from emulated import need_libraries
@@ -9,6 +10,7 @@ from dzrobot.envs.emulators.launcher import SERIALS, EmulatorLauncher, LauncherA
 from dzrobot.envs.franka.camera import RealSenseCamera, list_cameras
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.make import make_franka
+from dzrobot.envs.franka.realsense_settings import ColorSettings
 from dzrobot.errors import ConfigError, RobotError
 
 EXTERIOR, WRIST = SERIALS
@@ -76,6 +78,56 @@ def test_a_value_that_a_camera_does_not_offer_is_refused_with_its_range(bench):
     assert "it offers 0.1 to 1000 ms in steps of 0.1" in text
     assert "gain=0.5; it offers 0 to 128 in steps of 1" in text
     assert "white_balance_k=5005; it offers 2800 to 6500 K in steps of 10" in text
+
+
+class DepthSensor:
+    """The library's sensor of a D405, whose color stream counts in us; it keeps hundreds."""
+
+    def __init__(self):
+        self.values = {}
+
+    def query_sensors(self):
+        return [self]
+
+    def get_stream_profiles(self):
+        import pyrealsense2 as rs
+
+        return [SimpleNamespace(stream_type=lambda: rs.stream.color)]
+
+    def is_depth_sensor(self):
+        return True
+
+    def supports(self, option):
+        import pyrealsense2 as rs
+
+        return option is not rs.option.white_balance
+
+    def get_option_range(self, _option):
+        return SimpleNamespace(min=0.0, max=165000.0, step=1.0)
+
+    def set_option(self, option, value):
+        self.values[option] = 100.0 * (value // 100) if value > 100 else value
+
+    def get_option(self, option):
+        return self.values[option]
+
+
+def test_what_a_camera_makes_of_a_value_is_read_back_and_compared():
+    need_libraries()
+    import pyrealsense2 as rs
+
+    def config(exposure_ms, **more):
+        return CameraConfig(key="video.image", serial="1", exposure_ms=exposure_ms, gain=16, **more)
+
+    settings = ColorSettings(sensor := DepthSensor(), "camera 1")
+    settings.check(config(8.3))
+    settings.fix(config(8.3))
+    assert sensor.values[rs.option.exposure] == 8300
+    assert sensor.values[rs.option.enable_auto_exposure] == 0
+    with pytest.raises(RobotError, match=r"was told 8350 for its exposure_ms, .* and says 8300"):
+        settings.fix(config(8.35))
+    with pytest.raises(RobotError, match="does not offer white_balance_k at all: leave it out"):
+        settings.check(config(8.3, white_balance_k=4600))
 
 
 @pytest.mark.parametrize(

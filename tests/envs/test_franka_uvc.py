@@ -10,15 +10,19 @@ import numpy as np
 import pytest
 
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.franka import diagnostics
 from dzrobot.envs.franka.arm import DisconnectedError
 from dzrobot.envs.franka.camera import UvcCamera
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.clock import SystemClock
+from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fakes import READY, FakeArm
 from dzrobot.envs.franka.make import make_franka
 from dzrobot.envs.franka.uvc import UvcDriver
+from dzrobot.envs.franka.workcells import RealWorkcell
 from dzrobot.errors import ConfigError, RobotError
+from dzrobot.recording.media import read_png
 
 LONG_S = 120.0
 """How long a busy machine may take."""
@@ -174,6 +178,28 @@ def test_droids_arm_stops_when_a_usb_camera_hangs_and_waits_for_none(recording, 
         assert drivers[0].driver.is_running()
     finally:
         env.close()
+
+
+def test_the_doctor_lets_usb_cameras_stream_and_keeps_what_the_policy_sees(
+    recording, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(diagnostics, "LISTEN_S", 0.5)
+    # None is connected here, and no library is asked for one.
+    monkeypatch.setattr(diagnostics, "list_uvc", lambda: ["/dev/v4l/by-id/usb-Spare-video-index0"])
+    monkeypatch.setattr(diagnostics, "list_cameras", None)
+    cameras = [
+        config_of(recording).model_dump() | {"key": "video.image"},
+        config_of(63).model_dump() | {"key": "video.wrist_image"},
+    ]
+    config = FrankaConfig.model_validate({"cameras": cameras})
+    spare, here, gone = diagnostics._cameras(RealWorkcell("127.0.0.1"), config, tmp_path)
+    assert (spare.verdict, spare.found) == ("warn", "kind: uvc, in no view")
+    assert here.what == "video.image"
+    assert "of 30 frames per second; what the policy sees" in here.found
+    seen = read_png(tmp_path / "video.image.png")
+    np.testing.assert_allclose(seen[64, 64], LEFT, atol=8)
+    assert gone.verdict == "fail"
+    assert "no camera /dev/video63" in gone.found
 
 
 @pytest.mark.parametrize(
