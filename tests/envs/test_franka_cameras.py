@@ -60,6 +60,7 @@ def test_exposure_and_gain_are_fixed_locked_or_left_to_the_camera(bench):
 
 
 @pytest.mark.robot
+@pytest.mark.long
 def test_cameras_are_listed_with_what_may_be_fixed_and_its_range(bench):
     (device, _) = list_cameras(bench.camera_settings(), SERIALS)
     assert device.offers == (
@@ -126,6 +127,8 @@ def test_what_a_camera_makes_of_a_value_is_read_back_and_compared():
     assert sensor.values[rs.option.enable_auto_exposure] == 0
     with pytest.raises(RobotError, match=r"was told 8350 for its exposure_ms, .* and says 8300"):
         settings.fix(config(8.35))
+    with pytest.raises(RobotError, match="exposure_ms=200; it offers 0 to 165 ms in steps of"):
+        settings.check(config(200))
     with pytest.raises(RobotError, match="does not offer white_balance_k at all: leave it out"):
         settings.check(config(8.3, white_balance_k=4600))
 

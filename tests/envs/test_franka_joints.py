@@ -264,7 +264,7 @@ def gap_m(joints):
     return float(np.linalg.norm(np.maximum(outside, 0.0)))
 
 
-def test_links_enter_no_obstacle_whether_joints_or_the_hand_is_commanded():
+def test_links_enter_no_obstacle_where_joints_are_commanded():
     pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
     aside = READY_Q - 0.9 * np.eye(7)[0]
     droid = FrankaConfig.model_validate({"embodiment": "oxe_droid", "limits": BESIDE})
@@ -278,6 +278,10 @@ def test_links_enter_no_obstacle_whether_joints_or_the_hand_is_commanded():
     assert {"way", "obstacle"} & set(steps[-1][-1])
     assert gap_m(steps[-1][0]) < gap_m(READY_Q), "it comes as near as it may"
 
+
+@pytest.mark.long
+def test_links_enter_no_obstacle_where_the_hand_is_commanded():
+    pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
     space = HandSpace(FrankaConfig.model_validate({"limits": BESIDE, "action": {"frame": "base"}}))
     space.prepare()
     joints = READY_Q

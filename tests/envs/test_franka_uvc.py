@@ -180,6 +180,7 @@ def test_droids_arm_stops_when_a_usb_camera_hangs_and_waits_for_none(recording, 
         env.close()
 
 
+@pytest.mark.long
 def test_the_doctor_lets_usb_cameras_stream_and_keeps_what_the_policy_sees(
     recording, tmp_path, monkeypatch
 ):
