@@ -73,7 +73,7 @@ def relabel(
             _instruct(lists, chosen, said.task, edits)
         wanted = {episode: edit for episode, edit in edits.items() if edit}
         _rewrite(lists, change, wanted, {n: n for n in range(len(lists.rows))}, progress)
-        lists.write(change.folder)
+        _write(lists, change)
 
 
 def drop(root: Path, episodes: Collection[int], progress: Progress | None = None) -> None:
@@ -114,7 +114,7 @@ def drop(root: Path, episodes: Collection[int], progress: Progress | None = None
                         change.link(source, lists.video_file(place, camera))
         _renumber(lists, kept, first.tolist())
         change.removed = sorted(before - _all_files(lists))
-        lists.write(change.folder)
+        _write(lists, change)
 
 
 def described(root: Path) -> list[str]:
@@ -235,6 +235,12 @@ def _renumber(lists: RecordingLists, kept: Sequence[int], first: Sequence[int]) 
         for place, number in enumerate(kept)
         if number in lists.facts
     }
+
+
+def _write(lists: RecordingLists, change: Change) -> None:
+    lists.write(change.folder)
+    if not lists.facts:
+        change.removed.append(str(layout.FACTS))
 
 
 def _all_files(lists: RecordingLists) -> set[str]:

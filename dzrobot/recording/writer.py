@@ -138,18 +138,23 @@ class EpisodeWriter:
         """Commit the current episode and return its index.
 
         Args:
-            success: Whether the task was done; kept in ``meta/recording_facts.jsonl``.
-            facts: Further numbers, booleans or strings, kept there too.
+            success: Whether the task was done; kept in ``meta/recording_facts.jsonl``. What is
+                marked as no success is not trained on unless that is asked for.
+            facts: Further numbers, booleans or strings, kept there too. ``reason`` is a text that
+                says why it failed; ``interventions`` counts the rows in which a person acted in a
+                policy's place; ``seed`` and ``init_state_id`` say where it began.
 
         Raises:
-            DatasetError: There is no frame, the extra columns differ from those of earlier
-                episodes, or the disk is full. Then close the writer: earlier episodes are kept, and
-                the next writer continues after them.
+            DatasetError: There is no frame, a fact is of another kind, the extra columns differ
+                from those of earlier episodes, or the disk is full. Then close the writer: earlier
+                episodes are kept, and the next writer continues after them.
         """
         if self._episode is None:
             raise DatasetError("there is no frame to save: call add_frame first")
-        episode, self._episode = self._episode, None
         extra = facts if success is None else {"success": success, **facts}
+        known = {"episode_index": self._episodes, **extra}
+        validated(known, EpisodeFacts, "the episode's facts", DatasetError)
+        episode, self._episode = self._episode, None
         described = self._features | episode.extra_features
         if self._episodes:
             features.check_same(self._features, described)
@@ -158,7 +163,7 @@ class EpisodeWriter:
             finished = self._finish(episode)
             if extra:
                 facts_file = self._root / layout.FACTS
-                files.append_json_line(facts_file, {"episode_index": finished.index, **extra})
+                files.append_json_line(facts_file, known)
             self._catalog.add(finished, self._tasks)
             self._episodes += 1
             self._rows += finished.length

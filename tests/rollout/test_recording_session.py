@@ -179,7 +179,7 @@ def test_killed_anywhere_it_ends_with_as_many_successes(tmp_path):
 
     whole = tmp_path / "whole"
     steps = operations(lambda: job(whole), whole)
-    for at in spread(len(steps), 5):
+    for at in spread(len(steps), 3):
         folder = tmp_path / f"{at}"
         assert stop(lambda: job(folder), folder, at).code < 0  # noqa: B023
         job(folder)

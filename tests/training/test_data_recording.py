@@ -134,6 +134,10 @@ def test_wrong_frames_are_refused_and_not_kept(tmp_path):
             writer.add_frame(good, action, {"reward": 1.0})
         writer.add_frame(good, np.concatenate([*action.values()]))
         assert writer.pending == 2
+        for fact in ({"reason": 3}, {"interventions": True}, {"success": 1}):
+            with pytest.raises(DatasetError, match=f"the episode's facts.*{next(iter(fact))}"):
+                writer.save_episode(**fact)
+        assert writer.pending == 2
         writer.save_episode()
         with pytest.raises(DatasetError, match="no frame to save"):
             writer.save_episode()
