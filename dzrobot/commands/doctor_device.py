@@ -35,7 +35,7 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=flags.number(0, 3600), default=20.0, help="how long to listen"
     )
     parser.add_argument(
-        "--stands-at", type=flags.numbers_of(_JOINTS), metavar="J1,...,J7",
+        "--stands-at", type=flags.angles(_JOINTS), metavar="J1,...,J7",
         help="leader: the joint angles (rad) that it stands in; prints its offsets_rad",
     )  # fmt: skip
 

@@ -54,14 +54,14 @@ def number(least: float, most: float = math.inf) -> Callable[[str], float]:
     return read
 
 
-def numbers_of(count: int) -> Callable[[str], tuple[float, ...]]:
-    """Return a type of so many finite numbers, such as ``0,-0.5,1.2``."""
-    one = number(-math.inf)
+def angles(count: int) -> Callable[[str], tuple[float, ...]]:
+    """Return a type of so many angles in radians, such as ``0,-0.5,1.2``."""
+    one = number(-math.tau, math.tau)
 
     def read(written: str) -> tuple[float, ...]:
         parts = written.split(",")
         if len(parts) != count:
-            raise _refusal(written, f"{count} numbers with commas between them")
+            raise _refusal(written, f"{count} angles (rad) with commas between them")
         return tuple(map(one, parts))
 
     return read

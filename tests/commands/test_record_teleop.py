@@ -38,7 +38,8 @@ def spacemouse():
 
 def record(tmp_path, *words):
     folder = str(tmp_path / "set")
-    return main(["record", "--output", folder, "--max-steps", "8", *words])
+    one = ["--attempts", "1", "--keep-failures", "--max-steps", "8"]
+    return main(["record", "--output", folder, *one, *words])
 
 
 @pytest.mark.parametrize(
@@ -105,3 +106,17 @@ def test_a_leader_arm_steers_what_is_recorded(tmp_path, capsys):
     shown[2] = 100 / 4096 * math.tau
     np.testing.assert_allclose(recording.actions, [[*shown, 1]] * 8, atol=1e-3)
     assert recording.states[-1, 2] > 0.05
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["spacemouse", "--stands-at=0,0,0,0,0,0,0"], "--stands-at is for a leader arm"),
+        (["leader", "--stands-at=0,0"], "allowed: 7 angles (rad)"),
+        (["leader", "--stands-at=0,0,0,0,0,0,.inf"], "allowed: a number from -6.28319 to 6.28319"),
+        (["leader", "--teleop-arg", "port=/dev/none"], "signs: is needed"),
+    ],
+)
+def test_a_device_that_cannot_be_looked_at_is_one_message(words, said, capsys):
+    assert main(["doctor", "device", *words]) == 2
+    assert said in capsys.readouterr().err
