@@ -80,7 +80,8 @@ class Expert:
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
-        if not hasattr(env.unwrapped, "simulation"):
+        # Asked of the class: before the first reset, there is no simulation yet.
+        if not hasattr(type(env.unwrapped), "simulation"):
             raise SimulatorError(
                 f"the expert reads the simulator's physics, and {env.unwrapped} has none; "
                 "use it with dzrobot/lift-v0 or a LIBERO environment"

@@ -44,6 +44,15 @@ def test_the_expert_lifts_without_cameras(command, tmp_path):
     assert (total["successes"], total["episodes"], total["errors"]) == (2, 2, 0)
 
 
+@pytest.mark.long
+def test_the_expert_is_recorded(command, tmp_path):
+    words = ("--env", "dzrobot/lift-v0", "--env-arg", "quality=draft", "--env-arg", "resolution=64")
+    words = (*words, "--policy", "expert", "--episodes", 1, "--output", tmp_path / "set")
+    said = finish(command(*words, program=("-m", "dzrobot.cli", "record")))
+    assert "kept 1 of 1" in said
+    assert "frames per second" not in said
+
+
 def test_a_device_that_is_not_there_is_said(checkpoint):
     policy = PolicySpec(name=str(checkpoint), device=f"cuda:{torch.cuda.device_count()}")
     with pytest.raises(ConfigError, match="visible to torch; give cpu"):
