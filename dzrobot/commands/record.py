@@ -168,8 +168,9 @@ def _record(
     people: Attended,
 ) -> int:
     robot = needed_robot(arguments.env, facts)
+    hz = facts.control_hz or robot.timing.control_hz
     # A simulator's own clock is never late.
-    hz = facts.control_hz or robot.timing.control_hz if facts.moves_an_arm else 0.0
+    expected_hz = hz if facts.moves_an_arm else 0.0
     goal = _goal(arguments)
     left, cut_short, sample = TimeLeft(), 0, _sample(arguments, robot)
 
@@ -180,7 +181,7 @@ def _record(
         nonlocal cut_short
         cut_short += bool(done.abort)
         print(_line(done))
-        for warning in _warnings(done, hz, sample) if done.kept else ():
+        for warning in _warnings(done, expected_hz, sample) if done.kept else ():
             people.warn(warning)
             print(f"  WARNING: {warning}")
         print(f"  {tally.shown(goal, left)}")
