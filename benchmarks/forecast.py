@@ -147,9 +147,10 @@ def chunk_rows(bench: Bench, roof: Roofline, repeats: int) -> Iterator[tuple[str
         yield f"chunk, frame {place}", expected, statistics.median(times[place])
 
 
-def random_network(bench: Bench) -> WorldActionModel:
+def random_network(bench: Bench, dtype: torch.dtype = torch.float32) -> WorldActionModel:
     """Return the network as a policy has it, with random weights."""
-    model = empty_network(bench.config, is_lora=False, text_encoder=True).to_empty(device="cpu")
+    model = empty_network(bench.config, is_lora=False, text_encoder=True).to(dtype)
+    model.to_empty(device=bench.world.device)
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.normal_(std=0.02)

@@ -24,7 +24,7 @@ from dzrobot.policies.dreamzero.network.config import (
     VaeConfig,
     preset,
 )
-from dzrobot.policies.dreamzero.network.diffusion import NoiseShape, draw_noise
+from dzrobot.policies.dreamzero.network.diffusion import DiffusionNoise, NoiseShape, draw_noise
 from dzrobot.policies.dreamzero.network.dit import TrainForm
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
@@ -37,6 +37,7 @@ from dzrobot.policies.dreamzero.network.session import (
 )
 from dzrobot.policies.dreamzero.network.world_action import (
     LossOptions,
+    PreparedBatch,
     TrainBatch,
     WorldActionModel,
 )
@@ -151,37 +152,61 @@ def chunk_lines(bench: Bench, sessions: int) -> None:
         print(f"  call {call}: {1e3 * (time.perf_counter() - start):.1f} ms")
 
 
-def training_lines(bench: Bench, batch: int) -> None:
-    """Compare the forms of one training forward and backward pass of the transformer."""
+@dataclass(frozen=True)
+class TrainingCase:
+    """A micro-batch of noise, and what the network makes of it."""
+
+    model: WorldActionModel
+    batch: TrainBatch
+    prepared: PreparedBatch
+    noise: DiffusionNoise
+
+    @property
+    def whole(self) -> PreparedBatch:
+        """Return the samples with all rows of padding in their prompts."""
+        rows = self.batch.prompt.rows_BNE
+        return replace(
+            self.prepared,
+            prompting=replace(self.prepared.prompting, text_BNE=rows, text_bias_BN=None),
+        )
+
+    def step(self, form: TrainForm, given: PreparedBatch | None = None) -> Tensor:
+        """Differentiate the loss; return the gradient of one weight of the first block."""
+        self.model.zero_grad()
+        options = LossOptions(form=form)
+        self.model.loss(given or self.prepared, self.noise, options=options).loss.backward()
+        return self.model.model.blocks[0].self_attn.q.weight.grad
+
+
+def training_case(bench: Bench, batch: int) -> TrainingCase:
+    """Return ``batch`` samples of noise, the same on every device."""
     model, config = bench.model, bench.model.config
     blocks, dit = 4, config.dit
     generator = torch.Generator().manual_seed(0)
     actions = blocks * dit.num_action_per_block
     frames = (batch, config.head.num_frames, *config.target_size, 3)
+    images = torch.randint(0, 256, frames, generator=generator, dtype=torch.uint8)
     samples = TrainBatch(
-        images=torch.randint(0, 256, frames, generator=generator, dtype=torch.uint8).to(
+        images=images.to(bench.device),
+        state_BSM=torch.rand(batch, blocks, dit.max_state_dim, generator=generator).to(
             bench.device
         ),
-        state_BSM=torch.rand(batch, blocks, dit.max_state_dim).to(bench.device),
-        action_BAM=torch.rand(batch, actions, dit.action_dim).to(bench.device),
+        action_BAM=torch.rand(batch, actions, dit.action_dim, generator=generator).to(bench.device),
         action_mask_BAM=torch.ones(batch, actions, dit.action_dim, device=bench.device),
         has_real_action_B=torch.ones(batch, device=bench.device),
         prompt=PromptEmbedding(bench.rows(0, batch), (WORDS,) * batch),
     )
     prepared = model.prepare(samples)
-    whole = replace(
-        prepared,
-        prompting=replace(prepared.prompting, text_BNE=samples.prompt.rows_BNE, text_bias_BN=None),
-    )
     shape = NoiseShape(tuple(prepared.latents_BCFYX.shape[1:]), (actions, dit.action_dim))
     generators = [torch.Generator().manual_seed(i) for i in range(batch)]
     noise = draw_noise(dit, config.head, shape, generators, bench.device)
+    return TrainingCase(model, samples, prepared, noise)
 
-    def step(form: TrainForm, given=prepared) -> Tensor:
-        model.zero_grad()
-        model.loss(given, noise, options=LossOptions(form=form)).loss.backward()
-        return model.model.blocks[0].self_attn.q.weight.grad
 
+def training_lines(bench: Bench, batch: int) -> None:
+    """Compare the forms of one training forward and backward pass of the transformer."""
+    case = training_case(bench, batch)
+    step, whole = case.step, case.whole
     print(f"{f'forward and backward, batch {batch}':46s} {'plain':>13s} {'fast':>13s}")
     best = TrainForm()
     plain = TrainForm(backend="dense", exact_savings=False)
@@ -194,13 +219,13 @@ def training_lines(bench: Bench, batch: int) -> None:
     bench.compare("plain form | all of these", lambda: step(plain, whole), lambda: step(best))
 
 
-def build(variant: str, device: torch.device) -> WorldActionModel:
-    """Return a network with random weights, bf16 on a GPU."""
+def build(variant: str, device: torch.device, dtype: torch.dtype | None = None) -> WorldActionModel:
+    """Return a network with random weights; unless ``dtype`` is given, bf16 on a GPU."""
     config = TINY if variant == "tiny" else preset(variant)
+    dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     with torch.device("meta"):
         model = WorldActionModel(config, text_encoder=False)
-    model = model.to(torch.bfloat16 if device.type == "cuda" else torch.float32)
-    model = model.to_empty(device=device).eval()
+    model = model.to(dtype).to_empty(device=device).eval()
     torch.manual_seed(0)
     with torch.no_grad():
         for tensor in model.state_dict().values():

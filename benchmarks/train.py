@@ -96,8 +96,8 @@ def parse() -> argparse.Namespace:
 def make_bench(variant: str, world: DistributedEnvironment, options: argparse.Namespace) -> Bench:
     robot = load_embodiment("oxe_droid")
     match variant:
-        case "tiny":
-            config = tiny_config("5b", robot)
+        case "tiny" | "tiny 5b" | "tiny 14b":
+            config = tiny_config(variant.partition(" ")[2] or "5b", robot)
         case "mid":
             base = tiny_config("5b", robot)
             dit = replace(base.dit, dim=256, ffn_dim=1024, num_heads=4, num_layers=8)

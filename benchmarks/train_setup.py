@@ -87,14 +87,18 @@ def parallel_config(bench: Bench, case: Case) -> ParallelConfig:
     )  # fmt: skip
 
 
+def network_of(bench: Bench, case: Case) -> NetworkConfig:
+    """Return the network with its adapters, where a case has some."""
+    if not case.lora:
+        return bench.config
+    head = replace(bench.config.head, lora_rank=16, lora_alpha=16.0)
+    return replace(bench.config, head=head)
+
+
 def build(bench: Bench, case: Case) -> tuple[WorldActionModel, Optimizer | None]:
     """Return the network with random weights, laid out as a real run lays it out."""
     parallel = parallel_config(bench, case)
-    config = bench.config
-    if case.lora:
-        head = replace(config.head, lora_rank=16, lora_alpha=16.0)
-        config = replace(config, head=head)
-    model = empty_network(config, is_lora=case.lora, text_encoder=False)
+    model = empty_network(network_of(bench, case), is_lora=case.lora, text_encoder=False)
     compute = DTYPES[parallel.param_dtype]
     for parameter in model.parameters():
         dtype = torch.float32 if parameter.requires_grad else compute

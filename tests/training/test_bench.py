@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from dzrobot.commands import bench
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
-from dzrobot.training.bench.acting import chunk_times, covered, measure_eval
+from dzrobot.training.bench.acting import _shares, chunk_times, covered, measure_eval
 from dzrobot.training.bench.document import (
     PARTS,
     BenchResult,
@@ -24,10 +25,12 @@ from dzrobot.training.bench.document import (
     PartResult,
     read_result,
 )
+from dzrobot.training.bench.learning import _of_records
 from dzrobot.training.bench.processes import other_build, own_build
 from dzrobot.training.bench.ratios import paired_ratios, unpaired_ratios
 from dzrobot.training.bench.stepping import measure_env
 from dzrobot.training.bench.worker import MODULES, machine_of
+from dzrobot.training.metrics import LogRecord
 
 ROOT = Path(__file__).parents[2]
 QUICK = BenchSettings(parts=("env",), repeats=3, env="dzrobot/point-v0")
@@ -85,6 +88,34 @@ def test_a_window_is_timed_place_by_place_and_the_policy_knows_its_planning_time
 def test_spans_that_overlap_count_once():
     assert covered([(0, 2), (1, 3), (5, 6), (5.2, 5.4)]) == 4
     assert covered([]) == 0
+
+
+def test_a_device_is_busy_in_a_share_of_the_planning():
+    # Two episodes of 10 and 20 s, of which 4 and 5 s are plans; two end at the same moment.
+    marks = [(0.0, 1.0), (10.0, 5.0), (10.0, 5.0), (30.0, 10.0)]
+    found, notes = _shares(marks, busy=0.5)
+    values = {one.name: one.values for one in found}
+    assert values["episodes"] == (6.0, 3.0)
+    assert values["policy plans"] == (40.0, 25.0)
+    assert values["device busy"] == (20.0, 12.5)
+    assert notes == []
+    found, notes = _shares(marks, busy=None)
+    assert [one.name for one in found] == ["episodes", "policy plans"]
+    assert "no device beside it" in notes[0]
+
+
+def test_utilization_is_there_where_the_peak_is_known():
+    record = LogRecord(
+        step=2, loss=1.0, dynamics_loss=0.5, action_loss=0.5, grad_norm=1.0, lr=0.1,
+        samples_per_s=3.0, samples_per_s_per_gpu=3.0, mfu=0.25, utilisation=0.5, data_wait_pct=7.0,
+        memory_gib=1.0, skips=0, unreadable=0, seconds=1.0, seconds_per_step=0.5,
+    )  # fmt: skip
+    values = {one.name: one.values for one in _of_records([record, record])}
+    assert values["MFU"] == (25.0, 25.0)
+    assert values["executed share of the peak"] == (50.0, 50.0)
+    assert values["data wait"] == (7.0, 7.0)
+    unknown = replace(record, mfu=None, utilisation=None)
+    assert [one.name for one in _of_records([unknown])] == ["training", "data wait"]
 
 
 def test_a_ratio_of_pairs_has_the_interval_of_pairs():

@@ -42,7 +42,7 @@ def _measured(env: gym.Env[Any, Any], repeats: int) -> tuple[list[Measurement], 
         start = time.perf_counter()
         env.reset(seed=seed)
         resets.append(time.perf_counter() - start)
-    action = _small_action(env)
+    action = small_action(env)
     forms: dict[str, Step] = {"steps, every image": env.unwrapped.step}
     notes = []
     if omitter(env) is None:
@@ -67,7 +67,8 @@ def _measured(env: gym.Env[Any, Any], repeats: int) -> tuple[list[Measurement], 
     return found, notes
 
 
-def _small_action(env: gym.Env[Any, Any]) -> NDArray[np.float32]:
+def small_action(env: gym.Env[Any, Any]) -> NDArray[np.float32]:
+    """Return an action (A,) that moves a robot a little, the same at every call."""
     space = env.action_space
     assert isinstance(space, gym.spaces.Box), "of a robot"
     drawn = numpy_generator("benchmark of an environment").uniform(-0.1, 0.1, space.shape)

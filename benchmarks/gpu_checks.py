@@ -1,0 +1,287 @@
+"""Correctness on a device: dtypes, reference numbers, and every form against the plain one.
+
+Networks are small; what is checked does not depend on their size. Errors are relative L2.
+"""
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from gpu_parts import Outcome, Request, compute_dtype, judged, limit, relative
+from policy import Bench, build, training_case
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from dzrobot.policies.dreamzero.network.dit import TrainForm
+from dzrobot.policies.dreamzero.network.generate import predict
+from dzrobot.policies.dreamzero.network.layers import compile_blocks
+from dzrobot.policies.dreamzero.network.session import GenerateOptions, SessionCache
+from dzrobot.policies.dreamzero.network.world_action import (
+    LossCounts,
+    LossOptions,
+    TrainBatch,
+    WorldActionModel,
+)
+from dzrobot.training.bench.document import BenchSettings
+from dzrobot.training.bench.learning import asked_recipe
+from dzrobot.training.build import build as build_run
+from dzrobot.training.config import ParallelConfig, SFTConfig
+from dzrobot.training.distributed import DistributedEnvironment, init_distributed
+from dzrobot.training.keyed import sample_noise
+from dzrobot.training.parallel import clean_name, parallelize, reading_outputs
+from dzrobot.training.planning.rehearsal import Rehearsal, rehearse
+from dzrobot.training.trainer import Trainer, backward
+
+GOLDEN_KINDS = ("head_train_forward", "head_ar_inference")
+"""Those of whole networks: encoders, transformer, losses, gradients, rollouts."""
+
+BF16_OUTPUT, BF16_GRADIENT = 5e-2, 2e-1
+"""Against float32 numbers. On a processor the largest errors are 3.0e-2 and 1.4e-1."""
+
+_BATCH = 2
+_STEPS = 4
+
+
+def devices(request: Request) -> Outcome:
+    """Run a training step under the rehearsal's eyes: half precision, one device, no waiting."""
+    model = build("tiny", request.device, torch.bfloat16)
+    batch = training_case(Bench(model, request.device, 1), _BATCH).batch
+    # What a process makes once and keeps is made before anything is counted.
+    _step(model, batch)
+    found = rehearse(lambda _: _step(model, batch), request.device)
+    numbers = {"operators": float(found.eager.total())}
+    if wrong := _wrong(found):
+        return Outcome("failed", "; ".join(wrong), numbers)
+    if request.device.type == "cpu":
+        said = "dtypes are right; on a processor there is no host that could wait for a device"
+        return Outcome("skipped", said, numbers)
+    with _no_waiting():
+        _step(model, batch)
+    return Outcome("passed", "half precision, one device, the host never waits", numbers)
+
+
+def _wrong(found: Rehearsal) -> list[str]:
+    wrong = [f"float32 product, {n} times: {name}" for name, n in found.single_products.items()]
+    wrong += [f"mixes devices, {n} times: {place}" for place, n in found.misplaced.items()]
+    wrong += [f"the host waits: {upload.place}" for upload in found.uploads if upload.is_blocking]
+    return wrong
+
+
+@contextlib.contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Let torch raise where the host waits for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def _step(model: WorldActionModel, batch: TrainBatch) -> None:
+    prepared = model.prepare(batch)
+    noise = sample_noise(model.config, prepared, 0, 0, range(_BATCH))
+    counts = LossCounts(samples=float(_BATCH), actions=float(_BATCH))
+    backward(model, prepared, noise, counts, LossOptions())
+    model.zero_grad(set_to_none=True)
+
+
+def goldens_fp32(request: Request) -> Outcome:
+    """Reproduce the reference numbers of whole networks within their own tolerances."""
+    return _goldens(request, torch.float32)
+
+
+def goldens_bf16(request: Request) -> Outcome:
+    """Reproduce them in bfloat16: counts and times exactly, the rest as bfloat16 can."""
+    return _goldens(request, torch.bfloat16)
+
+
+def _goldens(request: Request, dtype: torch.dtype) -> Outcome:
+    folder = request.goldens or Path(os.environ.get("DZROBOT_GOLDENS") or "../shared/goldens")
+    if not folder.is_dir():
+        return Outcome("skipped", "no reference numbers: give --goldens or set DZROBOT_GOLDENS")
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests/goldens"))
+    from golden_kinds.registry import Golden, manifests
+
+    # Convolutions would round to 10 bits.
+    torch.backends.cudnn.allow_tf32 = False
+    worst: dict[str, float] = {}
+    beyond: list[str] = []
+    for path in [one.path for one in manifests(folder) if one.kind in GOLDEN_KINDS]:
+        results = Golden(path, request.device, dtype).check()
+        for name, (error, tolerance) in results.items():
+            allowed = _allowed(name, tolerance, dtype)
+            if not error <= allowed:
+                beyond.append(f"{path.stem} {name} {error:.1e} above {allowed:.0e}")
+        worst[path.stem] = max(error for error, _ in results.values())
+    if not worst:
+        return Outcome("failed", f"{folder} has no numbers of {' or '.join(GOLDEN_KINDS)}")
+    if beyond:
+        return Outcome("failed", "; ".join(beyond[:8]), worst)
+    said = "their own tolerances" if dtype == torch.float32 else (
+        f"outputs {BF16_OUTPUT:g}, gradients {BF16_GRADIENT:g}"
+    )  # fmt: skip
+    return Outcome("passed", f"{len(worst)} files; {said}", worst)
+
+
+def _allowed(name: str, tolerance: float, dtype: torch.dtype) -> float:
+    # Counts, times and digests are equal or not.
+    if dtype == torch.float32 or tolerance == 0:
+        return tolerance
+    return BF16_GRADIENT if name.startswith("grad") else BF16_OUTPUT
+
+
+def packed(request: Request) -> Outcome:
+    """Compare packed with dense attention, and the savings with going without."""
+    errors = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        bench = Bench(build("tiny", request.device, dtype), request.device, 1)
+        case = training_case(bench, _BATCH)
+        expected = case.step(TrainForm("dense", exact_savings=False))
+        for name, form in (
+            ("packed", TrainForm(exact_savings=False)), ("packed with savings", TrainForm()),
+        ):  # fmt: skip
+            found = judged({name: relative(case.step(form), expected)}, limit(dtype), str(dtype))
+            errors |= {f"{name}, {dtype}": found.numbers[name]}
+            if found.status != "passed":
+                return found
+    return Outcome("passed", "float32 1e-4, bfloat16 5e-2, of a gradient", errors)
+
+
+def compiled(request: Request) -> Outcome:
+    """Compare compiled blocks with eager ones: a gradient, and the chunks of a window."""
+    if request.device.type == "cpu" and shutil.which("g++") is None:
+        return Outcome("skipped", "torch compiles for a processor with g++, which is missing")
+    dtype = compute_dtype(request.device)
+    bench = Bench(build("tiny", request.device, dtype), request.device, 1)
+    case = training_case(bench, _BATCH)
+    eager = {"gradient": case.step(TrainForm()), "chunks": chunks(bench)}
+    compile_blocks(bench.model.model.blocks)
+    found = {"gradient": case.step(TrainForm()), "chunks": chunks(bench)}
+    errors = {name: relative(found[name], eager[name]) for name in eager}
+    return judged(errors, limit(dtype), f"compiled against eager, {dtype}")
+
+
+def chunks(bench: Bench, count: int = 3) -> Tensor:
+    """Return the actions of the first chunks of an episode."""
+    session, actions = SessionCache(), []
+    for call in range(count):
+        asked = dataclasses.replace(bench.request(call, 4 if call else 1), prompt=bench.prompt(0))
+        actions.append(predict(bench.model, [session], [asked], GenerateOptions()).action_BAM)
+    return torch.cat(actions)
+
+
+def graph(_: Request) -> Outcome:
+    """Say that there is nothing to compare."""
+    return Outcome("not built", "acting launches operator by operator: there are no CUDA graphs")
+
+
+def fsdp(request: Request) -> Outcome:
+    """Compare a network laid out by FSDP2 on one rank with the plain one."""
+    world = init_distributed(request.device.type)
+    try:
+        errors = _fsdp_errors(world, request.device)
+    finally:
+        dist.destroy_process_group()
+    found = judged(errors, limit(torch.float32), "FSDP2 on one rank against the plain network")
+    if request.device.type == "cpu" and found.status == "passed":
+        return Outcome("skipped", "no NCCL on a processor; by gloo it is right", errors)
+    return found
+
+
+def _fsdp_errors(world: DistributedEnvironment, device: torch.device) -> dict[str, float]:
+    plain = Bench(build("tiny", device, torch.float32), device, 1)
+    laid = Bench(build("tiny", device, torch.float32), device, 1)
+    parallel = ParallelConfig(
+        strategy="fsdp", param_dtype="fp32", activation_checkpointing="full", compile=False
+    )
+    parallelize(laid.model.model, laid.model.model.blocks, parallel, world)
+    gradients = []
+    for bench in (plain, laid):
+        with reading_outputs():
+            training_case(bench, _BATCH).step(TrainForm())
+        gradients.append(_gradients(bench.model.model))
+    expected, actual = gradients
+    missing = set(expected) ^ set(actual)
+    assert not missing, f"gradients of one form alone: {missing}"
+    return {
+        "all gradients": relative(
+            torch.cat([actual[name].flatten() for name in expected]),
+            torch.cat([found.flatten() for found in expected.values()]),
+        )
+    }
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {
+        clean_name(name): _whole(p.grad).float()
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
+
+
+def resume(request: Request) -> Outcome:
+    """Compare a run that was stopped in the middle and resumed with one that was not."""
+    world = init_distributed(request.device.type)
+    try:
+        with tempfile.TemporaryDirectory(prefix="dzrobot-gpu-") as name:
+            config = _short_run(Path(name), request.device)
+            straight = _trained(config, Path(name) / "a", world)
+            _trained(config, Path(name) / "b", world, stop=_STEPS // 2)
+            resumed = _trained(config, Path(name) / "b", world, begin=_STEPS // 2)
+    finally:
+        dist.destroy_process_group()
+    unlike = [name for name in straight if not torch.equal(straight[name], resumed[name])]
+    if unlike:
+        return Outcome("failed", f"{len(unlike)} of {len(straight)} tensors differ: {unlike[:3]}")
+    return Outcome("passed", f"{len(straight)} tensors are equal to the bit after {_STEPS} steps")
+
+
+def _short_run(folder: Path, device: torch.device) -> SFTConfig:
+    """Return a run of the bundled policy on a made-up recording in ``folder``."""
+    os.environ["DZROBOT_CACHE"] = str(folder / "cache")
+    dtype = "fp32" if device.type == "cpu" else "bf16"
+    overrides = (
+        "runner.deterministic=true", f"runner.max_steps={_STEPS}", "runner.resume_dir=auto",
+        "data.num_workers=0", "checkpoint.save_interval=1000", "checkpoint.export=false",
+        "logging.tensorboard=false", f"parallel.param_dtype={dtype}",
+        "runner.micro_batch_size=1", "runner.global_batch_size=1",
+    )  # fmt: skip
+    config, _ = asked_recipe(BenchSettings(overrides=overrides), folder)
+    return config
+
+
+def _trained(
+    config: SFTConfig, folder: Path, world: DistributedEnvironment, *, begin: int = 0,
+    stop: int | None = None,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Return the weights after the last step, or after a save at step ``stop``.
+
+    Raises:
+        RuntimeError: the run does not resume at step ``begin``.
+    """
+    runner = config.runner.model_copy(update={"output_dir": folder})
+    trainer = Trainer(build_run(config.model_copy(update={"runner": runner}), world))
+    trainer.resume()
+    if trainer.step != begin:
+        raise RuntimeError(f"resumed at step {trainer.step}, not {begin}")
+    if stop is None:
+        trainer.run()
+    else:
+        batches = trainer.batches(_STEPS)
+        while trainer.step < stop:
+            trainer.train_step(batches)
+            trainer.step += 1
+        trainer.save(wait=True)
+    parameters = trainer.components.model.model.named_parameters()
+    return {name: _whole(p).detach().cpu().clone() for name, p in parameters}
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
