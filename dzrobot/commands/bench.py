@@ -70,6 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=flags.whole(0, 1024),
         help="simulators of the evaluation (default: 0, in the policy's process)",
     )  # fmt: skip
+    _add_results(parser)
+
+
+def _add_results(parser: argparse.ArgumentParser) -> None:
+    """Declare what becomes of the numbers."""
     parser.add_argument(
         "--against", type=flags.path, metavar="TREE_OR_RESULT",
         help="another checkout of dzrobot, which is measured in turns with this one, or a file "
