@@ -4,6 +4,7 @@ import argparse
 import ast
 import inspect
 import json
+import os
 import re
 import shlex
 import tomllib
@@ -41,6 +42,9 @@ BLOCKS = "\n".join(content for _, language, content in FENCES if language == "ba
 BLOCKS = BLOCKS.replace("\\\n", " ")
 LINES = [line.partition("  #")[0].strip() for line in BLOCKS.splitlines() if line.strip()]
 
+SCRIPTS = {"benchmarks/gpu.sh": "benchmarks/gpu.py"}
+"""Shell script -> what it hands its flags to."""
+
 
 def test_every_block_of_yaml_is_a_workcell():
     found = [content for _, language, content in FENCES if language == "yaml"]
@@ -65,8 +69,18 @@ def test_every_block_is_run_or_checked():
 
 
 def test_every_line_for_a_shell_is_of_a_kind_that_is_checked():
-    kinds = {"dzrobot", "make", "python", "torchrun", "pip"}
+    kinds = {"dzrobot", "make", "python", "torchrun", "pip", *SCRIPTS}
     assert [line for line in LINES if shlex.split(line)[0] not in kinds] == []
+
+
+def test_scripts_are_programs_and_take_their_flags():
+    for line in LINES:
+        program, *words = shlex.split(line)
+        if program in SCRIPTS:
+            assert os.access(ROOT / program, os.X_OK)
+            source = (ROOT / SCRIPTS[program]).read_text()
+            for flag in (word for word in words if word.startswith("--")):
+                assert f'"{flag}"' in source, line
 
 
 @pytest.mark.parametrize(
