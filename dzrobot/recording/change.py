@@ -80,11 +80,19 @@ def finish(root: Path) -> None:
     if not committed.is_dir():
         return
     listed = committed / _REMOVED
-    for path in sorted(committed.rglob("*")):
-        if path.is_file() and path != listed:
-            move(path, root / path.relative_to(committed))
-    if listed.exists():
-        for name in read_json(listed, list[str], DatasetError):
-            (root / name).unlink(missing_ok=True)
+    going = read_json(listed, list[str], DatasetError) if listed.exists() else []
+    coming = [path for path in sorted(committed.rglob("*")) if path.is_file() and path != listed]
+    moves = {path: root / path.relative_to(committed) for path in coming}
+    # The folder may have come from a stranger.
+    for place in (*moves.values(), *(root / name for name in going)):
+        if not place.parent.resolve().is_relative_to(root.resolve()) or place.is_dir():
+            raise DatasetError(
+                f"{committed} would change {place}, which is no file of the recording: this change "
+                "was not made by dzrobot; remove it, or take the recording anew"
+            )
+    for path, place in moves.items():
+        move(path, place)
+    for name in going:
+        (root / name).unlink(missing_ok=True)
     # The list goes last: without it, everything that it names is gone.
     shutil.rmtree(committed)

@@ -259,3 +259,26 @@ def test_recordings_of_others_and_of_plans_are_left_alone(tmp_path):
     with pytest.raises(DatasetError, match="holds no meta"):
         relabel(tmp_path / "none", [0], Relabeling(success=False))
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("listed", ["../kept", "{outside}", "meta"])
+@pytest.mark.parametrize("planted", ["list", "link"])
+def test_a_planted_change_reaches_nothing_outside(tmp_path, listed, planted):
+    path, outside = tmp_path / "set", tmp_path / "kept"
+    recorded(path)
+    outside.write_text("mine")
+    before = sorted(path.rglob("*"))
+    committed = path / ".aside/change"
+    committed.mkdir(parents=True)
+    names = [listed.format(outside=outside)] if planted == "list" else []
+    (committed / "removed.json").write_text(json.dumps(names))
+    if planted == "link":
+        (tmp_path / "elsewhere").mkdir()
+        (path / "more").symlink_to(tmp_path / "elsewhere")
+        (committed / "more").mkdir()
+        (committed / "more/file").write_text("theirs")
+    with pytest.raises(DatasetError, match="not made by dzrobot"):
+        drop(path, [0])
+    assert outside.read_text() == "mine"
+    assert set(before) <= set(path.rglob("*"))
+    assert not list(tmp_path.glob("elsewhere/*"))
