@@ -1,10 +1,11 @@
 """A device whose library runs in a process of its own, and is asked without waiting for it."""
 
-import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from pydantic import TypeAdapter, ValidationError
 
 from dzrobot.envs.franka.arm import DisconnectedError
 from dzrobot.envs.franka.driver import plainly
@@ -56,6 +57,9 @@ class _Sample:
     fault: str = ""
 
 
+_SAMPLES = TypeAdapter(_Sample)
+
+
 class PolledDriver:
     """Polls a source, in the driver's process, and publishes what it says.
 
@@ -85,7 +89,7 @@ class PolledDriver:
                 sample = _Sample(time.monotonic(), None, f"{type(error).__name__}: {error}"[:500])
                 # What was lost once is not to come back unseen.
                 self._polls = False
-            self._latest.put(pickle.dumps(sample))
+            self._latest.put(_SAMPLES.dump_json(sample))
         return _PERIOD_S
 
     def translate(self, error: Exception) -> DzrobotError:
@@ -158,7 +162,11 @@ class DrivenDevice:
             raise self._lost("its driver has ended") from error
         if data is None or not running:
             raise self._lost("its driver has ended")
-        sample: _Sample = pickle.loads(data)
+        try:
+            sample = _SAMPLES.validate_json(data)
+        except ValidationError as error:
+            # A number that is not finite is written as none.
+            raise self._lost(f"it says what is no reading: {error.errors()[0]['msg']}") from error
         if sample.reading is None:
             raise self._lost(sample.fault)
         age_s = time.monotonic() - sample.at_s

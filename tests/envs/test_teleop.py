@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import time
+from pathlib import Path
 
 import easyhid.easyhid
 import pygame
@@ -17,8 +18,9 @@ from emulated_devices import (
 )
 from pygame._sdl2 import controller
 
-from dzrobot.envs.teleop.device import DeviceLostError
+from dzrobot.envs.teleop.device import DeviceLostError, TeleopReading
 from dzrobot.envs.teleop.devices import load_device
+from dzrobot.envs.teleop.driven import DrivenDevice
 from dzrobot.envs.teleop.gamepad import GamepadSource
 from dzrobot.envs.teleop.leader import LeaderSource
 from dzrobot.envs.teleop.settings import GamepadConfig, LeaderConfig, SpaceMouseConfig
@@ -210,5 +212,34 @@ def test_a_device_whose_library_hangs_is_lost(servos):
     with pytest.raises(DeviceLostError, match="said nothing for"):
         device.read()
     with pytest.raises(RobotError, match="not open"):
+        device.read()
+    device.close()
+
+
+class OffScale:
+    """A device, in its driver's process, that shows no number."""
+
+    def __init__(self, config):
+        pass
+
+    def open(self):
+        pass
+
+    def poll(self):
+        return TeleopReading(active=True, motion=(math.nan,) * 6)
+
+    def close(self):
+        pass
+
+
+def test_a_device_that_shows_no_number_is_lost(monkeypatch):
+    tests = str(Path(__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")]))
+    device = DrivenDevice(
+        "dial", OffScale, SpaceMouseConfig(silent_s=60.0),
+        gives="motion", has_deadman=True, packages=(),
+    )  # fmt: skip
+    device.open()
+    with pytest.raises(DeviceLostError, match="no reading: .* valid number"):
         device.read()
     device.close()
