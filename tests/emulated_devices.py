@@ -1,6 +1,7 @@
 """Devices that are not there, below the real libraries: HID, servos on a line, SDL's gamepads."""
 
 import ctypes
+import math
 import os
 import pty
 import select
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import easyhid.easyhid
 
+from dzrobot.envs.teleop.device import TeleopReading
 from dzrobot.envs.teleop.spacemouse import SpaceMouseSource
 
 SPACE_NAVIGATOR = (0x46D, 0xC626)
@@ -108,6 +110,22 @@ class SourceOfEmulated(SpaceMouseSource):
         # The first report is on its way: what the person does holds from the first step on.
         (peer,) = easyhid.easyhid.hidapi._open.values()
         select.select([peer], [], [], PATIENCE_S)
+
+
+class OffScale:
+    """A device, in its driver's process, that shows no number."""
+
+    def __init__(self, config):
+        pass
+
+    def open(self):
+        pass
+
+    def poll(self):
+        return TeleopReading(active=True, motion=(math.nan,) * 6)
+
+    def close(self):
+        pass
 
 
 class EmulatedServos:

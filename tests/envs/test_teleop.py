@@ -15,10 +15,11 @@ from emulated_devices import (
     EmulatedHidapi,
     EmulatedServos,
     EmulatedSpaceMouse,
+    OffScale,
 )
 from pygame._sdl2 import controller
 
-from dzrobot.envs.teleop.device import DeviceLostError, TeleopReading
+from dzrobot.envs.teleop.device import DeviceLostError
 from dzrobot.envs.teleop.devices import load_device
 from dzrobot.envs.teleop.driven import DrivenDevice
 from dzrobot.envs.teleop.gamepad import GamepadSource
@@ -216,30 +217,14 @@ def test_a_device_whose_library_hangs_is_lost(servos):
     device.close()
 
 
-class OffScale:
-    """A device, in its driver's process, that shows no number."""
-
-    def __init__(self, config):
-        pass
-
-    def open(self):
-        pass
-
-    def poll(self):
-        return TeleopReading(active=True, motion=(math.nan,) * 6)
-
-    def close(self):
-        pass
-
-
 def test_a_device_that_shows_no_number_is_lost(monkeypatch):
-    tests = str(Path(__file__).parent)
+    tests = str(Path(__file__).parents[1])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")]))
     device = DrivenDevice(
         "dial", OffScale, SpaceMouseConfig(silent_s=60.0),
         gives="motion", has_deadman=True, packages=(),
     )  # fmt: skip
     device.open()
-    with pytest.raises(DeviceLostError, match="no reading: .* valid number"):
+    with pytest.raises(DeviceLostError, match=r"no reading: .* valid number"):
         device.read()
     device.close()
