@@ -254,6 +254,7 @@ def test_two_builds_are_measured_in_turns_each_from_its_own_tree(tmp_path, capsy
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_the_bundled_policy_is_measured_and_compared_with_its_own_result(tmp_path, capsys):
     first = tmp_path / "first.json"
     command = ["bench", "--device", "cpu", "--repeats", "1", "--parts", "policy,train,data,eval"]
