@@ -17,7 +17,7 @@ PARTS = {
     "graph": "not built", "fsdp": "skipped", "resume": "passed", "speed-5b": "measured",
     "speed-14b-lora": "measured", "render": "skipped",
 }  # fmt: skip
-"""What a processor can show; `compiled` takes it nine minutes, and blocks are compiled elsewhere."""
+"""What a processor can show; `compiled` takes it minutes, and other tests compile blocks."""
 
 
 @pytest.fixture(scope="module")
