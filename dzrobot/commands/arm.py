@@ -12,6 +12,14 @@ from dzrobot.commands.signals import Terminated
 from dzrobot.rollout.attended import Attended, OperatorOptions, attended
 
 
+def add_teleop_settings(group: Any) -> None:
+    """Declare ``--teleop-arg``, of the commands that open a device which people steer with."""
+    group.add_argument(
+        "--teleop-arg", action="append", default=[], metavar="KEY=VALUE",
+        help="setting of the device, such as dead_zone=0.15",
+    )  # fmt: skip
+
+
 def add_attention(group: Any) -> None:
     """Declare the flags that say how an arm is looked after."""
     group.add_argument(

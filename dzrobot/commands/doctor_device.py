@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from dzrobot.commands import flags
+from dzrobot.commands.arm import add_teleop_settings
 from dzrobot.config import load_config
 from dzrobot.envs.teleop.device import TeleopDevice, TeleopReading
 from dzrobot.envs.teleop.devices import DEVICES, load_device
@@ -27,10 +28,7 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "device", type=flags.text, help=f"{', '.join(DEVICES)}, or module:factory of an own device"
     )
-    parser.add_argument(
-        "--teleop-arg", action="append", default=[], metavar="KEY=VALUE",
-        help="setting of the device, such as dead_zone=0.15",
-    )  # fmt: skip
+    add_teleop_settings(parser)
     parser.add_argument(
         "--seconds", type=flags.number(0, 3600), default=20.0, help="how long to listen"
     )

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 
 from dzrobot.commands import flags
-from dzrobot.commands.arm import add_attention, looked_after
+from dzrobot.commands.arm import add_attention, add_teleop_settings, looked_after
 from dzrobot.commands.replay import add_workcell, load_recording, workcell_arguments
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
@@ -77,10 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"steer by {', '.join(DEVICES)}, or module:factory of an own device; with --policy: "
         "take over from it while a button is held",
     )  # fmt: skip
-    parser.add_argument(
-        "--teleop-arg", action="append", default=[], metavar="KEY=VALUE",
-        help="setting of the device, such as dead_zone=0.15",
-    )  # fmt: skip
+    add_teleop_settings(parser)
     parser.add_argument(
         "--device", type=flags.device, default="cpu", help="of the policy, such as cuda"
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dzrobot.documents import read_json, read_json_lines
+from dzrobot.documents import read_json, read_json_lines, validated
 from dzrobot.errors import DatasetError
 from dzrobot.files import write_json, write_json_lines
 from dzrobot.recording import column_statistics, layout
@@ -54,13 +54,14 @@ class RecordingLists:
                 committed.
         """
         check_own(root)
-        checked = read_json(root / layout.INFO, Info, DatasetError)
+        info = read_json(root / layout.INFO, Row, DatasetError)
+        checked = validated(info, Info, str(root / layout.INFO), DatasetError)
         version, count = checked.codebase_version, checked.total_episodes
         layout.data_template(version)
         facts_file = root / layout.FACTS
         facts = read_json_lines(facts_file, Row, DatasetError) if facts_file.exists() else []
         lists = cls(
-            root=root, info=read_json(root / layout.INFO, Row, DatasetError), rows=[],
+            root=root, info=info, rows=[],
             statistics=[], tasks=[], facts={int(row["episode_index"]): row for row in facts},
             schema=None,
         )  # fmt: skip

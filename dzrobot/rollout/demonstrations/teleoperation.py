@@ -22,7 +22,7 @@ from dzrobot.envs.teleop.device import DeviceLostError, TeleopDevice, TeleopRead
 from dzrobot.errors import ConfigError
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action
-from dzrobot.rollout.attended import ENDED
+from dzrobot.rollout.attended import ENDED, EndedByDriver
 from dzrobot.rollout.environment import facts_of, needed_robot
 from dzrobot.rollout.execution import check_holds, hold_command
 
@@ -345,7 +345,7 @@ class Teleoperator:
         return held
 
 
-class Steered(gym.Wrapper[Any, Any, Any, Any]):
+class Steered(EndedByDriver):
     """Ends an episode where the person who steers wants that, or their device is lost.
 
     Args:
@@ -354,7 +354,7 @@ class Steered(gym.Wrapper[Any, Any, Any, Any]):
     """
 
     def __init__(self, env: gym.Env[Any, Any], person: Teleoperator) -> None:
-        super().__init__(env)
+        super().__init__(env, lambda: bool(person.why_over()))
         self._person = person
 
     def reset(
@@ -371,11 +371,9 @@ class Steered(gym.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Carry out ``action``; end the episode if it is over."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        if (why := self._person.why_over()) and not (terminated or truncated):
-            truncated, info = True, info | {"reset_reason": why}
-            if self._person.lost is not None:
-                info["fault"] = str(self._person.lost)
+        observation, reward, terminated, truncated, info = super().step(action)
+        if self._person.lost is not None and info.get("reset_reason") == ENDED:
+            info = info | {"reset_reason": LOST, "fault": str(self._person.lost)}
         return observation, reward, terminated, truncated, info
 
 
