@@ -13,7 +13,7 @@ from dzrobot.files import explained, write_json
 from dzrobot.rollout.evaluation.comparison import Comparison, Results, compare, read_results
 from dzrobot.rollout.evaluation.report import wilson
 from dzrobot.rollout.evaluation.statistics import compare_counts
-from dzrobot.rollout.pages.predicted import psnr_by_case
+from dzrobot.rollout.pages.predicted import quick_scores
 from dzrobot.rollout.pages.quality import QUALITIES, Along, ScoredRun, quality_rows
 
 
@@ -145,7 +145,7 @@ def _predictions_table(runs: Sequence[Results]) -> Table:
     Raises:
         ConfigError: a run has kept no predictions.
     """
-    scored = [ScoredRun(name=run.name, results=run, scores=psnr_by_case(run)) for run in runs]
+    scored = [ScoredRun(name=run.name, results=run, scores=quick_scores(run)) for run in runs]
     for run in scored:
         if not run.values():
             raise ConfigError(
@@ -154,24 +154,25 @@ def _predictions_table(runs: Sequence[Results]) -> Table:
     table = Table(title="predicted video and success", title_justify="left")
     table.add_column("run", overflow="fold")
     table.add_column("success", justify="right", no_wrap=True)
-    for _ in QUALITIES:
-        for name in ("dB", "of failures", "rho", "95 %"):
-            table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("mean over plans of")
+    for name in ("in successes", "in failures", "rho", "95 %"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in quality_rows(scored):
-        told = [text for along in row.along.values() for text in _told(along)]
-        table.add_row(row.name, f"{row.successes}/{row.episodes}", *told)
-    measured = " and ".join(QUALITIES.values())
+        for quality, along in row.along.items():
+            table.add_row(
+                row.name, f"{row.successes}/{row.episodes}", QUALITIES[quality], *_told(along)
+            )
+        table.add_section()
     table.caption = (
-        f"dB: mean {measured}, of successes. rho: Spearman's with success; the interval draws "
-        "starts, each with all its episodes. Failed episodes are longer, and a copied frame scores "
-        "high where little moves."
+        "rho: Spearman's with success; the interval draws starts, each with all its episodes. "
+        "Failed episodes are longer, and a copied frame scores high where little moves."
     )
     return table
 
 
 def _told(along: Along) -> Iterator[str]:
     for mean in (along.of_successes, along.of_failures):
-        yield "-" if mean is None else f"{mean:.2f}"
+        yield "-" if mean is None else f"{mean:.3g}"
     found = along.correlation
     yield "-" if found is None else f"{found.rho:+.2f}"
     yield "too few" if found is None else f"{found.low:+.2f} to {found.high:+.2f}"

@@ -44,6 +44,9 @@ class Still(Slow):
 
     def __init__(self, env):
         pass
+
+class Forward(Still):
+    """As :class:`Still`, under another name."""
 '''
 
 

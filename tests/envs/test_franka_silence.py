@@ -86,16 +86,19 @@ def test_a_state_that_nobody_answers_is_sent_again():
         tcp.sendall(
             request(wire.Command.MOVE, wire.MOVE_REQUEST.pack(1, motion, *np.zeros(6), 0, *READY))
         )
-        answered = 0
+        answered: list[int] = []
         deadline = time.monotonic() + LONG_S
-        while answered < 5:
+        while len(answered) < 5:
             assert time.monotonic() < deadline
             message, arm = udp.recvfrom(4096)
             state = np.frombuffer(message, wire.ROBOT_STATE)[0]
             if state["robot_mode"] == wire.RobotMode.MOVE:
                 udp.sendto(answer(state), arm)
-                answered += 1
-        assert udp.recv(4096) == udp.recv(4096)
+                answered.append(int(state["message_id"]))
+        # On a busy machine an answered state was itself sent twice before the answer came.
+        while np.frombuffer(message, wire.ROBOT_STATE)[0]["message_id"] <= answered[-1]:
+            message = udp.recv(4096)
+        assert udp.recv(4096) == message
     robot.stop()
 
 

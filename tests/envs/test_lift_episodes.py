@@ -49,7 +49,8 @@ def make_lift():
     return gym.make("dzrobot:dzrobot/lift-v0", **DRAFT)
 
 
-@pytest.mark.parametrize("context", ["forkserver", pytest.param("spawn", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_workers_see_what_a_single_environment_sees(context):
     single = make_lift()
     alone = [(single.reset(seed=seed)[0], single.step(STILL)) for seed in (8, 9)]

@@ -60,6 +60,26 @@ def test_a_run_alone_has_no_row_of_all():
     assert row.along["psnr"].correlation is None
 
 
+def test_errors_in_latents_count_where_they_were_kept():
+    first = scored("a", range(12), float)
+    older = scored("b", range(12), float)
+    with_latents = {
+        case: {**scores, "latent_error": scores["psnr"] / 2, "copy_latent_error": 30.0}
+        for case, scores in first.scores.items()
+        if scores
+    }
+    first = replace(first, scores=with_latents)
+    one, two, all_ = quality_rows([first, older])
+    along = one.along["latent_gain"]
+    assert along.of_successes == pytest.approx(30 - sum(range(2, 12)) / 20)
+    assert along.of_failures == pytest.approx(30 - sum(range(12, 24)) / 24)
+    assert along.correlation.rho > 0.8
+    for row in (two, all_):
+        assert row.along["latent_gain"].of_successes is None
+        assert row.along["latent_gain"].correlation is None
+        assert row.along["psnr"].of_successes is not None
+
+
 def test_without_predictions_the_command_says_what_to_do(tmp_path, capsys):
     words = ["eval", "--env", "dzrobot/point-v0", "--policy", "hold", "--episodes", "1", "--videos",
              "none", "--workers", "0", "--max-steps", "3", "--output", str(tmp_path)]  # fmt: skip

@@ -56,6 +56,7 @@ def test_workers_end_with_the_main_process(command, tmp_path):
     wait_until_gone(process.pid)
 
 
+@pytest.mark.long
 def test_workers_that_look_at_no_pipe_end_too(command, tmp_path, monkeypatch):
     mark = tmp_path / "asleep"
     monkeypatch.setenv("ASLEEP", str(mark))

@@ -97,11 +97,11 @@ def read_parts(kept: EpisodePredictions, path: Path) -> Iterator[tuple[Image, Im
         first += len(whole)
 
 
-def psnr_by_case(results: Results) -> dict[str, Scores]:
-    """Return the PSNR of every episode's predicted video, beside that of the copied frame.
+def quick_scores(results: Results) -> dict[str, Scores]:
+    """Return what is told quickly of every episode's predicted video: all but SSIM.
 
-    Means over its plans, by case: ``psnr`` and ``copy_psnr``; empty where no predicted frame was
-    seen. Episodes without predictions are left out.
+    Means over its plans, by case: ``psnr``, ``copy_psnr``, and the errors in latents where they
+    were kept; empty where no predicted frame was seen. Episodes without predictions are left out.
 
     Raises:
         ProtocolError: a file of predictions is damaged.
@@ -111,7 +111,10 @@ def psnr_by_case(results: Results) -> dict[str, Scores]:
         kept = read_predictions(results.folder, case.name)
         if kept is not None:
             parts = read_parts(kept, prediction_files(results.folder, case.name)[1])
-            scores = [_scores(part, ["psnr"]) for part in parts]
+            scores = [
+                _scores(part, ["psnr"]) | chunk.latents
+                for part, chunk in zip(parts, kept.chunks, strict=True)
+            ]
             found[case.name] = _means([one for one in scores if one])
     return found
 

@@ -9,8 +9,16 @@ from dzrobot.rollout.evaluation.comparison import Results
 from dzrobot.rollout.evaluation.statistics import RankCorrelation, rank_correlation
 from dzrobot.rollout.pages.content import Scores
 
-QUALITIES = {"psnr": "PSNR", "gain": "PSNR above a copy of the last frame"}
-"""What is looked at of an episode's predicted video, in dB; means over its plans."""
+QUALITIES = {
+    "psnr": "PSNR, dB",
+    "gain": "PSNR above a copy of the last frame, dB",
+    "latent_gain": "latent error below a copy's",
+}
+"""What is looked at of an episode's predicted video, higher is better; means over its plans.
+
+The last is ``copy_latent_error - latent_error``, see
+:func:`~dzrobot.rollout.predictions.latent_errors`: only of policies that encode images.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +34,9 @@ class ScoredRun:
     """Means over the plans of an episode, by case; empty where no predicted frame was seen."""
 
     def values(self) -> dict[str, dict[str, float]]:
-        """Return, for each finished episode with scores, what `QUALITIES` names."""
+        """Return what is known of each finished episode of what `QUALITIES` names."""
         found = {case: self.scores.get(case) for case in self.results.finished}
-        return {
-            case: {"psnr": scores["psnr"], "gain": scores["psnr"] - scores["copy_psnr"]}
-            for case, scores in found.items()
-            if scores
-        }
+        return {case: _qualities(scores) for case, scores in found.items() if scores}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,13 @@ class QualityRow:
     """By the names of `QUALITIES`."""
 
 
+def _qualities(scores: Scores) -> dict[str, float]:
+    found = {"psnr": scores["psnr"], "gain": scores["psnr"] - scores["copy_psnr"]}
+    if "latent_error" in scores:
+        found["latent_gain"] = scores["copy_latent_error"] - scores["latent_error"]
+    return found
+
+
 def quality_rows(runs: Sequence[ScoredRun]) -> list[QualityRow]:
     """Return how far predicted video goes along with success, in each run and in all together.
 
@@ -85,23 +96,33 @@ def _row(
     known: Sequence[Mapping[str, Mapping[str, float]]],
     cases: Sequence[str],
 ) -> QualityRow:
-    won = [[bool(run.results.finished[case].success) for case in cases] for run in runs]
-    along = {
-        quality: _along([[values[case][quality] for case in cases] for values in known], won)
-        for quality in QUALITIES
-    }
+    won = _won(runs, cases)
+    along = {quality: _along(runs, known, cases, quality) for quality in QUALITIES}
     return QualityRow(
         name=name, episodes=len(runs) * len(cases), successes=sum(map(sum, won)), along=along
     )
 
 
-def _along(values: Sequence[Sequence[float]], won: Sequence[Sequence[bool]]) -> Along:
+def _along(
+    runs: Sequence[ScoredRun],
+    known: Sequence[Mapping[str, Mapping[str, float]]],
+    cases: Sequence[str],
+    quality: str,
+) -> Along:
+    """Look at one quality, on the cases of which every run knows it."""
+    cases = [case for case in cases if all(quality in values[case] for values in known)]
+    values = [[of[case][quality] for case in cases] for of in known]
+    won = _won(runs, cases)
     numbers, outcomes = np.array(values, np.float64), np.array(won, bool)
     return Along(
         of_successes=_mean(numbers[outcomes].tolist()),
         of_failures=_mean(numbers[~outcomes].tolist()),
         correlation=rank_correlation(values, won),
     )
+
+
+def _won(runs: Sequence[ScoredRun], cases: Sequence[str]) -> list[list[bool]]:
+    return [[bool(run.results.finished[case].success) for case in cases] for run in runs]
 
 
 def _mean(numbers: Sequence[float]) -> float | None:
