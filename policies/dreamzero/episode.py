@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dzrobot.embodiments.spec import Embodiment, History
 from dzrobot.modality.window import Observation, Window, stacked
 from dzrobot.policies.base import Leftover, Plan
+from dzrobot.policies.dreamzero.imagined import ImaginedVideo
 from dzrobot.policies.dreamzero.network.session import SessionCache
 from dzrobot.policies.history import RECENT, frame_offsets, reads_next
 
@@ -33,8 +33,8 @@ class SessionState:
         self.memory: SessionCache | None = None
         """What the network remembers; made with the first plan."""
 
-        self.video: list[Tensor] = []
-        """Predicted latents (C, F, Y, X) of each plan since the network last started over."""
+        self.video = ImaginedVideo()
+        """What the plans predict since the network last started over."""
 
         self.last_plan: Plan | None = None
         """The plan that was made last."""

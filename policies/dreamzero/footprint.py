@@ -28,7 +28,7 @@ def footprint(episode: SessionState, device: torch.device) -> Footprint:
 
 
 def _tensors(episode: SessionState) -> Iterator[Tensor]:
-    yield from episode.video
+    yield from episode.video.tensors()
     if episode.memory is not None:
         memory = episode.memory
         if memory.keys_values is not None:

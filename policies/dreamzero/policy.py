@@ -44,6 +44,7 @@ from dzrobot.policies.dreamzero.checkpoints.passport import (
 from dzrobot.policies.dreamzero.continuing import Continuing
 from dzrobot.policies.dreamzero.episode import SessionState, Ticket
 from dzrobot.policies.dreamzero.footprint import footprint
+from dzrobot.policies.dreamzero.imagined import ImaginedVideo
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.prompt import (
@@ -434,7 +435,7 @@ class DreamZeroPolicy:
         Raises:
             SessionError: The session is not open or has made no plan.
         """
-        return self._imagined(session)[-1]
+        return self._imagined(session).parts[-1]
 
     @torch.no_grad()
     def imagine(self, session: str = DEFAULT_SESSION) -> NDArray[np.uint8]:
@@ -443,12 +444,8 @@ class DreamZeroPolicy:
         Raises:
             SessionError: The session is not open or has made no plan.
         """
-        parts = self._imagined(session)
-        # Decoded with what came before: the decoder carries frames over, like the encoder.
-        video = self._network.vae.decode(torch.cat(parts, dim=1)[None])[0]
-        stride = self._network.config.vae.temporal_stride
-        frames = stride * parts[-1].shape[1] - (stride - 1 if len(parts) == 1 else 0)
-        pixels = ((video[:, -frames:].float() + 1) * 127.5).round().to(torch.uint8)
+        video = self._imagined(session).newest_frames(self._network.vae)
+        pixels = ((video.float() + 1) * 127.5).round().to(torch.uint8)
         return np.ascontiguousarray(pixels.permute(1, 2, 3, 0).cpu().numpy())
 
     @torch.no_grad()
@@ -463,9 +460,9 @@ class DreamZeroPolicy:
         latents = network.vae.encode_first_frame(frames)[:, :, 0]
         return latents.float().cpu().numpy()
 
-    def _imagined(self, session: str) -> list[Tensor]:
+    def _imagined(self, session: str) -> ImaginedVideo:
         video = self._open(session).video
-        if not video:
+        if not video.parts:
             raise SessionError(f"session {session!r} has made no plan yet; call act or infer first")
         return video
 
@@ -577,8 +574,8 @@ class DreamZeroPolicy:
             episodes, prediction.starts, prediction.videos, strict=True
         ):
             if start == 0:
-                episode.video = []
-            episode.video.append(latents)
+                episode.video = ImaginedVideo()
+            episode.video.parts.append(latents)
             episode.chunks += 1
         return list(prediction.action_BAM.float().cpu())
 

@@ -415,6 +415,27 @@ class TestImagination:
             assert latents.shape[1] == (3 if fresh else 2)
         assert frames.std() > 1
 
+    def test_decoded_once_it_is_what_the_whole_video_shows(self, policy, libero):
+        parts, vae = [], policy._network.vae
+        for i in range(4):
+            seen = observe(libero, 0, i)
+            policy.infer(seen, session="every plan")
+            policy.infer(seen, session="at the end")
+            frames = policy.imagine("every plan")
+            np.testing.assert_array_equal(policy.imagine("every plan"), frames)
+            parts.append(policy.video_latents("every plan"))
+            with torch.no_grad():
+                whole = vae.decode(torch.cat(parts, dim=1)[None])[0, :, -len(frames) :]
+            pixels = ((whole + 1) * 127.5).round().to(torch.uint8).permute(1, 2, 3, 0).numpy()
+            np.testing.assert_array_equal(frames, pixels)
+        np.testing.assert_array_equal(policy.imagine("at the end"), frames)
+
+    def test_what_the_decoder_carries_is_counted(self, policy, libero):
+        policy.infer(observe(libero, 0, 0))
+        before = policy.footprint("default").session
+        policy.imagine()
+        assert policy.footprint("default").session > before
+
     def test_looking_does_not_change_the_actions(self, policy, libero):
         for i in range(3):
             seen = observe(libero, 0, i)

@@ -106,15 +106,7 @@ class Vae(nn.Module):
             latent_BCFhw: Normalized latents, as :meth:`encode` returns them.
             clamp: Whether to cut the result to [-1, 1].
         """
-        latent_BCFhw = self.coder.post_quant_conv(self._denormalize(latent_BCFhw))
-        cache = _new_cache(self.coder.decoder)
-        decoded = [
-            self.coder.decoder(
-                latent_BCFhw[:, :, i : i + 1], feat_cache=cache, feat_idx=[0], first_chunk=i == 0
-            )
-            for i in range(latent_BCFhw.shape[2])
-        ]
-        video_B3THW = self._unfold(torch.cat(decoded, dim=2))
+        video_B3THW = Decoding(self).more(latent_BCFhw)
         return video_B3THW.clamp(-1, 1) if clamp else video_B3THW
 
     @property
@@ -143,6 +135,44 @@ class Vae(nn.Module):
         B, C, T, H, W = video_BCTHW.shape
         squares = video_BCTHW.reshape(B, C // p**2, p, p, T, H, W)
         return squares.permute(0, 1, 4, 5, 3, 6, 2).flatten(5, 6).flatten(3, 4)
+
+
+class Decoding:
+    """A video that is decoded part by part.
+
+    It holds what the decoder carries over, the last two frames before each of its convolutions:
+    as much memory as a decoded part takes on its way.
+    """
+
+    def __init__(self, vae: Vae) -> None:
+        """Begin a video."""
+        self._vae = vae
+        self._cache = _new_cache(vae.coder.decoder)
+        self._begun = False
+
+    def more(self, latent_BCFhw: Tensor) -> Tensor:
+        """Return the clips (B, 3, T, H, W) of the next normalized latents, not cut to [-1, 1].
+
+        T = 4 F, and three fewer in the first part: its first latent stands for one frame.
+        """
+        coder = self._vae.coder
+        latent_BCFhw = coder.post_quant_conv(self._vae._denormalize(latent_BCFhw))
+        decoded = []
+        for i in range(latent_BCFhw.shape[2]):
+            decoded.append(
+                coder.decoder(
+                    latent_BCFhw[:, :, i : i + 1],
+                    feat_cache=self._cache,
+                    feat_idx=[0],
+                    first_chunk=not self._begun,
+                )
+            )
+            self._begun = True
+        return self._vae._unfold(torch.cat(decoded, dim=2))
+
+    def tensors(self) -> list[Tensor]:
+        """Return what is held."""
+        return [held for held in self._cache if isinstance(held, Tensor)]
 
 
 @lru_cache(maxsize=8)
