@@ -268,9 +268,12 @@ class _SparingCameras:
 
     def _initialize_sim(self, xml_string: str | None = None) -> None:
         super()._initialize_sim(xml_string)  # type: ignore[misc]
+        # Both are read when the drawing context is made, right after this. The whole buffer is
+        # cleared for every image; robosuite makes it larger where somebody asks for more.
+        visual = self.sim.model.vis
+        visual.global_.offheight, visual.global_.offwidth = self.image.size
         if self.image.quality == "draft":
-            # Read when the drawing context is made, right after this.
-            self.sim.model.vis.quality.offsamples = 0
+            visual.quality.offsamples = 0
 
     def _reset_internal(self) -> None:
         if self._kept is not None and same_drawing(self._kept.model, self.sim.model):

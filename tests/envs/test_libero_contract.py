@@ -48,10 +48,15 @@ def shared(case):
     env.close()
 
 
-# Properties that both share in one implementation: Lift's turn is a long form.
-libero_first = pytest.mark.parametrize(
-    "case", ["libero", pytest.param("lift", marks=pytest.mark.long)], indirect=True, scope="module"
-)
+def one_first(first, later):
+    """Test what both share in one implementation: the second one's turn is a long form."""
+    return pytest.mark.parametrize(
+        "case", [first, pytest.param(later, marks=pytest.mark.long)], indirect=True, scope="module"
+    )
+
+
+libero_first = one_first("libero", "lift")
+lift_first = one_first("lift", "libero")
 
 
 def actions(count):
@@ -95,7 +100,7 @@ def test_a_seed_fixes_the_episode_and_those_after_it(shared):
     assert starts == ([7, 8] if "libero" in env.spec.id else [57, 58])
 
 
-@libero_first
+@lift_first
 def test_interleaved_simulators_draw_their_own_scene(shared, make):
     one, other = shared, make()
     alone = rollout(one, 3)
