@@ -139,6 +139,14 @@ def device(written: str) -> str:
     return written
 
 
+def memory(written: str) -> int:
+    """Read an amount of memory, such as ``24`` or ``24GiB``; return bytes."""
+    amount = written.strip().removesuffix("GiB").strip()
+    if not re.fullmatch(r"[0-9]{1,5}(\.[0-9]{1,3})?", amount) or float(amount) == 0:
+        raise _refusal(written, "an amount of GiB, such as 24 or 24GiB")
+    return round(float(amount) * 2**30)
+
+
 def dit_steps(written: str) -> str | int:
     """Type of ``--dit-steps``: a number of network evaluations, or ``dynamic``."""
     return written if written == "dynamic" else whole(1, 1000)(written)

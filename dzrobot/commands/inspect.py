@@ -73,6 +73,8 @@ def _facts(report: "Report") -> "Table":
         "beside it": f"{', '.join(there) or 'nothing'}; absent: {', '.join(absent) or 'nothing'}",
         "weights": _verdict(report)[0],
         "to run": f"{_gb(memory.inference)} in bf16 + {_gb(memory.session)} per session",
+        "on a GPU": f"{_gb(memory.whole)} with all weights there; from {_gb(memory.offloaded)} on "
+        "with --memory, the rest on the host (estimates for one session)",
         "to train": f"{_gb(memory.full)} whole, {_gb(memory.lora)} LoRA, shared by the devices, "
         "working memory not counted",
     }

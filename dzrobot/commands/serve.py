@@ -10,6 +10,7 @@ from typing import Any
 from dzrobot.commands import flags
 from dzrobot.commands.evaluation import add_compile
 from dzrobot.commands.keys import add_key, read_key
+from dzrobot.commands.weights import add_memory, check_memory
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import PlanningPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
@@ -108,6 +109,7 @@ def _policy(group: Any) -> None:
         help="cpu, cuda, cuda:1, or auto: a GPU where there is one",
     )  # fmt: skip
     group.add_argument("--dtype", choices=["float32", "bfloat16"])
+    add_memory(group)
     group.add_argument("--revision", type=flags.text, help="of a Hugging Face checkpoint")
     group.add_argument(
         "--record", type=flags.path, metavar="DIR",
@@ -214,5 +216,6 @@ def _policy_spec(arguments: argparse.Namespace) -> PolicySpec:
         ),
         device=arguments.device,
         dtype=arguments.dtype,
+        memory=check_memory(arguments),
         revision=arguments.revision,
     )

@@ -1,8 +1,14 @@
 """Flags that say which weights are opened, and where they compute."""
 
+import argparse
+import logging
 from typing import Any
 
 from dzrobot.commands import flags
+from dzrobot.errors import ConfigError
+
+OFFLOAD_LOG = "dzrobot.policies.dreamzero.checkpoints.load"
+"""Logger that says where weights lie."""
 
 
 def add_weights(group: Any) -> None:
@@ -15,6 +21,7 @@ def add_weights(group: Any) -> None:
         "--dtype", choices=["float32", "bfloat16"],
         help="what the network computes in (default: float32 on a CPU, else bfloat16)",
     )  # fmt: skip
+    add_memory(group)
     group.add_argument(
         "--revision", type=flags.text, help="branch, tag or commit of a Hugging Face checkpoint"
     )
@@ -30,3 +37,31 @@ def add_weights(group: Any) -> None:
         "--batch", action="store_true",
         help="act for waiting episodes in one call: faster on a GPU, last bits vary",
     )  # fmt: skip
+
+
+def add_memory(group: Any) -> None:
+    """Declare ``--memory``."""
+    group.add_argument(
+        "--memory", type=flags.memory, metavar="GIB",
+        help="of the GPU that may be used, such as 24 or 24GiB: as many weights as necessary wait "
+        "in the host's memory and come when they are used; slower, the same numbers "
+        "(default: all on the GPU)",
+    )  # fmt: skip
+
+
+def check_memory(arguments: argparse.Namespace) -> int | None:
+    """Return the bytes of ``--memory``; what comes of it is then told as weights are loaded.
+
+    Raises:
+        ConfigError: there is no GPU to speak of.
+    """
+    if arguments.memory is None:
+        return None
+    if arguments.device == "cpu":
+        raise ConfigError(
+            "--memory says how much of a GPU may be used, and this network runs on the processor; "
+            "give --device cuda, or leave it out"
+        )
+    logging.getLogger(OFFLOAD_LOG).setLevel(logging.INFO)
+    bytes_: int = arguments.memory
+    return bytes_

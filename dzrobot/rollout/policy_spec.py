@@ -53,6 +53,9 @@ class PolicySpec:
     dtype: Literal["float32", "bfloat16"] | None = None
     """None: float32 on a processor, else bfloat16."""
 
+    memory: int | None = None
+    """Bytes of the device that may be used; None: all weights lie there."""
+
     revision: str | None = None
     """Branch, tag or commit of a checkpoint on the Hugging Face hub."""
 
@@ -339,7 +342,7 @@ def _open_checkpoint(spec: PolicySpec, robot: Embodiment, checkpoint: "Checkpoin
         device=spec.device,
         dtype=dtypes[spec.dtype],
         options=spec.options,
-        weights=WeightOptions(base=spec.base),
+        weights=WeightOptions(base=spec.base, memory=spec.memory),
     )
     card = {
         **policy.card,

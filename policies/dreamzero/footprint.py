@@ -8,8 +8,12 @@ from torch import Tensor
 
 from dzrobot.policies.base import Footprint
 from dzrobot.policies.dreamzero.episode import SessionState
+from dzrobot.policies.dreamzero.network.config import NetworkConfig
 
 _MEMORY = Path("/proc/meminfo")
+
+_PROMPTS = 2
+"""Cached rows per session: with and without guidance."""
 
 
 def footprint(episode: SessionState, device: torch.device) -> Footprint:
@@ -25,6 +29,14 @@ def footprint(episode: SessionState, device: torch.device) -> Footprint:
         free = _available()
     taken = sum(tensor.untyped_storage().nbytes() for tensor in _tensors(episode))
     return Footprint(session=taken, free=free)
+
+
+def session_bytes(config: NetworkConfig, itemsize: int) -> int:
+    """Return the bytes of keys and values of one session's history, ``itemsize`` a number."""
+    dit = config.dit
+    frames = 1 + max(dit.max_chunk_size, 1) * dit.num_frame_per_block
+    tokens = frames * dit.frame_seqlen + dit.num_action_per_block + dit.num_state_per_block
+    return itemsize * _PROMPTS * 2 * dit.num_layers * tokens * dit.dim
 
 
 def _tensors(episode: SessionState) -> Iterator[Tensor]:

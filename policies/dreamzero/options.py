@@ -137,3 +137,12 @@ class WeightOptions:
 
     adapters: "Adapters" = "merge"
     """Whether LoRA matrices are merged into the weights."""
+
+    memory: int | None = None
+    """Bytes of the device that may be used: as many weights as necessary then wait in the host's
+    memory, and come to the device while they are used. The numbers stay the same, to the last bit;
+    see :mod:`~dzrobot.policies.dreamzero.offload`. None: all lie on the device."""
+
+    def __post_init__(self) -> None:
+        if self.memory is not None and self.memory < 1:
+            raise ConfigError(f"memory={self.memory} must be a number of bytes, or None")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment, History
-from dzrobot.errors import CheckpointError, SessionError, preview
+from dzrobot.errors import CheckpointError, ConfigError, SessionError, preview
 from dzrobot.modality.pipeline import Pipeline
 from dzrobot.modality.stats import Statistics
 from dzrobot.modality.window import Observation, read_observation
@@ -54,6 +54,7 @@ from dzrobot.policies.dreamzero.network.prompt import (
 )
 from dzrobot.policies.dreamzero.network.session import InferenceRequest, SessionCache
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
+from dzrobot.policies.dreamzero.offload import is_offloaded
 from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions
 from dzrobot.policies.dreamzero.request import Requests
 
@@ -110,6 +111,12 @@ class DreamZeroPolicy:
         self._network, self._pipeline = parts.network, parts.pipeline
         check_compatible(self.embodiment, self._network.config, shorter=True)
         if self.options.compile:
+            if is_offloaded(self._network.model):
+                raise ConfigError(
+                    "compile=True, and with the memory that was given blocks of the transformer "
+                    "wait on the host: what is compiled cannot fetch its weights; give more "
+                    "memory, or leave compile out"
+                )
             compile_blocks(self._network.model.blocks)
         self._generate = self.options.generate(self.embodiment)
         self._requests = Requests(parts.tokenizer, self._network, self.embodiment, self.options)
@@ -150,6 +157,7 @@ class DreamZeroPolicy:
         Raises:
             CheckpointError: Incomplete, damaged, foreign, or made for something else.
             StatisticsError: metadata.json does not fit the embodiment.
+            ConfigError: Options that exclude each other, or too little memory.
         """
         weights = weights or WeightOptions()
         checkpoint = (
@@ -181,6 +189,7 @@ class DreamZeroPolicy:
                 dtype=dtype or (torch.float32 if target.type == "cpu" else torch.bfloat16),
                 adapters=weights.adapters,
                 base=weights.base,
+                memory=weights.memory,
             ),
         )
         parts = PolicyParts(

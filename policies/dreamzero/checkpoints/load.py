@@ -35,6 +35,7 @@ from dzrobot.policies.dreamzero.checkpoints.unpickling import MALFORMED, first_l
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.keymap import PREFIXES, Entry, entries
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
+from dzrobot.policies.dreamzero.offload import offload, plan_offload
 
 _LOG = logging.getLogger(__name__)
 
@@ -108,12 +109,17 @@ class LoadOptions:
     base: Base | None = None
     """Checkpoint, or Wan component folders, that holds what the checkpoint leaves out."""
 
+    memory: int | None = None
+    """Bytes of the device that may be used: as many weights as necessary then wait on the host,
+    see :mod:`~dzrobot.policies.dreamzero.offload`. None: all lie on the device."""
+
 
 def load_network(checkpoint: Checkpoint, options: LoadOptions) -> WorldActionModel:
     """Return the network of ``checkpoint``, in evaluation mode, as ``options`` ask.
 
     Raises:
         CheckpointError: Incomplete, foreign, misshapen or of a wrong dtype; nothing is loaded then.
+        ConfigError: Less memory is given than it takes.
     """
     network = build_network(checkpoint.config)
     source = complete_source(checkpoint, options.base, network)
@@ -122,8 +128,17 @@ def load_network(checkpoint: Checkpoint, options: LoadOptions) -> WorldActionMod
     elif checkpoint.has_adapters:
         source = MergedSource(source, adapter_scale(checkpoint.config.head))
     check_weights(network, source)
-    network.to(options.dtype).to_empty(device=options.device)
+    waiting: list[nn.Module] = []
+    if options.memory is not None:
+        plan = plan_offload(network, options.dtype, options.memory)
+        _LOG.info("%s", plan.describe())
+        waiting = plan.modules(network)
+    network.to(options.dtype)
+    on_host = set(waiting)
+    for module in network.modules():
+        module.to_empty(device="cpu" if module in on_host else options.device, recurse=False)
     fill_network(network, source)
+    offload(waiting, torch.device(options.device))
     return network.eval().requires_grad_(requires_grad=False)
 
 

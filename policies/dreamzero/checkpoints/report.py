@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from dzrobot.policies.dreamzero.checkpoints.directory import (
     METADATA_FILE,
     TOKENIZER_FOLDER,
@@ -17,15 +19,14 @@ from dzrobot.policies.dreamzero.checkpoints.lora import inject_adapters, trained
 from dzrobot.policies.dreamzero.checkpoints.names import DIT, PREFIXES
 from dzrobot.policies.dreamzero.checkpoints.passport import PASSPORT_FILE, Passport
 from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo
+from dzrobot.policies.dreamzero.footprint import session_bytes
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.offload import offload_plans
 
 _VARIANTS = {"i2v": "14B-style (i2v)", "ti2v": "5B-style (ti2v)"}
 _BF16 = 2
 _TRAINED = 16
 """Bytes per trained parameter: float32 master and gradient, and AdamW's two moments."""
-
-_PROMPTS = 2
-"""Cached rows per session: with and without guidance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,13 @@ class MemoryEstimate:
 
     lora: int
     """Training adapters on one device."""
+
+    whole: int
+    """Of a device, to run with one session and all weights there; bfloat16, working memory of a
+    plan included by estimate."""
+
+    offloaded: int
+    """As before, with as many weights as possible in the host's memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +125,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Report:
 def expected_memory(config: NetworkConfig) -> MemoryEstimate:
     """Return what a network of ``config`` needs, whatever dtype it is stored in."""
     network = build_network(config)
+    offloads = list(offload_plans(network, torch.bfloat16))
     total = _elements([slot.shape for slot in slots(network).values()])
     trained = _elements([s.shape for name, s in slots(network).items() if name.startswith(DIT)])
     inject_adapters(network.model, config.head)
@@ -124,17 +133,12 @@ def expected_memory(config: NetworkConfig) -> MemoryEstimate:
     with_lora = _elements([s.shape for n, s in adapted.items() if trained_with_adapters(n)])
     return MemoryEstimate(
         inference=_BF16 * total,
-        session=_session_bytes(config),
+        session=session_bytes(config, _BF16),
         full=_BF16 * (total - trained) + _TRAINED * trained,
         lora=_BF16 * total + _TRAINED * with_lora,
+        whole=offloads[0].device_bytes,
+        offloaded=offloads[-1].device_bytes,
     )
-
-
-def _session_bytes(config: NetworkConfig) -> int:
-    dit = config.dit
-    frames = 1 + max(dit.max_chunk_size, 1) * dit.num_frame_per_block
-    tokens = frames * dit.frame_seqlen + dit.num_action_per_block + dit.num_state_per_block
-    return _BF16 * _PROMPTS * 2 * dit.num_layers * tokens * dit.dim
 
 
 def _elements(shapes: Sequence[tuple[int, ...]]) -> int:

@@ -1,0 +1,171 @@
+"""Weights that wait in the host's memory and are on the device only while they are used.
+
+The device computes with the same numbers, so results are equal to the last bit; what it costs is
+their way over the bus. Prompt and image encoder go first: they run once per prompt and per window.
+Then go the transformer's last blocks, which every evaluation of the network needs.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.footprint import session_bytes
+from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
+
+ALLOWANCE = 2 * 2**30
+"""Bytes for the runtime, its kernels and what one plan computes with: an estimate."""
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadPlan:
+    """Which weights wait on the host, and what that saves and costs."""
+
+    text_encoder: bool = False
+    image_encoder: bool = False
+
+    blocks: int = 0
+    """Last blocks of the transformer."""
+
+    device_bytes: int
+    """Taken on the device at most, with one session and `ALLOWANCE`."""
+
+    host_bytes: int
+    """That wait on the host."""
+
+    moved_bytes: int
+    """That cross the bus in every evaluation of the transformer."""
+
+    def modules(self, network: WorldActionModel) -> list[nn.Module]:
+        """Return the modules of ``network`` whose weights wait on the host."""
+        roots: list[nn.Module] = []
+        if self.text_encoder and network.text_encoder is not None:
+            roots.append(network.text_encoder)
+        if self.image_encoder:
+            roots.append(network.image_encoder.vision.encoder)
+        blocks = list(network.model.blocks)
+        roots += blocks[len(blocks) - self.blocks :]
+        return [module for root in roots for module in _large(root)]
+
+    def describe(self) -> str:
+        """Return it in one line."""
+        waiting = [
+            name
+            for name, waits in (
+                ("prompt encoder", self.text_encoder),
+                ("image encoder", self.image_encoder),
+                (f"{self.blocks} blocks of the transformer", self.blocks),
+            )
+            if waits
+        ]
+        if not waiting:
+            return f"all weights on the device, {self.device_bytes / _GIB:.1f} GiB in all"
+        moved = f", {self.moved_bytes / _GIB:.1f} GiB to move in every evaluation of the network"
+        return (
+            f"{', '.join(waiting)} on the host ({self.host_bytes / _GIB:.1f} GiB), "
+            f"{self.device_bytes / _GIB:.1f} GiB on the device"
+            f"{moved if self.moved_bytes else ''}"
+        )
+
+
+def offload_plans(network: WorldActionModel, dtype: torch.dtype) -> Iterator[OffloadPlan]:
+    """Yield what can be done, from all weights on the device to as few as possible.
+
+    Args:
+        network: Built; its weights need no memory.
+        dtype: That it will compute in.
+    """
+    total = sum(tensor.numel() for tensor in network.state_dict().values())
+    blocks = len(network.model.blocks)
+    choices = [(False, False, 0), (True, False, 0), *((True, True, n) for n in range(blocks + 1))]
+    for text, image, count in choices:
+        empty = OffloadPlan(
+            text_encoder=text, image_encoder=image, blocks=count,
+            device_bytes=0, host_bytes=0, moved_bytes=0,
+        )  # fmt: skip
+        sizes = [_numel(module) for module in empty.modules(network)]
+        last = network.model.blocks[blocks - count :]
+        in_blocks = [_numel(module) for block in last for module in _large(block)]
+        largest = max(sizes, default=0)
+        weights = dtype.itemsize * (total - sum(sizes) + largest)
+        yield OffloadPlan(
+            text_encoder=text, image_encoder=image, blocks=count,
+            device_bytes=weights + session_bytes(network.config, dtype.itemsize) + ALLOWANCE,
+            host_bytes=dtype.itemsize * sum(sizes),
+            moved_bytes=dtype.itemsize * sum(in_blocks),
+        )  # fmt: skip
+
+
+def plan_offload(network: WorldActionModel, dtype: torch.dtype, limit: int) -> OffloadPlan:
+    """Return the plan that moves least among those that fit into ``limit`` bytes of the device.
+
+    Raises:
+        ConfigError: None does.
+    """
+    least = None
+    for plan in offload_plans(network, dtype):
+        if plan.device_bytes <= limit:
+            return plan
+        least = plan
+    assert least is not None, "there is always one"
+    raise ConfigError(
+        f"memory={limit / _GIB:.1f} GiB is too little for this network in "
+        f"{str(dtype).removeprefix('torch.')}: with most of it on the host it takes "
+        f"{least.device_bytes / _GIB:.1f} GiB of the device; give at least that"
+    )
+
+
+def offload(modules: Iterable[nn.Module], device: torch.device) -> None:
+    """Let the weights of ``modules``, now on the host, come to ``device`` only while they run."""
+    for module in modules:
+        fetched = _Fetched(module, device)
+        module.register_forward_pre_hook(fetched)
+        module.register_forward_hook(fetched.leave, always_call=True)
+
+
+def is_offloaded(root: nn.Module) -> bool:
+    """Return whether weights of ``root`` or below wait on the host."""
+    return any(
+        isinstance(hook, _Fetched)
+        for module in root.modules()
+        for hook in module._forward_pre_hooks.values()
+    )
+
+
+class _Fetched:
+    """The weights of one module: fetched before it runs, left on the host afterwards.
+
+    Until then they read as NaN on the device, without memory: their dtype and device are what
+    everybody expects, and whoever computes with them without calling the module is found out.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._device = device
+        self._kept: list[tuple[nn.Parameter, Tensor, Tensor]] = []
+        for parameter in module.parameters(recurse=False):
+            host = parameter.data.pin_memory() if device.type == "cuda" else parameter.data
+            absent = torch.full((), torch.nan, dtype=host.dtype, device=device).expand(host.shape)
+            self._kept.append((parameter, host, absent))
+        self.leave()
+
+    def __call__(self, *_: Any) -> None:
+        for parameter, host, _absent in self._kept:
+            parameter.data = host.to(self._device, non_blocking=True, copy=True)
+
+    def leave(self, *_: Any) -> None:
+        for parameter, _host, absent in self._kept:
+            parameter.data = absent
+
+
+def _large(root: nn.Module) -> list[nn.Module]:
+    """Return what holds nearly all weights below ``root``, and is only ever used by calling it."""
+    return [module for module in root.modules() if isinstance(module, nn.Linear | nn.Embedding)]
+
+
+def _numel(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters(recurse=False))

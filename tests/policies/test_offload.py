@@ -1,0 +1,135 @@
+"""Weights that wait on the host: the same numbers, less memory, and what cannot be."""
+
+import numpy as np
+import pytest
+import torch
+from test_policy_sessions import observe
+from torch import nn
+
+from dzrobot import cli
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.checkpoints.load import build_network
+from dzrobot.policies.dreamzero.network.config import preset
+from dzrobot.policies.dreamzero.offload import is_offloaded, offload_plans, plan_offload
+from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions
+from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+from dzrobot.policies.dreamzero.tiny import TinyOptions, write_tiny_checkpoint
+
+GIB = 2**30
+LIBERO = load_embodiment("libero_sim")
+
+
+@pytest.fixture(scope="module", params=["5b", "14b"])
+def checkpoint(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("offload") / "tiny"
+    return write_tiny_checkpoint(folder, LIBERO, TinyOptions(variant=request.param))
+
+
+def least(network):
+    """Return what the network takes with as much as possible on the host."""
+    return list(offload_plans(network, torch.float32))[-1]
+
+
+def opened(checkpoint, memory=None, **options):
+    weights = WeightOptions(memory=memory)
+    return DreamZeroPolicy.from_pretrained(
+        checkpoint, embodiment=LIBERO, weights=weights, options=PolicyOptions(**options)
+    )
+
+
+def test_actions_and_video_are_the_same_to_the_bit(checkpoint):
+    plain = opened(checkpoint)
+    lean = opened(checkpoint, least(plain._network).device_bytes)
+    assert is_offloaded(lean._network.model)
+    for step in range(6):
+        seen = observe(LIBERO, 0, step)
+        one, other = plain.infer(seen), lean.infer(seen)
+        np.testing.assert_array_equal(one["actions"], other["actions"])
+        np.testing.assert_array_equal(plain.imagine(), lean.imagine())
+
+
+def test_weights_are_there_one_module_at_a_time(checkpoint):
+    plain = opened(checkpoint)
+    plan = least(plain._network)
+    lean = opened(checkpoint, plan.device_bytes)._network
+    waiting = plan.modules(lean)
+    assert len(waiting) > 20
+    present = []
+
+    def count(*_):
+        present.append(sum(not module.weight.isnan().any() for module in waiting))
+
+    for module in waiting:
+        module.register_forward_hook(count)
+    ids = torch.tensor([[5, 6, 7, 1]])
+    lean.text_encoder(ids, torch.ones_like(ids))
+    # The hook runs after the one that leaves the weights of its own module.
+    assert set(present) == {0}
+    assert all(module.weight.isnan().all() for module in waiting)
+    assert all(module.weight.untyped_storage().nbytes() < 16 for module in waiting)
+    kept = sum(p.untyped_storage().nbytes() for p in lean.parameters())
+    whole = sum(p.untyped_storage().nbytes() for p in plain._network.parameters())
+    assert whole - kept == pytest.approx(plan.host_bytes, rel=0.01)
+
+
+def test_a_module_that_raises_leaves_its_weights_on_the_host(checkpoint):
+    network = opened(checkpoint)._network
+    lean = opened(checkpoint, least(network).device_bytes)._network
+    linear = next(m for m in lean.model.blocks.modules() if isinstance(m, nn.Linear))
+    with pytest.raises(RuntimeError, match="shapes"):
+        linear(torch.zeros(1, 3))
+    assert linear.weight.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("size", "gib", "encoders", "some_blocks"),
+    [("5b", 80, False, False), ("5b", 24, True, False), ("5b", 16, True, True),
+     ("14b", 80, False, False), ("14b", 24, True, True)],
+)  # fmt: skip
+def test_published_networks_on_the_cards_that_people_have(
+    published, size, gib, encoders, some_blocks
+):
+    network = published[size]
+    plan = plan_offload(network, torch.bfloat16, gib * GIB)
+    assert plan.device_bytes <= gib * GIB
+    assert (plan.text_encoder, plan.blocks > 0) == (encoders, some_blocks)
+    # The one that moves least: the plan before it does not fit.
+    plans = list(offload_plans(network, torch.bfloat16))
+    assert all(one.device_bytes > gib * GIB for one in plans[: plans.index(plan)])
+    assert plan.moved_bytes <= plan.host_bytes
+    assert ("on the host" in plan.describe()) == encoders
+
+
+@pytest.fixture(scope="module")
+def published():
+    """Return both published networks, without memory for their weights."""
+    return {size: build_network(preset(size)) for size in ("5b", "14b")}
+
+
+def test_too_little_memory_is_said_with_what_it_takes(published):
+    with pytest.raises(ConfigError, match=r"1.0 GiB is too little .* it takes \d+.\d GiB"):
+        plan_offload(published["5b"], torch.bfloat16, GIB)
+
+
+def test_compiled_blocks_cannot_fetch_their_weights(checkpoint):
+    memory = least(opened(checkpoint)._network).device_bytes
+    with pytest.raises(ConfigError, match="give more memory, or leave compile out"):
+        opened(checkpoint, memory, compile=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--memory", "24GiB"], "give --device cuda, or leave it out"),
+        (["--memory", "24GB"], "such as 24 or 24GiB"),
+        (["--memory", "0"], "such as 24 or 24GiB"),
+        (["--memory", "24", "--policy", "remote", "--server", "ws://here:1"], "to `dzrobot serve`"),
+    ],
+)  # fmt: skip
+def test_at_the_command_line(words, said, tmp_path, capsys):
+    words = ["eval", "--env", "dzrobot/point-v0", *words, "--output", str(tmp_path / "out")]
+    assert cli.main(words) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert said in err
+    assert "Traceback" not in err
