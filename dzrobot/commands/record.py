@@ -45,6 +45,9 @@ SUMMARY = "record demonstrations on the robot"
 
 INSTEAD = {"--only-success": "failures are left out unless --keep-failures is given"}
 
+KEYBOARD = "keyboard"
+"""Drives without being a device to hold: what other tools call ``--teleop keyboard``."""
+
 SLOW = 0.95
 """Share of the control rate below which a recording is called slow."""
 
@@ -75,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--teleop", type=flags.text, metavar="DEVICE",
         help=f"steer by {', '.join(DEVICES)}, or module:factory of an own device; with --policy: "
-        "take over from it while a button is held",
+        f"take over from it while a button is held; {KEYBOARD} is --keyboard",
     )  # fmt: skip
     add_teleop_settings(parser)
     parser.add_argument(
@@ -108,6 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Record; return 1 when an episode was cut short, or successes are missing."""
     given = workcell_arguments(arguments)
+    _read_keyboard(arguments)
     _check_source(arguments)
     if arguments.teleop_arg and not arguments.teleop:
         raise ConfigError("--teleop-arg is a setting of a device: name the device by --teleop")
@@ -133,6 +137,20 @@ def _ended_by(actor: Actor, env: gym.Env[Any, Any]) -> AbstractContextManager[gy
     if isinstance(actor, KeyboardActor):
         return nullcontext(EndedByDriver(env, actor.wants_end))
     return nullcontext(env)
+
+
+def _read_keyboard(arguments: argparse.Namespace) -> None:
+    """Take ``--teleop keyboard`` for ``--keyboard``."""
+    if arguments.teleop != KEYBOARD:
+        return
+    if arguments.policy:
+        raise ConfigError(
+            f"--policy with --teleop {KEYBOARD}: a key has no way to be held, so nobody can say "
+            f"when it takes over; give one of {', '.join(DEVICES)}"
+        )
+    if arguments.keyboard:
+        raise ConfigError(f"--keyboard and --teleop {KEYBOARD} are the same; give one")
+    arguments.keyboard, arguments.teleop = True, None
 
 
 def _check_source(arguments: argparse.Namespace) -> None:

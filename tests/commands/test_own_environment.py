@@ -208,6 +208,7 @@ def test_collecting_from_the_light_environment_ends_in_a_message(tmp_path, capsy
     ("words", "said"),
     [
         (["--keyboard"], "--keyboard drives arms of 7 numbers"),
+        (["--teleop", "keyboard"], "--keyboard drives arms of 7 numbers"),
         (["--policy", "hold", "--env-arg", "gaol=2"], "Did you mean 'goal'"),
         (["--policy", "hold", "--env-arg", "goal=far"], "goal"),
         (["--policy", "hold", "--env", "gantry_wrld:Gantry-v0"], "there is no module"),
