@@ -10,6 +10,7 @@ import pytest
 from dzrobot.cli import main
 from dzrobot.commands.replay import load_recording
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.libero.arm import ArmEnv
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopReading
 from dzrobot.envs.teleop.devices import DEVICES, Guarded
 from dzrobot.errors import ConfigError
@@ -70,10 +71,11 @@ def arm():
 
 
 def driven(env, *readings, gives="motion", steps=None):
-    """Return the actions that come of readings, each carried out."""
-    person = Teleoperator(Scripted(*readings, gives=gives), env)
+    """Return the actions that come of readings, each carried out, after a look without a hand."""
+    person = Teleoperator(Scripted(replace(readings[0], active=False), *readings, gives=gives), env)
     seen, _ = env.reset(seed=0)
     person.begin(env)
+    person.act(seen)
     actions = []
     for _ in range(steps or len(readings)):
         actions.append(person.act(seen)[0])
@@ -89,6 +91,28 @@ def test_nothing_moves_unless_the_deadman_is_held(hand):
     np.testing.assert_allclose(actions[:, 6], 1)
 
 
+def test_a_deadman_that_is_still_held_is_let_go_first(hand, caplog):
+    person = Teleoperator(Scripted(PUSH, PUSH, REST, PUSH, PUSH, PUSH, REST, PUSH), hand)
+    seen, _ = hand.reset(seed=0)
+    person.begin(hand)
+    assert [person.act(seen)[0][0] for _ in range(4)] == [0, 0, 0, 0.5]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "let it go once" in said
+    # Held on into the next episode.
+    person.begin(hand)
+    assert [person.act(seen)[0][0] for _ in range(4)] == [0, 0, 0, 0.5]
+
+
+def test_what_has_no_deadman_steers_a_simulator_at_once():
+    device = Scripted(PUSH)
+    device.has_deadman = False
+    env = made_environment("dzrobot/point-v0", {})
+    with closing(env):
+        env.unwrapped.hand = ArmEnv.hand
+        seen, _ = env.reset(seed=0)
+        assert Teleoperator(device, env).wanted(seen, None)[0] == 0.5
+
+
 def test_a_button_toggles_the_gripper_and_letting_go_keeps_it(hand):
     actions, _ = driven(
         hand, PUSH, replace(PUSH, presses=1), replace(PUSH, presses=1), replace(REST, presses=2),
@@ -98,9 +122,10 @@ def test_a_button_toggles_the_gripper_and_letting_go_keeps_it(hand):
 
 
 def test_a_person_who_takes_over_leaves_the_gripper_as_it_was(hand):
-    person = Teleoperator(Scripted(PUSH, PUSH), hand)
+    person = Teleoperator(Scripted(REST, PUSH, PUSH), hand)
     seen, _ = hand.reset(seed=0)
     closing_action = np.array([0.1, 0, 0, 0, 0, 0, -1], np.float32)
+    assert person.wanted(seen, closing_action) is None
     assert person.wanted(seen, closing_action)[6] == -1
     assert Teleoperator(Scripted(REST), hand).wanted(seen, closing_action) is None
 
@@ -150,9 +175,10 @@ def test_an_arm_that_is_let_go_stays_where_it_is_and_not_where_it_was_to_go(arm)
 
 
 def test_a_push_moves_the_hand_of_an_arm_that_takes_joint_angles(arm):
-    person = Teleoperator(Scripted(*[PUSH] * 15), arm)
+    person = Teleoperator(Scripted(REST, *[PUSH] * 15), arm)
     seen, _ = arm.reset(seed=0)
     person.begin(arm)
+    person.act(seen)
     before = arm.unwrapped.arm.state().pose
     for _ in range(15):
         action, _ = person.act(seen)
@@ -164,9 +190,10 @@ def test_a_push_moves_the_hand_of_an_arm_that_takes_joint_angles(arm):
 
 
 def test_joints_that_are_held_back_are_not_asked_for_more_and_more(arm):
-    person = Teleoperator(Scripted(*[PUSH] * 60), arm)
+    person = Teleoperator(Scripted(REST, *[PUSH] * 60), arm)
     seen, _ = arm.reset(seed=0)
     person.begin(arm)
+    person.act(seen)
     actions = [person.act(seen)[0] for _ in range(60)]
     away = np.abs(actions[-1][:7] - seen["state.joint_position"]).max()
     assert away == pytest.approx(LEAD_RAD)

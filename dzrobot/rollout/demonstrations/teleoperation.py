@@ -44,6 +44,8 @@ LEAD_RAD = 0.2
 LOST = "device lost"
 """How an episode ended whose device said nothing any more."""
 
+_STILL_HELD = "the deadman was held as the episode began: let it go once, and it steers"
+
 _log = logging.getLogger(__name__)
 
 
@@ -261,8 +263,12 @@ class Teleoperator:
         self.begin(env)
 
     def begin(self, env: gym.Env[Any, Any]) -> None:
-        """Start a new episode, with an open gripper; nothing moves before the deadman is held."""
+        """Start a new episode, with an open gripper; nothing moves before the deadman is held.
+
+        One that is still held from the episode before asks for nothing: it has to be let go first.
+        """
         self._engaged, self._closed, self._presses = False, False, 0
+        self._let_go = not self.device.has_deadman
         self._said, self._ends = "", False
         self._last: Action | None = None
         if self._rate is not None:
@@ -281,6 +287,7 @@ class Teleoperator:
         """
         reading = self.device.read()
         self._ends = self._ends or reading.ends
+        self._let_go = self._let_go or not reading.active
         if not reading.active or not self._follows(reading, seen, last):
             self._engaged = False
             return None
@@ -326,7 +333,9 @@ class Teleoperator:
 
     def _follows(self, reading: TeleopReading, seen: Observation, last: Action | None) -> bool:
         """Follow the device, or begin to where it stands so that nothing jumps."""
-        refusal = self._commands.refusal(reading, seen, follows=self._engaged)
+        refusal = _STILL_HELD
+        if self._let_go:
+            refusal = self._commands.refusal(reading, seen, follows=self._engaged)
         if refusal and not self._said:
             _log.warning("%s", refusal)
         self._said = refusal
