@@ -3,6 +3,7 @@
 import argparse
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,14 +41,14 @@ seed = whole(0, 2**32 - 1)
 """Type of seeds, which every generator in use takes."""
 
 
-def number(least: float, most: float = math.inf) -> Callable[[str], float]:
+def number(least: float, most: float = sys.float_info.max) -> Callable[[str], float]:
     """Return a type of finite numbers from ``least`` to ``most``."""
 
     def read(written: str) -> float:
         value = parse_value(written)
         real = isinstance(value, int | float) and not isinstance(value, bool)
         if not real or not least <= value <= most:
-            upper = "" if most == math.inf else f" to {most:g}"
+            upper = "" if most == sys.float_info.max else f" to {most:g}"
             raise _refusal(written, f"a number from {least:g}{upper}")
         return float(value)
 

@@ -334,6 +334,8 @@ def test_serving_needs_no_torch():
         (["--port", "70000"], "from 0 to 65535"),
         (["--cert", "nowhere.pem"], "both a certificate and its private key"),
         (["--api-key-file", "nowhere"], "there is no file nowhere"),
+        (["--cfg-scale", ".inf"], "a number from 1"),
+        (["--memory", "24"], "give --device cuda"),
     ],
 )
 def test_what_cannot_be_served_is_one_message(given, said, capsys, monkeypatch):
