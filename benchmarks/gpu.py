@@ -33,6 +33,7 @@ PARTS: Mapping[str, Callable[[Request], Outcome]] = {
     "goldens-fp32": gpu_checks.goldens_fp32,
     "goldens-bf16": gpu_checks.goldens_bf16,
     "packed": gpu_checks.packed,
+    "offload": gpu_checks.offloaded,
     "compiled": gpu_checks.compiled,
     "graph": gpu_checks.graph,
     "fsdp": gpu_checks.fsdp,

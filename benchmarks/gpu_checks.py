@@ -29,6 +29,7 @@ from dzrobot.policies.dreamzero.network.world_action import (
     TrainBatch,
     WorldActionModel,
 )
+from dzrobot.policies.dreamzero.offload import offload, offload_plans
 from dzrobot.training.bench.document import BenchSettings
 from dzrobot.training.bench.learning import asked_recipe
 from dzrobot.training.build import build as build_run
@@ -152,6 +153,24 @@ def packed(request: Request) -> Outcome:
             if found.status != "passed":
                 return found
     return Outcome("passed", "float32 1e-4, bfloat16 5e-2, of a gradient", errors)
+
+
+def offloaded(request: Request) -> Outcome:
+    """Compare weights that wait on the host with weights on the device: not one bit differs."""
+    dtype = compute_dtype(request.device)
+    bench = Bench(build("tiny", request.device, dtype), request.device, 1)
+    expected = chunks(bench)
+    plan = list(offload_plans(bench.model, dtype))[-1]
+    waiting = plan.modules(bench.model)
+    for module in waiting:
+        module.to("cpu")
+    offload(waiting, request.device)
+    numbers: dict[str, float | str | None] = {"bytes on the host": float(plan.host_bytes)}
+    if request.device.type == "cuda":
+        torch.cuda.empty_cache()
+        numbers["bytes of weights left"] = float(torch.cuda.memory_allocated(request.device))
+    found = judged({"chunks": relative(chunks(bench), expected)}, 0.0, f"offloaded, {dtype}")
+    return found._replace(numbers={**found.numbers, **numbers})
 
 
 def compiled(request: Request) -> Outcome:
