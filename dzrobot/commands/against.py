@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from dzrobot.commands import flags
-from dzrobot.commands.compare import comparison_table
+from dzrobot.commands.compare import show_comparison
 from dzrobot.errors import ConfigError
 from dzrobot.rollout.evaluation.comparison import (
     Results,
@@ -57,7 +57,7 @@ class Against:
         """Print the comparison, where there is anything to compare."""
         if not any(name in own.finished for name in self.base.finished):
             return
-        console.print(comparison_table(compare([self.base, own])))
+        show_comparison(console, compare([self.base, own]))
         if not self.stop_early:
             return
         pairs = decided_after(self.base, own.records)

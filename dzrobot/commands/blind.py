@@ -12,7 +12,7 @@ from rich.console import Console
 from dzrobot.commands import flags
 from dzrobot.commands.arm import looked_after
 from dzrobot.commands.candidates import candidate_folders, read_candidates, scores_table
-from dzrobot.commands.compare import comparison_table
+from dzrobot.commands.compare import show_comparison
 from dzrobot.commands.evaluation import read_evaluation
 from dzrobot.commands.results import say_what_it_is
 from dzrobot.commands.variants import Variant
@@ -223,7 +223,7 @@ def _conclude(console: Console, names: Sequence[str], folders: Sequence[Path]) -
         for name, run in zip(names, runs, strict=True)
     }
     console.print(scores_table("success", "policy", scores))
-    console.print(comparison_table(compare(runs)))
+    show_comparison(console, compare(runs))
     for name, folder in zip(names, folders, strict=True):
         console.print(f"{name}: {folder}", markup=False, soft_wrap=True)
     pair = " ".join(map(str, folders[:2]))

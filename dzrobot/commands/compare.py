@@ -59,9 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
     asked = {"any_execution": arguments.force, "any_perturbation": arguments.perturbed}
     found = compare(runs, arguments.seed, **asked) if len(runs) > 1 else ()
-    console = Console(width=None if Console().is_terminal else 130, highlight=False)
+    console = Console(width=None if Console().is_terminal else WIDTH, highlight=False)
     if found:
-        console.print(comparison_table(found))
+        show_comparison(console, found)
     for comparison in found if arguments.flips else ():
         _print_flips(console, comparison)
     if published is not None:
@@ -81,11 +81,20 @@ def _count(text: str) -> tuple[int, int]:
     return successes, episodes
 
 
-def comparison_table(found: Sequence[Comparison]) -> Table:
-    """Return every comparison as one line; all have the same first run."""
+WIDTH = 140
+"""Columns of a terminal that the table of a comparison takes; a narrower one folds its lines."""
+
+
+def show_comparison(console: Console, found: Sequence[Comparison]) -> None:
+    """Print every comparison as one line; all have the same first run."""
+    wide = Console(file=console.file, width=max(console.width, WIDTH), highlight=False)
+    wide.print(_comparison_table(found))
+
+
+def _comparison_table(found: Sequence[Comparison]) -> Table:
     first = found[0].first
     table = Table(title=f"against {first.name}, on the same episodes", title_justify="left")
-    table.add_column("run", overflow="fold")
+    table.add_column("run", overflow="fold", min_width=12)
     for name in ("pairs", "rate", "base", "difference", "95 % (bootstrap)", "95 % (adjusted)",
                  "lost", "won", "p (McNemar)", "p (Holm)", "e"):  # fmt: skip
         table.add_column(name, justify="right", no_wrap=True)

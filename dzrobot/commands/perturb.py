@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from dzrobot.commands.candidates import One
-from dzrobot.commands.compare import comparison_table
+from dzrobot.commands.compare import show_comparison
 from dzrobot.commands.variants import Variant
 from dzrobot.errors import ConfigError
 from dzrobot.rollout.evaluation.comparison import compare, read_results
@@ -55,7 +55,7 @@ def evaluate_perturbed(
         folders.append(folder)
         complete = complete and summary.complete
     found = compare([read_results(folder) for folder in folders], any_perturbation=True)
-    console.print(comparison_table(found))
+    show_comparison(console, found)
     console.print(
         f"`dzrobot report {folders[0]} {folders[-1]}` shows a pair; results in {arguments.output}",
         markup=False,
