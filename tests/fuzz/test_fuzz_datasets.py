@@ -269,7 +269,9 @@ def test_commands_end_with_one_message(world, tmp_path, monkeypatch):
     corrupters = {
         "null": lambda path: (path / INFO).write_text("null"),
         "deep": lambda path: (path / MODALITY).write_text("[" * 100_000),
+        "modality null": lambda path: (path / MODALITY).write_text("null"),
         "latin-1": lambda path: (path / TASKS).write_bytes(b'{"task_index": 0, "task": "\xe9"}'),
+        "folder": lambda path: ((path / EPISODES).unlink(), (path / EPISODES).mkdir()),
     }
     for number, corrupt in enumerate(corrupters.values()):
         path = tmp_path / str(number) / "set"
