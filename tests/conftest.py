@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dzrobot.files import cache_folder
+from dzrobot.envs.libero.install import point_caches_home
 
 # What robosuite compiles in its first steps takes 20 s and more. Tests move our cache, and whatever
 # they start would compile it again.
-for variable, name in (("NUMBA_CACHE_DIR", "numba"), ("MPLCONFIGDIR", "matplotlib")):
-    os.environ.setdefault(variable, str(cache_folder() / name))
+point_caches_home()
 
 _SHARED = Path(__file__).parents[2] / "shared"
 

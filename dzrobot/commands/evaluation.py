@@ -13,7 +13,7 @@ from dzrobot.commands.execution import read_execution
 from dzrobot.commands.keys import read_key
 from dzrobot.commands.results import folder_name
 from dzrobot.commands.tracking import add_tracking
-from dzrobot.commands.weights import add_weights, check_memory
+from dzrobot.commands.weights import add_weights, read_memory
 from dzrobot.embodiments.spec import History
 from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
 from dzrobot.policies.dreamzero.options import Noise, PolicyOptions
@@ -249,7 +249,7 @@ def _policy_spec(arguments: argparse.Namespace, greeting: list[str]) -> PolicySp
         ),
         device=compute_device(arguments.device),
         dtype=arguments.dtype,
-        memory=check_memory(arguments),
+        memory=read_memory(arguments),
         revision=arguments.revision,
         server=arguments.server,
         api_key=read_key(arguments) if name == REMOTE else None,

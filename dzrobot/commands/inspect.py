@@ -1,6 +1,7 @@
 """`dzrobot inspect`: one screen about a checkpoint."""
 
 import argparse
+import math
 from typing import TYPE_CHECKING
 
 from dzrobot.commands import flags
@@ -73,8 +74,8 @@ def _facts(report: "Report") -> "Table":
         "beside it": f"{', '.join(there) or 'nothing'}; absent: {', '.join(absent) or 'nothing'}",
         "weights": _verdict(report)[0],
         "to run": f"{_gb(memory.inference)} in bf16 + {_gb(memory.session)} per session",
-        "on a GPU": f"{_gb(memory.whole)} with all weights there; from {_gb(memory.offloaded)} on "
-        "with --memory, the rest on the host (estimates for one session)",
+        "on a GPU": f"{_gib(memory.whole)} with all weights there; from {_gib(memory.offloaded)} "
+        "on with --memory, the rest on the host (estimates for one session)",
         "to train": f"{_gb(memory.full)} whole, {_gb(memory.lora)} LoRA, shared by the devices, "
         "working memory not counted",
     }
@@ -122,6 +123,11 @@ def _parts(report: "Report") -> "Table":
             ", ".join(part.dtypes) or "none",
         )
     return table
+
+
+def _gib(nbytes: int) -> str:
+    """Return what ``--memory`` takes, rounded up."""
+    return f"{math.ceil(10 * nbytes / 2**30) / 10} GiB"
 
 
 def _gb(nbytes: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from dzrobot.commands import flags
 from dzrobot.commands.evaluation import add_compile
 from dzrobot.commands.keys import add_key, read_key
-from dzrobot.commands.weights import add_memory, check_memory
+from dzrobot.commands.weights import add_memory, read_memory
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import PlanningPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
@@ -216,6 +216,6 @@ def _policy_spec(arguments: argparse.Namespace) -> PolicySpec:
         ),
         device=arguments.device,
         dtype=arguments.dtype,
-        memory=check_memory(arguments),
+        memory=read_memory(arguments),
         revision=arguments.revision,
     )

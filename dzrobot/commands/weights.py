@@ -49,7 +49,7 @@ def add_memory(group: Any) -> None:
     )  # fmt: skip
 
 
-def check_memory(arguments: argparse.Namespace) -> int | None:
+def read_memory(arguments: argparse.Namespace) -> int | None:
     """Return the bytes of ``--memory``; what comes of it is then told as weights are loaded.
 
     Raises:

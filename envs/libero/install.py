@@ -87,7 +87,7 @@ def import_robosuite() -> Any:
     choose_backend()
     if "robosuite" not in sys.modules:
         _quieten_robosuite()
-        _point_caches_home()
+        point_caches_home()
     try:
         robosuite = import_module("robosuite")
     except (ImportError, AttributeError, OSError) as error:
@@ -139,7 +139,7 @@ def _quieten_robosuite() -> None:
     logging.getLogger("robosuite_logs").propagate = False
 
 
-def _point_caches_home() -> None:
+def point_caches_home() -> None:
     """Keep the compiled functions and font lists of libraries below our own cache."""
     for variable, name in (("NUMBA_CACHE_DIR", "numba"), ("MPLCONFIGDIR", "matplotlib")):
         if variable not in os.environ:

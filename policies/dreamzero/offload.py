@@ -43,14 +43,7 @@ class OffloadPlan:
 
     def modules(self, network: WorldActionModel) -> list[nn.Module]:
         """Return the modules of ``network`` whose weights wait on the host."""
-        roots: list[nn.Module] = []
-        if self.text_encoder and network.text_encoder is not None:
-            roots.append(network.text_encoder)
-        if self.image_encoder:
-            roots.append(network.image_encoder.vision.encoder)
-        blocks = list(network.model.blocks)
-        roots += blocks[len(blocks) - self.blocks :]
-        return [module for root in roots for module in _large(root)]
+        return _waiting(network, text=self.text_encoder, image=self.image_encoder, last=self.blocks)
 
     def describe(self) -> str:
         """Return it in one line."""
@@ -84,20 +77,14 @@ def offload_plans(network: WorldActionModel, dtype: torch.dtype) -> Iterator[Off
     blocks = len(network.model.blocks)
     choices = [(False, False, 0), (True, False, 0), *((True, True, n) for n in range(blocks + 1))]
     for text, image, count in choices:
-        empty = OffloadPlan(
-            text_encoder=text, image_encoder=image, blocks=count,
-            device_bytes=0, host_bytes=0, moved_bytes=0,
-        )  # fmt: skip
-        sizes = [_numel(module) for module in empty.modules(network)]
-        last = network.model.blocks[blocks - count :]
-        in_blocks = [_numel(module) for block in last for module in _large(block)]
-        largest = max(sizes, default=0)
-        weights = dtype.itemsize * (total - sum(sizes) + largest)
+        sizes = [_numel(m) for m in _waiting(network, text=text, image=image, last=count)]
+        in_blocks = sum(map(_numel, _waiting(network, text=False, image=False, last=count)))
+        weights = dtype.itemsize * (total - sum(sizes) + max(sizes, default=0))
         yield OffloadPlan(
             text_encoder=text, image_encoder=image, blocks=count,
             device_bytes=weights + session_bytes(network.config, dtype.itemsize) + ALLOWANCE,
             host_bytes=dtype.itemsize * sum(sizes),
-            moved_bytes=dtype.itemsize * sum(in_blocks),
+            moved_bytes=dtype.itemsize * in_blocks,
         )  # fmt: skip
 
 
@@ -121,7 +108,7 @@ def plan_offload(network: WorldActionModel, dtype: torch.dtype, limit: int) -> O
 
 
 def offload(modules: Iterable[nn.Module], device: torch.device) -> None:
-    """Let the weights of ``modules``, now on the host, come to ``device`` only while they run."""
+    """Keep the weights of ``modules`` on the host; they come to ``device`` only while they run."""
     for module in modules:
         fetched = _Fetched(module, device)
         module.register_forward_pre_hook(fetched)
@@ -148,7 +135,9 @@ class _Fetched:
         self._device = device
         self._kept: list[tuple[nn.Parameter, Tensor, Tensor]] = []
         for parameter in module.parameters(recurse=False):
-            host = parameter.data.pin_memory() if device.type == "cuda" else parameter.data
+            host = parameter.data.cpu()
+            if device.type == "cuda":
+                host = host.pin_memory()
             absent = torch.full((), torch.nan, dtype=host.dtype, device=device).expand(host.shape)
             self._kept.append((parameter, host, absent))
         self.leave()
@@ -162,9 +151,15 @@ class _Fetched:
             parameter.data = absent
 
 
-def _large(root: nn.Module) -> list[nn.Module]:
-    """Return what holds nearly all weights below ``root``, and is only ever used by calling it."""
-    return [module for module in root.modules() if isinstance(module, nn.Linear | nn.Embedding)]
+def _waiting(network: WorldActionModel, *, text: bool, image: bool, last: int) -> list[nn.Module]:
+    """Return what holds nearly all weights of these parts, and is only ever used by calling it."""
+    blocks = list(network.model.blocks)
+    roots = blocks[len(blocks) - last :]
+    if image:
+        roots.insert(0, network.image_encoder.vision.encoder)
+    if text and network.text_encoder is not None:
+        roots.insert(0, network.text_encoder)
+    return [m for root in roots for m in root.modules() if isinstance(m, nn.Linear | nn.Embedding)]
 
 
 def _numel(module: nn.Module) -> int:

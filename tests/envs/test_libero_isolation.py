@@ -10,7 +10,6 @@ import pytest
 from dzrobot.envs.libero.install import check_versions, libero_folder
 from dzrobot.envs.libero.rendering import choose_backend
 from dzrobot.errors import DzrobotError, MissingDependencyError, SimulatorError
-from dzrobot.files import cache_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,7 +66,7 @@ def test_libero_starts_silently_from_nothing(run, libero_assets, tmp_path):
     """No question, no torch, no word at exit without close, nothing written outside the cache."""
     # What robosuite compiles at its first step takes 20 s: it alone may be there. The long form
     # below compiles it again.
-    compiled = os.environ.get("NUMBA_CACHE_DIR", str(cache_folder() / "numba"))
+    compiled = os.environ["NUMBA_CACHE_DIR"]
     _, torch = run(
         "dzrobot/libero_object-v0",
         DZROBOT_LIBERO_ASSETS=str(libero_assets), NUMBA_CACHE_DIR=compiled,

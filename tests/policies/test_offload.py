@@ -1,5 +1,7 @@
 """Weights that wait on the host: the same numbers, less memory, and what cannot be."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from test_policy_sessions import observe
 from torch import nn
 
 from dzrobot import cli
+from dzrobot.commands.weights import OFFLOAD_LOG
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.checkpoints.load import build_network
@@ -47,6 +50,15 @@ def test_actions_and_video_are_the_same_to_the_bit(checkpoint):
         one, other = plain.infer(seen), lean.infer(seen)
         np.testing.assert_array_equal(one["actions"], other["actions"])
         np.testing.assert_array_equal(plain.imagine(), lean.imagine())
+
+
+def test_where_weights_lie_is_told_as_they_are_loaded(checkpoint, caplog):
+    plan = least(opened(checkpoint)._network)
+    with caplog.at_level(logging.INFO, logger=OFFLOAD_LOG):
+        opened(checkpoint, plan.device_bytes)
+    assert [(one.name, one.getMessage()) for one in caplog.records] == [
+        (OFFLOAD_LOG, plan.describe())
+    ]
 
 
 def test_weights_are_there_one_module_at_a_time(checkpoint):

@@ -6,7 +6,7 @@ hardly moves scores high without any prediction. The evaluation has added the er
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +58,7 @@ def write_prediction(run: Run, case: EpisodeSpec, output: Path, media: Path) -> 
     (output / media).mkdir(parents=True, exist_ok=True)
     name = media / f"{case.name}-predicted"
     parts = list(read_parts(kept, prediction_files(run.folder, case.name)[1]))
-    scores = [
-        _scores(part, list(_MEASURES)) | chunk.latents
-        for part, chunk in zip(parts, kept.chunks, strict=True)
-    ]
+    scores = _of_plans(kept, parts, list(_MEASURES))
     _write_video(output / f"{name}.mp4", kept.fps, parts)
     _write_script(output / f"{name}.js", (run.letter, case.name), kept, scores)
     return Predicted(
@@ -111,12 +108,18 @@ def quick_scores(results: Results) -> dict[str, Scores]:
         kept = read_predictions(results.folder, case.name)
         if kept is not None:
             parts = read_parts(kept, prediction_files(results.folder, case.name)[1])
-            scores = [
-                _scores(part, ["psnr"]) | chunk.latents
-                for part, chunk in zip(parts, kept.chunks, strict=True)
-            ]
+            scores = _of_plans(kept, parts, ["psnr"])
             found[case.name] = _means([one for one in scores if one])
     return found
+
+
+def _of_plans(
+    kept: EpisodePredictions, parts: Iterable[tuple[Image, Image, Image]], names: Sequence[str]
+) -> list[Scores]:
+    """Return the scores ``names`` of every plan, and the errors in latents where they were kept."""
+    return [
+        _scores(part, names) | chunk.latents for part, chunk in zip(parts, kept.chunks, strict=True)
+    ]
 
 
 def _scores(parts: tuple[Image, Image, Image], names: Sequence[str]) -> Scores:
