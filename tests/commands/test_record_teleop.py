@@ -134,6 +134,8 @@ def test_a_leader_arm_steers_what_is_recorded(tmp_path, capsys):
         assert record(tmp_path, "--teleop", "leader", *words, *env) == 0
         held = load_recording(tmp_path / "set", 0, load_embodiment("oxe_droid"))
         assert np.ptp(held.actions, axis=0).max() == 0
+        # Neither the joint that stands elsewhere nor the gripper follows.
+        np.testing.assert_allclose(held.actions[:, [2, 7]], 0, atol=0.01)
         shutil.rmtree(tmp_path / "set")
         LEADER_SETTINGS[:] = [word.removeprefix("--teleop-arg=") for word in words]
         assert record(tmp_path, "--teleop", f"{__name__}:leader", *env) == 0
