@@ -77,6 +77,8 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps hf-libero==0.1.4
 # The genuine client, for the tests of the server. It declares numpy < 2, and works with 2.
 	$(BIN)/python -m pip install --quiet --no-deps openpi-client==0.1.2
+# Another implementation of the statistics of `dzrobot compare`: where it installs, a test compares.
+	-$(BIN)/python -m pip install --quiet robostats==0.2.0
 # What robosuite compiles in its first steps is kept for all later processes.
 	$(BIN)/python -c "import gymnasium, dzrobot; env = gymnasium.make('dzrobot/lift-v0', cameras=False); env.reset(seed=0); env.close()"
 	touch $(STAMP)

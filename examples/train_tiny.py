@@ -2,6 +2,7 @@
 
     python examples/train_tiny.py                       # Lift, about 80 minutes on two cores
     python examples/train_tiny.py --suite libero_object --task 0
+    python examples/train_tiny.py --curve 20            # success against training step, as well
 
 Every stage is a public command, printed before it runs. A finished stage is not run again, and
 an unfinished one resumes where it was, so the same command can be interrupted at any time.
@@ -16,6 +17,8 @@ from pathlib import Path
 
 EMBODIMENT = "libero_mini"
 RESOLUTION = 128
+SAVES = 12
+"""Checkpoints that the run leaves; every second one is a point of the curve."""
 HELD_IN = "20-49"
 """Stored initial states of LIBERO to learn from; evaluations begin at state 0."""
 
@@ -52,16 +55,18 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     data, metadata, start = root / "demonstrations", root / "metadata.json", root / "start"
     run = root / "run"
     final = run / "export" / f"step_{options.steps:08d}"
+    every = max(1, options.steps // SAVES)
     environment = ["--env-arg", f"resolution={RESOLUTION}"]
     if options.suite == "lift":
         environment += ["--env", "dzrobot/lift-v0"]
         judge = [sys.executable, str(Path(__file__).with_name("score_tiny.py"))]
+        score = [*_dzrobot("eval"), "--env", "dzrobot/lift-v0", "--protocol", "lift-100"]
     else:
         environment += ["--env", f"dzrobot/{options.suite}-v0"]
-        judge = [*_dzrobot("eval"), "--suite", options.suite, "--tasks", str(options.task)]
-        judge += ["--env-arg", f"resolution={RESOLUTION}", "--embodiment", EMBODIMENT]
+        score = [*_dzrobot("eval"), "--suite", options.suite, "--tasks", str(options.task)]
+        judge = [*score, "--env-arg", f"resolution={RESOLUTION}", "--embodiment", EMBODIMENT]
         environment += ["--env-arg", f"task_id={options.task}", "--starts", HELD_IN]
-    return [
+    listed = [
         Stage("collect", (*_dzrobot("collect"), *environment, *_collection(options), "--output",
                           str(data)), _stamp(options)),
         Stage("stats", (*_dzrobot("stats"), EMBODIMENT, "--dataset", str(data), "--output",
@@ -72,11 +77,22 @@ def stages(options: argparse.Namespace) -> list[Stage]:
         Stage("train", (*_torchrun(options.processes), "mini_lift_cpu", f"model.model_path={start}",
                         f"model.metadata_json_path={metadata}", f"data.train_data_paths={data}",
                         f"runner.output_dir={run}", f"runner.max_steps={options.steps}",
+                        f"checkpoint.save_interval={every}", f"checkpoint.keep_last_k={SAVES}",
                         "runner.resume_dir=auto"), final),
         Stage("evaluate", (*judge, "--checkpoint", str(final), "--episodes", str(options.evaluate),
                            "--workers", str(options.workers), "--output", str(root / "results")),
               None),
     ]  # fmt: skip
+    if options.curve:
+        points = ",".join(str(step) for step in range(2 * every, options.steps + 1, 2 * every))
+        shown = ["--embodiment", EMBODIMENT, "--env-arg", f"resolution={RESOLUTION}"]
+        shown += ["--workers", str(options.workers), "--videos", "none", "--steps", points]
+        shown += ["--episodes", str(options.curve), "--output", str(run / "evaluations" / "curve")]
+        listed += [
+            Stage("curve", (*score, "--checkpoint", str(run), *shown), None),
+            Stage("plot", (*_dzrobot("plot"), str(run)), None),
+        ]
+    return listed
 
 
 def _stamp(options: argparse.Namespace) -> Path:
@@ -109,6 +125,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--autoencoder-steps", type=int, default=600)
     parser.add_argument("--steps", type=int, default=3000, help="optimizer steps")
     parser.add_argument("--evaluate", type=int, default=100, help="episodes of the final score")
+    parser.add_argument(
+        "--curve", type=int, default=0, metavar="N",
+        help="episodes for each of six checkpoints: success against training step, with its plot",
+    )  # fmt: skip
     parser.add_argument("--workers", type=int, default=2, help="simulators at the same time")
     parser.add_argument("--processes", type=int, default=2, help="training processes")
     parser.add_argument("--output", type=Path, default=Path("runs") / "tiny")

@@ -91,6 +91,40 @@ class PlanningPolicy(Policy, Protocol):
 
 
 @runtime_checkable
+class ChunkedPolicy(Policy, Protocol):
+    """A policy that knows beforehand whether it will have to plan."""
+
+    def plans_next(self, *, session: str = DEFAULT_SESSION) -> bool:
+        """Return whether the next action of ``session``, which has been reset, takes a plan."""
+        ...
+
+
+@dataclass(kw_only=True)
+class PlanningTotals:
+    """What a policy has planned so far, in all sessions."""
+
+    seconds: float = 0.0
+    """Time that it took, from observation to actions."""
+
+    plans: int = 0
+    calls: int = 0
+    """Of the network; plans that are made together share one."""
+
+    def add(self, seconds: float, plans: int, calls: int) -> None:
+        """Count plans that were made in ``calls`` of the network."""
+        self.seconds += seconds
+        self.plans += plans
+        self.calls += calls
+
+
+@runtime_checkable
+class MeasuredPolicy(Policy, Protocol):
+    """A policy that knows how much time it has taken."""
+
+    planning: PlanningTotals
+
+
+@runtime_checkable
 class SelectivePolicy(Policy, Protocol):
     """A policy that knows beforehand whose images it will look at.
 

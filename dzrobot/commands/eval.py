@@ -21,6 +21,7 @@ from dzrobot.commands.evaluation import (
     add_acting,
     add_how,
     add_what,
+    read_batch_window,
     read_evaluation,
 )
 from dzrobot.commands.execution import add_execution
@@ -184,6 +185,7 @@ def _options(arguments: argparse.Namespace, ranks: Ranks | None, *, workers: int
         videos=arguments.videos,
         predictions=None if arguments.predictions is None else arguments.predictions == "on",
         shard=arguments.shard,
+        batch_window_s=read_batch_window(arguments),
         max_errors=arguments.max_errors,
         variables=drawing,
         ranks=ranks,

@@ -109,6 +109,10 @@ def add_acting(group: Any) -> None:
     group.add_argument("--policy-seed", type=flags.seed, help="of the policy's noise")
     add_compile(group)
     add_weights(group)
+    group.add_argument(
+        "--batch", action="store_true",
+        help="act for waiting episodes in one call: faster on a GPU, last bits vary",
+    )  # fmt: skip
 
 
 def add_compile(group: Any) -> None:
@@ -129,6 +133,11 @@ def add_how(group: Any) -> None:
     )  # fmt: skip
     add_render_device(group)
     group.add_argument(
+        "--batch-window-ms", type=flags.number(0, 60_000), metavar="MS",
+        help="with --batch: longest time that an episode whose plan is due waits for others; it "
+        "waits no longer once all do (default: 0)",
+    )  # fmt: skip
+    group.add_argument(
         "--videos",
         choices=["all", "failures", "none"],
         default="all",
@@ -147,6 +156,22 @@ def add_how(group: Any) -> None:
     )
     add_tracking(group)
     add_attention(group)
+
+
+def read_batch_window(arguments: argparse.Namespace) -> float:
+    """Return the seconds of ``--batch-window-ms``.
+
+    Raises:
+        ConfigError: nothing is batched.
+    """
+    if arguments.batch_window_ms is None:
+        return 0.0
+    if not arguments.batch:
+        raise ConfigError(
+            "--batch-window-ms says how long an episode waits to share a call of the policy: give "
+            "--batch besides, or leave it out"
+        )
+    return float(arguments.batch_window_ms) / 1000
 
 
 def read_evaluation(arguments: argparse.Namespace) -> AskedEvaluation:

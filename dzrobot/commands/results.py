@@ -33,6 +33,8 @@ def conclude(
         console.print(f"failed: {failed}", soft_wrap=True, markup=False)
     if summary.total.episodes:
         console.print(times_line(summary.timing), soft_wrap=True, markup=False)
+    if busy := busy_line(summary.timing):
+        console.print(busy, soft_wrap=True, markup=False)
     if measured := measures_line(summary):
         console.print(f"means over episodes: {measured}", soft_wrap=True, markup=False)
     for case, message in summary.errors[:5]:
@@ -62,6 +64,18 @@ def times_line(times: Mapping[str, float]) -> str:
         if f"{name}_ms_p50" in times
     ]
     return f"policy {', '.join(parts)}; environment {times['env_ms_p50']:.1f} ms per step"
+
+
+def busy_line(times: Mapping[str, float]) -> str:
+    """Return how busy the evaluation kept its policy; empty where that is not known."""
+    if "planning_share" not in times:
+        return ""
+    busy = times.get("device_busy_share")
+    device = "" if busy is None else f"; device busy {100 * busy:.0f} %"
+    return (
+        f"the policy planned {100 * times['planning_share']:.0f} % of the time, "
+        f"{times['plans_per_call']:.2f} plans a call{device}"
+    )
 
 
 def title(card: Mapping[str, Any]) -> str:

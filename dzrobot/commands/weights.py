@@ -33,10 +33,6 @@ def add_weights(group: Any) -> None:
         "--config-from", type=flags.text, metavar="DIR",
         help="folder with config.json and experiment_cfg, where the checkpoint has none",
     )  # fmt: skip
-    group.add_argument(
-        "--batch", action="store_true",
-        help="act for waiting episodes in one call: faster on a GPU, last bits vary",
-    )  # fmt: skip
 
 
 def add_memory(group: Any) -> None:

@@ -20,7 +20,15 @@ import gymnasium as gym
 
 from dzrobot.errors import ProtocolError, StoppedError
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import DEFAULT_SESSION, Action, AsyncPolicy, BatchPolicy, Policy
+from dzrobot.policies.base import (
+    DEFAULT_SESSION,
+    Action,
+    AsyncPolicy,
+    BatchPolicy,
+    ChunkedPolicy,
+    Policy,
+)
+from dzrobot.rollout.batching import Gathering
 from dzrobot.rollout.engine import EngineActor, Engines
 from dzrobot.rollout.environment import make_environment
 from dzrobot.rollout.episode import (
@@ -280,6 +288,10 @@ class _Worker:
             return EpisodeError(f"the worker process died with exit code {code}", "")
 
 
+_Asking = tuple[_Worker, Observation]
+"""A worker that waits for its action, and what it sees."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Acting:
     """What acts in the main process."""
@@ -291,11 +303,19 @@ class Acting:
     """Whether observations that wait at the same time are given to the policy in one call. Faster
     on a GPU; the last bits of the actions then depend on the timing."""
 
+    window_s: float = 0.0
+    """Longest time that one for which a plan is due waits for others to share its call."""
+
     engines: Engines | None = None
     """Make the actors where time passes while the policy thinks; None: it stands still."""
 
     predictions: Path | None = None
     """Results folder to keep in what the policy predicts; None: it is not kept."""
+
+    @property
+    def shares_calls(self) -> bool:
+        """Return whether several episodes may be given to the policy in one call."""
+        return self.batched and isinstance(self.policy, BatchPolicy)
 
     def actor(self, session: str, case: EpisodeSpec) -> OwnActor | None:
         """Return what acts for ``case``; None where its environment has a policy of its own."""
@@ -333,6 +353,7 @@ class WorkerPool:
         self._count = count
         self._environment = environment
         self._workers: list[_Worker] = []
+        self._gathering: Gathering[_Asking] = Gathering(acting.window_s)
 
     def __enter__(self) -> Self:
         return self
@@ -350,10 +371,13 @@ class WorkerPool:
             yield from queue.arrived()
             self._hand_out(queue)
             busy = [worker for worker in self._workers if worker.case is not None]
-            ready = wait([worker.connection for worker in busy], queue.poll_s)
-            asking: list[tuple[_Worker, Observation]] = []
+            held = [worker for worker, _ in self._gathering.held]
+            heard = [worker for worker in busy if worker not in held]
+            timeout = self._gathering.timeout(queue.poll_s)
+            ready = wait([worker.connection for worker in heard], timeout)
+            asking: list[_Asking] = []
             concluded: list[Record] = []
-            for worker in busy:
+            for worker in heard:
                 if worker.connection not in ready:
                     continue
                 match worker.receive():
@@ -361,10 +385,30 @@ class WorkerPool:
                         asking.append((worker, observation))
                     case message:
                         concluded.append(self._concluded(worker, message))
+            asking = self._gathered(asking, len(busy) - len(concluded))
             concluded += [self._concluded(*failed) for failed in self._answer(asking)]
             for record in concluded:
                 yield record
                 queue.conclude(record)
+
+    def _gathered(self, asking: list[_Asking], askers: int) -> list[_Asking]:
+        """Return who is answered now: who needs no plan, and those whose wait for others is over.
+
+        Args:
+            asking: Who has asked.
+            askers: How many episodes run.
+        """
+        policy = self._acting.policy
+        if not self._acting.window_s or not self._acting.shares_calls:
+            return asking
+        chunked = policy if isinstance(policy, ChunkedPolicy) else None
+        at_once = []
+        for worker, observation in asking:
+            if chunked is None or chunked.plans_next(session=worker.session):
+                self._gathering.add((worker, observation))
+            else:
+                at_once.append((worker, observation))
+        return at_once + self._gathering.take(askers)
 
     def _hand_out(self, queue: CaseQueue) -> None:
         """Give every worker that has nothing to do a case of the environment it has open."""
@@ -396,14 +440,11 @@ class WorkerPool:
         worker.start()
         return _error_record(self._settings, case, message)
 
-    def _answer(
-        self, asking: list[tuple[_Worker, Observation]]
-    ) -> Iterator[tuple[_Worker, EpisodeError]]:
+    def _answer(self, asking: list[_Asking]) -> Iterator[tuple[_Worker, EpisodeError]]:
         """Send every asking worker its action; yield those for which the policy raised."""
         if not asking:
             return
-        together = self._acting.batched and isinstance(self._acting.policy, BatchPolicy)
-        for group in [asking] if together else [[one] for one in asking]:
+        for group in [asking] if self._acting.shares_calls else [[one] for one in asking]:
             with ErrorCapture() as caught:
                 answers = self._act(group)
             if caught.failure is not None:
@@ -412,7 +453,7 @@ class WorkerPool:
             for (worker, _), answer in zip(group, answers, strict=True):
                 worker.send(answer)
 
-    def _act(self, group: list[tuple[_Worker, Observation]]) -> list[_Answer]:
+    def _act(self, group: list[_Asking]) -> list[_Answer]:
         """Return for each worker its action and the milliseconds that it took."""
         policy = self._acting.policy
         if len(group) > 1 and isinstance(policy, BatchPolicy):

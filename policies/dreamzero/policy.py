@@ -25,6 +25,7 @@ from dzrobot.policies.base import (
     Method,
     Observations,
     Plan,
+    PlanningTotals,
     check_continuing,
     check_session,
     check_sessions,
@@ -105,8 +106,8 @@ class DreamZeroPolicy:
         self.source = parts.source
         """Where the weights come from, for records."""
 
-        self.planning_s = 0.0
-        """Seconds that plans have taken so far, all sessions, from observation to actions."""
+        self.planning = PlanningTotals()
+        """What has been planned so far, in all sessions."""
 
         self._network, self._pipeline = parts.network, parts.pipeline
         check_compatible(self.embodiment, self._network.config, shorter=True)
@@ -312,6 +313,14 @@ class DreamZeroPolicy:
         if asked is None:
             return episode.reads_next(self.options.execute)
         return asked or episode.reads_next(None)
+
+    def plans_next(self, *, session: str = DEFAULT_SESSION) -> bool:
+        """Return whether the next :meth:`act` of ``session`` makes a plan.
+
+        Raises:
+            SessionError: The session is not open.
+        """
+        return self._open(session).needs_plan
 
     def act_batch(self, observations: Observations, sessions: Sequence[str]) -> list[Action]:
         """Return the next action of each session; those without a planned one plan together.
@@ -557,7 +566,7 @@ class DreamZeroPolicy:
             for ticket, action in zip(tickets, predicted, strict=True)
         ]
         done = time.perf_counter()
-        self.planning_s += done - began
+        self.planning.add(done - began, len(requests), -(-len(requests) // group))
         marks = {"encode_ms": (began, encoded), "generate_ms": (encoded, generated)}
         marks |= {"decode_ms": (generated, done), "total_ms": (began, done)}
         timing = {name: 1000 * (stop - start) for name, (start, stop) in marks.items()}

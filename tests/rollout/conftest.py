@@ -69,6 +69,24 @@ class Together(Steer):
         self.batches.append(len(sessions))
         return [self.act(o, session=s) for o, s in zip(observations, sessions)]
 
+class Chunked(Together):
+    """Plans at every fourth step, and notes how many plans share a call."""
+
+    planned = []
+
+    def plans_next(self, *, session="default"):
+        return len(self.sessions[session][1]) % 4 == 0
+
+    def act(self, obs, *, session="default"):
+        # Alone in a call, this is what is asked.
+        self.planned.extend([1] * self.plans_next(session=session))
+        return Steer.act(self, obs, session=session)
+
+    def act_batch(self, observations, sessions):
+        due = sum(self.plans_next(session=session) for session in sessions)
+        self.planned.extend([due] * bool(due))
+        return [Steer.act(self, o, session=s) for o, s in zip(observations, sessions)]
+
 class Glancing(Steer):
     """Looks at every third image alone, and keeps which it was shown."""
 

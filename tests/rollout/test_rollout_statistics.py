@@ -8,6 +8,7 @@ import pytest
 from dzrobot.errors import ConfigError
 from dzrobot.rollout.evaluation.report import wilson
 from dzrobot.rollout.evaluation.statistics import (
+    PairCounts,
     adjusted_interval,
     compare_counts,
     count_pairs,
@@ -22,6 +23,8 @@ from dzrobot.rollout.evaluation.statistics import (
 pytest.importorskip("statsmodels")
 
 DRAWS = 2000
+
+WITHOUT = "another implementation of the statistics, robostats, did not install"
 
 # Among 2,000 draws many have the same counts: what follows from counts is worked out once for each.
 p_value = functools.cache(mcnemar_p)
@@ -181,3 +184,38 @@ def spearman_of(values, won):
     from scipy.stats import spearmanr
 
     return spearmanr(values.ravel(), won.ravel()).statistic
+
+
+@pytest.mark.parametrize("cells", [(40, 3, 12, 45), (90, 1, 6, 3), (10, 0, 0, 5), (0, 8, 21, 171)])
+def test_another_implementation_agrees(cells):
+    robostats = pytest.importorskip("robostats", reason=WITHOUT)
+    both, first_only, second_only, neither = cells
+    counts = PairCounts(both=both, first_only=first_only, second_only=second_only, neither=neither)
+    # Theirs subtracts the second run, ours the first.
+    theirs = robostats.PairedResult(
+        policy_id_a="second", policy_id_b="first", n_both_success=both, n_both_failure=neither,
+        n_a_success_b_failure=second_only, n_b_success_a_failure=first_only,
+        scenario_ids=tuple(map(str, range(counts.episodes))), dropped_from_a=0, dropped_from_b=0,
+        protocol_fingerprints_a=(), protocol_fingerprints_b=(), replicates=None,
+    )  # fmt: skip
+    test = robostats.mcnemar(theirs)
+    assert mcnemar_p(first_only, second_only) == pytest.approx(test.p_value, rel=1e-12)
+    assert counts.difference == pytest.approx(test.delta, abs=1e-15)
+    # Tango's score interval, ours Bonett and Price's: both are about the same difference.
+    interval = robostats.paired_difference(theirs)
+    assert adjusted_interval(counts) == pytest.approx((interval.lower, interval.upper), abs=0.045)
+
+
+def test_another_implementation_agrees_on_rates_and_several_comparisons():
+    robostats = pytest.importorskip("robostats", reason=WITHOUT)
+    for successes, episodes in ((0, 20), (7, 20), (495, 512), (100, 100)):
+        theirs = robostats.wilson(successes, episodes)
+        assert wilson(successes, episodes) == pytest.approx((theirs.lower, theirs.upper), abs=1e-12)
+    values = {"a": 0.03, "b": 0.001, "c": 0.2, "d": 0.03, "e": 0.9}
+    adjusted = robostats.kmodel.adjust(list(values.values()), "holm")
+    assert list(holm(values).values()) == pytest.approx(adjusted, rel=1e-12)
+    # Miettinen and Nurminen's interval, ours Newcombe's.
+    for first, second in (((40, 50), (30, 50)), ((495, 512), (470, 500))):
+        ours, theirs = compare_counts(first, second), robostats.unpaired_difference(*second, *first)
+        assert ours.difference == pytest.approx(theirs.point, abs=1e-12)
+        assert (ours.low, ours.high) == pytest.approx((theirs.lower, theirs.upper), abs=0.01)

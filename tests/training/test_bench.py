@@ -15,7 +15,7 @@ from dzrobot.commands import bench
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
-from dzrobot.training.bench.acting import _shares, chunk_times, covered, measure_eval
+from dzrobot.training.bench.acting import _shares, chunk_times, measure_eval
 from dzrobot.training.bench.document import (
     PARTS,
     BenchResult,
@@ -81,13 +81,8 @@ def test_a_window_is_timed_place_by_place_and_the_policy_knows_its_planning_time
     assert {len(values) for values in times.values()} == {2}
     # One window came before.
     counted = sum(map(sum, times.values())) / 1000
-    assert counted < policy.planning_s
+    assert counted < policy.planning.seconds
     assert policy.sessions == ()
-
-
-def test_spans_that_overlap_count_once():
-    assert covered([(0, 2), (1, 3), (5, 6), (5.2, 5.4)]) == 4
-    assert covered([]) == 0
 
 
 def test_a_device_is_busy_in_a_share_of_the_planning():

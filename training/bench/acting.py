@@ -4,8 +4,6 @@ import itertools
 import time
 from pathlib import Path
 
-import torch
-
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
@@ -21,6 +19,7 @@ from dzrobot.rollout.evaluation.evaluate import (
     prepare,
 )
 from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.evaluation.usage import read_uses
 from dzrobot.rollout.policy_spec import PolicySpec, load_policy, resolve_policy
 from dzrobot.training.bench.document import BenchSettings, Measurement
 from dzrobot.training.bench.stepping import check_simulator
@@ -125,11 +124,12 @@ def measure_eval(settings: BenchSettings, folder: Path) -> tuple[list[Measuremen
             return
         if far.record.error is not None:
             raise ConfigError(f"an episode of {settings.env} failed: {far.record.error}")
-        marks.append((time.perf_counter(), policy.planning_s))
+        marks.append((time.perf_counter(), policy.planning.seconds))
 
     options = RunOptions(workers=settings.workers, videos="none", predictions=False)
-    evaluate(prepared, folder / "evaluation", options, mark)
-    return _shares(marks[ahead - 1 :], busy_share(policy))
+    results = folder / "evaluation"
+    evaluate(prepared, results, options, mark)
+    return _shares(marks[ahead - 1 :], read_uses(results)[-1].kernel_share)
 
 
 def _shares(
@@ -162,32 +162,3 @@ def _shares(
         )
     )  # fmt: skip
     return found, []
-
-
-def busy_share(policy: DreamZeroPolicy) -> float | None:
-    """Return the share of a chunk's time in which a kernel runs; None without an accelerator.
-
-    An evaluation has too many kernels to trace, and all are of chunks, so one chunk is traced.
-    """
-    if policy.card["device"] != "cuda":
-        return None
-    observation = blank(policy.embodiment, None)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
-        for _, plan in walk_window(policy, _SESSION, observation, None):
-            wall_us: float = 1000 * plan["timing"]["total_ms"]
-    policy.evict(_SESSION)
-    kernels = [
-        (event.time_range.start, event.time_range.end)
-        for event in trace.events() or []
-        if event.device_type.name == "CUDA"
-    ]
-    return covered(kernels) / wall_us
-
-
-def covered(spans: list[tuple[float, float]]) -> float:
-    """Return how much of the line the spans (start, end) cover together."""
-    total, reached = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total

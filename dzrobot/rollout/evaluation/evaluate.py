@@ -1,6 +1,7 @@
 """An evaluation from beginning to end; interrupted at any point, it resumes where it stopped."""
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -33,6 +34,7 @@ from dzrobot.rollout.evaluation.protocol import EpisodeSpec, EvalSpec, plan_epis
 from dzrobot.rollout.evaluation.queue import CaseQueue, LocalQueue
 from dzrobot.rollout.evaluation.records import Record, RecordFile, locked, storing
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
+from dzrobot.rollout.evaluation.usage import measured, read_uses
 from dzrobot.rollout.execution import ExecutionOptions, Schedule, schedule
 from dzrobot.rollout.latency import ZERO
 from dzrobot.rollout.policy_spec import LoadedPolicy, PolicySpec, load_policy, resolve_policy
@@ -87,6 +89,10 @@ class RunOptions:
     shard: tuple[int, int] = (0, 1)
     """Which part of the run this is, and of how many."""
 
+    batch_window_s: float = 0.0
+    """Where the evaluation is batched: longest time that an episode whose plan is due waits for
+    others to share its call."""
+
     max_errors: int = 10
     """Episodes that may end in an exception before this run gives up."""
 
@@ -110,6 +116,8 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.workers < 0:
             raise ConfigError(f"workers={self.workers}: give 0 or more")
+        if not 0 <= self.batch_window_s < math.inf:
+            raise ConfigError(f"batch_window_s={self.batch_window_s}: give 0 or more, in seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,13 +270,16 @@ def evaluate(
             return options.enough(records.records) or errors >= options.max_errors
 
         try:
-            with _queue(prepared, output, options, waiting) as queue:
-                settings = _settings(prepared, output, options)
+            settings = _settings(prepared, output, options)
+            with (
+                measured(acting.policy, _traced_device(prepared), output),
+                _queue(prepared, output, options, waiting) as queue,
+            ):
                 _run(settings, acting, options, queue, keep)
         finally:
             remove_unfinished(output)
             remove_unfinished_predictions(output)
-            summary = summarize(records.records.values(), part)
+            summary = summarize(records.records.values(), part, read_uses(output))
             write_summary(output, summary, prepared.card)
     return summary
 
@@ -352,9 +363,15 @@ def _acting(prepared: PreparedEvaluation, folder: Path, options: RunOptions) -> 
     return Acting(
         policy=prepared.ready.policy,
         batched=prepared.evaluation.batched,
+        window_s=options.batch_window_s,
         engines=_engines(prepared),
         predictions=folder if _predicts(prepared, options) else None,
     )
+
+
+def _traced_device(prepared: PreparedEvaluation) -> str | None:
+    """Return the kind of device whose kernels are traced; beside an arm, nobody waits for that."""
+    return None if prepared.moves_an_arm else prepared.ready.card.get("device")
 
 
 def _run(

@@ -15,6 +15,7 @@ from dzrobot.files import write_json
 from dzrobot.rollout.episode import percentiles
 from dzrobot.rollout.evaluation.protocol import EpisodeSpec
 from dzrobot.rollout.evaluation.records import Record, ordered, storing
+from dzrobot.rollout.evaluation.usage import RunUse, shares
 from dzrobot.rollout.measures import Average, averages
 
 SUMMARY_FILE = "summary.json"
@@ -119,7 +120,7 @@ class Summary:
     """The total without repeated episodes; None where nothing is repeated."""
 
     timing: Mapping[str, float]
-    """Milliseconds; differs from run to run, unlike everything above."""
+    """Milliseconds, and shares of the time; differs from run to run, unlike everything above."""
 
     errors: tuple[tuple[str, str], ...]
     """EpisodeSpec and message of every episode without a result."""
@@ -162,8 +163,16 @@ def wilson(successes: int, episodes: int) -> tuple[float, float]:
     return low, high
 
 
-def summarize(records: Iterable[Record], cases: Sequence[EpisodeSpec]) -> Summary:
-    """Return the summary of ``cases``, of which ``records`` tells as far as they were run."""
+def summarize(
+    records: Iterable[Record], cases: Sequence[EpisodeSpec], uses: Sequence[RunUse] = ()
+) -> Summary:
+    """Return the summary of ``cases``, of which ``records`` tells as far as they were run.
+
+    Args:
+        records: In any order.
+        cases: All of the evaluation, or of the part that is told of.
+        uses: How busy its runs kept the policy.
+    """
     listed = ordered(records, cases)
     suites = list(dict.fromkeys(case.suite for case in cases))
     rows = []
@@ -179,7 +188,7 @@ def summarize(records: Iterable[Record], cases: Sequence[EpisodeSpec]) -> Summar
         rows=tuple(rows),
         total=_row("all", None, listed, cases),
         distinct=None if len(once) == len(cases) else _row("distinct", None, listed, once),
-        timing=_timing(done),
+        timing={**_timing(done), **shares(uses)},
         errors=tuple((r.case, r.error) for r in listed if r.error is not None),
         causes=Counter(r.ended or "exception" for r in listed if r.error is not None),
         measures=averages([(r.steps or 0, r.measures) for r in done if r.measures], Z_95),
