@@ -6,6 +6,8 @@ is resumed, so the same command finishes what was interrupted.
     python benchmarks/latency.py              the bundled policy on Lift, 10 starts
     python benchmarks/latency.py --episodes 100 --rounds 10
                                               100 starts; a table after every tenth of them
+    python benchmarks/latency.py --history off --episodes 100
+                                              a third of the time: images nobody reads are not drawn
     python benchmarks/latency.py --executions rtc --steps 1 --strength 2 --output results/rtc-2
     python benchmarks/latency.py --checkpoint PATH --executions sync,rtc,trained --device cuda
 """
@@ -88,6 +90,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--execute", type=flags.whole(1), help="default: the robot's number")
     parser.add_argument("--strength", type=float, help="of rtc; default: the solver's steps")
     parser.add_argument("--weights", choices=["linear", "exp"], default="linear", help="of rtc")
+    parser.add_argument(
+        "--history", choices=["recent", "grid", "off"],
+        help="frames remembered (default: the robot's); with off, few images are drawn",
+    )  # fmt: skip
     parser.add_argument("--noise", choices=["keyed", "fixed"], default="keyed")
     parser.add_argument("--workers", type=flags.whole(0), default=0)
     parser.add_argument("--output", type=Path, default=Path("results/latency"))
@@ -112,7 +118,9 @@ def _evaluation(arguments: argparse.Namespace, execution: Execution, steps: int)
         policy=PolicySpec(
             name=arguments.checkpoint,
             device=arguments.device,
-            options=PolicyOptions(execute=arguments.execute, noise=arguments.noise),
+            options=PolicyOptions(
+                execute=arguments.execute, history=arguments.history, noise=arguments.noise
+            ),
         ),
         execution=ExecutionOptions(
             execution=execution, latency=parse_latency(f"steps:{steps}"), **guidance
