@@ -2,6 +2,7 @@
 
     python examples/train_tiny.py                       # Lift, about 80 minutes on two cores
     python examples/train_tiny.py --suite libero_object --task 0
+    python examples/train_tiny.py --suite arm           # through the drivers of an emulated Franka
     python examples/train_tiny.py --curve 20            # success against training step, as well
 
 Every stage is a public command, printed before it runs. A finished stage is not run again, and
@@ -9,18 +10,27 @@ an unfinished one resumes where it was, so the same command can be interrupted a
 """
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-EMBODIMENT = "libero_mini"
 RESOLUTION = 128
 SAVES = 12
 """Checkpoints that the run leaves; every second one is a point of the curve."""
 HELD_IN = "20-49"
 """Stored initial states of LIBERO to learn from; evaluations begin at state 0."""
+
+NOISE = "0.2"
+"""On what the expert does: demonstrations then show the way back."""
+STEERED = 10
+"""Demonstrations on the arm that somebody at a device gives, besides the expert's."""
+FAR_SEED = "1000000"
+"""Of the first demonstration on the arm; evaluations begin at seed 0."""
+BLIND = 20
+"""Evaluations on the arm with images that say nothing."""
 
 
 @dataclass(frozen=True)
@@ -30,22 +40,41 @@ class Stage:
     name: str
     command: tuple[str, ...]
     result: Path | None
+    stamps: bool = False
+    """Whether ``result`` is an empty file, made when the command has succeeded."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned."""
+
+    embodiment: str
+    demonstrate: tuple[tuple[str, tuple[str, ...]], ...]
+    """Name of a stage -> command that fills ``--output``, the dataset."""
+
+    score: tuple[str, ...]
+    """Command of one evaluation, without checkpoint, episodes and output."""
+
+    judge: tuple[tuple[str, tuple[str, ...]], ...]
+    """Name of a stage -> command that evaluates ``--checkpoint`` at the end."""
 
 
 def main() -> int:
     """Run the stages that are left."""
     options = _arguments()
+    examples = str(Path(__file__).parent)
+    paths = os.pathsep.join(filter(None, (examples, os.environ.get("PYTHONPATH"))))
     for stage in stages(options):
         if stage.result is not None and stage.result.exists():
             print(f"{stage.name}: done ({stage.result})", flush=True)
             continue
         print(f"{stage.name}: {shlex.join(stage.command)}", flush=True)
-        code = subprocess.run(stage.command, check=False).returncode
-        if code != 0:
-            print(f"{stage.name} ended with code {code}; the same command resumes from here")
-            return code
-        if stage.name == "collect":
-            _stamp(options).touch()
+        done = subprocess.run(stage.command, env={**os.environ, "PYTHONPATH": paths}, check=False)
+        if done.returncode != 0:
+            print(f"{stage.name} ended with {done.returncode}; the same command resumes from here")
+            return done.returncode
+        if stage.stamps and stage.result is not None:
+            stage.result.touch()
     return 0
 
 
@@ -56,56 +85,91 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     run = root / "run"
     final = run / "export" / f"step_{options.steps:08d}"
     every = max(1, options.steps // SAVES)
-    environment = ["--env-arg", f"resolution={RESOLUTION}"]
-    if options.suite == "lift":
-        environment += ["--env", "dzrobot/lift-v0"]
-        judge = [sys.executable, str(Path(__file__).with_name("score_tiny.py"))]
-        score = [*_dzrobot("eval"), "--env", "dzrobot/lift-v0", "--protocol", "lift-100"]
-    else:
-        environment += ["--env", f"dzrobot/{options.suite}-v0"]
-        score = [*_dzrobot("eval"), "--suite", options.suite, "--tasks", str(options.task)]
-        judge = [*score, "--env-arg", f"resolution={RESOLUTION}", "--embodiment", EMBODIMENT]
-        environment += ["--env-arg", f"task_id={options.task}", "--starts", HELD_IN]
+    task = _task(options)
     listed = [
-        Stage("collect", (*_dzrobot("collect"), *environment, *_collection(options), "--output",
-                          str(data)), _stamp(options)),
-        Stage("stats", (*_dzrobot("stats"), EMBODIMENT, "--dataset", str(data), "--output",
+        Stage(name, (*command, "--output", str(data)), root / f"{name}ed", stamps=True)
+        for name, command in task.demonstrate
+    ]
+    listed += [
+        Stage("stats", (*_dzrobot("stats"), task.embodiment, "--dataset", str(data), "--output",
                         str(metadata)), metadata),
-        Stage("init", (*_dzrobot("init"), str(start), "--embodiment", EMBODIMENT, "--dataset",
-                       str(data), "--metadata", str(metadata), "--steps",
-                       str(options.autoencoder_steps)), start),
+        Stage("init", (*_dzrobot("init"), str(start), "--embodiment", task.embodiment,
+                       "--dataset", str(data), "--metadata", str(metadata),
+                       "--steps", str(options.autoencoder_steps)), start),
         Stage("train", (*_torchrun(options.processes), "mini_lift_cpu", f"model.model_path={start}",
+                        f"model.embodiment_tag={task.embodiment}",
                         f"model.metadata_json_path={metadata}", f"data.train_data_paths={data}",
                         f"runner.output_dir={run}", f"runner.max_steps={options.steps}",
                         f"checkpoint.save_interval={every}", f"checkpoint.keep_last_k={SAVES}",
                         "runner.resume_dir=auto"), final),
-        Stage("evaluate", (*judge, "--checkpoint", str(final), "--episodes", str(options.evaluate),
-                           "--workers", str(options.workers), "--output", str(root / "results")),
-              None),
     ]  # fmt: skip
+    listed += [
+        Stage(name, (*command, "--checkpoint", str(final), "--output", str(root / name)), None)
+        for name, command in task.judge
+    ]
     if options.curve:
         points = ",".join(str(step) for step in range(2 * every, options.steps + 1, 2 * every))
-        shown = ["--embodiment", EMBODIMENT, "--env-arg", f"resolution={RESOLUTION}"]
-        shown += ["--workers", str(options.workers), "--videos", "none", "--steps", points]
-        shown += ["--episodes", str(options.curve), "--output", str(run / "evaluations" / "curve")]
+        curve = ["--checkpoint", str(run), "--steps", points, "--episodes", str(options.curve)]
+        curve += ["--videos", "none", "--output", str(run / "evaluations" / "curve")]
         listed += [
-            Stage("curve", (*score, "--checkpoint", str(run), *shown), None),
+            Stage("curve", (*task.score, *curve), None),
             Stage("plot", (*_dzrobot("plot"), str(run)), None),
         ]
     return listed
 
 
-def _stamp(options: argparse.Namespace) -> Path:
-    stamp: Path = options.output / "collected"
-    return stamp
+def _task(options: argparse.Namespace) -> Task:
+    return _arm(options) if options.suite == "arm" else _simulated(options)
 
 
-def _collection(options: argparse.Namespace) -> list[str]:
-    return [
-        "--embodiment", EMBODIMENT, "--episodes", str(options.episodes), "--noise", "0.2",
-        "--hold-steps", "8", "--workers", str(options.workers), "--max-steps",
-        "150" if options.suite == "lift" else "280",
-    ]  # fmt: skip
+def _simulated(options: argparse.Namespace) -> Task:
+    """Return Lift, or a task of LIBERO."""
+    robot, workers = "libero_mini", ("--workers", str(options.workers))
+    given = ("--env-arg", f"resolution={RESOLUTION}")
+    episodes = ("--episodes", str(options.evaluate))
+    collect = (
+        *_dzrobot("collect"), "--env", f"dzrobot/{options.suite}-v0", *given, *workers,
+        "--embodiment", robot, "--episodes", str(options.episodes), "--noise", NOISE,
+        "--hold-steps", "8",
+    )  # fmt: skip
+    if options.suite == "lift":
+        collect += ("--max-steps", "150")
+        score = (*_dzrobot("eval"), "--env", "dzrobot/lift-v0", "--protocol", "lift-100")
+        judge: tuple[str, ...] = (sys.executable, str(Path(__file__).with_name("score_tiny.py")))
+        score += (*given, "--embodiment", robot, *workers)
+        judge += workers
+    else:
+        collect += ("--max-steps", "280", "--starts", HELD_IN)
+        collect += ("--env-arg", f"task_id={options.task}")
+        score = (*_dzrobot("eval"), "--suite", options.suite, "--tasks", str(options.task))
+        score += (*given, "--embodiment", robot, *workers)
+        judge = score
+    return Task(robot, (("collect", collect),), score, (("results", (*judge, *episodes)),))
+
+
+def _arm(options: argparse.Namespace) -> Task:
+    """Return lifting a cube with an emulated Franka, by the drivers of a real one."""
+    robot = "franka_mini"
+    place = (
+        "--env", "Franka-PnP-v0", "--env-arg", "workcell=emulated",
+        "--env-arg", f"embodiment={robot}", "--unattended",
+    )  # fmt: skip
+    record = (*_dzrobot("record"), *place, "--max-steps", "150", "--seed", FAR_SEED)
+    expert = ("--policy", "expert", "--noise", NOISE, "--episodes", str(options.episodes))
+    steered = (
+        "--teleop", "scripted_teleop:ScriptedOperator",
+        "--episodes", str(options.episodes + STEERED),
+    )  # fmt: skip
+    score = (*_dzrobot("eval"), *place, "--max-steps", "150")
+    return Task(
+        robot,
+        (("record", (*record, *expert)), ("steer", (*record, *steered))),
+        score,
+        (
+            ("results", (*score, "--episodes", str(options.evaluate))),
+            ("blind", (*score, "--episodes", str(BLIND), "--ablate-images", "shuffle")),
+        ),
+    )
 
 
 def _dzrobot(command: str) -> tuple[str, ...]:
@@ -119,7 +183,7 @@ def _torchrun(processes: int) -> tuple[str, ...]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--suite", default="lift", help="lift, libero_object or libero_spatial")
+    parser.add_argument("--suite", default="lift", help="lift, libero_object, ..., or arm")
     parser.add_argument("--task", type=int, default=0, help="task of the LIBERO suite")
     parser.add_argument("--episodes", type=int, default=150, help="demonstrations")
     parser.add_argument("--autoencoder-steps", type=int, default=600)

@@ -21,6 +21,7 @@ from dzrobot.recording.quality import too_short
 from dzrobot.rollout.arms import check_conventions
 from dzrobot.rollout.attended import Attended, EndedByDriver
 from dzrobot.rollout.demonstrations.intervention import WatchedPolicy
+from dzrobot.rollout.demonstrations.noise import NoisyActions
 from dzrobot.rollout.demonstrations.record import (
     KEYBOARD_HELP,
     KEYBOARD_NUMBERS,
@@ -97,6 +98,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep-failures", action="store_true",
         help="keep failures too, with their reason; training leaves them out unless asked",
     )  # fmt: skip
+    parser.add_argument(
+        "--noise", type=flags.number(0, 10), default=0.0, metavar="STD",
+        help="on the first six numbers of what a policy does; its own action is recorded, which is "
+        "the way back. Not on a real arm",
+    )  # fmt: skip
     parser.add_argument("--max-steps", type=flags.whole(1), default=240, help="steps per episode")
     parser.add_argument("--seed", type=flags.seed, default=0, help="of the first episode's start")
     parser.add_argument("--version", choices=["v2.1", "v3.0"], default="v2.1")
@@ -120,6 +126,9 @@ def run(arguments: argparse.Namespace) -> int:
     env = made_environment(arguments.env, {"max_episode_steps": arguments.max_steps, **given})
     if arguments.policy:
         _check_policy(arguments, env, facts)
+    if arguments.noise:
+        _check_noise(arguments, facts)
+        env = NoisyActions(env, arguments.noise)
     actor = _actor(arguments, env, facts)
     log = arguments.output.with_name(f"{arguments.output.name}.operator.jsonl")
     with (
@@ -173,6 +182,16 @@ def _check_policy(
             "what a policy does is recorded at full speed: try it with `dzrobot eval` first, which "
             "is slow, then say --full-speed"
         )
+
+
+def _check_noise(arguments: argparse.Namespace, facts: EnvironmentFacts) -> None:
+    if facts.is_real:
+        raise ConfigError(
+            f"--noise {arguments.noise:g} moves a real arm in ways that nobody asked for: leave it "
+            "out; it is for emulated arms and simulators"
+        )
+    if not arguments.policy:
+        raise ConfigError("--noise is on what a policy does: give --policy, or leave it out")
 
 
 def _record(
@@ -274,7 +293,7 @@ def _actor(arguments: argparse.Namespace, env: gym.Env[Any, Any], facts: Environ
         return KeyboardActor()
     person = None
     if arguments.teleop:
-        person = Teleoperator(load_device(arguments.teleop, arguments.teleop_arg), env)
+        person = Teleoperator(load_device(arguments.teleop, arguments.teleop_arg, env), env)
         if not arguments.policy:
             return person
     if arguments.replay:

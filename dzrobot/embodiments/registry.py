@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dzrobot.embodiments.robots.agibot import AGIBOT
+from dzrobot.embodiments.robots.franka_mini import FRANKA_MINI
 from dzrobot.embodiments.robots.franka_pnp import FRANKA_PNP
 from dzrobot.embodiments.robots.libero_mini import LIBERO_MINI
 from dzrobot.embodiments.robots.libero_sim import LIBERO_SIM
@@ -21,7 +22,7 @@ from dzrobot.importing import (
 
 EMBODIMENTS: Mapping[str, Embodiment] = {
     embodiment.tag: embodiment
-    for embodiment in (LIBERO_SIM, LIBERO_MINI, FRANKA_PNP, OXE_DROID, AGIBOT)
+    for embodiment in (LIBERO_SIM, LIBERO_MINI, FRANKA_PNP, FRANKA_MINI, OXE_DROID, AGIBOT)
 }
 """The built-in robots, by tag."""
 

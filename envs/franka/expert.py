@@ -3,6 +3,7 @@
 It acts through the numbers of a policy, in whichever frame the workcell has, and looks at no image.
 """
 
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from dzrobot.envs.emulators.kinematics import damped_inverse, forward, posture
 from dzrobot.envs.franka.axes import in_action_axes
+from dzrobot.envs.franka.config import ActionConfig
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.outcomes import SceneObject
 from dzrobot.envs.franka.poses import Array
@@ -53,6 +55,23 @@ class PickPhase(Enum):
     LIFT = auto()
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PickMove:
+    """What is to be done in one step."""
+
+    goal: Array | None
+    """Place (3,) of the hand in the base frame, m; None: where it is."""
+
+    turn: float
+    """About the vertical, rad."""
+
+    pace: float
+    """Largest share of a step."""
+
+    gripper: float
+    """`OPEN` or `CLOSE`."""
+
+
 class PickExpert:
     """Takes the scene's object and lifts it.
 
@@ -85,6 +104,15 @@ class PickExpert:
 
     def act(self, obs: Any, *, session: str = "default") -> NDArray[np.float32]:
         """Return the next action (A,); the observation is not looked at."""
+        return self._towards(self.move())
+
+    @property
+    def begins(self) -> bool:
+        """Whether it begins anew, and has made no move yet."""
+        return self._phase is PickPhase.HOVER and self._steps == 0
+
+    def move(self) -> PickMove:
+        """Return what is to be done in this step, of which there is one a call."""
         found, hand = self._scene.object(), self._env.arm.state().pose
         self._steps += 1
         if self._steps > PATIENCE_STEPS:
@@ -96,61 +124,71 @@ class PickExpert:
                 goal = grasp + HOVER_M * _UP
                 if _is_near(hand, goal) and abs(turn) < NEAR_RAD:
                     self._enter(PickPhase.DESCEND)
-                return self._towards(goal, turn, BRISK, OPEN)
+                return PickMove(goal=goal, turn=turn, pace=BRISK, gripper=OPEN)
             case PickPhase.DESCEND:
                 if _is_near(hand, grasp):
                     self._enter(PickPhase.GRASP)
-                return self._towards(grasp, turn, GENTLE, OPEN)
+                return PickMove(goal=grasp, turn=turn, pace=GENTLE, gripper=OPEN)
             case PickPhase.GRASP:
                 self._top_m = float(hand[2, 3]) + LIFT_M
                 if self._steps >= CLOSING_STEPS:
                     self._enter(PickPhase.LIFT)
-                return self._towards(None, 0.0, GENTLE, CLOSE)
+                return PickMove(goal=None, turn=0.0, pace=GENTLE, gripper=CLOSE)
             case PickPhase.LIFT:
                 if np.linalg.norm(found.pose[:3, 3] - hand[:3, 3]) > HOVER_M / 2:
                     self._enter(PickPhase.HOVER)
-                return self._towards(np.array([*hand[:2, 3], self._top_m]), 0.0, BRISK, CLOSE)
+                goal = np.array([*hand[:2, 3], self._top_m])
+                return PickMove(goal=goal, turn=0.0, pace=BRISK, gripper=CLOSE)
 
     def _enter(self, phase: PickPhase) -> None:
         self._phase, self._steps = phase, 0
 
-    def _towards(
-        self, goal: Array | None, turn: float, pace: float, gripper: float
-    ) -> NDArray[np.float32]:
-        """Return the action towards a place (3,), turning about the vertical."""
+    def _towards(self, move: PickMove) -> NDArray[np.float32]:
+        """Return the action of a move."""
         config, last = self._env.config.action, self._env.last_target
         if last is None:
             raise RobotError("the arm is not under control: reset() comes first")
         if self._env.layout.motion == "joint_position":
-            return self._joints_towards(goal, turn, pace, gripper)
+            return self._joints_towards(move)
         measured = self._env.arm.state().pose
         anchor = last if config.anchor == "target" else measured
-        away = np.zeros(3) if goal is None else (goal - anchor[:3, 3]) / config.translation_m
-        move = np.clip(away, -pace, pace)
-        about = np.clip(turn / config.rotation_rad, -pace, pace)
-        twist = in_action_axes(anchor, np.array([*move, 0.0, 0.0, about]), config)
-        action: NDArray[np.float32] = np.clip([*twist, gripper], -1.0, 1.0).astype(np.float32)
+        twist = in_action_axes(anchor, motion_of(move, anchor, config), config)
+        action: NDArray[np.float32] = np.clip([*twist, move.gripper], -1.0, 1.0).astype(np.float32)
         return action
 
-    def _joints_towards(
-        self, goal: Array | None, turn: float, pace: float, gripper: float
-    ) -> NDArray[np.float32]:
+    def _joints_towards(self, move: PickMove) -> NDArray[np.float32]:
         """Return the same for an arm that takes joint angles: where they are to be soon."""
         config, state, last = self._env.config.action, self._env.arm.state(), self._env.last_target
         assert last is not None, "seen by who calls"
         hand = np.linalg.inv(forward(state.joints, np.eye(4))) @ state.pose
         at = posture(last, hand)
         twist = np.zeros(6)
-        if goal is not None:
-            lead = LEAD_STEPS * pace * config.translation_m
-            twist[:3] = np.clip(goal - at.pose[:3, 3], -lead, lead)
-        lead = LEAD_STEPS * pace * config.rotation_rad
-        twist[5] = np.clip(turn, -lead, lead)
+        if move.goal is not None:
+            lead = LEAD_STEPS * move.pace * config.translation_m
+            twist[:3] = np.clip(move.goal - at.pose[:3, 3], -lead, lead)
+        lead = LEAD_STEPS * move.pace * config.rotation_rad
+        twist[5] = np.clip(move.turn, -lead, lead)
         joints = last + damped_inverse(at.jacobian, twist)
         action = np.zeros(self._env.embodiment.action_dim, np.float32)
         action[self._env.layout.motion_at] = joints
-        action[self._env.layout.gripper_at] = gripper == CLOSE
+        action[self._env.layout.gripper_at] = move.gripper == CLOSE
         return action
+
+
+def motion_of(move: PickMove, hand: Array, config: ActionConfig) -> Array:
+    """Return the motion (6,) of a move in the base frame, in shares of the largest step.
+
+    Args:
+        move: What is to be done.
+        hand: (4, 4), where the hand is, or is asked to be.
+        config: How long steps are.
+    """
+    away = np.zeros(3)
+    if move.goal is not None:
+        away = (move.goal - hand[:3, 3]) / config.translation_m
+    turn = move.turn / config.rotation_rad
+    motion: Array = np.array([*away, 0.0, 0.0, turn]).clip(-move.pace, move.pace)
+    return motion
 
 
 def _is_near(hand: Array, goal: Array) -> bool:

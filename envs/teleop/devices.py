@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 from dzrobot.config import load_config
@@ -102,12 +103,13 @@ DEVICES: Mapping[str, DeviceKind] = {
 """Name on the command line -> kind."""
 
 
-def load_device(name: str, settings: Sequence[str] = ()) -> TeleopDevice:
+def load_device(name: str, settings: Sequence[str] = (), env: Any = None) -> TeleopDevice:
     """Return the device ``name``, not yet open; its libraries are there.
 
     Args:
         name: Key of :data:`DEVICES`, or ``module:factory`` of a function that returns a device.
         settings: ``key=value`` each, of the kind's settings; an own factory has none.
+        env: What is steered; given to an own factory that takes an argument.
 
     Raises:
         UnknownNameError: there is no such device or factory.
@@ -119,7 +121,13 @@ def load_device(name: str, settings: Sequence[str] = ()) -> TeleopDevice:
             raise ConfigError(
                 f"{name} makes its device itself: settings {', '.join(settings)} are its own"
             )
-        device: TeleopDevice = load_reference(name, "device", Callable)()
+        factory = load_reference(name, "device", Callable)
+        takes_env = bool(signature(factory).parameters)
+        if takes_env and env is None:
+            raise ConfigError(
+                f"{name} takes the environment that it steers, and there is none here"
+            )
+        device: TeleopDevice = factory(env) if takes_env else factory()
     else:
         kind = find(DEVICES, "device", name)
         device = kind.make(load_config(kind.settings, None, settings))

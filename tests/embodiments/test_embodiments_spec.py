@@ -12,6 +12,9 @@ from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View
 from dzrobot.errors import ConfigError
 
 LIBERO, FRANKA, DROID = (EMBODIMENTS[tag] for tag in ("libero_sim", "franka_pnp", "oxe_droid"))
+LIKE = {"libero_mini": "libero_sim", "franka_mini": "franka_pnp"}
+"""Robots of small images, and whose prompts they have."""
+
 EVERY = pytest.mark.parametrize("robot", EMBODIMENTS.values(), ids=EMBODIMENTS)
 
 
@@ -32,8 +35,7 @@ def test_file_name_is_the_tag(robot):
 
 @EVERY
 def test_prompt_and_ids_match_the_published_checkpoints(robot):
-    # The small-image robot is LIBERO's in all that a prompt says.
-    assert robot.prompt == PROMPTS[{"libero_mini": "libero_sim"}.get(robot.tag, robot.tag)]
+    assert robot.prompt == PROMPTS[LIKE.get(robot.tag, robot.tag)]
     assert robot.negative_prompt == NEGATIVE
     assert robot.language == "annotation.task"
 

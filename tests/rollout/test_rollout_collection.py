@@ -16,10 +16,10 @@ from dzrobot.rollout.demonstrations.collection import (
     ATTEMPTS_FILE,
     PLAN_FILE,
     CollectionPlan,
-    NoisyActions,
     collect,
     run_attempt,
 )
+from dzrobot.rollout.demonstrations.noise import NoisyActions
 from dzrobot.training.data import DatasetReader, ReaderOptions
 
 ROBOT = load_embodiment("libero_mini")
@@ -196,7 +196,7 @@ def test_actions_stay_within_the_action_space_and_not_within_another():
     env = gym.Env()
     env.action_space = gym.spaces.Box(-4.0, 4.0, (8,), np.float32)
     wanted = np.array([0.3, -2.2, 1.9, 0, 0, 0, 3.5, 9.0], np.float32)
-    done = NoisyActions(env, 0.0, seed=1).action(wanted)
+    done = NoisyActions(env, 0.0).action(wanted)
     assert done.tolist() == [*wanted[:7].tolist(), 4.0]
 
 

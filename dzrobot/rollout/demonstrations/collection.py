@@ -23,7 +23,7 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, DatasetError, ProtocolError
 from dzrobot.files import append_line, explained, whole_lines, write_json
 from dzrobot.recording import EpisodeWriter, layout
-from dzrobot.rng import seed_sequence
+from dzrobot.rollout.demonstrations.noise import NoisyActions
 from dzrobot.rollout.demonstrations.record import NO_START
 from dzrobot.rollout.demonstrations.session import most_attempts
 from dzrobot.rollout.environment import (
@@ -41,9 +41,6 @@ from dzrobot.rollout.processes import end_with_parent
 
 PLAN_FILE = layout.COLLECTION
 ATTEMPTS_FILE = Path("meta") / "collection_attempts.jsonl"
-
-NOISY_NUMBERS = 6
-"""Of an action: those that move the hand; the gripper's are left alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,30 +203,9 @@ class DemonstrationEnv(gym.Wrapper[Any, Any, Any, Any]):
         return self._seen, reward, terminated or self.succeeded, truncated or late, info
 
 
-class NoisyActions(gym.ActionWrapper[Any, Any, Any]):
-    """Adds noise to the first six numbers of every action, keyed by the attempt's seed.
-
-    What is done stays within the action space.
-    """
-
-    def __init__(self, env: gym.Env[Any, Any], noise: float, seed: int) -> None:
-        super().__init__(env)
-        self._noise = noise
-        self._draws = np.random.default_rng(seed_sequence("nois", seed))
-
-    def action(self, action: np.ndarray) -> np.ndarray:
-        """Return what is done in the place of ``action``."""
-        drawn = self._draws.normal(0.0, self._noise, NOISY_NUMBERS).astype(np.float32)
-        executed: np.ndarray = action.copy()
-        executed[:NOISY_NUMBERS] += drawn[: len(executed)]
-        if isinstance(self.action_space, gym.spaces.Box):
-            executed = executed.clip(self.action_space.low, self.action_space.high)
-        return executed
-
-
 def run_attempt(plan: CollectionPlan, seed: int) -> Attempt:
     """Run one attempt from ``seed`` in this process's environment."""
-    env = DemonstrationEnv(NoisyActions(_environment(plan), plan.noise, seed), plan)
+    env = DemonstrationEnv(NoisyActions(_environment(plan), plan.noise), plan)
     rules = EpisodeRules(seed=seed, init_state_id=plan.init_state_id(seed), stop_at_success=False)
     outcome = run_episode(env, PrivilegedActor(_policy_name(plan), seed), rules)
     start = NO_START if outcome.init_state_id is None else outcome.init_state_id
