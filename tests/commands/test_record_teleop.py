@@ -46,7 +46,9 @@ class LetGoAtFirst:
     def read(self):
         self._looks += 1
         reading = self._device.read()
-        return replace(reading, active=reading.active and self._looks > 1)
+        # A trigger is open as it takes over, and pulled then.
+        closed = reading.closed and self._looks > 2
+        return replace(reading, active=reading.active and self._looks > 1, closed=closed)
 
 
 LEADER_SETTINGS: list[str] = []
@@ -144,7 +146,8 @@ def test_a_leader_arm_steers_what_is_recorded(tmp_path, capsys):
     recording = load_recording(tmp_path / "set", 0, load_embodiment("oxe_droid"))
     shown = [turns[number] / 4096 * math.tau for number in range(1, 8)]
     shown[2] = 100 / 4096 * math.tau
-    np.testing.assert_allclose(recording.actions[1:], [[*shown, 1]] * 7, atol=1e-3)
+    np.testing.assert_allclose(recording.actions[1], [*shown, 0], atol=1e-3)
+    np.testing.assert_allclose(recording.actions[2:], [[*shown, 1]] * 6, atol=1e-3)
     assert recording.states[-1, 2] > 0.05
 
 

@@ -116,9 +116,30 @@ def test_what_has_no_deadman_steers_a_simulator_at_once():
 def test_a_button_toggles_the_gripper_and_letting_go_keeps_it(hand):
     actions, _ = driven(
         hand, PUSH, replace(PUSH, presses=1), replace(PUSH, presses=1), replace(REST, presses=2),
-        replace(PUSH, presses=2), replace(PUSH, presses=5), replace(PUSH, closed=True),
+        replace(PUSH, presses=2), replace(PUSH, presses=5),
     )  # fmt: skip
-    np.testing.assert_allclose(actions[:, 6], (1, -1, -1, -1, -1, 1, -1))
+    np.testing.assert_allclose(actions[:, 6], (1, -1, -1, -1, -1, 1))
+
+
+def test_a_trigger_decides_once_it_has_stood_where_the_gripper_is(hand, caplog):
+    pulled, open_ = replace(PUSH, closed=True), replace(PUSH, closed=False)
+    # Pulled as it takes over, it closes nothing; opened and pulled again, it does.
+    actions, _ = driven(hand, pulled, pulled, open_, pulled, open_, pulled)
+    np.testing.assert_allclose(actions[:, 6], (1, 1, 1, -1, 1, -1))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "the trigger is closed and the gripper open, which stays so" in said
+    # Let go with the gripper closed, and taken again with an open trigger: nothing is dropped.
+    rest = replace(open_, active=False)
+    actions, _ = driven(hand, open_, pulled, rest, open_, open_, pulled, open_)
+    np.testing.assert_allclose(actions[:, 6], (1, -1, -1, -1, -1, -1, 1))
+
+
+def test_a_trigger_drops_nothing_that_a_policy_holds(hand):
+    person = Teleoperator(Scripted(REST, *[replace(PUSH, closed=False)] * 2), hand)
+    seen, _ = hand.reset(seed=0)
+    holding = np.array([0.1, 0, 0, 0, 0, 0, -1], np.float32)
+    assert person.wanted(seen, holding) is None
+    assert [person.wanted(seen, holding)[6] for _ in range(2)] == [-1, -1]
 
 
 def test_a_person_who_takes_over_leaves_the_gripper_as_it_was(hand):

@@ -269,6 +269,7 @@ class Teleoperator:
         """
         self._engaged, self._closed, self._presses = False, False, 0
         self._let_go = not self.device.has_deadman
+        self._agreed = self._told_trigger = False
         self._said, self._ends = "", False
         self._last: Action | None = None
         if self._rate is not None:
@@ -292,7 +293,7 @@ class Teleoperator:
             self._engaged = False
             return None
         if reading.closed is not None:
-            self._closed = reading.closed
+            self._take_trigger(reading.closed)
         elif (reading.presses - self._presses) % 2:
             self._closed = not self._closed
         self._presses = reading.presses
@@ -343,8 +344,25 @@ class Teleoperator:
             return not refusal
         # A button that was pressed meanwhile asked for nothing.
         self._engaged, self._presses = True, reading.presses
+        self._agreed = self._told_trigger = False
         self._closed = last is not None and self._commands.is_closed(last)
         return True
+
+    def _take_trigger(self, closed: bool) -> None:
+        """Let the gripper follow a trigger, once it has stood where the gripper is.
+
+        Elsewhere as it takes over, it would drop what is held, or close on what nobody looks at.
+        """
+        if not self._agreed and closed != self._closed:
+            if not self._told_trigger:
+                there, here = ("closed", "open") if closed else ("open", "closed")
+                _log.warning(
+                    "the trigger is %s and the gripper %s, which stays so: bring the trigger there "
+                    "once, and the gripper follows", there, here,
+                )  # fmt: skip
+            self._told_trigger = True
+            return
+        self._agreed, self._closed = True, closed
 
     def _held(self, seen: Observation, *, stopping: bool) -> Action:
         """Return what holds the robot still; where it just moved, where it is now."""

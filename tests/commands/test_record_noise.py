@@ -1,0 +1,136 @@
+"""Noise on what is done while the clean action is recorded; devices that take the environment."""
+
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from dzrobot.cli import main
+from dzrobot.commands.replay import load_recording
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.teleop.devices import load_device
+from dzrobot.errors import ConfigError
+from dzrobot.rollout.demonstrations.noise import NoisyActions
+
+WANTED = np.array([0.1, 0, 0, 0, 0, 0, 1], np.float32)
+CELL = """
+address: 172.16.0.2
+task: stack the cups
+cameras:
+- {key: video.image, serial: '1'}
+- {key: video.wrist_image, serial: '2'}
+reset: {position: [0.4, 0.0, 0.4]}
+limits: {workspace_low: [0.3, -0.3, 0.02], workspace_high: [0.6, 0.3, 0.6]}
+reward: {rule: operator}
+"""
+
+
+class Steady:
+    """Named by ``--policy``: always the same action."""
+
+    def __init__(self, robot):
+        pass
+
+    def reset(self, session=None, *, episode=None):
+        pass
+
+    def act(self, obs, *, session="default"):
+        return WANTED
+
+
+class Still:
+    """A device that takes what it steers."""
+
+    gives, has_deadman = "motion", True
+
+    def __init__(self, env):
+        self.env = env
+
+    def check(self):
+        pass
+
+
+def record(folder, *words):
+    few = ["--attempts", "1", "--keep-failures", "--max-steps", "12", "--output", str(folder)]
+    return main(["record", "--workcell", "fake", "--policy", f"{__name__}:Steady", *few, *words])
+
+
+def positions(folder):
+    recording = load_recording(folder, 0, load_embodiment("franka_pnp"))
+    np.testing.assert_array_equal(recording.actions, np.tile(WANTED, (12, 1)))
+    return recording.states[:, 2:5]
+
+
+def test_the_clean_action_is_recorded_and_a_noisy_one_done(tmp_path):
+    for name, noise in (("clean", "0"), ("noisy", "0.3"), ("again", "0.3")):
+        assert record(tmp_path / name, "--noise", noise) == 0
+    clean, noisy, again = (positions(tmp_path / name) for name in ("clean", "noisy", "again"))
+    assert np.abs(noisy - clean).max() > 1e-3
+    # Keyed by the seed of the start.
+    np.testing.assert_array_equal(noisy, again)
+    assert record(tmp_path / "other", "--noise", "0.3", "--seed", "7") == 0
+    assert np.abs(positions(tmp_path / "other") - noisy).max() > 1e-3
+
+
+def test_noise_is_for_policies_and_not_for_real_arms(tmp_path, capsys):
+    output = ["--output", str(tmp_path / "set"), "--noise", "0.1"]
+    assert main(["record", "--workcell", "fake", "--keyboard", *output]) == 2
+    assert "give --policy" in capsys.readouterr().err
+    cell = tmp_path / "cell.yaml"
+    cell.write_text(CELL)
+    words = ["--workcell", str(cell), "--policy", "random", "--full-speed"]
+    assert main(["record", *words, *output]) == 2
+    assert "--noise 0.1 moves a real arm" in capsys.readouterr().err
+    assert not (tmp_path / "set").exists()
+
+
+def test_draws_begin_anew_with_the_seed_of_a_reset():
+    class Room(gym.Env):
+        action_space = gym.spaces.Box(-1.0, 1.0, (7,), np.float32)
+
+        def reset(self, *, seed=None, options=None):
+            return None, {}
+
+    env = NoisyActions(Room(), 0.1)
+    draws = []
+    for seed in (3, 3, 4, None):
+        env.reset(seed=seed)
+        draws.append(env.action(np.zeros(7, np.float32)).tolist())
+    assert draws[0] == draws[1]
+    assert draws[0] != draws[2] != draws[3]
+    # The gripper's number is left alone.
+    assert {row[6] for row in draws} == {0.0}
+
+
+def test_an_own_device_may_take_what_it_steers():
+    place = object()
+    device = load_device(f"{__name__}:Still", env=place)
+    assert device.env is place
+    with pytest.raises(ConfigError, match="takes the environment that it steers, and there"):
+        load_device(f"{__name__}:Still")
+
+
+@pytest.mark.robot
+def test_a_program_at_a_device_and_an_expert_fill_one_dataset(tmp_path, monkeypatch):
+    """The first two stages of ``train_tiny.py --suite arm``, an episode each, and an evaluation."""
+    from emulated import need_libraries, need_scene
+
+    need_libraries()
+    need_scene()
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    place = [
+        "--env", "Franka-PnP-v0", "--env-arg", "workcell=emulated", "--env-arg",
+        "embodiment=franka_mini", "--unattended", "--max-steps", "150",
+    ]  # fmt: skip
+    output = ["--seed", "1000000", "--output", str(tmp_path / "set")]
+    expert = ["--policy", "expert", "--noise", "0.2", "--episodes", "1"]
+    assert main(["record", *place, *output, *expert]) == 0
+    steered = ["--teleop", "scripted_teleop:ScriptedOperator", "--episodes", "2"]
+    assert main(["record", *place, *output, *steered]) == 0
+    robot = load_embodiment("franka_mini")
+    for episode in range(2):
+        recording = load_recording(tmp_path / "set", episode, robot)
+        assert len(recording.actions) > 20
+        # It ends with a closed hand, lifting.
+        assert recording.actions[-1, 6] == -1
