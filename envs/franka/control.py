@@ -25,6 +25,7 @@ from dzrobot.envs.franka.safety import (
     classify,
     on_silence,
 )
+from dzrobot.envs.franka.start_way import check_start_way
 from dzrobot.envs.franka.targets import HandSpace, TargetSpace
 from dzrobot.errors import RobotError
 
@@ -51,8 +52,8 @@ class Control:
         self, arm: Arm, config: FrankaConfig, clock: Clock, space: TargetSpace | None = None
     ) -> None:
         # The way to a start is the hand's, whatever an episode is commanded in.
-        self._hand: TargetSpace = HandSpace(config)
-        self._acts_in = space or self._hand
+        self._hand = HandSpace(config)
+        self._acts_in: TargetSpace = space or self._hand
         self._space: TargetSpace = self._hand
         self._arm = arm
         self._config = config
@@ -93,6 +94,7 @@ class Control:
 
     def prepare(self) -> None:
         """Load what the limits need, before anything is opened; see :meth:`TargetSpace.prepare`."""
+        self._hand.prepare()
         self._acts_in.prepare()
 
     def begin(self) -> None:
@@ -135,7 +137,8 @@ class Control:
         It is under control from here on, whatever is raised: see :meth:`hold`.
 
         Raises:
-            RobotError: it is too far, does not arrive, or is stopped on the way.
+            RobotError: it is too far, does not arrive, is stopped on the way, or would come too
+                near to an obstacle; then nothing has moved.
             RefusalError: something was touched, or an operator has stopped the arm.
         """
         reset = self._config.reset
@@ -145,15 +148,13 @@ class Control:
             if state.mode in (Mode.GUIDING, Mode.OTHER):
                 raise RobotError(f"the arm cannot be moved now; it says {state.said}")
             self._check_reach(state.pose, goal)
+            lifted = self._lifted(state.pose, goal)
+            if self._hand.collision is not None:
+                check_start_way(self._hand.collision, state, lifted, self._joints, goal)
             self._take(self._hand)
             self._last, self.has_traveled = state.pose, True
             self._heard()
         deadline = self._clock.now() + reset.timeout_s
-        lifted = state.pose.copy()
-        # Only as high as the workspace is, and not at all where the way is short.
-        if distance_between(state.pose, goal) > reset.lift_m:
-            top = max(self._config.limits.workspace_high[2], state.pose[2, 3])
-            lifted[2, 3] = min(state.pose[2, 3] + reset.lift_m, top)
         self._go(lifted, deadline)
         if self._joints is not None:
             self._go_home(self._joints, deadline)
@@ -329,6 +330,15 @@ class Control:
             self._take(self._space)
         except RobotError as error:
             raise RefusalError(Abort.REFLEX, f"{shown} and no recovery: {error}") from error
+
+    def _lifted(self, pose: Array, goal: Array) -> Array:
+        """Return where the hand rises to before it travels, (4, 4)."""
+        lifted, lift_m = pose.copy(), self._config.reset.lift_m
+        # Only as high as the workspace is, and not at all where the way is short.
+        if distance_between(pose, goal) > lift_m:
+            top = max(self._config.limits.workspace_high[2], pose[2, 3])
+            lifted[2, 3] = min(pose[2, 3] + lift_m, top)
+        return lifted
 
     def _check_reach(self, pose: Array, goal: Array) -> None:
         reach = self._config.reset.reach_m

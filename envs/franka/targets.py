@@ -136,6 +136,11 @@ class HandSpace:
         self._collision: SelfCollision | None = None
         self._hand = np.eye(4)
 
+    @property
+    def collision(self) -> SelfCollision | None:
+        """What looks at distances to obstacles; None without any, and before :meth:`prepare`."""
+        return self._collision
+
     def prepare(self) -> None:
         """Load the shapes of the links, where there are obstacles."""
         if self._collision is None:
@@ -143,7 +148,7 @@ class HandSpace:
 
     def begin(self, state: ArmState) -> None:
         """Learn from the arm where its hand is on its flange."""
-        self._hand = _hand_of(state)
+        self._hand = hand_on_flange(state)
 
     def place(self, state: ArmState) -> Array:
         """Return the hand's pose."""
@@ -184,7 +189,7 @@ class HandSpace:
             if share < 1.0:
                 target = self._workspace.clip(between(last, target, share))
                 cut = ("way",) if share else ("obstacle",)
-            joints = _solved(state.joints, target, self._hand)
+            joints = solved_joints(state.joints, target, self._hand)
             if joints is not None and self._collision.deficits_m(joints)[1] <= allowed + 1e-9:
                 return LimitedTarget(target, (*limited.by, *cut))
         # Where the arm is, nothing is nearer than it is.
@@ -259,7 +264,7 @@ class JointSpace:
     def begin(self, state: ArmState) -> None:
         """Begin at rest, and learn from the arm where its hand is on its flange."""
         self._speeds = np.zeros(7)
-        self._hand = _hand_of(state)
+        self._hand = hand_on_flange(state)
 
     def place(self, state: ArmState) -> Array:
         """Return the joint angles."""
@@ -390,13 +395,13 @@ class JointSpace:
         return np.array([outside, *near])
 
 
-def _hand_of(state: ArmState) -> Array:
+def hand_on_flange(state: ArmState) -> Array:
     """Return where the hand is on the flange, (4, 4)."""
     hand: Array = np.linalg.inv(forward(state.joints, np.eye(4))) @ state.pose
     return hand
 
 
-def _solved(joints: Array, pose: Array, hand: Array) -> Array | None:
+def solved_joints(joints: Array, pose: Array, hand: Array) -> Array | None:
     """Return joint angles (7,) near ``joints`` with the hand at ``pose``; None: not found."""
     for _ in range(_SOLVING):
         at = posture(joints, hand)

@@ -20,9 +20,16 @@ from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fakes import READY, FakeArm, FakeCamera
 from dzrobot.envs.franka.make import load_workcell
 from dzrobot.envs.franka.safety import RefusalError, Workspace
+from dzrobot.envs.franka.self_collision import collision_of
 from dzrobot.envs.franka.targets import HandSpace, JointSpace, joint_box
 from dzrobot.envs.franka.ways import JointWay
-from dzrobot.errors import ConfigError, MissingDependencyError, SafetyError, StoppedError
+from dzrobot.errors import (
+    ConfigError,
+    MissingDependencyError,
+    RobotError,
+    SafetyError,
+    StoppedError,
+)
 
 DROID = load_embodiment("oxe_droid")
 WIDE = {"tilt": (1.0, 1.0, 1.5), "self_collision_m": 0.0}
@@ -290,12 +297,55 @@ def test_links_enter_no_obstacle_where_the_hand_is_commanded():
     for _ in range(12):
         limited = space.limit(np.array([0, -1.0, 0, 0, 0, 0]), state_at(joints), last, 1.0)
         last, said = limited.target, said | set(limited.by)
-        joints = targets._solved(joints, last, HAND)
+        joints = targets.solved_joints(joints, last, HAND)
         assert gap_m(joints) > 0.02
     assert "obstacle" in said
     # Back out is always allowed.
     away = space.limit(np.array([0, 1.0, 0, 0, 0, 0]), state_at(joints), last, 1.0)
     assert away.target[1, 3] > last[1, 3]
+
+
+def turned(angle):
+    """Return the ready posture, turned about the base."""
+    return READY_Q + angle * np.eye(7)[0]
+
+
+def put(arm, joints):
+    arm.joints = joints
+    arm.put(forward(joints, HAND))
+
+
+@pytest.mark.parametrize("embodiment", ["oxe_droid", "franka_pnp"])
+def test_a_reset_looks_at_its_way_before_anything_moves(embodiment):
+    pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
+    limits = BESIDE
+    views = load_embodiment(embodiment).video_keys
+    arm = FakeArm()
+    config = FrankaConfig.model_validate(
+        {"embodiment": embodiment, "reward": {"rule": "none"}, "limits": limits}
+    )
+    cameras = [FakeCamera(key, arm) for key in views]
+    env = FrankaEnv(arm, cameras, config, clock=arm.clock)
+    # From behind the shelf the way home leads through it.
+    put(arm, turned(-2.3))
+    assert gap_m(turned(-2.3)) > 0.1
+    with pytest.raises(RobotError, match=r"nothing has moved: .*to reset\.joints.*obstacles"):
+        env.reset()
+    assert arm.moves == []
+    # From the other side it does not.
+    put(arm, turned(0.9))
+    env.reset()
+    np.testing.assert_allclose(arm.joints, READY_Q, atol=0.02)
+
+
+def test_a_reset_may_leave_an_obstacle_that_is_too_near():
+    pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
+    env, arm = make(limits=BESIDE)
+    near = next(turned(-a) for a in np.arange(0.1, 0.9, 0.02) if gap_m(turned(-a)) < 0.08)
+    assert collision_of(env.config.limits, links=False).deficits_m(near)[1] > 0
+    put(arm, near)
+    env.reset()
+    np.testing.assert_allclose(arm.joints, READY_Q, atol=0.02)
 
 
 def test_an_obstacle_has_a_size():
