@@ -25,12 +25,8 @@ HELD_IN = "20-49"
 
 NOISE = "0.2"
 """On what the expert does: demonstrations then show the way back."""
-STEERED = 10
-"""Demonstrations on the arm that somebody at a device gives, besides the expert's."""
 FAR_SEED = "1000000"
 """Of the first demonstration on the arm; evaluations begin at seed 0."""
-BLIND = 20
-"""Evaluations on the arm with images that say nothing."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +154,7 @@ def _arm(options: argparse.Namespace) -> Task:
     expert = ("--policy", "expert", "--noise", NOISE, "--episodes", str(options.episodes))
     steered = (
         "--teleop", "scripted_teleop:ScriptedOperator",
-        "--episodes", str(options.episodes + STEERED),
+        "--episodes", str(options.episodes + options.steered),
     )  # fmt: skip
     score = (*_dzrobot("eval"), *place, "--max-steps", "150")
     return Task(
@@ -167,7 +163,7 @@ def _arm(options: argparse.Namespace) -> Task:
         score,
         (
             ("results", (*score, "--episodes", str(options.evaluate))),
-            ("blind", (*score, "--episodes", str(BLIND), "--ablate-images", "shuffle")),
+            ("blind", (*score, "--episodes", str(options.blind), "--ablate-images", "shuffle")),
         ),
     )
 
@@ -193,6 +189,13 @@ def _arguments() -> argparse.Namespace:
         "--curve", type=int, default=0, metavar="N",
         help="episodes for each of six checkpoints: success against training step, with its plot",
     )  # fmt: skip
+    parser.add_argument(
+        "--steered", type=int, default=10,
+        help="demonstrations on the arm that a program at a device gives, besides the expert's",
+    )  # fmt: skip
+    parser.add_argument(
+        "--blind", type=int, default=20, help="episodes on the arm with images that say nothing"
+    )
     parser.add_argument("--workers", type=int, default=2, help="simulators at the same time")
     parser.add_argument("--processes", type=int, default=2, help="training processes")
     parser.add_argument("--output", type=Path, default=Path("runs") / "tiny")

@@ -1,6 +1,7 @@
 """The examples run as they stand, from the folder they are in."""
 
 import contextlib
+import importlib
 import os
 import runpy
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 
-from dzrobot.cli import main
+from dzrobot.cli import available, build_parser, main
 from dzrobot.embodiments.registry import load_embodiment
 
 ROOT = Path(__file__).parents[1]
@@ -105,3 +106,22 @@ def test_fine_tuning_from_python(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "the trained policy acted for 8 steps" in done.stdout
     assert (tmp_path / "run" / "export" / "step_00000002" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [("--curve", "5"), ("--suite", "libero_object", "--task", "3"), ("--suite", "arm")]
+)
+def test_every_stage_of_the_tiny_policy_is_a_command_as_it_stands(words, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(sys, "argv", ["train_tiny.py", *words])
+    module = runpy.run_path(str(EXAMPLES / "train_tiny.py"))
+    known, names = available(), []
+    for stage in module["stages"](module["_arguments"]()):
+        if stage.command[1:3] == ("-m", "dzrobot.cli"):
+            name, *rest = stage.command[3:]
+            parser = build_parser(name, importlib.import_module(known[name]))
+            _, unknown = parser.parse_known_intermixed_args(rest)
+            assert unknown == [], name
+            names.append(name)
+    assert {"stats", "init"} < set(names)
+    assert names[-1] == ("plot" if "--curve" in words else "eval")
