@@ -3,6 +3,7 @@
     python examples/train_tiny.py                       # Lift, about 80 minutes on two cores
     python examples/train_tiny.py --suite libero_object --task 0
     python examples/train_tiny.py --suite arm           # through the drivers of an emulated Franka
+    python examples/train_tiny.py --suite droid         # joint positions, three cameras, 15 Hz
     python examples/train_tiny.py --curve 20            # success against training step, as well
 
 Every stage is a public command, printed before it runs. A finished stage is not run again, and
@@ -25,6 +26,8 @@ HELD_IN = "20-49"
 
 NOISE = "0.2"
 """On what the expert does: demonstrations then show the way back."""
+NOISE_RAD = "0.03"
+"""The same of joints."""
 FAR_SEED = "1000000"
 """Of the first demonstration on the arm; evaluations begin at seed 0."""
 
@@ -115,7 +118,8 @@ def stages(options: argparse.Namespace) -> list[Stage]:
 
 
 def _task(options: argparse.Namespace) -> Task:
-    return _arm(options) if options.suite == "arm" else _simulated(options)
+    own = {"arm": _arm, "droid": _droid}
+    return own.get(options.suite, _simulated)(options)
 
 
 def _simulated(options: argparse.Namespace) -> Task:
@@ -168,6 +172,32 @@ def _arm(options: argparse.Namespace) -> Task:
     )
 
 
+def _droid(options: argparse.Namespace) -> Task:
+    """Return lifting a cube as DROID's arm does: learned in simulation, judged on the arm too."""
+    robot, workers = "droid_mini", ("--workers", str(options.workers))
+    collect = (
+        *_dzrobot("collect"), "--env", "dzrobot/droid-lift-v0", *workers, "--embodiment", robot,
+        "--episodes", str(options.episodes), "--noise", NOISE_RAD, "--hold-steps", "8",
+        "--max-steps", "120",
+    )  # fmt: skip
+    score = (*_dzrobot("eval"), "--env", "dzrobot/droid-lift-v0", "--embodiment", robot)
+    score += ("--max-steps", "120")
+    arm = (
+        *_dzrobot("eval"), "--env", "Franka-PnP-v0", "--env-arg", "workcell=emulated",
+        "--env-arg", f"embodiment={robot}", "--unattended", "--max-steps", "150",
+        "--episodes", str(options.blind),
+    )  # fmt: skip
+    return Task(
+        robot,
+        (("collect", collect),),
+        (*score, *workers),
+        (
+            ("results", (*score, *workers, "--episodes", str(options.evaluate))),
+            ("arm", arm),
+        ),
+    )
+
+
 def _dzrobot(command: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "dzrobot.cli", command)
 
@@ -179,7 +209,7 @@ def _torchrun(processes: int) -> tuple[str, ...]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--suite", default="lift", help="lift, libero_object, ..., or arm")
+    parser.add_argument("--suite", default="lift", help="lift, libero_object, ..., arm or droid")
     parser.add_argument("--task", type=int, default=0, help="task of the LIBERO suite")
     parser.add_argument("--episodes", type=int, default=150, help="demonstrations")
     parser.add_argument("--autoencoder-steps", type=int, default=600)
@@ -194,7 +224,10 @@ def _arguments() -> argparse.Namespace:
         help="demonstrations on the arm that a program at a device gives, besides the expert's",
     )  # fmt: skip
     parser.add_argument(
-        "--blind", type=int, default=20, help="episodes on the arm with images that say nothing"
+        "--blind",
+        type=int,
+        default=20,
+        help="episodes on the arm with images that say nothing; of droid, episodes on the arm",
     )
     parser.add_argument("--workers", type=int, default=2, help="simulators at the same time")
     parser.add_argument("--processes", type=int, default=2, help="training processes")

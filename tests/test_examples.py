@@ -109,7 +109,13 @@ def test_fine_tuning_from_python(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [("--curve", "5"), ("--suite", "libero_object", "--task", "3"), ("--suite", "arm")]
+    "words",
+    [
+        ("--curve", "5"),
+        ("--suite", "libero_object", "--task", "3"),
+        ("--suite", "arm"),
+        ("--suite", "droid"),
+    ],
 )
 def test_every_stage_of_the_tiny_policy_is_a_command_as_it_stands(words, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dzrobot.embodiments.robots.agibot import AGIBOT
+from dzrobot.embodiments.robots.droid_mini import DROID_MINI
 from dzrobot.embodiments.robots.franka_mini import FRANKA_MINI
 from dzrobot.embodiments.robots.franka_pnp import FRANKA_PNP
 from dzrobot.embodiments.robots.libero_mini import LIBERO_MINI
@@ -22,7 +23,15 @@ from dzrobot.importing import (
 
 EMBODIMENTS: Mapping[str, Embodiment] = {
     embodiment.tag: embodiment
-    for embodiment in (LIBERO_SIM, LIBERO_MINI, FRANKA_PNP, FRANKA_MINI, OXE_DROID, AGIBOT)
+    for embodiment in (
+        LIBERO_SIM,
+        LIBERO_MINI,
+        FRANKA_PNP,
+        FRANKA_MINI,
+        OXE_DROID,
+        DROID_MINI,
+        AGIBOT,
+    )
 }
 """The built-in robots, by tag."""
 

@@ -12,7 +12,7 @@ from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View
 from dzrobot.errors import ConfigError
 
 LIBERO, FRANKA, DROID = (EMBODIMENTS[tag] for tag in ("libero_sim", "franka_pnp", "oxe_droid"))
-LIKE = {"libero_mini": "libero_sim", "franka_mini": "franka_pnp"}
+LIKE = {"libero_mini": "libero_sim", "franka_mini": "franka_pnp", "droid_mini": "oxe_droid"}
 """Robots of small images, and whose prompts they have."""
 
 EVERY = pytest.mark.parametrize("robot", EMBODIMENTS.values(), ids=EMBODIMENTS)
