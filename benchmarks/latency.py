@@ -34,6 +34,7 @@ from dzrobot.rollout.evaluation.evaluate import (
 from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.evaluation.records import RecordFile
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
+from dzrobot.rollout.evaluation.usage import read_uses
 from dzrobot.rollout.execution import Execution, ExecutionOptions
 from dzrobot.rollout.latency import parse_latency
 from dzrobot.rollout.policy_spec import PolicySpec
@@ -72,7 +73,7 @@ def _folder(output: Path, run: tuple[Execution, int]) -> Path:
 def _until_now(prepared: PreparedEvaluation, folder: Path) -> Summary:
     """Return the summary of all rounds that are done."""
     records = RecordFile(folder, prepared.cases, writable=False).records.values()
-    summary = summarize(records, prepared.cases)
+    summary = summarize(records, prepared.cases, read_uses(folder))
     write_summary(folder, summary, prepared.card)
     return summary
 

@@ -171,5 +171,7 @@ def test_the_window_is_a_flag_of_batches(capsys):
     words = ["eval", "--env", "dzrobot/point-v0", "--policy", "hold", "--batch-window-ms"]
     assert main([*words, "5"]) == 2
     assert "give --batch besides" in capsys.readouterr().err
+    assert main([*words, "5", "--batch"]) == 2
+    assert "hold takes one at a time" in capsys.readouterr().err
     assert main([*words, "-1", "--batch"]) == 2
     assert "--batch-window-ms" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from typing import Any
 from dzrobot import files
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
+from dzrobot.policies.base import BatchPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.rollout.engine import Engines, check_policy
 from dzrobot.rollout.environment import (
@@ -203,6 +204,11 @@ def prepare(evaluation: Evaluation) -> PreparedEvaluation:
     ready = load_policy(replace(found, spec=policy))
     if timed is not None:
         check_policy(ready.policy, timed)
+    if evaluation.batched and not isinstance(ready.policy, BatchPolicy):
+        raise ConfigError(
+            f"--batch gives several episodes to a policy in one call, and {policy.label} takes one "
+            "at a time (it has no act_batch): leave --batch out"
+        )
     behavior = {**ready.card, "embodiment": robot.tag, "ablation": evaluation.ablation}
     if evaluation.batched:
         behavior["batched"] = True
