@@ -177,6 +177,7 @@ def prepare(evaluation: Evaluation) -> PreparedEvaluation:
 
     Raises:
         DzrobotError: something is unknown, missing, or does not fit together.
+        ConfigError: it is batched, and the policy takes one episode at a time.
     """
     spec = evaluation.spec
     cases = plan_episodes(spec)
