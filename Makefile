@@ -40,8 +40,9 @@ test-long: setup  ## run the long forms of some tests
 	$(BIN)/python -m pytest $(LONG_ARGS) -m "long and not robot"
 
 # The arm's drivers against emulated devices, with every fault, and every driver stopped for ever in
-# every phase. About 15 minutes; -s shows the tables. Apart from `make test` until it has been green
-# beside other tests many times in a row.
+# every phase. About 15 minutes; -s shows the tables. With ARM_SCENE=lift the arm of the faults stands
+# over a table in MuJoCo. Apart from `make test` until it has been green beside other tests many times
+# in a row.
 test-arm: setup  ## run the tests of the arm against emulated devices, in full
 	$(BIN)/python -m pytest -s -m robot tests/envs tests/commands
 

@@ -1,6 +1,7 @@
 """Faults of arm, gripper, cameras and policy: what the environment does, and how fast."""
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from emulated import need_libraries, printer, rows
 
 from dzrobot.envs.emulators.faults import Faults
 from dzrobot.envs.franka.make import connectable, load_workcell
-from dzrobot.envs.franka.workcells import EmulatedWorkcell
+from dzrobot.envs.franka.workcells import EMPTY_SCENE, EmulatedWorkcell
 from dzrobot.errors import DzrobotError, RobotError, SafetyError, StoppedError
 
 pytestmark = pytest.mark.robot
@@ -81,6 +82,12 @@ LOST = "stale_state|connection"
 """A connection is gone when a state is 0.25 s of the arm's time old, or when the client library has
 waited for one for a second of the machine's: on a busy machine that may come first."""
 
+SCENE = os.environ.get("ARM_SCENE", EMPTY_SCENE)
+"""What stands around the arm: nothing, or ``lift``, a table with a cube in MuJoCo."""
+
+FROZEN = "stale_state" if SCENE == EMPTY_SCENE else LOST
+"""With a scene, 0.25 s of the arm's time take longer than the library's second."""
+
 BIAS = Faults().wrench_bias
 DOWN = (0, 0, -0.5, 0, 0, 0, 0)
 CLOSE = (0.3, 0, 0, 0, 0, 0, -1)
@@ -107,8 +114,8 @@ FAULTS = (
           check=lambda info: info["success_rate"] < 0.97),
     Fault("100 % packet loss", faults(packet_loss=1.0), "reflex", faults(packet_loss=0.0),
           check=lambda info: info["recoveries"] == 3),
-    Fault("state frozen 0.4 s", call("freeze", 0.4), "stale_state"),
-    Fault("state frozen 2 s", call("freeze", 2.0), "stale_state",
+    Fault("state frozen 0.4 s", call("freeze", 0.4), FROZEN),
+    Fault("state frozen 2 s", call("freeze", 2.0), FROZEN,
           wait(1.6)),
     Fault("connection closed", call("drop_client"), LOST),
     Fault("arm switched off", lambda cell, env: cell.emulators.kill_arm(), LOST,
@@ -185,7 +192,7 @@ def workcell():
         "limits": {"stop_after_s": 1.5, "hold_after_s": 0.3, "step_rad": 0.18, "turn_rad_s": 4.0},
         "reward": {"rule": "none"},
     }
-    cell = EmulatedWorkcell(rate=math.inf)
+    cell = EmulatedWorkcell(rate=math.inf, scene=SCENE)
     env = connectable(cell, load_workcell("emulated:empty", values))
     yield cell, env
     env.close()
