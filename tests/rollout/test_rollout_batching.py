@@ -146,6 +146,18 @@ def test_every_run_leaves_a_line(tmp_path):
         read_uses(tmp_path)
 
 
+def test_a_damaged_line_is_found_before_anything_is_run(tmp_path):
+    prepared = prepare(Evaluation(spec=SPEC, policy=PolicySpec(name="rollout_policies:Steer")))
+    (tmp_path / RUNS_FILE).write_text("[]\n")
+    with pytest.raises(ProtocolError, match=r"runs\.jsonl:1"):
+        evaluate(prepared, tmp_path, RunOptions(videos="none", workers=0))
+    assert not (tmp_path / "records.jsonl").exists()
+    (tmp_path / RUNS_FILE).unlink()
+    (tmp_path / RUNS_FILE).symlink_to("/dev/zero")
+    with pytest.raises(ProtocolError):
+        read_uses(tmp_path)
+
+
 def test_shares_are_of_all_runs():
     first = RunUse(wall_s=10.0, planning_s=4.0, plans=9, calls=3, kernel_share=0.5)
     cut = RunUse(wall_s=30.0, planning_s=4.0, plans=1, calls=1, kernel_share=None)

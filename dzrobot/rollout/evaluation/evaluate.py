@@ -257,6 +257,8 @@ def evaluate(
         keep_card(output, prepared.card, prepared.cases)
         files.remove(output / RANKS_FOLDER)
         records = RecordFile(output, prepared.cases)
+        # Damage is found now, and not when all has been run.
+        read_uses(output)
         waiting = [
             case
             for case in part

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt
 
 from dzrobot import files
-from dzrobot.documents import parse_json
+from dzrobot.documents import parse_json, read_bytes
 from dzrobot.errors import DzrobotError, ProtocolError
 from dzrobot.policies.base import MeasuredPolicy, PlanningPolicy, Policy
 from dzrobot.policies.history import RECENT
@@ -83,8 +83,10 @@ def read_uses(folder: Path) -> list[RunUse]:
         ProtocolError: the file holds something else.
     """
     path = folder / RUNS_FILE
-    if not path.is_file():
+    if not path.exists() and not path.is_symlink():
         return []
+    # Read by the bounded reader first: a link may lead to what has no end.
+    read_bytes(path, ProtocolError)
     return [
         parse_json(line, RunUse, f"{path}:{number}", ProtocolError)
         for number, line in enumerate(files.whole_lines(path), start=1)
