@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RESOLUTION = 128
+HELD_OUT = 4
+"""Demonstrations that are not trained on: the loss is measured on them as well."""
 SAVES = 12
 """Checkpoints that the run leaves; every second one is a point of the curve."""
 HELD_IN = "20-49"
@@ -94,10 +96,12 @@ def stages(options: argparse.Namespace) -> list[Stage]:
                         str(metadata)), metadata),
         Stage("init", (*_dzrobot("init"), str(start), "--embodiment", task.embodiment,
                        "--dataset", str(data), "--metadata", str(metadata),
-                       "--steps", str(options.autoencoder_steps)), start),
+                       "--steps", str(options.autoencoder_steps),
+                       "--decoder-steps", str(options.decoder_steps)), start),
         Stage("train", (*_torchrun(options.processes), "mini_lift_cpu", f"model.model_path={start}",
                         f"model.embodiment_tag={task.embodiment}",
                         f"model.metadata_json_path={metadata}", f"data.train_data_paths={data}",
+                        f"data.holdout_episodes={max(1, min(HELD_OUT, options.episodes // 2))}",
                         f"runner.output_dir={run}", f"runner.max_steps={options.steps}",
                         f"checkpoint.save_interval={every}", f"checkpoint.keep_last_k={SAVES}",
                         "runner.resume_dir=auto"), final),
@@ -160,7 +164,7 @@ def _arm(options: argparse.Namespace) -> Task:
         "--teleop", "scripted_teleop:ScriptedOperator",
         "--episodes", str(options.episodes + options.steered),
     )  # fmt: skip
-    score = (*_dzrobot("eval"), *place, "--max-steps", "150")
+    score = (*_dzrobot("eval"), *place, "--max-steps", str(options.arm_steps))
     return Task(
         robot,
         (("record", (*record, *expert)), ("steer", (*record, *steered))),
@@ -184,8 +188,8 @@ def _droid(options: argparse.Namespace) -> Task:
     score += ("--max-steps", "120")
     arm = (
         *_dzrobot("eval"), "--env", "Franka-PnP-v0", "--env-arg", "workcell=emulated",
-        "--env-arg", f"embodiment={robot}", "--unattended", "--max-steps", "150",
-        "--episodes", str(options.blind),
+        "--env-arg", f"embodiment={robot}", "--unattended",
+        "--max-steps", str(options.arm_steps), "--episodes", str(options.blind),
     )  # fmt: skip
     return Task(
         robot,
@@ -213,6 +217,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--task", type=int, default=0, help="task of the LIBERO suite")
     parser.add_argument("--episodes", type=int, default=150, help="demonstrations")
     parser.add_argument("--autoencoder-steps", type=int, default=600)
+    parser.add_argument("--decoder-steps", type=int, default=300)
     parser.add_argument("--steps", type=int, default=3000, help="optimizer steps")
     parser.add_argument("--evaluate", type=int, default=100, help="episodes of the final score")
     parser.add_argument(
@@ -228,6 +233,9 @@ def _arguments() -> argparse.Namespace:
         type=int,
         default=20,
         help="episodes on the arm with images that say nothing; of droid, episodes on the arm",
+    )
+    parser.add_argument(
+        "--arm-steps", type=int, default=150, help="steps of an evaluated episode on the arm"
     )
     parser.add_argument("--workers", type=int, default=2, help="simulators at the same time")
     parser.add_argument("--processes", type=int, default=2, help="training processes")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dzrobot.documents import read_json
-from dzrobot.errors import CheckpointError
+from dzrobot.errors import CheckpointError, DatasetError
 from dzrobot.modality.augment import PUBLISHED, AugmentConfig
 from dzrobot.policies.dreamzero.checkpoints.coldstart import Components, cold_start
 from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint, open_checkpoint
@@ -310,7 +310,13 @@ def _spec(
 def _last_episodes(catalog: DatasetCatalog, data: DataConfig) -> frozenset[int]:
     unused = catalog.left_out(data.episodes)
     used = [number for number in catalog.episodes.index.tolist() if number not in unused]
-    return frozenset(used[-data.holdout_episodes :] if data.holdout_episodes else ())
+    kept = data.holdout_episodes
+    if used and kept >= len(used):
+        raise DatasetError(
+            f"data.holdout_episodes={kept} holds back every episode of {catalog.root}, which has "
+            f"{len(used)} to train on: give less, or record more"
+        )
+    return frozenset(used[-kept:] if kept else ())
 
 
 def shard(

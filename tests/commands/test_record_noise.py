@@ -122,7 +122,7 @@ def test_the_road_from_demonstrations_to_an_arm_that_acts(tmp_path):
     need_libraries()
     need_scene()
     few = {"episodes": 1, "steered": 1, "evaluate": 1, "blind": 1, "steps": 2, "processes": 1}
-    few |= {"autoencoder-steps": 3}
+    few |= {"autoencoder-steps": 3, "decoder-steps": 3, "arm-steps": 10}
     words = [f"--{name}={value}" for name, value in few.items()]
     command = [
         sys.executable, str(EXAMPLES / "train_tiny.py"), "--suite=arm", f"--output={tmp_path}",

@@ -57,12 +57,15 @@ def test_episodes_with_an_intervention_can_be_chosen(tmp_path):
 def test_the_last_successes_are_held_out(tmp_path):
     catalog = DatasetCatalog.open(record(tmp_path / "set", lengths=LENGTHS, failed=(2, 3)))
 
-    def held_out(**options):
-        paths = {"train_data_paths": [str(tmp_path)], "holdout_episodes": 2}
+    def held_out(count, **options):
+        paths = {"train_data_paths": [str(tmp_path)], "holdout_episodes": count}
         return _last_episodes(catalog, DataConfig(**paths, **options))
 
-    assert held_out() == {0, 1}
-    assert held_out(episodes="all") == {2, 3}
+    assert held_out(1) == {1}
+    assert held_out(2, episodes="all") == {2, 3}
+    assert held_out(0) == set()
+    with pytest.raises(DatasetError, match=r"holdout_episodes=2 holds back every .* 2 to train on"):
+        held_out(2)
 
 
 def test_statistics_are_of_what_is_used(tmp_path, capsys):
