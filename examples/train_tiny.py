@@ -129,24 +129,21 @@ def _task(options: argparse.Namespace) -> Task:
 def _simulated(options: argparse.Namespace) -> Task:
     """Return Lift, or a task of LIBERO."""
     robot, workers = "libero_mini", ("--workers", str(options.workers))
-    given = ("--env-arg", f"resolution={RESOLUTION}")
+    given = ("--env-arg", f"resolution={RESOLUTION}", "--embodiment", robot, *workers)
     episodes = ("--episodes", str(options.evaluate))
     collect = (
-        *_dzrobot("collect"), "--env", f"dzrobot/{options.suite}-v0", *given, *workers,
-        "--embodiment", robot, "--episodes", str(options.episodes), "--noise", NOISE,
-        "--hold-steps", "8",
+        *_dzrobot("collect"), "--env", f"dzrobot/{options.suite}-v0", *given,
+        "--episodes", str(options.episodes), "--noise", NOISE, "--hold-steps", "8",
     )  # fmt: skip
     if options.suite == "lift":
         collect += ("--max-steps", "150")
-        score = (*_dzrobot("eval"), "--env", "dzrobot/lift-v0", "--protocol", "lift-100")
+        score = (*_dzrobot("eval"), "--env", "dzrobot/lift-v0", "--protocol", "lift-100", *given)
         judge: tuple[str, ...] = (sys.executable, str(Path(__file__).with_name("score_tiny.py")))
-        score += (*given, "--embodiment", robot, *workers)
         judge += workers
     else:
         collect += ("--max-steps", "280", "--starts", HELD_IN)
         collect += ("--env-arg", f"task_id={options.task}")
-        score = (*_dzrobot("eval"), "--suite", options.suite, "--tasks", str(options.task))
-        score += (*given, "--embodiment", robot, *workers)
+        score = (*_dzrobot("eval"), "--suite", options.suite, "--tasks", str(options.task), *given)
         judge = score
     return Task(robot, (("collect", collect),), score, (("results", (*judge, *episodes)),))
 
@@ -154,10 +151,7 @@ def _simulated(options: argparse.Namespace) -> Task:
 def _arm(options: argparse.Namespace) -> Task:
     """Return lifting a cube with an emulated Franka, by the drivers of a real one."""
     robot = "franka_mini"
-    place = (
-        "--env", "Franka-PnP-v0", "--env-arg", "workcell=emulated",
-        "--env-arg", f"embodiment={robot}", "--unattended",
-    )  # fmt: skip
+    place = _on_the_arm(robot)
     record = (*_dzrobot("record"), *place, "--max-steps", "150", "--seed", FAR_SEED)
     expert = ("--policy", "expert", "--noise", NOISE, "--episodes", str(options.episodes))
     steered = (
@@ -184,22 +178,30 @@ def _droid(options: argparse.Namespace) -> Task:
         "--episodes", str(options.episodes), "--noise", NOISE_RAD, "--hold-steps", "8",
         "--max-steps", "120",
     )  # fmt: skip
-    score = (*_dzrobot("eval"), "--env", "dzrobot/droid-lift-v0", "--embodiment", robot)
-    score += ("--max-steps", "120")
+    score = (
+        *_dzrobot("eval"), "--env", "dzrobot/droid-lift-v0", "--embodiment", robot, *workers,
+        "--max-steps", "120",
+    )  # fmt: skip
     arm = (
-        *_dzrobot("eval"), "--env", "Franka-PnP-v0", "--env-arg", "workcell=emulated",
-        "--env-arg", f"embodiment={robot}", "--unattended",
+        *_dzrobot("eval"), *_on_the_arm(robot),
         "--max-steps", str(options.arm_steps), "--episodes", str(options.blind),
     )  # fmt: skip
     return Task(
         robot,
         (("collect", collect),),
-        (*score, *workers),
+        score,
         (
-            ("results", (*score, *workers, "--episodes", str(options.evaluate))),
+            ("results", (*score, "--episodes", str(options.evaluate))),
             ("arm", arm),
         ),
     )
+
+
+def _on_the_arm(robot: str) -> tuple[str, ...]:
+    return (
+        "--env", "Franka-PnP-v0", "--env-arg", "workcell=emulated",
+        "--env-arg", f"embodiment={robot}", "--unattended",
+    )  # fmt: skip
 
 
 def _dzrobot(command: str) -> tuple[str, ...]:

@@ -312,11 +312,6 @@ class Acting:
     predictions: Path | None = None
     """Results folder to keep in what the policy predicts; None: it is not kept."""
 
-    @property
-    def shares_calls(self) -> bool:
-        """Return whether several episodes may be given to the policy in one call."""
-        return self.batched and isinstance(self.policy, BatchPolicy)
-
     def actor(self, session: str, case: EpisodeSpec) -> OwnActor | None:
         """Return what acts for ``case``; None where its environment has a policy of its own."""
         if self.policy is None:
@@ -399,7 +394,7 @@ class WorkerPool:
             askers: How many episodes run.
         """
         policy = self._acting.policy
-        if not self._acting.window_s or not self._acting.shares_calls:
+        if not self._acting.window_s or not self._acting.batched:
             return asking
         chunked = policy if isinstance(policy, ChunkedPolicy) else None
         at_once = []
@@ -444,7 +439,7 @@ class WorkerPool:
         """Send every asking worker its action; yield those for which the policy raised."""
         if not asking:
             return
-        for group in [asking] if self._acting.shares_calls else [[one] for one in asking]:
+        for group in [asking] if self._acting.batched else [[one] for one in asking]:
             with ErrorCapture() as caught:
                 answers = self._act(group)
             if caught.failure is not None:
@@ -456,7 +451,8 @@ class WorkerPool:
     def _act(self, group: list[_Asking]) -> list[_Answer]:
         """Return for each worker its action and the milliseconds that it took."""
         policy = self._acting.policy
-        if len(group) > 1 and isinstance(policy, BatchPolicy):
+        if len(group) > 1:
+            assert isinstance(policy, BatchPolicy), "checked beforehand"
             began = time.perf_counter()
             actions = policy.act_batch([o for _, o in group], [w.session for w, _ in group])
             spent = 1000 * (time.perf_counter() - began) / len(group)

@@ -52,8 +52,8 @@ class Control:
         self, arm: Arm, config: FrankaConfig, clock: Clock, space: TargetSpace | None = None
     ) -> None:
         # The way to a start is the hand's, whatever an episode is commanded in.
-        self._hand = HandSpace(config)
-        self._acts_in: TargetSpace = space or self._hand
+        self._hand: TargetSpace = HandSpace(config)
+        self._acts_in = space or self._hand
         self._space: TargetSpace = self._hand
         self._arm = arm
         self._config = config
@@ -94,7 +94,6 @@ class Control:
 
     def prepare(self) -> None:
         """Load what the limits need, before anything is opened; see :meth:`TargetSpace.prepare`."""
-        self._hand.prepare()
         self._acts_in.prepare()
 
     def begin(self) -> None:
@@ -149,8 +148,8 @@ class Control:
                 raise RobotError(f"the arm cannot be moved now; it says {state.said}")
             self._check_reach(state.pose, goal)
             lifted = self._lifted(state.pose, goal)
-            if self._hand.collision is not None:
-                check_start_way(self._hand.collision, state, lifted, self._joints, goal)
+            if self._config.limits.obstacles and self._acts_in.collision is not None:
+                check_start_way(self._acts_in.collision, state, lifted, self._joints, goal)
             self._take(self._hand)
             self._last, self.has_traveled = state.pose, True
             self._heard()

@@ -70,6 +70,8 @@ class TargetSpace(Protocol):
     """What targets are."""
 
     space: Space
+    collision: SelfCollision | None
+    """Looks at distances that are to be kept; None where none is, and before :meth:`prepare`."""
 
     def prepare(self) -> None:
         """Load what takes seconds, before anything moves; twice is harmless.
@@ -133,18 +135,13 @@ class HandSpace:
     def __init__(self, config: FrankaConfig) -> None:
         self._config = config
         self._workspace = Workspace(config)
-        self._collision: SelfCollision | None = None
+        self.collision: SelfCollision | None = None
         self._hand = np.eye(4)
-
-    @property
-    def collision(self) -> SelfCollision | None:
-        """What looks at distances to obstacles; None without any, and before :meth:`prepare`."""
-        return self._collision
 
     def prepare(self) -> None:
         """Load the shapes of the links, where there are obstacles."""
-        if self._collision is None:
-            self._collision = collision_of(self._config.limits, links=False)
+        if self.collision is None:
+            self.collision = collision_of(self._config.limits, links=False)
 
     def begin(self, state: ArmState) -> None:
         """Learn from the arm where its hand is on its flange."""
@@ -180,9 +177,9 @@ class HandSpace:
 
     def _clear(self, limited: LimitedTarget, state: ArmState, last: Array) -> LimitedTarget:
         """Return as much of the way to a target as keeps the links away from obstacles."""
-        if self._collision is None:
+        if self.collision is None:
             return limited
-        _, allowed = self._collision.deficits_m(state.joints)
+        _, allowed = self.collision.deficits_m(state.joints)
         for share in (*_SHARES, 0.0):
             target = limited.target
             cut: tuple[str, ...] = ()
@@ -190,7 +187,7 @@ class HandSpace:
                 target = self._workspace.clip(between(last, target, share))
                 cut = ("way",) if share else ("obstacle",)
             joints = solved_joints(state.joints, target, self._hand)
-            if joints is not None and self._collision.deficits_m(joints)[1] <= allowed + 1e-9:
+            if joints is not None and self.collision.deficits_m(joints)[1] <= allowed + 1e-9:
                 return LimitedTarget(target, (*limited.by, *cut))
         # Where the arm is, nothing is nearer than it is.
         return LimitedTarget(self._workspace.clip(state.pose), (*limited.by, "obstacle"))
@@ -252,14 +249,14 @@ class JointSpace:
         self._speed = np.array(limits.joint_speed_rad_s)
         self._change = limits.joint_acceleration_rad_s2 * config.period_s
         self._workspace = Workspace(config)
-        self._collision: SelfCollision | None = None
+        self.collision: SelfCollision | None = None
         self._hand = np.eye(4)
         self._speeds = np.zeros(7)
 
     def prepare(self) -> None:
         """Load the shapes of the links."""
-        if self._collision is None:
-            self._collision = collision_of(self._limits, links=True)
+        if self.collision is None:
+            self.collision = collision_of(self._limits, links=True)
 
     def begin(self, state: ArmState) -> None:
         """Begin at rest, and learn from the arm where its hand is on its flange."""
@@ -391,7 +388,7 @@ class JointSpace:
     def _shortfalls(self, joints: Array) -> Array:
         """Return by how much each of :data:`_SHORTFALLS` is not kept (m or rad), (3,)."""
         outside = self._workspace.excess(forward(joints, self._hand))
-        near = (0.0, 0.0) if self._collision is None else self._collision.deficits_m(joints)
+        near = (0.0, 0.0) if self.collision is None else self.collision.deficits_m(joints)
         return np.array([outside, *near])
 
 

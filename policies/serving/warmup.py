@@ -49,11 +49,7 @@ def warm_up(policy: PlanningPolicy, options: ServeOptions) -> SessionCapacity:
     Raises:
         ConfigError: fewer sessions fit than are asked for, or none.
     """
-    robot = policy.embodiment
-    later = blank(robot, RECENT) if policy.history != "off" else None
-    found = [
-        policy.footprint(_SESSION) for _ in walk_window(policy, _SESSION, blank(robot, None), later)
-    ]
+    found = [policy.footprint(_SESSION) for _ in walk_window(policy, _SESSION)]
     measured = max(reversed(found), key=lambda footprint: footprint.session)
     policy.evict(_SESSION)
     # A call of several sessions works on copies of what they remember.
@@ -74,27 +70,25 @@ def warm_up(policy: PlanningPolicy, options: ServeOptions) -> SessionCapacity:
     )
 
 
-def walk_window(
-    policy: PlanningPolicy, session: str, first: Observation, later: Observation | None
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def walk_window(policy: PlanningPolicy, session: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Plan once in every place of the memory's window; yield (latent frame it begins at, plan).
 
-    Places differ in shape. The window begins anew when it is full.
+    Places differ in shape. The window begins anew when it is full; without memory there is one.
+    What is seen is black.
 
     Args:
         policy: What plans; the session is left open.
         session: Begun anew.
-        first: What the first plan sees.
-        later: What all others see; None: there is one place.
     """
     policy.reset(session)
-    yield 0, policy.infer_batch([first], [session])[0]
-    place = -1
-    for _ in range(_PLACES if later is not None else 0):
+    yield 0, policy.infer_batch([blank(policy.embodiment, None)], [session])[0]
+    if policy.history == "off":
+        return
+    later, place = blank(policy.embodiment, RECENT), -1
+    for _ in range(_PLACES):
         if policy.stage(session) <= place:
             return
         place = policy.stage(session)
-        assert later is not None, "there are further places"
         yield place, policy.infer_batch([later], [session])[0]
 
 

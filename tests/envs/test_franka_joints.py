@@ -48,7 +48,7 @@ def make(limits=WIDE, drive=lambda arm: arm, **values):
     config = FrankaConfig.model_validate(
         {"embodiment": "oxe_droid", "reward": {"rule": "none"}, "limits": limits} | values
     )
-    cameras = [FakeCamera(key, arm) for key in DROID.video_keys]
+    cameras = [FakeCamera(key, arm) for key in config.robot.video_keys]
     return FrankaEnv(drive(arm), cameras, config, clock=arm.clock), arm
 
 
@@ -318,14 +318,7 @@ def put(arm, joints):
 @pytest.mark.parametrize("embodiment", ["oxe_droid", "franka_pnp"])
 def test_a_reset_looks_at_its_way_before_anything_moves(embodiment):
     pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
-    limits = BESIDE
-    views = load_embodiment(embodiment).video_keys
-    arm = FakeArm()
-    config = FrankaConfig.model_validate(
-        {"embodiment": embodiment, "reward": {"rule": "none"}, "limits": limits}
-    )
-    cameras = [FakeCamera(key, arm) for key in views]
-    env = FrankaEnv(arm, cameras, config, clock=arm.clock)
+    env, arm = make(limits=BESIDE, embodiment=embodiment)
     # From behind the shelf the way home leads through it.
     put(arm, turned(-2.3))
     assert gap_m(turned(-2.3)) > 0.1

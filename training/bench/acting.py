@@ -9,8 +9,7 @@ from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
-from dzrobot.policies.history import RECENT
-from dzrobot.policies.serving.warmup import blank, walk_window
+from dzrobot.policies.serving.warmup import walk_window
 from dzrobot.rollout.evaluation.evaluate import (
     EvalProgress,
     Evaluation,
@@ -72,11 +71,9 @@ def chunk_times(policy: DreamZeroPolicy, repeats: int) -> dict[int, list[float]]
 
     One window more is gone through before: it compiles, allocates and encodes the prompt.
     """
-    robot = policy.embodiment
-    later = blank(robot, RECENT) if policy.history != "off" else None
     times: dict[int, list[float]] = {}
     for window in range(repeats + 1):
-        for place, plan in walk_window(policy, _SESSION, blank(robot, None), later):
+        for place, plan in walk_window(policy, _SESSION):
             if window:
                 times.setdefault(place, []).append(plan["timing"]["total_ms"])
     policy.evict(_SESSION)

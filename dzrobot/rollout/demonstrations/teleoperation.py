@@ -269,7 +269,6 @@ class Teleoperator:
         """
         self._engaged, self._closed, self._presses = False, False, 0
         self._let_go = not self.device.has_deadman
-        self._agreed = self._told_trigger = False
         self._said, self._ends = "", False
         self._last: Action | None = None
         if self._rate is not None:

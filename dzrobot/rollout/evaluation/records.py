@@ -160,7 +160,7 @@ class RecordFile:
         self._path = folder / RECORDS_FILE
         self.records: dict[str, Record] = {}
         known = None if cases is None else {case.name: _about(case) for case in cases}
-        for number, line in enumerate(self._lines(writable), start=1):
+        for number, line in enumerate(stored_lines(self._path, writable=writable), start=1):
             where = f"{self._path}:{number}"
             record = parse_json(line, Record, where, ProtocolError)
             if known is not None:
@@ -182,16 +182,6 @@ class RecordFile:
         record = self.records.get(case)
         return record is not None and record.error is None
 
-    def _lines(self, writable: bool) -> list[bytes]:
-        if not self._path.exists() and not self._path.is_symlink():
-            return []
-        # Read by the bounded reader first: a link may lead to what has no end.
-        content = read_bytes(self._path, ProtocolError, largest=_LARGEST)
-        if writable and not content.endswith(b"\n"):
-            with storing(self._path.parent):
-                return files.whole_lines(self._path)
-        return content[: content.rfind(b"\n") + 1].split(b"\n")[:-1]
-
     def _keep(self, record: Record, where: str) -> None:
         """Raise ProtocolError where one episode has two results, unless they are equal."""
         known = self.records.get(record.case)
@@ -204,6 +194,28 @@ class RecordFile:
                 )
             return
         self.records[record.case] = record
+
+
+def stored_lines(path: Path, *, writable: bool = True) -> list[bytes]:
+    """Return the lines of a file of results, none where there is no file.
+
+    A last line that a crash left partial is dropped.
+
+    Args:
+        path: The file.
+        writable: Whether lines will be added, so that such a rest must go from the file too.
+
+    Raises:
+        ProtocolError: it cannot be read, or is too large.
+    """
+    if not path.exists() and not path.is_symlink():
+        return []
+    # Read by the bounded reader first: a link may lead to what has no end.
+    content = read_bytes(path, ProtocolError, largest=_LARGEST)
+    if writable and not content.endswith(b"\n"):
+        with storing(path.parent):
+            return files.whole_lines(path)
+    return content[: content.rfind(b"\n") + 1].split(b"\n")[:-1]
 
 
 def ordered(records: Iterable[Record], cases: Iterable[EpisodeSpec]) -> list[Record]:

@@ -14,12 +14,11 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt
 
 from dzrobot import files
-from dzrobot.documents import parse_json, read_bytes
+from dzrobot.documents import parse_json
 from dzrobot.errors import DzrobotError, ProtocolError
 from dzrobot.policies.base import MeasuredPolicy, PlanningPolicy, Policy
-from dzrobot.policies.history import RECENT
-from dzrobot.policies.serving.warmup import blank, walk_window
-from dzrobot.rollout.evaluation.records import storing
+from dzrobot.policies.serving.warmup import walk_window
+from dzrobot.rollout.evaluation.records import stored_lines, storing
 
 RUNS_FILE = "runs.jsonl"
 
@@ -83,13 +82,9 @@ def read_uses(folder: Path) -> list[RunUse]:
         ProtocolError: the file holds something else.
     """
     path = folder / RUNS_FILE
-    if not path.exists() and not path.is_symlink():
-        return []
-    # Read by the bounded reader first: a link may lead to what has no end.
-    read_bytes(path, ProtocolError)
     return [
         parse_json(line, RunUse, f"{path}:{number}", ProtocolError)
-        for number, line in enumerate(files.whole_lines(path), start=1)
+        for number, line in enumerate(stored_lines(path), start=1)
     ]
 
 
@@ -140,11 +135,9 @@ def _traced(policy: PlanningPolicy) -> float:
     """Plan through one window in a session of its own; return :func:`_kernel_share`."""
     import torch
 
-    robot = policy.embodiment
-    later = blank(robot, RECENT) if policy.history != "off" else None
     wall_us = 0.0
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
-        for _, plan in walk_window(policy, _SESSION, blank(robot, None), later):
+        for _, plan in walk_window(policy, _SESSION):
             wall_us += 1000 * plan["timing"]["total_ms"]
     policy.evict(_SESSION)
     kernels = [
