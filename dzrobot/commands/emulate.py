@@ -4,6 +4,7 @@ import argparse
 import json
 import signal
 import threading
+import time
 
 from dzrobot.commands import flags
 from dzrobot.envs.emulators.launcher import (
@@ -15,6 +16,7 @@ from dzrobot.envs.emulators.launcher import (
 from dzrobot.envs.emulators.scenes import EMPTY, SCENES
 
 SUMMARY = "start an emulated robot and cameras on the loopback interface"
+_LOOK_S = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,5 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"cameras {', '.join(serials)} on the loopback camera bus; context settings:")
             print(f"  {json.dumps(emulators.camera_settings())}")
         print("Ctrl-C stops them.", flush=True)
-        stopped.wait()
+        # A signal that comes just before an endless wait begins would not end it.
+        while not stopped.is_set():
+            time.sleep(_LOOK_S)
     return 0

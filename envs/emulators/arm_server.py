@@ -7,10 +7,12 @@ answered with ``{"ok": true}`` or ``{"error": TEXT}``.
 
 import argparse
 import dataclasses
+import io
 import json
+import select
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from dzrobot.envs.emulators.wire import ERRORS, RobotMode
 from dzrobot.errors import DzrobotError, UnknownNameError, find
 
 READY_LINE = "arm and gripper are listening"
+_LOOK_S = 0.2
 _MODES = {
     "idle": RobotMode.IDLE,
     "brakes_locked": RobotMode.OTHER,
@@ -108,7 +111,7 @@ def main() -> None:
     server.robot.start()
     try:
         _say({"ready": READY_LINE})
-        for line in sys.stdin:
+        for line in _requests():
             try:
                 server.request(json.loads(line))
             except (DzrobotError, ValueError, TypeError) as error:
@@ -117,6 +120,21 @@ def main() -> None:
                 _say({"ok": True})
     finally:
         server.robot.stop()
+
+
+def _requests() -> Iterator[bytes]:
+    """Yield the lines of standard input until it closes.
+
+    A signal that comes just before a read begins to wait does not end the wait, so it is short.
+    """
+    # A buffer would take lines that come together, and the second would not be seen waiting.
+    source = io.FileIO(sys.stdin.fileno(), closefd=False)
+    while True:
+        if select.select([source], [], [], _LOOK_S)[0]:
+            line = source.readline()
+            if not line:
+                return
+            yield line
 
 
 def _say(message: dict[str, Any]) -> None:

@@ -1,7 +1,9 @@
 """The emulated arm, gripper and cameras against the real client libraries, one process for all."""
 
+import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -166,6 +168,16 @@ def test_an_arm_server_that_is_terminated_ends_without_a_traceback():
     address = LauncherAddress.for_process(8)
     with EmulatorLauncher(address, serials=()) as bench:
         bench._arm.terminate()
+        assert bench._arm.wait(timeout=60) == 0
+
+
+def test_an_arm_server_ends_on_a_signal_that_does_not_interrupt_its_wait():
+    address = LauncherAddress.for_process(9)
+    with EmulatorLauncher(address, serials=()) as bench:
+        arm = bench._arm.pid
+        others = {int(task.name) for task in Path(f"/proc/{arm}/task").iterdir()} - {arm}
+        # As when it comes just before the wait begins: Python hears of it, no call is interrupted.
+        assert ctypes.CDLL(None).tgkill(arm, others.pop(), signal.SIGTERM) == 0
         assert bench._arm.wait(timeout=60) == 0
 
 
