@@ -293,7 +293,13 @@ def _actor(arguments: argparse.Namespace, env: gym.Env[Any, Any], facts: Environ
         return KeyboardActor()
     person = None
     if arguments.teleop:
-        person = Teleoperator(load_device(arguments.teleop, arguments.teleop_arg, env), env)
+        device = load_device(arguments.teleop, arguments.teleop_arg, env)
+        if arguments.policy and device.gives == "guidance":
+            raise ConfigError(
+                f"--policy with --teleop {arguments.teleop}: an arm that follows a policy cannot "
+                f"yield to a hand in between; take over by spacemouse or gamepad"
+            )
+        person = Teleoperator(device, env)
         if not arguments.policy:
             return person
     if arguments.replay:

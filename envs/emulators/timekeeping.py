@@ -76,9 +76,16 @@ class TimedArm:
         with self._clock.running():
             self._arm.home(joints, dynamics)
 
-    def command(self, target: Array, over_s: float = 0.0, speeds: Array | None = None) -> None:
+    def command(
+        self,
+        target: Array,
+        over_s: float = 0.0,
+        speeds: Array | None = None,
+        *,
+        yields: bool = False,
+    ) -> None:
         """Move towards ``target``."""
-        self._arm.command(target, over_s, speeds)
+        self._arm.command(target, over_s, speeds, yields=yields)
 
     def stop(self) -> None:
         """Come to rest."""

@@ -21,6 +21,9 @@ class Space(StrEnum):
     JOINTS = "joints"
     """Joint angles, (7,), rad."""
 
+    GUIDED = "guided"
+    """The same, of an arm that may yield to a person's hand; its friction is compensated."""
+
 
 class Mode(StrEnum):
     """What the arm says it is doing."""
@@ -158,7 +161,14 @@ class Arm(Protocol):
         """
         ...
 
-    def command(self, target: Array, over_s: float = 0.0, speeds: Array | None = None) -> None:
+    def command(
+        self,
+        target: Array,
+        over_s: float = 0.0,
+        speeds: Array | None = None,
+        *,
+        yields: bool = False,
+    ) -> None:
         """Move towards ``target``, in the space that control was taken for.
 
         Args:
@@ -166,6 +176,8 @@ class Arm(Protocol):
             over_s: The reference goes there evenly within this time; 0: at once.
             speeds: Of the joints (7,) at the target, rad/s, where targets are joint angles. They
                 brake from there unless another target follows. None: they rest.
+            yields: Whether the arm has no stiffness from here on, where it is guided; without, it
+                is stiff again.
 
         Raises:
             ControllerEndedError: the controller had ended, so nothing moves.

@@ -26,6 +26,9 @@ Vector7 = tuple[float, float, float, float, float, float, float]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
+MOST_FRICTION_NM = 1.0
+"""The library makes up for no more, at any joint."""
+
 _SHOULDER = (0.0, 0.0, 0.333)
 """Where the second joint's axis crosses the first's (m)."""
 
@@ -287,6 +290,13 @@ class ControllerConfig(FrozenConfig):
     joint_stiffness: Vector7 = (400.0, 400.0, 400.0, 400.0, 150.0, 100.0, 50.0)
     """Nm/rad, where targets are joint angles; critically damped."""
 
+    guided_damping: Vector7 = (1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.3)
+    """Nm s/rad, while the arm yields to a person's hand, without stiffness."""
+
+    guided_friction_nm: Vector7 = (0.2, 0.2, 0.17, 0.17, 0.08, 0.07, 0.05)
+    """Dry friction that is made up for while a person guides the arm, in the direction it moves;
+    two thirds of what the emulated arm has. One that goes on when it is let go has too much."""
+
     error_clip_m: Positive = 0.05
     error_clip_rad: Positive = 0.3
     """Largest deviation that the spring answers."""
@@ -498,8 +508,17 @@ class FrankaConfig(FrozenConfig):
             yield f"limits.joints_low={low} must lie below joints_high={high}"
         if not min(limits.joint_speed_rad_s) > 0:
             yield f"limits.joint_speed_rad_s={limits.joint_speed_rad_s} must be above 0"
-        if not min(self.controller.joint_stiffness) > 0:
-            yield f"controller.joint_stiffness={self.controller.joint_stiffness} must be above 0"
+        controller = self.controller
+        if not min(controller.joint_stiffness) > 0:
+            yield f"controller.joint_stiffness={controller.joint_stiffness} must be above 0"
+        if not min(controller.guided_damping) > 0:
+            yield f"controller.guided_damping={controller.guided_damping} must be above 0"
+        friction = np.array(controller.guided_friction_nm)
+        if not ((friction >= 0) & (friction <= MOST_FRICTION_NM)).all():
+            yield (
+                f"controller.guided_friction_nm={controller.guided_friction_nm} must lie between 0 "
+                f"and {MOST_FRICTION_NM}"
+            )
         if limits.joint_step_rad > limits.joint_lag_rad:
             yield "limits.joint_step_rad must not exceed joint_lag_rad"
         if limits.joint_room_rad <= limits.joint_margin_rad:

@@ -92,6 +92,10 @@ class Control:
         if self._latched.is_set():
             raise RefusalError(Abort.OPERATOR_STOP, "an operator has stopped the arm")
 
+    def act_in(self, space: TargetSpace) -> None:
+        """Let targets of the next episodes be of another space."""
+        self._acts_in = space
+
     def prepare(self) -> None:
         """Load what the limits need, before anything is opened; see :meth:`TargetSpace.prepare`."""
         self._acts_in.prepare()
@@ -177,10 +181,9 @@ class Control:
             self._heard()
             self._steps += 1
             try:
-                if limited.speeds is None:
-                    self._arm.command(limited.target, self._config.period_s)
-                else:
-                    self._arm.command(limited.target, self._config.period_s, limited.speeds)
+                self._arm.command(
+                    limited.target, self._config.period_s, limited.speeds, yields=limited.yields
+                )
             except ControllerEndedError as error:
                 held = self._recover_here(self._arm.state(), str(error))
                 return LimitedTarget(held, (*limited.by, "recovered"))

@@ -84,7 +84,7 @@ class DryRunArm:
         """Begin to pretend, where the arm is."""
         state = self._arm.state()
         self._target, self._hand = state.pose, None
-        if space is Space.JOINTS:
+        if space is not Space.HAND:
             self._joints = state.joints
             self._hand = np.linalg.inv(forward(state.joints, np.eye(4))) @ state.pose
 
@@ -92,7 +92,14 @@ class DryRunArm:
         """Leave the joints where they are."""
         self._joints = joints
 
-    def command(self, target: Array, over_s: float = 0.0, speeds: Array | None = None) -> None:
+    def command(
+        self,
+        target: Array,
+        over_s: float = 0.0,
+        speeds: Array | None = None,
+        *,
+        yields: bool = False,
+    ) -> None:
         """Pretend to have arrived."""
         if self._hand is None:
             self._target = target.copy()

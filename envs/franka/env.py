@@ -4,12 +4,13 @@ import atexit
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from dzrobot.envs.franka.arm import Arm, ControllerEndedError, DisconnectedError, Mode
+from dzrobot.envs.franka.arm import Arm, ArmState, ControllerEndedError, DisconnectedError, Mode
 from dzrobot.envs.franka.attendance import Attendance
 from dzrobot.envs.franka.camera import Camera
 from dzrobot.envs.franka.clock import Clock, RateLimiter, SystemClock
@@ -17,6 +18,7 @@ from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.control import Control
 from dzrobot.envs.franka.facts import ArmEpisodeFacts, lasting_facts
 from dzrobot.envs.franka.gripper import GripperState
+from dzrobot.envs.franka.guided import GuidedSpace, shown_action
 from dzrobot.envs.franka.lock import ArmLock
 from dzrobot.envs.franka.outcomes import ArmPhase, Operator, OperatorVerdict, Scene, rule_for
 from dzrobot.envs.franka.poses import Array
@@ -129,6 +131,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._watchdog: Watchdog | None = None
         self._starts = InitialStates(STARTS)
         self._episode: _Episode | None = None
+        self._is_guided = False
         self.embodiment = embodiment = self._sensors.embodiment
         self.control_hz = config.control_hz
         self.init_states = STARTS
@@ -163,7 +166,15 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     @property
     def workcell(self) -> dict[str, Any]:
         """What a result depends on of the workcell: all of it but where the devices are."""
-        values = self.config.model_dump(mode="json", exclude={"address", "lock_folder"})
+        # No policy's result depends on how the arm yields to a hand.
+        values = self.config.model_dump(
+            mode="json",
+            exclude={
+                "address": True,
+                "lock_folder": True,
+                "controller": {"guided_damping", "guided_friction_nm"},
+            },
+        )
         for camera in values["cameras"]:
             del camera["serial"], camera["device"]
         return values
@@ -178,6 +189,28 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         """
         self._attendance.operator = operator
         self._attendance.unattended = unattended
+
+    def be_guided(self, engaged: Callable[[], bool]) -> None:
+        """Let a person guide the arm by hand in the episodes that follow, instead of actions.
+
+        The motion of an action then counts for nothing, its gripper as ever, and
+        ``info["executed_action"]`` is the action (A,) that leads to where the person has brought
+        the arm.
+
+        Args:
+            engaged: Asked at every step whether the person guides it now; else the arm is stiff.
+
+        Raises:
+            ConfigError: the controller cannot yield.
+        """
+        if self.config.controller.kind != "impedance":
+            raise ConfigError(
+                f"controller.kind={self.config.controller.kind!r} follows targets and cannot yield "
+                "to a hand: set it to impedance"
+            )
+        links = self.layout.motion == "joint_position"
+        self._control.act_in(GuidedSpace(self.config, engaged, links=links))
+        self._is_guided = True
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -239,6 +272,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             ResetNeeded: there is no episode.
         """
         episode = self._running()
+        before = episode.reading.state
         try:
             values = check_shape(action, self.embodiment.action_dim, self.layout.said)
         except BaseException:
@@ -270,7 +304,9 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         if operator is not None:
             # What a person says counts, whatever the rule.
             outcome = operator.verdict() or outcome
-        return self._result(observation, outcome, limited)
+        if not self._is_guided:
+            return self._result(observation, outcome, limited)
+        return self._guided_result(observation, outcome, limited, values, before)
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
         """Return the newest exterior image (H, W, 3) uint8; after an abort, the last one."""
@@ -505,6 +541,23 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         info = self._info(outcome, limited)
         truncated = aborted or outcome is OperatorVerdict.DISCARDED
         return observation, float(success), terminated and not truncated, truncated, info
+
+    def _guided_result(
+        self,
+        observation: Observation,
+        outcome: OperatorVerdict,
+        limited: LimitedTarget,
+        asked: Array,
+        before: ArmState,
+    ) -> StepResult:
+        """Return a step's result with the action that leads to where a person brought the arm."""
+        after, scales = self._running().reading.state, self.config.action
+        done, fits = shown_action(asked, before, after, self.layout, scales)
+        if not fits:
+            limited = replace(limited, by=(*limited.by, "action"))
+        result = self._result(observation, outcome, limited)
+        result[-1]["executed_action"] = done.astype(np.float32)
+        return result
 
     def _observe(self, reading: Reading) -> Observation:
         origin = reading.state.pose if self._episode is None else self._episode.origin

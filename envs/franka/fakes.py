@@ -102,6 +102,12 @@ class FakeArm:
         self.joints = np.array(READY)
         """Joint angles (7,), which do not move with the hand; the hand moves with them."""
 
+        self.guidance = np.zeros(7)
+        """How fast a person turns the joints (7,) of an arm that yields, rad/s."""
+
+        self.yields = False
+        """Whether it gives way to a person's hand."""
+
         self.frozen = False
         """The state no longer advances."""
 
@@ -193,7 +199,7 @@ class FakeArm:
         self._advance()
         if self._errors or self._user_stop:
             raise ControllerEndedError("the arm refused the controller")
-        self.space = space
+        self.space, self.yields = space, False
         self._goal = self.joints.copy()
         self._hand = np.linalg.inv(forward(self.joints, np.eye(4))) @ self._pose
         self._target, self._controlled, self._mode = self._pose, True, Mode.MOVE
@@ -203,14 +209,22 @@ class FakeArm:
         self.start()
         self.joints = np.array(joints, np.float64)
 
-    def command(self, target: Array, over_s: float = 0.0, speeds: Array | None = None) -> None:
-        """Move towards ``target``."""
+    def command(
+        self,
+        target: Array,
+        over_s: float = 0.0,
+        speeds: Array | None = None,
+        *,
+        yields: bool = False,
+    ) -> None:
+        """Move towards ``target``, or as a person turns the joints."""
         if not self._connected:
             raise DisconnectedError("the fake arm was disconnected")
         self._advance()
         if not self._controlled:
             raise ControllerEndedError("the controller had ended")
         self.moves.append(np.array(target, np.float64))
+        self.yields = yields
         if self.space is Space.HAND:
             self._target = self.moves[-1]
         else:
@@ -232,10 +246,12 @@ class FakeArm:
         self._moved_s = self.clock.now()
         if elapsed <= 0 or not self._controlled or self.stuck:
             return
-        if self.space is Space.JOINTS:
+        if self.space is not Space.HAND:
             reach = _TURN_RAD_S * elapsed
             before = self.joints
             self.joints = np.clip(self._goal, before - reach, before + reach)
+            if self.yields:
+                self.joints = before + elapsed * self.guidance
             self._joint_speeds = (self.joints - before) / elapsed
             self._pose = forward(self.joints, self._hand)
             return

@@ -120,9 +120,16 @@ class FrankyArm:
         """Begin to move the joints home."""
         self._ask("home", joints, dynamics, timeout_s=_STOP_S + _CALL_S)
 
-    def command(self, target: Array, over_s: float = 0.0, speeds: Array | None = None) -> None:
+    def command(
+        self,
+        target: Array,
+        over_s: float = 0.0,
+        speeds: Array | None = None,
+        *,
+        yields: bool = False,
+    ) -> None:
         """Send one target, and see that it was taken."""
-        self._prompt("command", target, over_s, speeds)
+        self._prompt("command", target, over_s, speeds, yields)
 
     def stop(self) -> None:
         """Come to rest; an arm that is gone has come to rest by itself."""

@@ -47,6 +47,7 @@ class FrankyDriver:
         self._config = config
         self._robot: Any = None
         self._tracker: Any = None
+        self._yields = False
         self._moving = False
         self._ended = ""
         self._lost = ""
@@ -134,12 +135,12 @@ class FrankyDriver:
         """Start the controller where the arm is."""
         franky = library()
         self._end_motion()
-        self._space = space
+        self._space, self._yields = space, False
         if self._config.controller.kind == "impedance":
             self._tracker = self._make_tracker(franky)
         self._moving, self._ended = True, ""
         state = self._opened.state
-        here = state.q if space is Space.JOINTS else state.O_T_EE.matrix
+        here = state.O_T_EE.matrix if space is Space.HAND else state.q
         self.command(np.array(here, np.float64), 0.0)
         self._await_control(franky)
 
@@ -160,10 +161,13 @@ class FrankyDriver:
         if self._ended:
             raise ControllerEndedError(f"the arm refused to move its joints: {self._ended}")
 
-    def command(self, target: Array, over_s: float, speeds: Array | None = None) -> None:
+    def command(
+        self, target: Array, over_s: float, speeds: Array | None = None, yields: bool = False
+    ) -> None:
         """Move the reference to ``target``, evenly, within ``over_s`` of the arm's clock.
 
-        ``speeds`` are those of the joints there, where targets are joint angles.
+        ``speeds`` are those of the joints there, where targets are joint angles. A guided arm is
+        held, or yields, where it is: its reference is there at once.
 
         A controller that has died takes targets silently: this raises.
         """
@@ -175,13 +179,16 @@ class FrankyDriver:
         if not self._is_commanded():
             raise ControllerEndedError(f"the controller had ended: {self._ended}")
         goal = np.array(target, np.float64)
-        if over_s > 0 and self._tracker is not None:
+        if self._space is Space.GUIDED:
+            self._put(goal, np.zeros(7))
+            self._yield(yields)
+        elif over_s > 0 and self._tracker is not None:
             self._raw()
             self._way = self._new_way(goal, over_s, speeds)
             self._advance()
         else:
             self._way = None
-            self._put(goal, np.zeros(7 if self._space is Space.JOINTS else 6))
+            self._put(goal, np.zeros(6 if self._space is Space.HAND else 7))
 
     def stop(self) -> None:
         """Come to rest."""
@@ -246,7 +253,11 @@ class FrankyDriver:
         posture = self._config.reset.joints
         target = np.array(self._opened.state.q if posture is None else posture, np.float64)
         try:
-            if self._space is Space.JOINTS:
+            if self._space is not Space.HAND:
+                if self._space is Space.GUIDED:
+                    box["friction"] = franky.FrictionCompensationParams(
+                        coulomb=list(settings.guided_friction_nm)
+                    )
                 stiffness = np.array(settings.joint_stiffness)
                 return franky.JointImpedanceTracker(self._opened, stiffness=stiffness, **box)
             return franky.CartesianImpedanceTracker(
@@ -332,7 +343,7 @@ class FrankyDriver:
         """Hand a reference to the controller."""
         franky = library()
         self._reference, self._rate = reference, rate
-        if self._tracker is not None and self._space is Space.JOINTS:
+        if self._tracker is not None and self._space is not Space.HAND:
             self._tracker.set_target(reference, rate)
             return
         if self._tracker is not None:
@@ -346,6 +357,17 @@ class FrankyDriver:
         except (franky.ControlException, franky.CommandException) as error:
             self._moving, self._ended = False, f"the motion was refused: {error}"
             raise ControllerEndedError(self._ended) from error
+
+    def _yield(self, yields: bool) -> None:
+        """Let the joints give way to a hand, or be stiff; the library goes over smoothly."""
+        if yields is self._yields:
+            return
+        self._yields, settings = yields, self._config.controller
+        if yields:
+            damping = np.array(settings.guided_damping)
+            self._tracker.set_gains(stiffness=np.zeros(7), damping=damping)
+        else:
+            self._tracker.set_gains(stiffness=np.array(settings.joint_stiffness))
 
     def _note_end(self) -> None:
         """Keep why the controller ended."""

@@ -249,6 +249,9 @@ class LimitedTarget:
     speeds: Array | None = None
     """Of the joints (7,) at the target, rad/s. None: of a pose."""
 
+    yields: bool = False
+    """Whether the arm gives way to a person's hand there; see ``Space.GUIDED``."""
+
 
 class Workspace:
     """The box that holds every target, and the slew limits within it."""

@@ -44,7 +44,7 @@ _ROUNDING_RAD = 1e-5
 _SHARES = (1.0, 0.5, 0.2)
 """Of what is asked, tried one after another, before the joints brake."""
 
-_SHORTFALLS = ("workspace", "self_collision", "obstacle")
+SHORTFALLS = ("workspace", "self_collision", "obstacle")
 """What targets of joints keep besides their own limits: the hand's box, and distances of links."""
 
 _LONGEST_ARM_M = 1.25
@@ -315,7 +315,7 @@ class JointSpace:
             if (short <= allowed + 1e-9).all():
                 return self._taken(target, speeds, (*by, *cut, *(() if share == 1.0 else ("way",))))
         target, speeds = next(self._braking(last, self._speeds), (last, np.zeros(7)))
-        first = _SHORTFALLS[int(np.argmax(short > allowed + 1e-9))]
+        first = SHORTFALLS[int(np.argmax(short > allowed + 1e-9))]
         return self._taken(target, speeds, (*by, first))
 
     def _taken(self, target: Array, speeds: Array, by: tuple[str, ...]) -> LimitedTarget:
@@ -386,7 +386,7 @@ class JointSpace:
         return np.max([self._shortfalls(at) for at in places], axis=0)  # type: ignore[no-any-return]
 
     def _shortfalls(self, joints: Array) -> Array:
-        """Return by how much each of :data:`_SHORTFALLS` is not kept (m or rad), (3,)."""
+        """Return by how much each of :data:`SHORTFALLS` is not kept (m or rad), (3,)."""
         outside = self._workspace.excess(forward(joints, self._hand))
         near = (0.0, 0.0) if self.collision is None else self.collision.deficits_m(joints)
         return np.array([outside, *near])

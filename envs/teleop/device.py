@@ -6,8 +6,9 @@ from typing import Literal, Protocol
 
 from dzrobot.errors import RobotError
 
-Gives = Literal["motion", "joints"]
-"""What a device shows: how the hand is to move, or where the joints are to be."""
+Gives = Literal["motion", "joints", "guidance"]
+"""What a device shows: how the hand is to move, where the joints are to be, or whether a person
+guides the arm itself."""
 
 
 class DeviceLostError(RobotError):
@@ -23,10 +24,11 @@ class TeleopReading:
 
     motion: tuple[float, ...] | None = None
     """(6,) in [-1, 1]: translation forward, left and up, then rotation about these axes, which are
-    those of the robot's base; 1 is the largest step that the robot takes. None: it shows joints."""
+    those of the robot's base; 1 is the largest step that the robot takes.
+    None: it does not show that."""
 
     joints: tuple[float, ...] | None = None
-    """(7,) rad: where the arm's joints are to be. None: it shows a motion."""
+    """(7,) rad: where the arm's joints are to be. None: it does not show that."""
 
     closed: bool | None = None
     """Whether the gripper is to be closed. None: ``presses`` say it."""

@@ -10,8 +10,10 @@ from dzrobot.envs.teleop import gamepad, leader, spacemouse
 from dzrobot.envs.teleop.device import Gives, TeleopDevice, TeleopReading
 from dzrobot.envs.teleop.driven import DrivenDevice
 from dzrobot.envs.teleop.settings import (
+    NONE,
     DeviceConfig,
     GamepadConfig,
+    HandConfig,
     LeaderConfig,
     SpaceMouseConfig,
 )
@@ -95,10 +97,20 @@ def _leader(config: LeaderConfig) -> TeleopDevice:
     return Guarded(arm, _gamepad(guard))
 
 
+def _hand(config: HandConfig) -> TeleopDevice:
+    # The arm shows the motion.
+    held = GamepadConfig(axes=(NONE,) * 6, **config.model_dump())
+    return DrivenDevice(
+        "gamepad", gamepad.GamepadSource, held,
+        gives="guidance", has_deadman=True, packages=gamepad.PACKAGES,
+    )  # fmt: skip
+
+
 DEVICES: Mapping[str, DeviceKind] = {
     "spacemouse": DeviceKind(SpaceMouseConfig, _spacemouse),
     "gamepad": DeviceKind(GamepadConfig, _gamepad),
     "leader": DeviceKind(LeaderConfig, _leader),
+    "hand": DeviceKind(HandConfig, _hand),
 }
 """Name on the command line -> kind."""
 

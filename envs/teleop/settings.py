@@ -120,6 +120,28 @@ class GamepadConfig(MotionConfig):
         return self
 
 
+class HandConfig(DeviceConfig):
+    """The arm itself, guided by one hand, with a gamepad in the other."""
+
+    number: Annotated[int, Field(ge=0, le=63)] | None = None
+    """Of the gamepad, as SDL counts them from 0, where several are connected. None: the only one.
+    """
+
+    deadman: GamepadButton = "leftshoulder"
+    """Held while the arm yields to the hand."""
+
+    gripper: GamepadButton = "a"
+    """Closes and opens the gripper."""
+
+    end: GamepadButton | None = "start"
+    """Ends the episode. None: no button does."""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        check_buttons(self.deadman, self.gripper, self.end)
+        return self
+
+
 def check_buttons(*buttons: int | str | None) -> None:
     """Raise ValueError where one button means two things."""
     named = [button for button in buttons if button is not None]

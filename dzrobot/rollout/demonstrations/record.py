@@ -141,8 +141,10 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
         if self._intervened is not None:
             extras[INTERVENTION] = np.bool_(self._intervened())
             self.interventions += bool(extras[INTERVENTION])
-        self.writer.add_frame(seen, np.asarray(action, np.float32), extras)
-        self.watch.see(seen, np.asarray(action, np.float32))
+        # A person who guides the arm shows it where to go; no action did.
+        done = np.asarray(info.get("executed_action", action), np.float32)
+        self.writer.add_frame(seen, done, extras)
+        self.watch.see(seen, done)
         self._seen, self.info = (observation, info), info
         return observation, reward, terminated, truncated, info
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dzrobot.embodiments.hand import HandMotion
 from dzrobot.envs.emulators.kinematics import damped_inverse, flange_to_hand, posture
 from dzrobot.envs.franka.clock import Clock, RateLimiter, SystemClock
+from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.quantities import CLOSED_ABOVE, ArmLayout
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopDevice, TeleopReading
 from dzrobot.errors import ConfigError
@@ -189,6 +190,36 @@ class JointCommands:
         return held[self._layout.motion_at].astype(np.float64)
 
 
+class GuidedCommands:
+    """What holds an arm still that a person guides by hand: the arm itself shows where to go.
+
+    Args:
+        layout: Where the gripper is in the action.
+    """
+
+    def __init__(self, layout: ArmLayout) -> None:
+        self.gripper_at = layout.gripper_at
+        self._open, self._closed = (
+            (0.0, 1.0) if layout.gripper == "gripper_position" else (1.0, -1.0)
+        )
+
+    def gripper(self, closed: bool) -> float:
+        """Return the number that closes or opens the gripper."""
+        return self._closed if closed else self._open
+
+    def is_closed(self, action: Action) -> bool:
+        """Return whether the number is nearer to the one that closes."""
+        at = float(action[self.gripper_at])
+        return abs(at - self._closed) < abs(at - self._open)
+
+    def refusal(self, reading: TeleopReading, seen: Observation, *, follows: bool) -> str:
+        """Return nothing: the arm is where it is."""
+        return ""
+
+    def steer(self, action: Action, reading: TeleopReading, seen: Observation) -> None:
+        """Leave the action: the environment asks whether the arm is guided."""
+
+
 def _limited(reading: TeleopReading) -> Array:
     """Return the motion (6,) with a translation and a rotation of at most 1 in any direction."""
     twist = np.array(reading.motion, np.float64)
@@ -205,6 +236,13 @@ def commands_for(env: gym.Env[Any, Any], device: TeleopDevice) -> Commands:
     """
     facts = facts_of(env)
     robot = needed_robot(type(env.unwrapped).__name__, facts)
+    if device.gives == "guidance":
+        if not isinstance(env.unwrapped, FrankaEnv):
+            raise ConfigError(
+                f"{type(env.unwrapped).__name__} has no arm that a hand could guide: choose a "
+                "workcell, or another device"
+            )
+        return GuidedCommands(env.unwrapped.layout)
     if device.gives == "motion" and facts.hand is not None:
         return HandCommands(facts.hand, env)
     layout = getattr(env.unwrapped, "layout", None)
@@ -256,6 +294,9 @@ class Teleoperator:
         """What they steer with."""
 
         self._commands = commands_for(env, device)
+        inner = env.unwrapped
+        if device.gives == "guidance" and isinstance(inner, FrankaEnv):
+            inner.be_guided(lambda: self._engaged)
         self._rate = None
         if not facts.moves_an_arm:
             hz = facts.control_hz or self._robot.timing.control_hz
