@@ -337,6 +337,7 @@ print(len(whole))
 """
 
 
+@pytest.mark.long
 def test_processes_with_workers_exit_cleanly(world):
     """A20: also where the loop is left early, and where the parent had files open."""
     script = LAUNCH.format(here=str(HERE), world=str(world))

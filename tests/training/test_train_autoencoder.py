@@ -104,9 +104,8 @@ def fit(vae, data, saves, report):
     )
 
 
-@pytest.mark.parametrize(
-    "stop", [SHORT.steps - 1, pytest.param(SHORT.steps + 2, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("stop", [SHORT.steps - 1, SHORT.steps + 2])
 def test_a_stopped_fit_goes_on_to_the_same_bits(stop, vae, data, tmp_path):
     fresh, path, seen = copy.deepcopy(vae), tmp_path / "kept", []
 

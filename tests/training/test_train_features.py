@@ -77,6 +77,7 @@ def test_every_sample_is_encoded_once(root, tmp_path, solo, encodings):
     assert encodings == []
 
 
+@pytest.mark.long
 def test_an_interrupted_start_goes_on_where_it_was(root, tmp_path, solo, encodings):
     run = trained(solo, root, tmp_path / "run", cached=True)
     (done,) = (tmp_path / "run" / "features").glob("*/done.npy")
@@ -93,6 +94,7 @@ def test_an_interrupted_start_goes_on_where_it_was(root, tmp_path, solo, encodin
     assert digest(again) == digest(run)
 
 
+@pytest.mark.long
 def test_other_encoders_get_other_features(root, tmp_path, solo, encodings):
     run = trained(solo, root, tmp_path / "run", cached=True)
     parameter = run.components.model.vae.coder.quant_conv.weight

@@ -148,6 +148,7 @@ def test_kept_back_episodes_leave_the_mixture_as_it_is(world, tmp_path, monkeypa
             assert [len(reader) for reader in recordings.held_out.sources[0].readers] == [10, 5]
 
 
+@pytest.mark.long
 def test_stored_features_know_which_robot_a_sample_is_of(world, solo, tmp_path):
     live, stored = (
         mixture_run(world, tmp_path / name, solo, data__cache_features=cached)
