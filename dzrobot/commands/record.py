@@ -224,7 +224,7 @@ def _record(
         arguments.output, robot, fps=hz, version=arguments.version, video=arguments.video
     ) as writer:
         intervened = (lambda: actor.intervened) if isinstance(actor, WatchedPolicy) else None
-        recorded = RecordedEnv(env, writer, intervened)
+        recorded = RecordedEnv(env, writer, intervened, _facts(arguments))
         tally = record_session(recorded, actor, goal, ready=ready, report=report)
         print(
             f"{writer.episodes} episodes in {arguments.output}: {tally.kept} kept as successes, "
@@ -232,6 +232,16 @@ def _record(
         )
     missing = goal.episodes is not None and tally.kept < goal.episodes
     return 1 if cut_short or missing else 0
+
+
+def _facts(arguments: argparse.Namespace) -> dict[str, float | str]:
+    """Return how episodes are made, as far as their rows do not show it."""
+    facts: dict[str, float | str] = {}
+    if arguments.teleop:
+        facts["teleop"] = arguments.teleop
+    if arguments.noise:
+        facts["noise"] = arguments.noise
+    return facts
 
 
 def _goal(arguments: argparse.Namespace) -> RecordingGoal:

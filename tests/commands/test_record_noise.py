@@ -15,6 +15,7 @@ from dzrobot.commands.replay import load_recording
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.teleop.devices import load_device
 from dzrobot.errors import ConfigError
+from dzrobot.recording.facts import episode_facts
 from dzrobot.rollout.demonstrations.noise import NoisyActions
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -72,6 +73,11 @@ def test_the_clean_action_is_recorded_and_a_noisy_one_done(tmp_path):
         assert record(tmp_path / name, "--noise", noise) == 0
     clean, noisy, again = (positions(tmp_path / name) for name in ("clean", "noisy", "again"))
     assert np.abs(noisy - clean).max() > 1e-3
+    for name, facts in (("clean", {}), ("noisy", {"noise": 0.3})):
+        (said,) = episode_facts(tmp_path / name).values()
+        assert {
+            key: said.model_extra[key] for key in ("noise",) if key in said.model_extra
+        } == facts
     # Keyed by the seed of the start.
     np.testing.assert_array_equal(noisy, again)
     assert record(tmp_path / "other", "--noise", "0.3", "--seed", "7") == 0

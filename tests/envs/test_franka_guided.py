@@ -7,6 +7,8 @@ import pytest
 from emulated import need_libraries, printer
 
 from dzrobot.cli import main
+from dzrobot.commands.replay import load_recording
+from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.franka.arm import Space
 from dzrobot.envs.franka.config import ControllerConfig, LimitsConfig
 from dzrobot.envs.franka.make import connectable, load_workcell, make_franka
@@ -15,6 +17,7 @@ from dzrobot.envs.franka.workcells import EmulatedWorkcell
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopReading
 from dzrobot.envs.teleop.devices import load_device
 from dzrobot.errors import ConfigError
+from dzrobot.recording.facts import episode_facts
 from dzrobot.rollout.demonstrations.teleoperation import Teleoperator
 
 HELD, LET_GO = TeleopReading(active=True), TeleopReading(active=False)
@@ -207,6 +210,30 @@ def test_what_cannot_yield_is_refused_before_anything_opens(tmp_path, capsys):
     assert not (tmp_path / "set").exists()
     with pytest.raises(ConfigError, match="guided_friction_nm"):
         make_franka(workcell="fake", controller={"guided_friction_nm": (2.0,) * 7})
+
+
+class Leading(Grip):
+    """Named by ``--teleop``: somebody who turns the joints of a fake arm."""
+
+    def __init__(self, env):
+        super().__init__()
+        env.unwrapped.arm.guidance = TURNING
+
+
+@pytest.mark.parametrize("tag", ["franka_pnp", "oxe_droid"])
+def test_what_is_shown_is_recorded(tag, tmp_path):
+    words = ["--workcell", "fake", "--teleop", f"{__name__}:Leading", "--env-arg"]
+    words += [f"embodiment={tag}", "--attempts", "1", "--keep-failures", "--max-steps", "6"]
+    assert main(["record", *words, "--output", str(tmp_path / "set")]) == 0
+    recording = load_recording(tmp_path / "set", 0, load_embodiment(tag))
+    (facts,) = episode_facts(tmp_path / "set").values()
+    assert facts.model_extra["teleop"].endswith("Leading")
+    if tag == "oxe_droid":
+        joints = recording.states[:, :7] if recording.states[0, 1] < 0 else recording.states[:, 1:]
+        np.testing.assert_allclose(recording.actions[:-1, :7], joints[1:], atol=1e-6)
+    else:
+        led = np.abs(recording.actions[1:, :6]).max(1)
+        assert ((led > 0.01) & (led <= 1)).all()
 
 
 def test_the_settings_of_the_hand(capsys):

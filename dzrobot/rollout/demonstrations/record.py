@@ -84,6 +84,7 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
         writer: Where frames go.
         intervened: Asked after every step whether a person chose its action in the place of a
             policy; the column ``intervention`` says so. None: there is no such column.
+        facts: Of every episode, such as how it was steered; kept with it.
     """
 
     def __init__(
@@ -91,8 +92,12 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
         env: gym.Env[Any, Any],
         writer: EpisodeWriter,
         intervened: Callable[[], bool] | None = None,
+        facts: Mapping[str, float | str] | None = None,
     ) -> None:
         super().__init__(env)
+        self.facts = facts or {}
+        """Of every episode."""
+
         self.writer = writer
         """Where frames go."""
 
@@ -204,6 +209,7 @@ def record_episode(
             **({} if outcome.success else {"reason": reason}),
             **({"interventions": env.interventions} if env.interventions else {}),
             **_facts(outcome.robot or {}),
+            **env.facts,
         )
     else:
         writer.discard()
