@@ -47,7 +47,7 @@ BLACK = 16
 """Luminance of black in YUYV."""
 
 ALIVE_S = 0.4
-"""A stream whose images nobody looks at sends one this often (wall)."""
+"""A stream whose images nobody looks at sends the last one again this often (wall)."""
 
 _LOOK_S = 0.002
 CameraOption = tuple[str, float, tuple[float, float, float], str]
@@ -106,6 +106,13 @@ class EmulatedCamera:
         self._exposures = exposures
         self._again = exposures.page.again
         self._rate_hz = RATES_HZ[0]
+        self._exposed_ms = -1
+        self._published_s = 0.0
+        self._messages: list[tuple[Any, Any]] = []
+        """What was published last of each stream, since they were opened."""
+
+        # Streams are opened and stopped on the bus's threads: an image has the size of its stream.
+        self._streams = threading.RLock()
         library = self._bus
         color = library.color_stream_server("Color", "RGB Camera")
         self._color = _stream(library, color, "yuyv", view, COLOR_OPTIONS)
@@ -115,14 +122,10 @@ class EmulatedCamera:
         root = f"realsense/{MODEL}_{serial}"
         self._device = library.device_server(participant, root)
         self._device.on_control(self._control)
-        # The library itself keeps what its options are set to.
-        self._device.on_set_option(lambda *_: None)
+        # The library itself keeps what its options are set to; the next image is drawn with them.
+        self._device.on_set_option(lambda *_: self._messages.clear())
         self._device.init([self._color, self._depth], [], {})
         self._device.broadcast(_device_info(library, serial, root))
-        self._exposed_ms = -1
-        self._published_s = 0.0
-        # Streams are opened and stopped on the bus's threads: an image has the size of its stream.
-        self._streams = threading.RLock()
 
     def _control(self, _device: Any, name: str, control: Any, _reply: Any) -> bool:
         match name:
@@ -158,6 +161,7 @@ class EmulatedCamera:
 
     def _stop(self) -> None:
         with self._streams:
+            self._messages.clear()
             for stream in (self._color, self._depth):
                 if stream.is_streaming():
                     stream.stop_streaming()
@@ -171,10 +175,18 @@ class EmulatedCamera:
         exposed_ms = -(-(now_ms * self._rate_hz // 1000) * 1000 // self._rate_hz)
         page = self._exposures.page
         again = page.again
-        if (exposed_ms, again) == (self._exposed_ms, self._again) or not self._is_wanted(
-            exposed_ms
-        ):
+        if (exposed_ms, again) == (self._exposed_ms, self._again):
             return self._exposed_ms
+        if exposed_ms == self._exposed_ms and self._messages:
+            self._again = again
+            self._show_again()
+            return self._exposed_ms
+        if exposed_ms > page.watched_ms(self._number):
+            if time.monotonic() - self._published_s <= ALIVE_S:
+                return self._exposed_ms
+            if self._messages:
+                self._show_again()
+                return self._exposed_ms
         self._exposed_ms, self._again, self._published_s = exposed_ms, again, time.monotonic()
         with self._streams:
             self._publish(page.scene_at(exposed_ms))
@@ -182,20 +194,26 @@ class EmulatedCamera:
 
     def _publish(self, scene: NDArray[np.float64]) -> None:
         encodings = self._bus.video_encoding
+        self._messages.clear()
         if self._color.is_streaming():
             image = self._view.image(self._size, scene)
             if (brightness := self._brightness) != 1.0:
                 image = brightened(image, brightness)
             message = self._message(encodings.yuyv, self._size, image.tobytes())
-            self._color.publish_image(message)
+            self._messages.append((self._color, message))
         if self._depth.is_streaming():
             flat = np.full(SIZES[0], FLAT_DEPTH_MM, "<u2").tobytes()
-            self._depth.publish_image(self._message(encodings.z16, SIZES[0], flat))
+            self._messages.append((self._depth, self._message(encodings.z16, SIZES[0], flat)))
+        for stream, message in self._messages:
+            stream.publish_image(message)
 
-    def _is_wanted(self, exposed_ms: int) -> bool:
-        """Return whether an environment looks at an image; now and then one shows a live stream."""
-        is_watched = exposed_ms <= self._exposures.page.watched_ms(self._number)
-        return is_watched or time.monotonic() - self._published_s > ALIVE_S
+    def _show_again(self) -> None:
+        """Publish what was published last, as it was: it got lost, or nobody looks at new ones."""
+        self._published_s = time.monotonic()
+        with self._streams:
+            for stream, message in self._messages:
+                if stream.is_streaming():
+                    stream.publish_image(message)
 
     def _message(self, encoding: Any, size: tuple[int, int], data: bytes) -> Any:
         image = self._bus.message.image()

@@ -2,7 +2,7 @@
 
 Images are rendered at the size of the stream, when one is due and a client has the stream open.
 Shadows and reflections are left out: they double the time of an image and none of Lift's lights
-casts any.
+casts any. What no camera's ray meets is left out too, which changes no image.
 """
 
 import math
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dzrobot.envs.emulators.launcher import SECOND_EXTERIOR, SERIALS
 from dzrobot.envs.emulators.scene import CAMERAS, load_model, load_mujoco, resize_cube
 from dzrobot.envs.emulators.views import CameraView, Image, Size, to_yuyv
+from dzrobot.envs.libero.culling import culled_scene
 from dzrobot.envs.libero.rendering import choose_backend
 from dzrobot.errors import SimulatorError
 
@@ -76,8 +77,9 @@ class SceneDrawing:
         eye = mujoco.MjvCamera()
         eye.type, eye.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, camera
         every = mujoco.mjtCatBit.mjCAT_ALL
-        mujoco.mjv_updateScene(model, data, self._shown, None, eye, every, self._shapes)
         width, height = size
+        with culled_scene(model, data, self._shown, self._shapes, camera, width / height):
+            mujoco.mjv_updateScene(model, data, self._shown, None, eye, every, self._shapes)
         frame = mujoco.MjrRect(0, 0, width, height)
         mujoco.mjr_render(frame, self._shapes, self._context)
         image = np.empty((height, width, 3), np.uint8)

@@ -5,7 +5,7 @@ however well hidden: without a GPU that is most of a step.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,8 +65,7 @@ class Frustum:
         return found
 
 
-@contextmanager
-def culled(sim: Any, camera: int, aspect: float) -> Iterator[None]:
+def culled(sim: Any, camera: int, aspect: float) -> AbstractContextManager[None]:
     """Draw only what shows in a fixed camera's image, of ``aspect`` width by height.
 
     Args:
@@ -74,23 +73,41 @@ def culled(sim: Any, camera: int, aspect: float) -> Iterator[None]:
         camera: Its number.
         aspect: Width of the image by its height.
     """
+    context = sim._render_context_offscreen
+    model, data = sim.model._model, sim.data._data
+    return culled_scene(model, data, context.vopt, context.scn, camera, aspect)
+
+
+@contextmanager
+def culled_scene(  # noqa: PLR0913 (MuJoCo's four parts of a drawing)
+    model: Any, data: Any, options: Any, scene: Any, camera: int, aspect: float
+) -> Iterator[None]:
+    """Draw as :func:`culled` does, by MuJoCo alone.
+
+    Args:
+        model: MuJoCo's, as all of these.
+        data: Where things are.
+        options: Which groups are drawn (``MjvOption``).
+        scene: What is drawn into (``MjvScene``).
+        camera: Its number.
+        aspect: Width of the image by its height.
+    """
     import mujoco
 
-    model, context = sim.model._model, sim._render_context_offscreen
-    drawn = np.array(context.vopt.geomgroup)[model.geom_group] == 1
-    unseen, no_mirror = _hidden(model, sim.data._data, drawn, camera, aspect)
+    drawn = np.array(options.geomgroup)[model.geom_group] == 1
+    unseen, no_mirror = _hidden(model, data, drawn, camera, aspect)
     groups = model.geom_group.copy()
     flag = mujoco.mjtRndFlag.mjRND_REFLECTION
-    mirrored = context.scn.flags[flag]
+    mirrored = scene.flags[flag]
     try:
-        # MuJoCo skips the last group unless somebody asks for it; robosuite offers no way to.
+        # MuJoCo skips the last group unless somebody asks for it.
         model.geom_group[unseen] = mujoco.mjNGROUP - 1
         if no_mirror:
-            context.scn.flags[flag] = 0
+            scene.flags[flag] = 0
         yield
     finally:
         model.geom_group[:] = groups
-        context.scn.flags[flag] = mirrored
+        scene.flags[flag] = mirrored
 
 
 def _hidden(
