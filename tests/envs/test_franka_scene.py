@@ -1,6 +1,7 @@
 """The emulated arm over robosuite's table with its cube: contact, grasping, images and success."""
 
 import math
+from contextlib import nullcontext
 from importlib import metadata
 
 import numpy as np
@@ -219,6 +220,24 @@ def test_cameras_see_where_the_cube_is(arm):
     # A square from the middle of the image has the angle of LIBERO's view.
     assert exterior.focal_px(size) == pytest.approx(120 / math.tan(math.radians(22.5)))
     assert wrist.focal_px(size) == pytest.approx(120 / math.tan(math.radians(37.5)))
+
+
+def test_what_no_camera_sees_is_left_out_of_no_image(arm, monkeypatch):
+    from dzrobot.envs.emulators import rendered
+
+    drawing, drawn = rendered.SceneDrawing(), []
+    count = drawing._shapes
+    for turn in (0.0, 0.4, -0.4):
+        scene = arm.dynamics.visible(arm.posture)
+        scene[drawing.model.jnt_qposadr[0]] += turn
+        for camera in range(drawing.model.ncam):
+            image = drawing.draw(camera, (160, 120), scene)
+            shapes = count.ngeom
+            with monkeypatch.context() as patch:
+                patch.setattr(rendered, "culled_scene", lambda *_: nullcontext())
+                np.testing.assert_array_equal(drawing.draw(camera, (160, 120), scene), image)
+            drawn.append(shapes / count.ngeom)
+    assert min(drawn) < 0.6
 
 
 def test_a_missing_simulator_is_named_with_its_extra_and_the_way_around(monkeypatch):
