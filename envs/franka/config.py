@@ -439,6 +439,18 @@ class FrankaConfig(FrozenConfig):
     """Where the lock and the stop of this arm lie, such as a folder that all its users may write
     to. None: folders of the user alone."""
 
+    def told(self) -> dict[str, Any]:
+        """Return what a result depends on, as plain values: all but where the devices are.
+
+        No policy's result depends on how the arm yields to a hand.
+        """
+        values = self.model_dump(mode="json", exclude={"address", "lock_folder"})
+        for name in ("guided_damping", "guided_friction_nm"):
+            del values["controller"][name]
+        for camera in values["cameras"]:
+            del camera["serial"], camera["device"]
+        return values
+
     @property
     def period_s(self) -> float:
         """Seconds per step."""

@@ -181,9 +181,7 @@ class Control:
             self._heard()
             self._steps += 1
             try:
-                self._arm.command(
-                    limited.target, self._config.period_s, limited.speeds, yields=limited.yields
-                )
+                self._send(limited)
             except ControllerEndedError as error:
                 held = self._recover_here(self._arm.state(), str(error))
                 return LimitedTarget(held, (*limited.by, "recovered"))
@@ -294,6 +292,16 @@ class Control:
         self._space = space
         self._arm.start(space.space)
         space.begin(self._arm.state())
+
+    def _send(self, limited: LimitedTarget) -> None:
+        """Command a target; an arm need not know of what it is not asked."""
+        target, over_s = limited.target, self._config.period_s
+        if limited.yields:
+            self._arm.command(target, over_s, yields=True)
+        elif limited.speeds is not None:
+            self._arm.command(target, over_s, limited.speeds)
+        else:
+            self._arm.command(target, over_s)
 
     def _hold_here(self) -> Array:
         held = self._space.held(self._last, self._arm.state())

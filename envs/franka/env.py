@@ -4,21 +4,20 @@ import atexit
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from dzrobot.envs.franka.arm import Arm, ArmState, ControllerEndedError, DisconnectedError, Mode
+from dzrobot.envs.franka.arm import Arm, ControllerEndedError, DisconnectedError, Mode
 from dzrobot.envs.franka.attendance import Attendance
 from dzrobot.envs.franka.camera import Camera
 from dzrobot.envs.franka.clock import Clock, RateLimiter, SystemClock
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.control import Control
 from dzrobot.envs.franka.facts import ArmEpisodeFacts, lasting_facts
-from dzrobot.envs.franka.gripper import GripperState
-from dzrobot.envs.franka.guided import GuidedSpace, shown_action
+from dzrobot.envs.franka.guided import Guidance
+from dzrobot.envs.franka.hand_start import POLL_S, check_hand, home_hand, open_hand
 from dzrobot.envs.franka.lock import ArmLock
 from dzrobot.envs.franka.outcomes import ArmPhase, Operator, OperatorVerdict, Scene, rule_for
 from dzrobot.envs.franka.poses import Array
@@ -43,8 +42,6 @@ _log = logging.getLogger(__name__)
 Observation = dict[str, Any]
 Info = dict[str, Any]
 StepResult = tuple[Observation, float, bool, bool, Info]
-
-_GRIPPER_POLL_S = 0.02
 
 STARTS = 50
 """Initial states; a state's number decides how the reset pose is varied."""
@@ -131,7 +128,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._watchdog: Watchdog | None = None
         self._starts = InitialStates(STARTS)
         self._episode: _Episode | None = None
-        self._is_guided = False
+        self._guidance: Guidance | None = None
         self.embodiment = embodiment = self._sensors.embodiment
         self.control_hz = config.control_hz
         self.init_states = STARTS
@@ -166,18 +163,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     @property
     def workcell(self) -> dict[str, Any]:
         """What a result depends on of the workcell: all of it but where the devices are."""
-        # No policy's result depends on how the arm yields to a hand.
-        values = self.config.model_dump(
-            mode="json",
-            exclude={
-                "address": True,
-                "lock_folder": True,
-                "controller": {"guided_damping", "guided_friction_nm"},
-            },
-        )
-        for camera in values["cameras"]:
-            del camera["serial"], camera["device"]
-        return values
+        return self.config.told()
 
     def attend(self, operator: Operator | None, *, unattended: bool = False) -> None:
         """Say who looks after the arm, before the first reset.
@@ -203,14 +189,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         Raises:
             ConfigError: the controller cannot yield.
         """
-        if self.config.controller.kind != "impedance":
-            raise ConfigError(
-                f"controller.kind={self.config.controller.kind!r} follows targets and cannot yield "
-                "to a hand: set it to impedance"
-            )
-        links = self.layout.motion == "joint_position"
-        self._control.act_in(GuidedSpace(self.config, engaged, links=links))
-        self._is_guided = True
+        self._guidance = Guidance(self.config, self.layout, engaged)
+        self._control.act_in(self._guidance.space)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -304,9 +284,10 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         if operator is not None:
             # What a person says counts, whatever the rule.
             outcome = operator.verdict() or outcome
-        if not self._is_guided:
-            return self._result(observation, outcome, limited)
-        return self._guided_result(observation, outcome, limited, values, before)
+        if self._guidance is not None:
+            after = episode.reading.state
+            limited = self._guidance.shown(values, before, after, limited)
+        return self._result(observation, outcome, limited)
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
         """Return the newest exterior image (H, W, 3) uint8; after an abort, the last one."""
@@ -403,9 +384,10 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         people = self._attendance
         question = "The arm will move to its start. Stand clear, press Enter."
         people.ask(ArmPhase.STAND_CLEAR, question)
-        self._home_hand()
+        hand, settings = self.arm.gripper, self.config.gripper
+        home_hand(hand, people, settings)
         people.show(ArmPhase.MOVING)
-        self._open_hand()
+        open_hand(hand, settings, self._clock, self._control.check_latch)
         self._control.travel(self.config.reset.start_pose(start))
         if people.asks:
             # Nobody reaches into the workspace of an arm that follows a controller.
@@ -418,36 +400,6 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             people.operator.verdict()
         self._control.begin()
         return self._sensors.read_fresh()
-
-    def _home_hand(self) -> None:
-        """Let a hand that was never homed move its fingers all the way, if a person agrees."""
-        hand, people = self.arm.gripper, self._attendance
-        if hand.state().is_homed:
-            return
-        if people.asks:
-            people.ask(
-                ArmPhase.STAND_CLEAR,
-                "The hand was never homed: its fingers will close and open all the way, once. Take "
-                "everything from between them, press Enter.",
-            )
-        elif not self.config.gripper.homing:
-            raise RobotError(
-                "the gripper has not been homed, and nobody can be asked: clear the fingers and "
-                "set gripper: {homing: true}, which lets reset() move them all the way once, or "
-                "home it in Desk"
-            )
-        people.show(ArmPhase.MOVING, "homing the hand")
-        hand.home()
-
-    def _open_hand(self) -> None:
-        """Open the hand before the arm moves: what it holds falls where it is, not on the way."""
-        self.arm.gripper.request(opened=True)
-        deadline = self._clock.now() + self.config.gripper.timeout_s
-        while (state := self.arm.gripper.state()).is_busy and self._clock.now() < deadline:
-            self._control.check_latch()
-            self._check_gripper(state)
-            self._clock.sleep_until(self._clock.now() + _GRIPPER_POLL_S)
-        self._check_gripper(state)
 
     def _give_up(self, error: BaseException) -> None:
         """Hold after a reset that failed, and let a stop stand where a person must look.
@@ -507,17 +459,11 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             if not reading.gripper.is_busy or self._clock.now() >= deadline:
                 self._running().pace.begin_slot()
                 return reading
-            self._clock.sleep_until(self._clock.now() + _GRIPPER_POLL_S)
+            self._clock.sleep_until(self._clock.now() + POLL_S)
 
     def _check_sensors(self, reading: Reading) -> None:
         check_fresh(reading.state_age_s, reading.frame_ages_s.values(), self.config.limits)
-        self._check_gripper(reading.gripper)
-
-    def _check_gripper(self, gripper: GripperState) -> None:
-        timeout = self.config.gripper.timeout_s
-        if gripper.fault or gripper.waiting_s > timeout:
-            fault = gripper.fault or f"the gripper has not answered for {timeout} s"
-            raise RefusalError(Abort.GRIPPER, fault)
+        check_hand(reading.gripper, self.config.gripper)
 
     def _abort(self, refusal: RefusalError, limited: LimitedTarget) -> StepResult:
         """Hold, and end the episode with the last observation that could be made."""
@@ -541,23 +487,6 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         info = self._info(outcome, limited)
         truncated = aborted or outcome is OperatorVerdict.DISCARDED
         return observation, float(success), terminated and not truncated, truncated, info
-
-    def _guided_result(
-        self,
-        observation: Observation,
-        outcome: OperatorVerdict,
-        limited: LimitedTarget,
-        asked: Array,
-        before: ArmState,
-    ) -> StepResult:
-        """Return a step's result with the action that leads to where a person brought the arm."""
-        after, scales = self._running().reading.state, self.config.action
-        done, fits = shown_action(asked, before, after, self.layout, scales)
-        if not fits:
-            limited = replace(limited, by=(*limited.by, "action"))
-        result = self._result(observation, outcome, limited)
-        result[-1]["executed_action"] = done.astype(np.float32)
-        return result
 
     def _observe(self, reading: Reading) -> Observation:
         origin = reading.state.pose if self._episode is None else self._episode.origin
@@ -588,6 +517,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             "state_time_s": reading.state.fresh_at_s,
         }
         info["robot"] = episode.facts.plain(info)
+        if limited.done is not None:
+            info["executed_action"] = limited.done
         for key, frame in sorted(reading.frames.items()):
             info[f"frame_age_s.{key}"] = reading.at_s - frame.at_s
             info[f"frame_number.{key}"] = frame.number

@@ -5,6 +5,7 @@ let go, and where the limits end. What they show becomes the action that would h
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from dzrobot.envs.franka.quantities import ArmLayout
 from dzrobot.envs.franka.safety import LimitedTarget, Workspace
 from dzrobot.envs.franka.self_collision import collision_of
 from dzrobot.envs.franka.targets import SHORTFALLS, Held, JointSpace, solved_joints
+from dzrobot.errors import ConfigError
 
 _INWARDS_M, _INWARDS_RAD = 0.005, 0.02
 """How far a hand is brought back from the edge of the workspace, so that it is surely within."""
@@ -106,6 +108,40 @@ def _smaller(config: FrankaConfig) -> FrankaConfig:
         "tilt": tuple(np.maximum(tilt - _INWARDS_RAD, tilt / 2)),
     }
     return config.model_copy(update={"limits": limits.model_copy(update=inner)})
+
+
+class Guidance:
+    """A person who guides an arm.
+
+    Args:
+        config: The workcell.
+        layout: What actions are made of.
+        engaged: Whether they guide it now.
+
+    Raises:
+        ConfigError: the controller cannot yield.
+    """
+
+    def __init__(
+        self, config: FrankaConfig, layout: ArmLayout, engaged: Callable[[], bool]
+    ) -> None:
+        if config.controller.kind != "impedance":
+            raise ConfigError(
+                f"controller.kind={config.controller.kind!r} follows targets and cannot yield to a "
+                "hand: set it to impedance"
+            )
+        self._layout = layout
+        self._scales = config.action
+        self.space = GuidedSpace(config, engaged, links=layout.motion == "joint_position")
+        """What the arm is controlled in."""
+
+    def shown(
+        self, asked: Array, before: ArmState, after: ArmState, limited: LimitedTarget
+    ) -> LimitedTarget:
+        """Return ``limited`` with the action that leads from one state to the next."""
+        action, fits = shown_action(asked, before, after, self._layout, self._scales)
+        by = limited.by if fits else (*limited.by, "action")
+        return replace(limited, by=by, done=action.astype(np.float32))
 
 
 def shown_action(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from dzrobot.envs.franka.config import FrankaConfig, LimitsConfig
 from dzrobot.envs.franka.poses import Array, angle_between, euler_of, rotation_of
@@ -251,6 +251,9 @@ class LimitedTarget:
 
     yields: bool = False
     """Whether the arm gives way to a person's hand there; see ``Space.GUIDED``."""
+
+    done: NDArray[np.float32] | None = None
+    """The action (A,) that leads to where a person has brought the arm; None: nobody guides it."""
 
 
 class Workspace:
