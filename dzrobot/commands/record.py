@@ -307,7 +307,7 @@ def _actor(arguments: argparse.Namespace, env: gym.Env[Any, Any], facts: Environ
         if arguments.policy and device.gives == "guidance":
             raise ConfigError(
                 f"--policy with --teleop {arguments.teleop}: an arm that follows a policy cannot "
-                f"yield to a hand in between; take over by spacemouse or gamepad"
+                "yield to a hand in between; take over by spacemouse or gamepad"
             )
         person = Teleoperator(device, env)
         if not arguments.policy:

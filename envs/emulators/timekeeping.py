@@ -76,16 +76,13 @@ class TimedArm:
         with self._clock.running():
             self._arm.home(joints, dynamics)
 
-    def command(
-        self,
-        target: Array,
-        over_s: float = 0.0,
-        speeds: Array | None = None,
-        *,
-        yields: bool = False,
-    ) -> None:
+    def command(self, target: Array, over_s: float = 0.0, speeds: Array | None = None) -> None:
         """Move towards ``target``."""
-        self._arm.command(target, over_s, speeds, yields=yields)
+        self._arm.command(target, over_s, speeds)
+
+    def give_way(self, joints: Array) -> None:
+        """Yield to a person's hand."""
+        self._arm.give_way(joints)
 
     def stop(self) -> None:
         """Come to rest."""

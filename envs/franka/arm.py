@@ -161,14 +161,7 @@ class Arm(Protocol):
         """
         ...
 
-    def command(
-        self,
-        target: Array,
-        over_s: float = 0.0,
-        speeds: Array | None = None,
-        *,
-        yields: bool = False,
-    ) -> None:
+    def command(self, target: Array, over_s: float = 0.0, speeds: Array | None = None) -> None:
         """Move towards ``target``, in the space that control was taken for.
 
         Args:
@@ -176,11 +169,20 @@ class Arm(Protocol):
             over_s: The reference goes there evenly within this time; 0: at once.
             speeds: Of the joints (7,) at the target, rad/s, where targets are joint angles. They
                 brake from there unless another target follows. None: they rest.
-            yields: Whether the arm has no stiffness from here on, where it is guided; without, it
-                is stiff again.
 
         Raises:
             ControllerEndedError: the controller had ended, so nothing moves.
+            DisconnectedError: the arm does not answer.
+        """
+        ...
+
+    def give_way(self, joints: Array) -> None:
+        """Have no stiffness from here on, at joint angles (7,), until the next command.
+
+        Only where control was taken for ``Space.GUIDED``.
+
+        Raises:
+            ControllerEndedError: the controller had ended.
             DisconnectedError: the arm does not answer.
         """
         ...

@@ -294,10 +294,10 @@ class Control:
         space.begin(self._arm.state())
 
     def _send(self, limited: LimitedTarget) -> None:
-        """Command a target; an arm need not know of what it is not asked."""
+        """Command a target, or let a person's hand move the arm from there."""
         target, over_s = limited.target, self._config.period_s
         if limited.yields:
-            self._arm.command(target, over_s, yields=True)
+            self._arm.give_way(target)
         elif limited.speeds is not None:
             self._arm.command(target, over_s, limited.speeds)
         else:

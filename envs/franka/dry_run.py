@@ -92,19 +92,16 @@ class DryRunArm:
         """Leave the joints where they are."""
         self._joints = joints
 
-    def command(
-        self,
-        target: Array,
-        over_s: float = 0.0,
-        speeds: Array | None = None,
-        *,
-        yields: bool = False,
-    ) -> None:
+    def command(self, target: Array, over_s: float = 0.0, speeds: Array | None = None) -> None:
         """Pretend to have arrived."""
         if self._hand is None:
             self._target = target.copy()
         else:
             self._joints = target.copy()
+
+    def give_way(self, joints: Array) -> None:
+        """Pretend to be there."""
+        self.command(joints)
 
     def stop(self) -> None:
         """Stop pretending."""

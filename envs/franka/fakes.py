@@ -209,26 +209,24 @@ class FakeArm:
         self.start()
         self.joints = np.array(joints, np.float64)
 
-    def command(
-        self,
-        target: Array,
-        over_s: float = 0.0,
-        speeds: Array | None = None,
-        *,
-        yields: bool = False,
-    ) -> None:
-        """Move towards ``target``, or as a person turns the joints."""
+    def command(self, target: Array, over_s: float = 0.0, speeds: Array | None = None) -> None:
+        """Move towards ``target``."""
         if not self._connected:
             raise DisconnectedError("the fake arm was disconnected")
         self._advance()
         if not self._controlled:
             raise ControllerEndedError("the controller had ended")
         self.moves.append(np.array(target, np.float64))
-        self.yields = yields
+        self.yields = False
         if self.space is Space.HAND:
             self._target = self.moves[-1]
         else:
             self._goal = self.moves[-1]
+
+    def give_way(self, joints: Array) -> None:
+        """Move as a person turns the joints."""
+        self.command(joints)
+        self.yields = True
 
     def stop(self) -> None:
         """Give control up."""

@@ -120,16 +120,13 @@ class FrankyArm:
         """Begin to move the joints home."""
         self._ask("home", joints, dynamics, timeout_s=_STOP_S + _CALL_S)
 
-    def command(
-        self,
-        target: Array,
-        over_s: float = 0.0,
-        speeds: Array | None = None,
-        *,
-        yields: bool = False,
-    ) -> None:
+    def command(self, target: Array, over_s: float = 0.0, speeds: Array | None = None) -> None:
         """Send one target, and see that it was taken."""
-        self._prompt("command", target, over_s, speeds, yields)
+        self._prompt("command", target, over_s, speeds)
+
+    def give_way(self, joints: Array) -> None:
+        """Yield to a person's hand, and see that it was taken."""
+        self._prompt("give_way", joints)
 
     def stop(self) -> None:
         """Come to rest; an arm that is gone has come to rest by itself."""

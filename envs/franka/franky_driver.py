@@ -161,27 +161,19 @@ class FrankyDriver:
         if self._ended:
             raise ControllerEndedError(f"the arm refused to move its joints: {self._ended}")
 
-    def command(
-        self, target: Array, over_s: float, speeds: Array | None = None, yields: bool = False
-    ) -> None:
+    def command(self, target: Array, over_s: float, speeds: Array | None = None) -> None:
         """Move the reference to ``target``, evenly, within ``over_s`` of the arm's clock.
 
         ``speeds`` are those of the joints there, where targets are joint angles. A guided arm is
-        held, or yields, where it is: its reference is there at once.
+        held where it is: its reference is there at once.
 
         A controller that has died takes targets silently: this raises.
         """
-        if self._tracker is not None:
-            if not self._tracker.is_running:
-                self._note_end()
-        elif not self._moving:
-            self._ended = self._ended or "it was not started"
-        if not self._is_commanded():
-            raise ControllerEndedError(f"the controller had ended: {self._ended}")
+        self._check_commanded()
         goal = np.array(target, np.float64)
         if self._space is Space.GUIDED:
             self._put(goal, np.zeros(7))
-            self._yield(yields)
+            self._yield(False)
         elif over_s > 0 and self._tracker is not None:
             self._raw()
             self._way = self._new_way(goal, over_s, speeds)
@@ -189,6 +181,22 @@ class FrankyDriver:
         else:
             self._way = None
             self._put(goal, np.zeros(6 if self._space is Space.HAND else 7))
+
+    def give_way(self, joints: Array) -> None:
+        """Yield to a person's hand at ``joints`` (7,), until the next command."""
+        self._check_commanded()
+        self._put(np.array(joints, np.float64), np.zeros(7))
+        self._yield(True)
+
+    def _check_commanded(self) -> None:
+        """Raise ControllerEndedError where nothing takes a target any more."""
+        if self._tracker is not None:
+            if not self._tracker.is_running:
+                self._note_end()
+        elif not self._moving:
+            self._ended = self._ended or "it was not started"
+        if not self._is_commanded():
+            raise ControllerEndedError(f"the controller had ended: {self._ended}")
 
     def stop(self) -> None:
         """Come to rest."""
