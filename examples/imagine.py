@@ -1,7 +1,9 @@
-"""What DreamZero predicts, beside what then happens: one episode of Lift as an animation.
+"""What DreamZero predicts, beside what then happens: one episode as an animation.
 
-    python examples/imagine.py                          # the bundled checkpoint
+    python examples/imagine.py                          # the bundled checkpoint, on Lift
     python examples/imagine.py --checkpoint PATH --seed 3 --output imagined.webp
+    python examples/imagine.py --env Franka-PnP-v0 --env-arg workcell=emulated \
+        --env-arg embodiment=franka_mini --embodiment franka_mini --checkpoint PATH
 
 Left the tiled images of the cameras, right the network's video for the same moments, each
 imagined before the actions that lead there were executed.
@@ -18,11 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dzrobot  # noqa: F401 (registers the environments)
+from dzrobot.commands import flags
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
 from dzrobot.rollout.predictions import tiled
 
+LIFT = "dzrobot/lift-v0"
 FRAME_MS = 100
 SCALE = 3
 GAP = 4
@@ -31,14 +35,16 @@ GAP = 4
 def main() -> None:
     """Run the episode and write the animation."""
     options = _arguments()
-    robot = load_embodiment(EMBODIMENT)
+    robot = load_embodiment(options.embodiment)
     policy = DreamZeroPolicy.from_pretrained(
         options.checkpoint or default_checkpoint(),
         embodiment=robot,
         options=PolicyOptions(execute=options.execute, noise="keyed"),
     )
-    height = robot.views[0].resolution[0]
-    env = gym.make("dzrobot/lift-v0", resolution=height, max_episode_steps=options.max_steps)
+    values = flags.keywords(options.env_arg)
+    if options.env == LIFT:
+        values.setdefault("resolution", robot.views[0].resolution[0])
+    env = gym.make(options.env, max_episode_steps=options.max_steps, **values)
     pairs = [_beside(real, imagined) for real, imagined in episode(env, policy, options.seed)]
     env.close()
     animation = cv2.Animation()
@@ -78,6 +84,9 @@ def _beside(real: NDArray[np.uint8], imagined: NDArray[np.uint8]) -> NDArray[np.
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--checkpoint", type=Path, help="folder (default: the bundled one)")
+    parser.add_argument("--env", default=LIFT)
+    parser.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--embodiment", default=EMBODIMENT, help="of environment and checkpoint")
     parser.add_argument("--seed", type=int, default=0, help="of the start")
     parser.add_argument("--execute", type=int, default=8, help="actions executed of each plan")
     parser.add_argument("--max-steps", type=int, default=80)

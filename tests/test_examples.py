@@ -131,3 +131,17 @@ def test_every_stage_of_the_tiny_policy_is_a_command_as_it_stands(words, monkeyp
             names.append(name)
     assert {"stats", "init"} < set(names)
     assert names[-1] == ("plot" if "--curve" in words else "eval")
+
+
+@pytest.mark.parametrize(
+    ("codes", "ends", "runs"), [([3, 3, 0], 0, 3), ([3, 2], 2, 2), ([1], 1, 1)]
+)
+def test_a_stage_goes_on_after_a_stop_of_its_emulated_arm(codes, ends, runs, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["train_tiny.py"])
+    module = runpy.run_path(str(EXAMPLES / "train_tiny.py"))
+    left, count = tmp_path / "codes", tmp_path / "runs"
+    left.write_text("".join(f"{code}\n" for code in codes))
+    one = f"echo >> {count}; code=$(head -n1 {left}); sed -i 1d {left}; exit $code"
+    stage = module["Stage"]("record", ("sh", "-c", one), None)
+    assert module["_run"](stage, os.environ) == ends
+    assert len(count.read_text()) == runs

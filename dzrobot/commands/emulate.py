@@ -13,7 +13,7 @@ from dzrobot.envs.emulators.launcher import (
     EmulatorLauncher,
     LauncherAddress,
 )
-from dzrobot.envs.emulators.scenes import EMPTY, SCENES
+from dzrobot.envs.emulators.scenes import EMPTY, LIFT
 
 SUMMARY = "start an emulated robot and cameras on the loopback interface"
 _LOOK_S = 0.2
@@ -31,9 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-cameras", action="store_true", help="start the arm alone")
     parser.add_argument(
         "--scene",
-        choices=SCENES,
+        type=flags.text,
         default=EMPTY,
-        help="what surrounds the arm: nothing, or a table with a cube",
+        help=f"what surrounds the arm: nothing ({EMPTY}), a table with a cube ({LIFT}), or with "
+        "an object of LIBERO, such as alphabet_soup",
     )
     parser.add_argument(
         "--rate", type=flags.number(0.001, 1000), default=1.0, help="robot seconds per wall second"

@@ -41,7 +41,7 @@ def add_workcell(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workcell",
         type=flags.text,
-        help="emulated, emulated:empty, fake, or a YAML file that describes the workcell",
+        help="emulated, emulated:empty, emulated:OBJECT, fake, or a YAML file of a workcell",
     )
     parser.add_argument(
         "--env-arg", action="append", default=[], metavar="KEY=VALUE",

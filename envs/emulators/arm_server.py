@@ -21,7 +21,7 @@ from dzrobot.envs.emulators import kinematics
 from dzrobot.envs.emulators.faults import Faults
 from dzrobot.envs.emulators.repeater import start_repeating
 from dzrobot.envs.emulators.robot_server import RobotServer
-from dzrobot.envs.emulators.scenes import EMPTY, SCENES, dynamics_of
+from dzrobot.envs.emulators.scenes import EMPTY, dynamics_of
 from dzrobot.envs.emulators.timebase import Timebase
 from dzrobot.envs.emulators.wire import ERRORS, RobotMode
 from dzrobot.errors import DzrobotError, UnknownNameError, find
@@ -101,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", required=True)
     parser.add_argument("--rate", type=float, default=1.0)
-    parser.add_argument("--scene", choices=SCENES, default=EMPTY)
+    parser.add_argument("--scene", default=EMPTY)
     parser.add_argument("--timebase", type=int, help="descriptor of the shared clock")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.envs.emulators.scenes import EMPTY, SCENES, views_of
+from dzrobot.envs.emulators.scenes import EMPTY, views_of
 from dzrobot.envs.emulators.timebase import Timebase
 from dzrobot.envs.emulators.views import CameraView, Size
 from dzrobot.errors import MissingDependencyError
@@ -257,7 +257,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--domain", type=int, required=True)
     parser.add_argument("--timebase", type=int, required=True, help="of the shared clock")
-    parser.add_argument("--scene", choices=SCENES, default=EMPTY)
+    parser.add_argument("--scene", default=EMPTY)
     parser.add_argument("serials", nargs="+")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))

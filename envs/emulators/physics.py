@@ -1,8 +1,8 @@
 """The emulated arm in a MuJoCo scene: contact, grasping and collision come from physics.
 
-Arm, hand, table and cube are robosuite's (:mod:`dzrobot.envs.emulators.scene`); rotor inertia and
-friction of the joints are those of the arm without a scene. Gravity of arm and hand is compensated,
-what the hand holds weighs.
+Arm, hand, table and cube are robosuite's (:mod:`dzrobot.envs.emulators.scene`), other objects
+LIBERO's; rotor inertia and friction of the joints are those of the arm without a scene. Gravity of
+arm and hand is compensated, what the hand holds weighs.
 """
 
 import math
@@ -16,16 +16,16 @@ from dzrobot.envs.emulators.faults import GRIPPER_WIDTH_M
 from dzrobot.envs.emulators.kinematics import Array, Posture
 from dzrobot.envs.emulators.scene import (
     ARM,
-    CUBE,
+    BASE,
     FINGERS,
-    LIFTED_M,
     READY,
+    TABLE,
     TABLE_TOP_M,
-    CubeStart,
     load_model,
     load_mujoco,
-    resize_cube,
+    thing_of,
 )
+from dzrobot.envs.emulators.table_objects import OBJECT
 
 FOLLOWING = 100.0
 """How stiffly the arm's own controller follows a reference (rad/s); it is critically damped."""
@@ -51,23 +51,28 @@ _ALONG = np.array([1.0, -1.0])
 
 
 class ScenePhysics:
-    """Arm and hand over a table with a cube on it.
+    """Arm and hand over a table with an object on it.
+
+    Args:
+        scene: ``lift``, or the name of an object of LIBERO.
 
     Raises:
+        ConfigError: LIBERO has no such object.
         MissingDependencyError: mujoco or robosuite is not installed.
         SimulatorError: one of them has the wrong version.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scene: str) -> None:
         self._mujoco = mujoco = load_mujoco()
-        self._model = model = load_model(drawn=False)
+        self._thing = thing_of(scene)
+        self._model = model = load_model(self._thing, drawn=False)
         self._data = mujoco.MjData(model)
-        assert [model.joint(number).name for number in range(10)] == [*ARM, *FINGERS, CUBE]
+        assert [model.joint(number).name for number in range(10)] == [*ARM, *FINGERS, OBJECT]
         model.dof_armature[_JOINTS] = ROTOR_INERTIA
         model.dof_damping[_JOINTS] = VISCOUS
         self.fingers = PhysicalFingers(model, self._data)
-        self._cube = int(model.joint(CUBE).qposadr[0])
-        self._cube_dof = int(model.joint(CUBE).dofadr[0])
+        self._object = int(model.joint(OBJECT).qposadr[0])
+        self._object_dof = int(model.joint(OBJECT).dofadr[0])
         self._inertia = np.zeros((model.nv, model.nv))
         self._torque = np.zeros(model.nv)
         # Constraints of contacts come last among their kinds.
@@ -83,9 +88,9 @@ class ScenePhysics:
 
     @property
     def goal_holds(self) -> bool:
-        """Whether the cube is lifted, as in robosuite's Lift."""
-        height: float = self._data.qpos[self._cube + 2]
-        return bool(height - TABLE_TOP_M > LIFTED_M)
+        """Whether the object is lifted: the cube as in robosuite's Lift."""
+        height: float = self._data.qpos[self._object + 2]
+        return bool(height - TABLE_TOP_M > self._thing.lifted_m(self._half))
 
     def follow(self, joints: Array, speeds: Array, around: Surroundings) -> None:
         """Follow a reference like a stiff spring, with the torque that the joints have."""
@@ -114,15 +119,16 @@ class ScenePhysics:
         self._reference_speeds = np.zeros(7)
 
     def prepare(self, start: int) -> None:
-        """Put the cube on the table, as robosuite's Lift does."""
-        cube = CubeStart.drawn(start)
-        resize_cube(self._model, cube.half)
-        self._half = cube.half
-        self._data.qpos[self._cube : self._cube + 7] = cube.joint
-        self._data.qvel[self._cube_dof : self._cube_dof + 6] = 0.0
+        """Put the object on the table."""
+        placed = self._thing.start(start)
+        self._thing.fit(self._model, placed.half)
+        self._half = placed.half
+        place = np.subtract(TABLE, BASE) + placed.position
+        self._data.qpos[self._object : self._object + 7] = [*place, *placed.quaternion]
+        self._data.qvel[self._object_dof : self._object_dof + 6] = 0.0
 
     def visible(self, posture: Posture) -> Array:
-        """Return joints of the scene (16,) and half of the cube's edges (3,)."""
+        """Return joints of the scene (16,) and half of the object's extents (3,)."""
         return np.concatenate([self._data.qpos, self._half])
 
     def _finish(self, torque: Array, around: Surroundings) -> None:

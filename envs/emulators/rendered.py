@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.envs.emulators.launcher import SECOND_EXTERIOR, SERIALS
-from dzrobot.envs.emulators.scene import CAMERAS, load_model, load_mujoco, resize_cube
+from dzrobot.envs.emulators.scene import CAMERAS, load_model, load_mujoco, thing_of
 from dzrobot.envs.emulators.views import CameraView, Image, Size, to_yuyv
 from dzrobot.envs.libero.culling import culled_scene
 from dzrobot.envs.libero.rendering import choose_backend
@@ -24,25 +24,31 @@ _VISIBLE_GROUP = 1
 _MAX_SHAPES = 1000
 
 
-def rendered_views(serials: Sequence[str]) -> list[CameraView]:
+def rendered_views(scene: str, serials: Sequence[str]) -> list[CameraView]:
     """Return the view of every camera of one scene; one of no known number is an exterior one.
 
     Raises:
+        ConfigError: there is no such scene.
         MissingDependencyError: mujoco or robosuite is not installed.
         SimulatorError: one of them has the wrong version, or OpenGL does not work.
     """
-    drawing = SceneDrawing()
+    drawing = SceneDrawing(scene)
     exterior, wrist, side = CAMERAS
     of = {SERIALS[0]: exterior, SERIALS[1]: wrist, SECOND_EXTERIOR: side}
     return [RenderedView(drawing, of.get(serial, exterior)) for serial in serials]
 
 
 class SceneDrawing:
-    """One OpenGL context for all cameras of a scene; used by the thread that made it."""
+    """One OpenGL context for all cameras of a scene; used by the thread that made it.
 
-    def __init__(self) -> None:
+    Args:
+        scene: ``lift``, or the name of an object of LIBERO.
+    """
+
+    def __init__(self, scene: str) -> None:
         self._mujoco = mujoco = load_mujoco()
-        self.model = model = load_model(drawn=True)
+        self._thing = thing_of(scene)
+        self.model = model = load_model(self._thing, drawn=True)
         self._data = mujoco.MjData(model)
         model.vis.global_.offwidth, model.vis.global_.offheight = LARGEST
         try:
@@ -65,12 +71,12 @@ class SceneDrawing:
         self._at: NDArray[np.float64] | None = None
 
     def draw(self, camera: int, size: Size, scene: NDArray[np.float64]) -> Image:
-        """Return an image (H, W, 3) uint8 of joints (nq,) and half of the cube's edges (3,)."""
+        """Return an image (H, W, 3) uint8 of joints (nq,) and half of the object's extents (3,)."""
         mujoco, model, data = self._mujoco, self.model, self._data
         if self._at is None or not np.array_equal(self._at, scene):
             self._at = scene
             data.qpos[:] = scene[: model.nq]
-            resize_cube(model, scene[model.nq : model.nq + 3])
+            self._thing.fit(model, scene[model.nq : model.nq + 3])
             mujoco.mj_kinematics(model, data)
             mujoco.mj_comPos(model, data)
             mujoco.mj_camlight(model, data)

@@ -1,4 +1,4 @@
-"""Lift's scene as a MuJoCo model: robosuite's Panda and hand, its table, and a red cube.
+"""Lift's scene as a MuJoCo model: robosuite's Panda and hand, its table, and an object on it.
 
 Shapes, poses and sizes are those of robosuite's Lift, but the origin is the arm's base, as it is
 for the arm's clients. Masses of the arm are those of the URDF that its clients get: robosuite's
@@ -7,7 +7,6 @@ wrist turns several times as hard. Only robosuite's files are used, none of its 
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ import numpy as np
 from dzrobot.envs.emulators import kinematics
 from dzrobot.envs.emulators.dynamics import LINK_SPHERE_M
 from dzrobot.envs.emulators.kinematics import Array
-from dzrobot.envs.franka.outcomes import SceneObject
+from dzrobot.envs.emulators.table_objects import Cube, LiberoObject, TableObject
+from dzrobot.envs.franka.workcells import LIFT_SCENE
 from dzrobot.envs.libero.install import check_versions
 from dzrobot.envs.libero.rendering import choose_backend
-from dzrobot.rng import numpy_generator
 
 BASE = (-0.56, 0.0, 0.912)
 """Where the arm's base stands in robosuite's Lift (m)."""
@@ -36,12 +35,8 @@ TABLE_TOP_M = TABLE[2] - BASE[2]
 READY = np.array([0.0, np.pi / 16, 0.0, -5 * np.pi / 6, 0.0, np.pi - 0.2, np.pi / 4])
 """Joint angles that robosuite's Lift begins with (rad)."""
 
-LIFTED_M = 0.04
-"""The goal holds while the cube's center is this far above the table."""
-
 ARM = tuple(f"joint{number}" for number in range(1, 8))
 FINGERS = ("finger_joint1", "finger_joint2")
-CUBE = "cube"
 CAMERAS = ("agentview", "eye_in_hand", "sideview")
 """The exterior camera, the one in the wrist, and another exterior."""
 
@@ -58,54 +53,7 @@ STIFF = (0.002, 1.0)
 _MOUNT_M = 0.01
 _BEYOND_RAD = 0.05
 _LEG_RADIUS_M, _LEG_INSET_M = 0.025, 0.1
-_DROP_M = 0.01
-_SPREAD_M = 0.03
-_HALF_M = (0.020, 0.022)
-_DENSITY = 1000.0
 _NOTHING = 1e-6
-_CUBE_JOINT, _CUBE_HALF = slice(9, 16), slice(16, 19)
-
-
-@dataclass(frozen=True)
-class CubeStart:
-    """Where the cube of an episode lies at first, and how large it is."""
-
-    position: Array
-    """Of its center, in the arm's base frame, (3,), m."""
-
-    yaw: float
-    """About the vertical (rad)."""
-
-    half: Array
-    """Half of its edges, (3,), m."""
-
-    @classmethod
-    def drawn(cls, start: int) -> "CubeStart":
-        """Return what robosuite's Lift could have drawn; the start's number decides."""
-        draw = numpy_generator("emulated scene", start)
-        x, y = draw.uniform(-_SPREAD_M, _SPREAD_M, 2)
-        yaw = float(draw.uniform(0.0, 2.0 * np.pi))
-        half = draw.uniform(*_HALF_M, 3)
-        center = np.subtract(TABLE, BASE) + np.array([x, y, half[2] + _DROP_M])
-        return cls(center, yaw, half)
-
-    @property
-    def joint(self) -> Array:
-        """Position and quaternion of a free joint, (7,)."""
-        return np.array([*self.position, np.cos(self.yaw / 2), 0.0, 0.0, np.sin(self.yaw / 2)])
-
-
-def cube_in(visible: Array) -> SceneObject:
-    """Return the cube in what `ScenePhysics.visible` returned."""
-    x, y, z, w, i, j, k = visible[_CUBE_JOINT]
-    pose = np.eye(4)
-    pose[:3, :3] = (
-        (1 - 2 * (j * j + k * k), 2 * (i * j - k * w), 2 * (i * k + j * w)),
-        (2 * (i * j + k * w), 1 - 2 * (i * i + k * k), 2 * (j * k - i * w)),
-        (2 * (i * k - j * w), 2 * (j * k + i * w), 1 - 2 * (i * i + j * j)),
-    )
-    pose[:3, 3] = (x, y, z)
-    return SceneObject(pose, visible[_CUBE_HALF].copy())
 
 
 def load_mujoco() -> Any:
@@ -122,10 +70,27 @@ def load_mujoco() -> Any:
     return mujoco
 
 
-def load_model(*, drawn: bool, boxes: Mapping[str, tuple[Array, Array]] | None = None) -> Any:
+def thing_of(scene: str) -> TableObject:
+    """Return what lies on the table of a scene: of Lift a cube, else an object of LIBERO.
+
+    Raises:
+        ConfigError: LIBERO has no such object.
+        MissingDependencyError: LIBERO is not installed.
+        SimulatorError: its assets are not there.
+    """
+    return Cube(_asset("textures/red-wood.png")) if scene == LIFT_SCENE else LiberoObject(scene)
+
+
+def load_model(
+    thing: TableObject | None = None,
+    *,
+    drawn: bool,
+    boxes: Mapping[str, tuple[Array, Array]] | None = None,
+) -> Any:
     """Return the compiled scene.
 
     Args:
+        thing: What lies on the table.
         drawn: With what cameras see; else only with what moves and touches, which loads faster.
         boxes: Center and half of the size, (3,), m, of other boxes in it, by the name of their
             shapes.
@@ -138,25 +103,13 @@ def load_model(*, drawn: bool, boxes: Mapping[str, tuple[Array, Array]] | None =
     for part, place in ((_arena(mujoco), np.negative(BASE)), (_arm(mujoco), (0.0, 0.0, 0.0))):
         part.compiler.degree = False
         spec.attach(part, frame=spec.worldbody.add_frame(pos=place), prefix="")
-    _add_cube(mujoco, spec)
+    if thing is not None:
+        thing.add(mujoco, spec, STIFF)
     for name, (center, half) in (boxes or {}).items():
         spec.worldbody.add_geom(name=name, type=mujoco.mjtGeom.mjGEOM_BOX, pos=center, size=half)
     if not drawn:
         spec.compiler.discardvisual = True
     return spec.compile()
-
-
-def resize_cube(model: Any, half: Array) -> None:
-    """Give the cube of a model another size: its shape, and mass and inertia of the density."""
-    body = model.body(CUBE).id
-    mass = _DENSITY * 8.0 * float(np.prod(half))
-    x, y, z = (2.0 * half) ** 2
-    model.body_mass[body] = mass
-    model.body_inertia[body] = mass / 12.0 * np.array([y + z, x + z, x + y])
-    for geom in np.flatnonzero(model.geom_bodyid == body):
-        model.geom_size[geom] = half
-        model.geom_aabb[geom, 3:] = half
-        model.geom_rbound[geom] = np.linalg.norm(half)
 
 
 def _asset(name: str) -> Path:
@@ -229,21 +182,3 @@ def _weigh(arm: Any) -> None:
         if name.startswith("link"):
             body.ipos = (0.0, 0.0, 0.0)
         body.iquat = (1.0, 0.0, 0.0, 0.0)
-
-
-def _add_cube(mujoco: Any, spec: Any) -> None:
-    start = CubeStart.drawn(0)
-    spec.add_texture(
-        name="redwood", type=mujoco.mjtTexture.mjTEXTURE_CUBE,
-        file=str(_asset("textures/red-wood.png")),
-    )  # fmt: skip
-    wood = spec.add_material(name="redwood", specular=0.4, shininess=0.1)
-    wood.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "redwood"
-    cube = spec.worldbody.add_body(name=CUBE, pos=start.position)
-    cube.add_freejoint(name=CUBE)
-    box = {"type": mujoco.mjtGeom.mjGEOM_BOX, "size": start.half}
-    cube.add_geom(name="cube_collision", density=_DENSITY, solref=STIFF, group=0, **box)
-    cube.add_geom(
-        name="cube_visual", density=0.0, group=1, contype=0, conaffinity=0, material="redwood",
-        **box,
-    )  # fmt: skip

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 from dzrobot.envs.emulators.dynamics import Dynamics, PlainDynamics
 from dzrobot.envs.emulators.faults import Faults
+from dzrobot.envs.emulators.table_objects import libero_objects
 from dzrobot.envs.emulators.views import CameraView, PaintedView
-from dzrobot.envs.franka.workcells import EMPTY_SCENE
+from dzrobot.envs.franka.workcells import EMPTY_SCENE, LIFT_SCENE
 from dzrobot.envs.libero.install import check_versions
 from dzrobot.errors import ConfigError, MissingDependencyError, SimulatorError, suggest
 
 EMPTY = EMPTY_SCENE
 """The arm alone, without physics: it follows exactly, and cameras see where the hand is."""
 
-LIFT = "lift"
-"""robosuite's Lift in MuJoCo: a table with a red cube; cameras are rendered."""
-
+LIFT = LIFT_SCENE
 SCENES = (EMPTY, LIFT)
+"""Besides, the name of any object of LIBERO whose assets are there: it lies in the cube's place."""
 
 
 def check_scene(scene: str) -> None:
@@ -24,12 +24,9 @@ def check_scene(scene: str) -> None:
     Raises:
         ConfigError: there is no such scene.
         MissingDependencyError: it needs a simulator that is not installed.
-        SimulatorError: the simulator has the wrong version.
+        SimulatorError: the simulator has the wrong version, or LIBERO's assets are not there.
     """
-    if scene not in SCENES:
-        raise ConfigError(
-            f"unknown scene {scene!r}.{suggest(scene, SCENES)} Known: {', '.join(SCENES)}."
-        )
+    check_name(scene)
     if scene == EMPTY:
         return
     try:
@@ -39,6 +36,25 @@ def check_scene(scene: str) -> None:
             f"the emulated arm's scene {scene!r} is simulated: {error} Without it there is the "
             f"arm alone: workcell='emulated:{EMPTY}', or `dzrobot emulate --scene {EMPTY}`."
         ) from error
+
+
+def check_name(scene: str) -> None:
+    """Raise unless there is a scene, or an object of LIBERO, of this name; imports nothing.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if scene in SCENES:
+        return
+    known, without = list(SCENES), ""
+    try:
+        known += sorted(libero_objects())
+    except SimulatorError as error:
+        without = f" Objects of LIBERO need its assets: {error}"
+    if scene not in known:
+        raise ConfigError(
+            f"unknown scene {scene!r}.{suggest(scene, known)} Known: {', '.join(known)}.{without}"
+        )
 
 
 def dynamics_of(scene: str, faults: Faults) -> Dynamics:
@@ -52,7 +68,7 @@ def dynamics_of(scene: str, faults: Faults) -> Dynamics:
         return PlainDynamics(faults)
     from dzrobot.envs.emulators.physics import ScenePhysics
 
-    return ScenePhysics()
+    return ScenePhysics(scene)
 
 
 def views_of(scene: str, serials: Sequence[str]) -> list[CameraView]:
@@ -66,4 +82,4 @@ def views_of(scene: str, serials: Sequence[str]) -> list[CameraView]:
         return [PaintedView(serial) for serial in serials]
     from dzrobot.envs.emulators.rendered import rendered_views
 
-    return rendered_views(serials)
+    return rendered_views(scene, serials)

@@ -29,6 +29,12 @@ LIFT_M = 0.12
 BELOW_M = 0.004
 """How far below an object's center the fingers' tips take it."""
 
+REACH_M = 0.035
+"""How far below an object's top they reach at most: the palm comes after them."""
+
+FITS_M = 0.074
+"""Largest width that open fingers go around with room to spare."""
+
 NEAR_M = 0.006
 """Distance at which a place counts as reached."""
 
@@ -117,7 +123,7 @@ class PickExpert:
         self._steps += 1
         if self._steps > PATIENCE_STEPS:
             self._enter(PickPhase.HOVER)
-        grasp = found.pose[:3, 3] - BELOW_M * _UP
+        grasp = found.pose[:3, 3] + max(-BELOW_M, found.half[2] - REACH_M) * _UP
         turn = _turn(found, hand)
         match self._phase:
             case PickPhase.HOVER:
@@ -198,8 +204,12 @@ def _is_near(hand: Array, goal: Array) -> bool:
 def _turn(found: SceneObject, hand: Array) -> float:
     """Return the smallest turn (rad) about the vertical that lets the fingers meet two sides."""
     away = _yaw(found.pose) - _yaw(hand)
-    quarter = np.pi / 2
-    return float((away + quarter / 2) % quarter - quarter / 2)
+    along_x, along_y = 2.0 * found.half[:2] < FITS_M
+    # Fingers close along the hand's y axis; which of the two sides is behind does not matter.
+    if along_x and not along_y:
+        away += np.pi / 2
+    between = np.pi / 2 if along_x == along_y else np.pi
+    return float((away + between / 2) % between - between / 2)
 
 
 def _yaw(pose: Array) -> float:

@@ -18,6 +18,7 @@ from dzrobot.envs.franka.franky_arm import FrankyArm
 from dzrobot.envs.franka.quantities import ArmLayout
 from dzrobot.envs.franka.workcells import (
     EMPTY_SCENE,
+    LIFT_SCENE,
     EmulatedWorkcell,
     RealWorkcell,
     Workcell,
@@ -30,9 +31,11 @@ EMULATED = "emulated"
 EMULATED_EMPTY = "emulated:empty"
 """The same without a scene: the arm alone, which no simulator moves."""
 
-_SCENES = {EMULATED: "lift", EMULATED_EMPTY: EMPTY_SCENE}
+_OF_SCENE = f"{EMULATED}:"
+"""Before the name of a scene, or of an object of LIBERO that lies in the cube's place."""
+
 WORKCELLS = (EMULATED, EMULATED_EMPTY, "fake")
-"""Built-in workcells; any other name is a YAML file."""
+"""Built-in workcells; any other name but `emulated:OBJECT` is a YAML file."""
 
 
 def make_franka(
@@ -45,6 +48,7 @@ def make_franka(
     Args:
         workcell: ``emulated`` starts an emulated robot and cameras at the first reset, over a table
             with a cube; ``emulated:empty`` the same without a scene, and without a simulator;
+            ``emulated:OBJECT`` with an object of LIBERO, such as ``emulated:alphabet_soup``;
             ``fake`` needs no library; anything else is a YAML file with the fields of
             :class:`FrankaConfig`. None: only ``values`` count.
         render_mode: ``"rgb_array"`` or None.
@@ -62,17 +66,28 @@ def make_franka(
 
 def is_real(workcell: str | None, config: FrankaConfig) -> bool:
     """Return whether an environment of this workcell reaches hardware."""
-    return workcell not in WORKCELLS and config.address not in (None, *_SCENES)
+    if workcell == "fake" or _scene_of(workcell) is not None:
+        return False
+    return config.address is not None and _scene_of(config.address) is None
+
+
+def _scene_of(name: str | None) -> str | None:
+    """Return what surrounds the emulated arm that a workcell or an address names; None: none."""
+    if name == EMULATED:
+        return LIFT_SCENE
+    if name is None or not name.startswith(_OF_SCENE):
+        return None
+    return name.removeprefix(_OF_SCENE)
 
 
 def located(workcell: str | None, config: FrankaConfig) -> tuple[Workcell, FrankaConfig]:
     """Return where the devices of a workcell are, and its configuration as it is used there."""
-    if config.address in _SCENES:
+    if _scene_of(config.address) is not None:
         # It is nobody else's: there is no lock and no stop that outlasts the program.
         config, workcell = config.model_copy(update={"address": None}), config.address
-    if workcell in _SCENES:
+    if (scene := _scene_of(workcell)) is not None:
         serials = _emulated_serials(config)
-        return EmulatedWorkcell(scene=_SCENES[workcell], serials=serials), config
+        return EmulatedWorkcell(scene=scene, serials=serials), config
     return RealWorkcell(config.address), config
 
 
@@ -149,14 +164,14 @@ def load_workcell(workcell: str | None, values: Mapping[str, Any] | None = None)
     """
     if workcell is None:
         raw = read_config({})
-    elif workcell in WORKCELLS:
+    elif workcell == "fake" or _scene_of(workcell) is not None:
         raw = read_config(_built_in(workcell, _embodiment(values)))
     elif workcell.endswith((".yaml", ".yml")) or Path(workcell).exists():
         raw = read_config(Path(workcell))
     else:
         raise ConfigError(
             f"unknown workcell {workcell!r}.{suggest(workcell, WORKCELLS)} Known: "
-            f"{', '.join(WORKCELLS)}, or a YAML file."
+            f"{', '.join(WORKCELLS)}, {_OF_SCENE}OBJECT with an object of LIBERO, or a YAML file."
         )
     asked, said = (values or {}).get("embodiment"), raw.values.get("embodiment")
     if asked is not None and said not in (None, asked):
@@ -180,13 +195,16 @@ def _embodiment(values: Mapping[str, Any] | None) -> Embodiment:
 def _built_in(workcell: str, robot: Embodiment) -> dict[str, Any]:
     """Return the values of a built-in workcell."""
     values = {} if workcell == "fake" else _emulated(robot)
-    if workcell == EMULATED:
-        values |= _lift()
+    scene = _scene_of(workcell)
+    if scene == EMPTY_SCENE:
+        scene = None
+    if scene is not None:
+        values |= _lift(scene)
     if ArmLayout.of(robot).motion != "joint_position":
         return values
     limits = values.setdefault("limits", {})
     limits["tilt"] = (1.0, 1.0, 1.5)
-    if workcell != EMULATED:
+    if scene is None:
         # They do without a simulator.
         limits["self_collision_m"] = 0.0
     return values
@@ -216,12 +234,15 @@ def _emulated(robot: Embodiment) -> dict[str, Any]:
     }
 
 
-def _lift() -> dict[str, Any]:
+def _lift(scene: str) -> dict[str, Any]:
     """Return where robosuite's Lift begins, and what may be reached there."""
     from dzrobot.envs.emulators.scene import READY
+    from dzrobot.envs.emulators.scenes import check_name
+    from dzrobot.envs.emulators.table_objects import Cube, task_of
 
+    check_name(scene)
     return {
-        "task": "lift the red cube",
+        "task": Cube.task if scene == LIFT_SCENE else task_of(scene),
         "reset": {
             "position": (0.457, 0.0, 0.10),
             "joints": READY.tolist(),

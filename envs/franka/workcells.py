@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 EMPTY_SCENE = "empty"
 """Of an arm alone."""
 
+LIFT_SCENE = "lift"
+"""robosuite's Lift in MuJoCo: a table with a red cube; cameras are rendered."""
+
 _numbers = itertools.count(1)
 _LOCKSTEP_PATIENCE = 10.0
 
@@ -120,7 +123,8 @@ class EmulatedWorkcell:
         rate: Robot seconds per wall second, at most; infinity is as fast as the client answers.
         lockstep: False lets the arm run on by itself, as hardware does: the environment then lives
             by this machine's clock.
-        scene: What surrounds the arm: ``empty``, or ``lift``, robosuite's in MuJoCo.
+        scene: What surrounds the arm: ``empty``; ``lift``, robosuite's in MuJoCo; or an object of
+            LIBERO, such as ``alphabet_soup``, in the place of Lift's cube.
         serials: Of its cameras, in the order of the environment's. None: exterior and wrist.
     """
 
@@ -229,11 +233,11 @@ class EmulatedScene:
         self._workcell.emulators.call("prepare", start)
 
     def object(self) -> SceneObject:
-        """Return where the cube is, at the arm's time."""
-        from dzrobot.envs.emulators.scene import cube_in
+        """Return where the object is, at the arm's time."""
+        from dzrobot.envs.emulators.table_objects import object_in
 
         page = self._workcell.clock.page
-        return cube_in(page.scene_at(page.clock_ms))
+        return object_in(page.scene_at(page.clock_ms))
 
     def goal_holds(self) -> bool:
         """Return whether the task is done, at the arm's time."""

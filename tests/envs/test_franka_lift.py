@@ -103,3 +103,19 @@ def test_pushing_into_the_table_ends_the_episode_and_a_person_has_to_look(env):
         env.reset()
     env.acknowledge()
     env.reset(seed=3)
+
+
+@pytest.mark.parametrize("name", ["milk", "butter"])
+def test_an_expert_lifts_objects_of_libero_tall_and_flat(libero_assets, name):
+    need_libraries()
+    need_scene()
+    env = make_franka(workcell=f"emulated:{name}", limits=_LATE)
+    observation, info = env.reset(seed=1)
+    assert info["task"] == f"lift the {name}"
+    expert = expert_for(env)
+    for _ in range(150):
+        observation, *_, terminated, truncated, info = env.step(expert.act(observation))
+        if terminated or truncated:
+            break
+    env.close()
+    assert (info["is_success"], info["abort_message"]) == (True, "")

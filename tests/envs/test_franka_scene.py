@@ -79,13 +79,14 @@ def grasp(arm, force_n=40.0):
 
 def test_a_start_decides_where_the_cube_lies_within_what_lift_draws():
     need_scene()
-    from dzrobot.envs.emulators.scene import CubeStart
+    from dzrobot.envs.emulators.scene import thing_of
 
-    starts = [CubeStart.drawn(number) for number in range(200)]
+    cube = thing_of(LIFT)
+    starts = [cube.start(number) for number in range(200)]
     places = np.array([start.position for start in starts])
-    np.testing.assert_array_equal(places[7], CubeStart.drawn(7).position)
+    np.testing.assert_array_equal(places[7], cube.start(7).position)
     assert len(np.unique(places[:, 0])) == 200
-    middle = places[:, :2] - (0.56, 0.0)
+    middle = places[:, :2]
     assert np.abs(middle).max() <= 0.03
     assert np.abs(middle).max(axis=0).min() > 0.028
     halves = np.array([start.half for start in starts])
@@ -97,12 +98,12 @@ def test_a_start_decides_where_the_cube_lies_within_what_lift_draws():
 
 
 def test_the_scene_is_robosuites_lift(physics):
-    from dzrobot.envs.emulators.scene import BASE, READY, TABLE_TOP_M, load_model
+    from dzrobot.envs.emulators.scene import BASE, READY, TABLE_TOP_M, load_model, thing_of
     from dzrobot.envs.libero.lift import LiftEnv
 
     env = LiftEnv(cameras=False, settle_steps=0)
     env.reset(seed=0)
-    theirs, ours = env.simulation.env.sim, load_model(drawn=True)
+    theirs, ours = env.simulation.env.sim, load_model(thing_of(LIFT), drawn=True)
     model = theirs.model._model
     np.testing.assert_allclose(model.body("robot0_link0").pos + model.body("robot0_base").pos, BASE)
     table = model.geom("table_collision")
@@ -171,10 +172,10 @@ def test_what_is_pressed_upon_the_table_is_felt_and_stops_it(arm):
 
 
 def test_fingers_hold_the_cube_by_force_and_lifting_it_is_the_goal(arm):
-    from dzrobot.envs.emulators.scene import CubeStart
+    from dzrobot.envs.emulators.scene import BASE, TABLE, thing_of
 
-    cube = CubeStart.drawn(3)
-    x, y, height = cube.position - (0.0, 0.0, 0.01)
+    cube = thing_of(LIFT).start(3)
+    x, y, height = cube.position + np.subtract(TABLE, BASE) - (0.0, 0.0, 0.01)
     # The hand's fingers close along its y axis, which the cube's sides are turned to.
     at = arm.pose
     yaw = (cube.yaw - math.atan2(at[1, 0], at[0, 0]) + math.pi / 4) % (math.pi / 2) - math.pi / 4
@@ -225,7 +226,7 @@ def test_cameras_see_where_the_cube_is(arm):
 def test_what_no_camera_sees_is_left_out_of_no_image(arm, monkeypatch):
     from dzrobot.envs.emulators import rendered
 
-    drawing, drawn = rendered.SceneDrawing(), []
+    drawing, drawn = rendered.SceneDrawing(LIFT), []
     count = drawing._shapes
     for turn in (0.0, 0.4, -0.4):
         scene = arm.dynamics.visible(arm.posture)
@@ -252,6 +253,54 @@ def test_a_missing_simulator_is_named_with_its_extra_and_the_way_around(monkeypa
     check_scene(EMPTY_SCENE)
     with pytest.raises(ConfigError, match=r"'lifft'.*mean 'lift'"):
         check_scene("lifft")
+
+
+def test_an_object_of_libero_is_a_scene_where_its_assets_are(libero_assets, monkeypatch, tmp_path):
+    cell = load_workcell("emulated:milk")
+    assert (cell.task, cell.reward.rule) == ("lift the milk", "scene")
+    with pytest.raises(ConfigError, match=r"'emulated:mlik'|'mlik'.*mean 'milk'"):
+        load_workcell("emulated:mlik")
+    monkeypatch.setenv("DZROBOT_LIBERO_ASSETS", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"'milk'.*Known: empty, lift.*no LIBERO assets in"):
+        load_workcell("emulated:milk")
+
+
+def test_a_mistyped_scene_in_a_file_is_no_address_of_a_robot():
+    cell = load_workcell("emulated").model_copy(update={"address": "emulated:lifft"})
+    workcell, _ = located(None, cell)
+    with pytest.raises(ConfigError, match=r"'lifft'.*mean 'lift'"):
+        workcell.open()
+
+
+def test_an_object_of_libero_stands_on_the_table_and_looks_like_itself(libero_assets):
+    need_scene()
+    from dzrobot.envs.emulators.scene import TABLE_TOP_M
+    from dzrobot.envs.emulators.table_objects import CLEAR_M, object_in
+
+    # A can, 62 mm wide and 76 mm high by its file; LIBERO stands it on its end.
+    physics = dynamics_of("alphabet_soup", Faults())
+    arm = EmulatedArm(Faults(noise=0.0, wrench_bias=(0.0,) * 6), physics)
+    physics.prepare(3)
+    before = object_in(physics.visible(arm.posture))
+    wait(arm, 400)
+    can = object_in(physics.visible(arm.posture))
+    np.testing.assert_allclose(2 * can.half, (0.062, 0.062, 0.076), atol=1e-3)
+    assert can.pose[2, 3] == pytest.approx(TABLE_TOP_M + can.half[2], abs=2e-3)
+    np.testing.assert_allclose(can.pose[:3, :3], before.pose[:3, :3], atol=0.02)
+    np.testing.assert_allclose(can.pose[:2, 3], before.pose[:2, 3], atol=3e-3)
+    assert not physics.goal_holds
+    seen = physics.visible(arm.posture)
+    images = [
+        views_of(scene, SERIALS[:1])[0].image((320, 240), seen) for scene in ("alphabet_soup", LIFT)
+    ]
+    differs = images[0] != images[1]
+    assert 100 < differs.any(axis=2).sum() < 5000
+    physics.prepare(4)
+    place = physics._data.qpos
+    place[11] = TABLE_TOP_M + can.half[2] + CLEAR_M + 0.001
+    assert physics.goal_holds
+    place[11] -= 0.002
+    assert not physics.goal_holds
 
 
 class Told:
