@@ -5,6 +5,9 @@ from typing import Any
 
 from dzrobot.errors import ModalityError
 
+DRAWN = 2**31
+"""How many there are where a start's number is all that it is drawn from."""
+
 
 class InitialStates:
     """A cursor over ``count`` initial states.

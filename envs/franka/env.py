@@ -33,7 +33,7 @@ from dzrobot.envs.franka.safety import (
 from dzrobot.envs.franka.sensing import Reading, Sensors
 from dzrobot.envs.franka.targets import target_space
 from dzrobot.envs.franka.watchdog import Watchdog
-from dzrobot.envs.initial_states import InitialStates
+from dzrobot.envs.initial_states import DRAWN, InitialStates
 from dzrobot.envs.spaces import observation_space
 from dzrobot.errors import ConfigError, RobotError, StoppedError
 
@@ -42,9 +42,6 @@ _log = logging.getLogger(__name__)
 Observation = dict[str, Any]
 Info = dict[str, Any]
 StepResult = tuple[Observation, float, bool, bool, Info]
-
-STARTS = 50
-"""Initial states; a state's number decides how the reset pose is varied."""
 
 
 class FrankaEnv(gym.Env[Observation, np.ndarray]):
@@ -126,12 +123,12 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._lasting = lasting_facts(config, self.workcell, self.libraries)
         self._lock = ArmLock(config.address, config.lock_folder) if config.address else None
         self._watchdog: Watchdog | None = None
-        self._starts = InitialStates(STARTS)
+        self._starts = InitialStates(DRAWN)
         self._episode: _Episode | None = None
         self._guidance: Guidance | None = None
         self.embodiment = embodiment = self._sensors.embodiment
         self.control_hz = config.control_hz
-        self.init_states = STARTS
+        self.init_states = DRAWN
         self.hand = self.layout.hand_motion(config.action)
         self.is_real = config.address is not None
         self.address = config.address

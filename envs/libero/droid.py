@@ -8,8 +8,8 @@ from gymnasium.utils import EzPickle
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.franka.quantities import CLOSED_ABOVE, ArmLayout, gripper_position
+from dzrobot.envs.initial_states import DRAWN
 from dzrobot.envs.libero.install import check_versions, import_robosuite
-from dzrobot.envs.libero.lift import STARTS
 from dzrobot.envs.libero.sim import ArmSetup, Raw, Simulation
 from dzrobot.envs.libero.simulated import Observation, SimulatedArmEnv, SimulatedRobot
 
@@ -99,7 +99,7 @@ class DroidLiftEnv(SimulatedArmEnv, EzPickle):
             action_space=spaces.Box(low, high, dtype=np.float32),
             setup=_SETUP,
         )
-        super().__init__(robot=robot, starts=STARTS, **options)
+        super().__init__(robot=robot, starts=DRAWN, **options)
         check_versions()
 
     def _open(self, seed: int) -> Simulation:

@@ -4,12 +4,10 @@ from typing import Any, Literal
 
 from gymnasium.utils import EzPickle
 
+from dzrobot.envs.initial_states import DRAWN
 from dzrobot.envs.libero.arm import ArmEnv
 from dzrobot.envs.libero.install import check_versions, import_robosuite
 from dzrobot.envs.libero.sim import Raw, Simulation
-
-STARTS = 2**31
-"""Initial states: each seed is one of its own."""
 
 
 class LiftEnv(ArmEnv, EzPickle):
@@ -52,7 +50,7 @@ class LiftEnv(ArmEnv, EzPickle):
             "stop_on_success": stop_on_success,
         }
         EzPickle.__init__(self, **options)
-        super().__init__(starts=STARTS, **options)
+        super().__init__(starts=DRAWN, **options)
         check_versions()
 
     def _open(self, seed: int) -> Simulation:

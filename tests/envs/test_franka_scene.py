@@ -265,6 +265,14 @@ def test_an_object_of_libero_is_a_scene_where_its_assets_are(libero_assets, monk
         load_workcell("emulated:milk")
 
 
+def test_starts_of_demonstrations_are_no_starts_of_an_evaluation():
+    env, drawn = make_franka(workcell="fake"), []
+    for seed in (0, 49, 50, 1_000_000):
+        drawn.append(env.reset(seed=seed)[1]["init_state_id"])
+    env.close()
+    assert drawn == [0, 49, 50, 1_000_000]
+
+
 def test_a_mistyped_scene_in_a_file_is_no_address_of_a_robot():
     cell = load_workcell("emulated").model_copy(update={"address": "emulated:lifft"})
     workcell, _ = located(None, cell)
