@@ -23,7 +23,7 @@ export MUJOCO_GL ?= egl
 # One thread per process: the tests and simulators run side by side.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-long test-arm goldens kill-points lerobot setup system lint types layers smoke docs check release tiny clean
+.PHONY: help demo test test-long test-arm goldens kill-points lerobot setup system lint types layers smoke docs check release tiny tiny-arm tiny-droid clean
 
 help:  ## what one can make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -63,6 +63,14 @@ lerobot: setup  ## read, edit and go on with our recordings in LeRobot 0.3.3, 0.
 # From demonstrations to a trained tiny policy, about 80 minutes on two cores; goes on after a stop.
 tiny: setup  ## train the bundled policy from nothing
 	$(BIN)/python examples/train_tiny.py
+
+# Both take two to three hours on two cores, and go on after a stop.
+TINY_ROAD := --steps 1000 --decoder-steps 150 --processes 1
+tiny-arm: setup  ## from demonstrations on the emulated arm to a policy that lifts through its drivers
+	$(BIN)/python examples/train_tiny.py --suite arm --episodes 100 --evaluate 50 $(TINY_ROAD) --output runs/tiny-arm
+
+tiny-droid: setup  ## the same for DROID's arm: learned in simulation, judged through the drivers too
+	$(BIN)/python examples/train_tiny.py --suite droid $(TINY_ROAD) --output runs/tiny-droid
 
 setup: system $(STAMP)  ## make .venv with everything in it
 

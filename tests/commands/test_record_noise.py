@@ -1,14 +1,10 @@
 """Noise on what is done while the clean action is recorded; devices that take the environment."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from emulated import need_libraries, need_scene
 
 from dzrobot.cli import main
 from dzrobot.commands.replay import load_recording
@@ -118,32 +114,3 @@ def test_an_own_device_may_take_what_it_steers():
     assert device.env is place
     with pytest.raises(ConfigError, match="takes the environment that it steers, and there"):
         load_device(f"{__name__}:Still")
-
-
-@pytest.mark.robot
-def test_the_road_from_demonstrations_to_an_arm_that_acts(tmp_path):
-    """``train_tiny.py --suite arm`` in miniature, stopped and gone on with; nothing is learned."""
-    need_libraries()
-    need_scene()
-    few = {"episodes": 1, "steered": 1, "evaluate": 1, "blind": 1, "steps": 2, "processes": 1}
-    few |= {"autoencoder-steps": 3, "decoder-steps": 3, "arm-steps": 10}
-    words = [f"--{name}={value}" for name, value in few.items()]
-    command = [
-        sys.executable, str(EXAMPLES / "train_tiny.py"), "--suite=arm", f"--output={tmp_path}",
-        *words,
-    ]  # fmt: skip
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stdout + told.stderr
-    robot = load_embodiment("franka_mini")
-    for episode in range(2):
-        recording = load_recording(tmp_path / "demonstrations", episode, robot)
-        # It ends with a closed hand, lifting.
-        assert recording.actions[-1, 6] == -1
-    for name in ("results", "blind"):
-        summary = json.loads((tmp_path / name / "summary.json").read_text())
-        assert summary["complete"], name
-    again = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert again.returncode == 0
-    assert [line.partition(":")[0] for line in again.stdout.splitlines() if ": done (" in line] == [
-        "record", "steer", "stats", "init", "train",
-    ]  # fmt: skip
