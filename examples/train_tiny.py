@@ -195,10 +195,10 @@ def _droid(options: argparse.Namespace) -> Task:
     )  # fmt: skip
     score = (
         *_dzrobot("eval"), "--env", "dzrobot/droid-lift-v0", "--embodiment", robot, *workers,
-        "--max-steps", "120", "--history", "off",
+        "--max-steps", "120",
     )  # fmt: skip
     arm = (
-        *_dzrobot("eval"), *_on_the_arm(robot), "--history", "off",
+        *_dzrobot("eval"), *_on_the_arm(robot),
         "--max-steps", str(options.arm_steps), "--episodes", str(options.blind),
     )  # fmt: skip
     return Task(
