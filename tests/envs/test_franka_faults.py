@@ -118,8 +118,7 @@ FAULTS = (
     Fault("state frozen 2 s", call("freeze", 2.0), FROZEN,
           wait(1.6)),
     Fault("connection closed", call("drop_client"), LOST),
-    # The hand hangs on the arm's power: whichever is missed first is named.
-    Fault("arm switched off", lambda cell, env: cell.emulators.kill_arm(), f"{LOST}|gripper",
+    Fault("arm switched off", lambda cell, env: cell.emulators.kill_arm(), LOST,
           lambda cell, env: cell.emulators.start_arm(), refuses_reset="refused"),
     Fault("motions refused at start", both(faults(reject_moves=3), trip("joint_reflex")),
           "collision", faults(reject_moves=0),
