@@ -14,6 +14,7 @@ import numpy as np
 from dzrobot.envs.emulators.kinematics import Array
 from dzrobot.envs.franka.outcomes import SceneObject
 from dzrobot.envs.libero.assets import assets_folder
+from dzrobot.envs.libero.goal_progress import LIFTED_M
 from dzrobot.envs.libero.install import import_libero
 from dzrobot.errors import ConfigError
 from dzrobot.rng import numpy_generator
@@ -23,9 +24,6 @@ OBJECT = "object"
 
 FAMILIES = ("stable_hope_objects", "stable_scanned_objects", "turbosquid_objects")
 """Folders of LIBERO's assets with objects that can be carried."""
-
-LIFTED_M = 0.04
-"""The goal of robosuite's Lift holds while the cube's center is this far above the table."""
 
 CLEAR_M = 0.02
 """The same of another object: what is then below it, about as much as below the cube."""
@@ -102,15 +100,14 @@ class Cube:
 
     def add(self, mujoco: Any, spec: Any, stiff: tuple[float, float]) -> None:
         """Add shape and wood."""
-        start = self.start(0)
         spec.add_texture(
             name="redwood", type=mujoco.mjtTexture.mjTEXTURE_CUBE, file=str(self._texture)
         )
         wood = spec.add_material(name="redwood", specular=0.4, shininess=0.1)
         wood.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "redwood"
-        cube = spec.worldbody.add_body(name=OBJECT, pos=start.position)
+        cube = spec.worldbody.add_body(name=OBJECT)
         cube.add_freejoint(name=OBJECT)
-        box = {"type": mujoco.mjtGeom.mjGEOM_BOX, "size": start.half}
+        box = {"type": mujoco.mjtGeom.mjGEOM_BOX, "size": self.start(0).half}
         cube.add_geom(name="cube_collision", density=_DENSITY, solref=stiff, group=0, **box)
         cube.add_geom(
             name="cube_visual", density=0.0, group=1, contype=0, conaffinity=0, material="redwood",

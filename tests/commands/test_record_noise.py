@@ -1,7 +1,5 @@
 """Noise on what is done while the clean action is recorded; devices that take the environment."""
 
-from pathlib import Path
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from dzrobot.errors import ConfigError
 from dzrobot.recording.facts import episode_facts
 from dzrobot.rollout.demonstrations.noise import NoisyActions
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 WANTED = np.array([0.1, 0, 0, 0, 0, 0, 1], np.float32)
 CELL = """
 address: 172.16.0.2
