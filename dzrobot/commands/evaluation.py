@@ -275,6 +275,7 @@ def _policy_spec(arguments: argparse.Namespace, greeting: list[str]) -> PolicySp
         device=compute_device(arguments.device),
         dtype=arguments.dtype,
         memory=read_memory(arguments),
+        quantize=arguments.quantize,
         revision=arguments.revision,
         server=arguments.server,
         api_key=read_key(arguments) if name == REMOTE else None,
@@ -285,7 +286,10 @@ def _policy_spec(arguments: argparse.Namespace, greeting: list[str]) -> PolicySp
 
 def _refuse_elsewhere(arguments: argparse.Namespace) -> None:
     """Refuse what the server decides."""
-    names = ("dit_steps", "cfg_scale", "policy_seed", "compile", "dtype", "memory", "revision")
+    names = (
+        "dit_steps", "cfg_scale", "policy_seed", "compile", "dtype", "memory", "quantize",
+        "revision",
+    )  # fmt: skip
     if given := [name for name in names if getattr(arguments, name) is not None]:
         flag = f"--{given[0].replace('_', '-')}"
         raise ConfigError(f"{flag}: the server decides; give it to `dzrobot serve`")

@@ -10,7 +10,7 @@ from typing import Any
 from dzrobot.commands import flags
 from dzrobot.commands.evaluation import add_compile
 from dzrobot.commands.keys import add_key, read_key
-from dzrobot.commands.weights import add_memory, read_memory
+from dzrobot.commands.weights import add_weights, read_memory
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import PlanningPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
@@ -104,13 +104,7 @@ def _policy(group: Any) -> None:
     )
     group.add_argument("--policy-seed", type=flags.seed, help="of the policy's noise")
     add_compile(group)
-    group.add_argument(
-        "--device", type=flags.device, default="cpu",
-        help="cpu, cuda, cuda:1, or auto: a GPU where there is one",
-    )  # fmt: skip
-    group.add_argument("--dtype", choices=["float32", "bfloat16"])
-    add_memory(group)
-    group.add_argument("--revision", type=flags.text, help="of a Hugging Face checkpoint")
+    add_weights(group)
     group.add_argument(
         "--record", type=flags.path, metavar="DIR",
         help="keep what clients sent and got: a LeRobot dataset and requests.jsonl",
@@ -217,5 +211,8 @@ def _policy_spec(arguments: argparse.Namespace) -> PolicySpec:
         device=arguments.device,
         dtype=arguments.dtype,
         memory=read_memory(arguments),
+        quantize=arguments.quantize,
         revision=arguments.revision,
+        base=arguments.base,
+        config_from=arguments.config_from,
     )

@@ -21,7 +21,17 @@ def add_weights(group: Any) -> None:
         "--dtype", choices=["float32", "bfloat16"],
         help="what the network computes in (default: float32 on a CPU, else bfloat16)",
     )  # fmt: skip
-    add_memory(group)
+    group.add_argument(
+        "--memory", type=flags.memory, metavar="GIB",
+        help="of the GPU that may be used, such as 24 or 24GiB: as many weights as necessary wait "
+        "in the host's memory and come when they are used; slower, the same numbers "
+        "(default: all on the GPU)",
+    )  # fmt: skip
+    group.add_argument(
+        "--quantize", choices=["int8", "fp8"],
+        help="8-bit weights in the transformer: half the memory, other actions; fp8, on Ada, "
+        "Hopper and newer, multiplies in 8 bits too (default: weights as they were trained)",
+    )  # fmt: skip
     group.add_argument(
         "--revision", type=flags.text, help="branch, tag or commit of a Hugging Face checkpoint"
     )
@@ -32,16 +42,6 @@ def add_weights(group: Any) -> None:
     group.add_argument(
         "--config-from", type=flags.text, metavar="DIR",
         help="folder with config.json and experiment_cfg, where the checkpoint has none",
-    )  # fmt: skip
-
-
-def add_memory(group: Any) -> None:
-    """Declare ``--memory``."""
-    group.add_argument(
-        "--memory", type=flags.memory, metavar="GIB",
-        help="of the GPU that may be used, such as 24 or 24GiB: as many weights as necessary wait "
-        "in the host's memory and come when they are used; slower, the same numbers "
-        "(default: all on the GPU)",
     )  # fmt: skip
 
 

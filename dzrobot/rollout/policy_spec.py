@@ -23,6 +23,7 @@ from dzrobot.rollout.failures import ErrorCapture
 
 if TYPE_CHECKING:
     from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
+    from dzrobot.policies.dreamzero.quantize import Quantization
 
 REMOTE = "remote"
 BUILT_IN = ("random", "hold", "expert", REMOTE)
@@ -52,6 +53,9 @@ class PolicySpec:
 
     dtype: Literal["float32", "bfloat16"] | None = None
     """None: float32 on a processor, else bfloat16."""
+
+    quantize: "Quantization | None" = None
+    """8-bit weights of a checkpoint's transformer; None: as they were trained."""
 
     memory: int | None = None
     """Bytes of the device that may be used; None: all weights lie there."""
@@ -342,7 +346,7 @@ def _open_checkpoint(spec: PolicySpec, robot: Embodiment, checkpoint: "Checkpoin
         device=spec.device,
         dtype=dtypes[spec.dtype],
         options=spec.options,
-        weights=WeightOptions(base=spec.base, memory=spec.memory),
+        weights=WeightOptions(base=spec.base, memory=spec.memory, quantize=spec.quantize),
     )
     card = {
         **policy.card,

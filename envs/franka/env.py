@@ -408,6 +408,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._control.hold()
         match error:
             case RefusalError():
+                error = self._sensors.cause(error)
                 abort = error.abort
             case StoppedError():
                 abort = Abort.OPERATOR_STOP
@@ -465,9 +466,10 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     def _abort(self, refusal: RefusalError, limited: LimitedTarget) -> StepResult:
         """Hold, and end the episode with the last observation that could be made."""
         episode = self._running()
+        self._control.hold()
+        refusal = self._sensors.cause(refusal)
         episode.abort, episode.message = refusal.abort, str(refusal)
         _log.warning("episode cut short (%s): %s", refusal.abort, str(refusal))
-        self._control.hold()
         self._attendance.stops.put(refusal.abort, str(refusal))
         observation = self._observe(episode.reading)
         return self._result(observation, OperatorVerdict.OPEN, limited)

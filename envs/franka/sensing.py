@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from dzrobot.envs.franka.arm import Arm, ArmState
+from dzrobot.envs.franka.arm import Arm, ArmState, DisconnectedError
 from dzrobot.envs.franka.camera import Camera, Frame, fit
 from dzrobot.envs.franka.clock import Clock
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.gripper import GripperState
 from dzrobot.envs.franka.poses import Array
 from dzrobot.envs.franka.quantities import ArmLayout, Moment
+from dzrobot.envs.franka.safety import Abort, RefusalError, check_fresh
 from dzrobot.errors import RobotError
 
 _FRESH_FRAMES_S = 10.0
+_POLL_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,27 @@ class Sensors:
                     f"no new frame of {', '.join(late)} in {_FRESH_FRAMES_S} s: check the camera "
                     "and its cable, then reset again"
                 )
-            self._clock.sleep_until(self._clock.now() + 0.01)
+            self._clock.sleep_until(self._clock.now() + _POLL_S)
+
+    def cause(self, refusal: RefusalError) -> RefusalError:
+        """Return ``refusal``, or for a hand that fails because its arm is lost, that of the arm.
+
+        A hand hangs on the power and the network of its arm. Where both fall silent it is chance
+        which library notices first, so a failing hand is blamed only once the arm has spoken again.
+        Waits for that ``limits.state_age_s`` at most; call it when the arm holds.
+        """
+        if refusal.abort is not Abort.GRIPPER:
+            return refusal
+        began = self._clock.now()
+        try:
+            while (state := self._arm.state()).fresh_at_s <= began:
+                check_fresh(self._clock.now() - state.fresh_at_s, (), self._config.limits)
+                self._clock.sleep_until(self._clock.now() + _POLL_S)
+        except RefusalError as lost:
+            return lost
+        except DisconnectedError as lost:
+            return RefusalError(Abort.CONNECTION, str(lost))
+        return refusal
 
     def observation(self, reading: Reading, origin: Array) -> dict[str, Any]:
         """Return the observation, in arrays of its own.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.footprint import session_bytes
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
+from dzrobot.policies.dreamzero.quantize import Quantization, quantized_bytes
 
 ALLOWANCE = 2 * 2**30
 """Bytes for the runtime, its kernels and what one plan computes with: an estimate."""
@@ -66,36 +67,52 @@ class OffloadPlan:
         )
 
 
-def offload_plans(network: WorldActionModel, dtype: torch.dtype) -> Iterator[OffloadPlan]:
+def offload_plans(
+    network: WorldActionModel, dtype: torch.dtype, quantize: Quantization | None = None
+) -> Iterator[OffloadPlan]:
     """Yield what can be done, from all weights on the device to as few as possible.
 
     Args:
         network: Built; its weights need no memory.
         dtype: That it will compute in.
+        quantize: How the transformer's blocks are to be quantized.
     """
-    total = sum(tensor.numel() for tensor in network.state_dict().values())
+
+    def room(part: nn.Module) -> int:
+        if quantize is not None and part in in_eight_bits:
+            return quantized_bytes(part, dtype.itemsize)  # type: ignore[arg-type]
+        return dtype.itemsize * sum(one.numel() for one in part.parameters(recurse=False))
+
     blocks = len(network.model.blocks)
+    in_eight_bits = set(_waiting(network, text=False, image=False, last=blocks))
+    buffers = dtype.itemsize * sum(one.numel() for one in network.buffers())
+    total = buffers + sum(map(room, network.modules()))
     choices = [(False, False, 0), (True, False, 0), *((True, True, n) for n in range(blocks + 1))]
     for text, image, count in choices:
-        sizes = [_numel(m) for m in _waiting(network, text=text, image=image, last=count)]
-        in_blocks = sum(map(_numel, _waiting(network, text=False, image=False, last=count)))
-        weights = dtype.itemsize * (total - sum(sizes) + max(sizes, default=0))
+        sizes = [room(part) for part in _waiting(network, text=text, image=image, last=count)]
+        in_blocks = _waiting(network, text=False, image=False, last=count)
+        weights = total - sum(sizes) + max(sizes, default=0)
         yield OffloadPlan(
             text_encoder=text, image_encoder=image, blocks=count,
             device_bytes=weights + session_bytes(network.config, dtype.itemsize) + ALLOWANCE,
-            host_bytes=dtype.itemsize * sum(sizes),
-            moved_bytes=dtype.itemsize * in_blocks,
+            host_bytes=sum(sizes),
+            moved_bytes=sum(map(room, in_blocks)),
         )  # fmt: skip
 
 
-def plan_offload(network: WorldActionModel, dtype: torch.dtype, limit: int) -> OffloadPlan:
+def plan_offload(
+    network: WorldActionModel,
+    dtype: torch.dtype,
+    limit: int,
+    quantize: Quantization | None = None,
+) -> OffloadPlan:
     """Return the plan that moves least among those that fit into ``limit`` bytes of the device.
 
     Raises:
         ConfigError: None does.
     """
     least = None
-    for plan in offload_plans(network, dtype):
+    for plan in offload_plans(network, dtype, quantize):
         if plan.device_bytes <= limit:
             return plan
         least = plan
@@ -132,23 +149,33 @@ class _Fetched:
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self._device = device
-        self._kept: list[tuple[nn.Parameter, Tensor, Tensor]] = []
-        for parameter in module.parameters(recurse=False):
+        self._module, self._device = module, device
+        self._kept: dict[str, Tensor] = {}
+        self._absent: dict[str, nn.Parameter] = {}
+        for name, parameter in module.named_parameters(recurse=False):
             host = parameter.data.cpu()
-            if device.type == "cuda":
-                host = host.pin_memory()
+            self._kept[name] = _pinned(host) if device.type == "cuda" else host
             absent = torch.full((), torch.nan, dtype=host.dtype, device=device).expand(host.shape)
-            self._kept.append((parameter, host, absent))
+            self._absent[name] = nn.Parameter(absent, requires_grad=False)
         self.leave()
 
     def __call__(self, *_: Any) -> None:
-        for parameter, host, _absent in self._kept:
-            parameter.data = host.to(self._device, non_blocking=True, copy=True)
+        for name, host in self._kept.items():
+            present = host.to(self._device, non_blocking=True, copy=True)
+            self._module._parameters[name] = nn.Parameter(present, requires_grad=False)
 
     def leave(self, *_: Any) -> None:
-        for parameter, _host, absent in self._kept:
-            parameter.data = absent
+        self._module._parameters.update(self._absent)
+
+
+def _pinned(host: Tensor) -> Tensor:
+    """Return it in memory that the device reads by itself; a quantized one is several tensors."""
+    if type(host) is Tensor:
+        return host.pin_memory()
+    names, about = host.__tensor_flatten__()  # type: ignore[attr-defined]
+    parts = {name: getattr(host, name).pin_memory() for name in names}
+    whole: Tensor = type(host).__tensor_unflatten__(parts, about, host.shape, host.stride())  # type: ignore[attr-defined]
+    return whole
 
 
 def _waiting(network: WorldActionModel, *, text: bool, image: bool, last: int) -> list[nn.Module]:
@@ -160,7 +187,3 @@ def _waiting(network: WorldActionModel, *, text: bool, image: bool, last: int) -
     if text and network.text_encoder is not None:
         roots.insert(0, network.text_encoder)
     return [m for root in roots for m in root.modules() if isinstance(m, nn.Linear | nn.Embedding)]
-
-
-def _numel(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters(recurse=False))

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dzrobot.policies.dreamzero.checkpoints.load import Adapters
     from dzrobot.policies.dreamzero.network.prompt import PromptRows
     from dzrobot.policies.dreamzero.network.session import GenerateOptions
+    from dzrobot.policies.dreamzero.quantize import Quantization
 
 Noise = Literal["fixed", "keyed", "slot"]
 
@@ -142,6 +143,10 @@ class WeightOptions:
     """Bytes of the device that may be used: as many weights as necessary then wait in the host's
     memory, and come to the device while they are used. The numbers stay the same, to the last bit;
     see :mod:`~dzrobot.policies.dreamzero.offload`. None: all lie on the device."""
+
+    quantize: "Quantization | None" = None
+    """8-bit weights in the transformer's blocks: half the memory, and other actions; see
+    :mod:`~dzrobot.policies.dreamzero.quantize`. None: all are as they were trained."""
 
     def __post_init__(self) -> None:
         if self.memory is not None and self.memory < 1:

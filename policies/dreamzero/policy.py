@@ -57,6 +57,7 @@ from dzrobot.policies.dreamzero.network.session import InferenceRequest, Session
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import is_offloaded
 from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions
+from dzrobot.policies.dreamzero.quantize import Quantization
 from dzrobot.policies.dreamzero.request import Requests
 
 __all__ = ["DreamZeroPolicy", "PolicyOptions", "PolicyParts", "WeightOptions"]
@@ -77,6 +78,9 @@ class PolicyParts:
 
     source: str
     """Where the weights come from, for records."""
+
+    quantize: Quantization | None = None
+    """How its blocks are quantized; None: not."""
 
     trained_delay: int = 0
     """Most first rows that the network was trained to be given of a plan; 0: none."""
@@ -122,6 +126,7 @@ class DreamZeroPolicy:
         self._generate = self.options.generate(self.embodiment)
         self._requests = Requests(parts.tokenizer, self._network, self.embodiment, self.options)
         self._continuing = Continuing(parts.pipeline, self._network.config.head.action_horizon)
+        self._quantize = parts.quantize
         self._trained_delay = parts.trained_delay
         self._embeddings = PromptCache()
         self._episodes: dict[str, SessionState] = {}
@@ -159,6 +164,7 @@ class DreamZeroPolicy:
             CheckpointError: Incomplete, damaged, foreign, or made for something else.
             StatisticsError: metadata.json does not fit the embodiment.
             ConfigError: Options that exclude each other, or too little memory.
+            MissingDependencyError: ``weights`` asks for what is not installed.
         """
         weights = weights or WeightOptions()
         checkpoint = (
@@ -191,6 +197,7 @@ class DreamZeroPolicy:
                 adapters=weights.adapters,
                 base=weights.base,
                 memory=weights.memory,
+                quantize=weights.quantize,
             ),
         )
         parts = PolicyParts(
@@ -198,6 +205,7 @@ class DreamZeroPolicy:
             pipeline=Pipeline(robot, statistics),
             tokenizer=prompts,
             source=str(checkpoint.path if path_or_repo is checkpoint else path_or_repo),
+            quantize=weights.quantize,
             trained_delay=checkpoint.passport.rtc_training_max_delay or 0,
         )
         return cls(parts, options)
@@ -212,6 +220,7 @@ class DreamZeroPolicy:
             "statistics": self._pipeline.statistics.fingerprint,
             "device": self._network.device.type,
             "dtype": str(self._network.dtype).removeprefix("torch."),
+            **({} if self._quantize is None else {"quantize": self._quantize}),
             **asdict(self.options),
         }
 

@@ -387,6 +387,17 @@ def test_a_fault_of_the_gripper_ends_the_episode():
     assert not env.step(STILL)[3]
 
 
+def test_a_lost_arm_is_named_though_its_hand_is_missed_first():
+    env, arm, _ = make()
+    env.reset()
+    arm.frozen, arm.gripper.fault = True, "the gripper went away"
+    began, sent = arm.clock.now(), len(arm.moves)
+    info = env.step(act(0, 0, 0, 0, 0, 0, -1))[4]
+    assert (info["abort"], "the arm's state" in info["abort_message"]) == ("stale_state", True)
+    assert arm.clock.now() - began < env.config.limits.state_age_s + 0.05
+    np.testing.assert_allclose(arm.moves[sent], arm.state().pose)
+
+
 def test_silence_holds_then_gives_control_up():
     env, arm, _ = make()
     env.reset()

@@ -3,4 +3,4 @@
 from dzrobot.embodiments.robots.oxe_droid import OXE_DROID
 from dzrobot.embodiments.small import small
 
-DROID_MINI = small(OXE_DROID, "droid_mini", (48, 64))
+DROID_MINI = small(OXE_DROID, "droid_mini", (64, 80))

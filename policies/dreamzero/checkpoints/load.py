@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dzrobot.errors import CheckpointError, preview
+from dzrobot.errors import CheckpointError, ConfigError, preview
 from dzrobot.policies.dreamzero.checkpoints.coldstart import (
     find_components,
     has_components,
@@ -35,7 +35,8 @@ from dzrobot.policies.dreamzero.checkpoints.unpickling import MALFORMED, first_l
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.keymap import PREFIXES, Entry, entries
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
-from dzrobot.policies.dreamzero.offload import offload, plan_offload
+from dzrobot.policies.dreamzero.offload import is_offloaded, offload, plan_offload
+from dzrobot.policies.dreamzero.quantize import Quantization, check_quantization, quantize_block
 
 _LOG = logging.getLogger(__name__)
 
@@ -113,14 +114,27 @@ class LoadOptions:
     """Bytes of the device that may be used: as many weights as necessary then wait on the host,
     see :mod:`~dzrobot.policies.dreamzero.offload`. None: all lie on the device."""
 
+    quantize: Quantization | None = None
+    """8-bit weights in the transformer's blocks, see :mod:`~dzrobot.policies.dreamzero.quantize`;
+    they pass through the host's memory. None: all are as they were trained."""
+
 
 def load_network(checkpoint: Checkpoint, options: LoadOptions) -> WorldActionModel:
     """Return the network of ``checkpoint``, in evaluation mode, as ``options`` ask.
 
     Raises:
         CheckpointError: Incomplete, foreign, misshapen or of a wrong dtype; nothing is loaded then.
-        ConfigError: Less memory is given than it takes.
+        ConfigError: Less memory is given than it takes, or weights cannot be quantized so.
+        MissingDependencyError: They are to be quantized, and torchao is not installed.
     """
+    device, quantize = torch.device(options.device), options.quantize
+    if quantize is not None:
+        check_quantization(quantize, device, options.dtype)
+        if checkpoint.has_adapters and options.adapters == "keep":
+            raise ConfigError(
+                f"quantize={quantize!r} and adapters='keep': adapters are added to the weights as "
+                "they were trained; choose adapters='merge', or leave quantize out"
+            )
     network = build_network(checkpoint.config)
     source = complete_source(checkpoint, options.base, network)
     if checkpoint.has_adapters and options.adapters == "keep":
@@ -130,15 +144,21 @@ def load_network(checkpoint: Checkpoint, options: LoadOptions) -> WorldActionMod
     check_weights(network, source)
     waiting: list[nn.Module] = []
     if options.memory is not None:
-        plan = plan_offload(network, options.dtype, options.memory)
+        plan = plan_offload(network, options.dtype, options.memory, quantize)
         _LOG.info("%s", plan.describe())
         waiting = plan.modules(network)
     network.to(options.dtype)
     on_host = set(waiting)
+    if quantize is not None:
+        on_host.update(network.model.blocks.modules())
     for module in network.modules():
-        module.to_empty(device="cpu" if module in on_host else options.device, recurse=False)
+        module.to_empty(device="cpu" if module in on_host else device, recurse=False)
     fill_network(network, source)
-    offload(waiting, torch.device(options.device))
+    if quantize is not None:
+        for block in network.model.blocks:
+            quantize_block(block.to(device), quantize)
+            offload([part for part in waiting if part in set(block.modules())], device)
+    offload([part for part in waiting if not is_offloaded(part)], device)
     return network.eval().requires_grad_(requires_grad=False)
 
 

@@ -2,11 +2,19 @@
 
 import gc
 import importlib
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+_TALKATIVE = (
+    "torchao",
+    "torch.utils._pytree",
+    "diffusers.quantizers.torchao.torchao_quantizer",
+)
+"""Loggers that, where torchao is installed, say which kernels and formats they do without."""
 
 
 def members(library: str, *names: str) -> list[Any]:
@@ -15,6 +23,8 @@ def members(library: str, *names: str) -> list[Any]:
     A network is often built on the meta device. What a library computes while it is loaded has to
     lie in memory all the same.
     """
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
     with torch.device("cpu"), _uncollected():
         module = importlib.import_module(library)
         return [getattr(module, name) for name in names]
