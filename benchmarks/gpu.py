@@ -35,6 +35,8 @@ PARTS: Mapping[str, Callable[[Request], Outcome]] = {
     "packed": gpu_checks.packed,
     "offload": gpu_checks.offloaded,
     "compiled": gpu_checks.compiled,
+    "quantized": gpu_checks.quantized,
+    "cfg-devices": gpu_checks.cfg_devices,
     "graph": gpu_checks.graph,
     "fsdp": gpu_checks.fsdp,
     "resume": gpu_checks.resume,

@@ -4,6 +4,7 @@ Networks are small; what is checked does not depend on their size. Errors are re
 """
 
 import contextlib
+import copy
 import dataclasses
 import os
 import shutil
@@ -11,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import torch
 import torch.distributed as dist
@@ -19,7 +21,8 @@ from policy import Bench, build, training_case
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from dzrobot.policies.dreamzero.network.dit import TrainForm
+from dzrobot.errors import DzrobotError
+from dzrobot.policies.dreamzero.network.dit import CausalDiT, TrainForm
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.session import GenerateOptions, SessionCache
@@ -30,6 +33,11 @@ from dzrobot.policies.dreamzero.network.world_action import (
     WorldActionModel,
 )
 from dzrobot.policies.dreamzero.offload import offload, offload_plans
+from dzrobot.policies.dreamzero.quantize import (
+    Quantization,
+    check_quantization,
+    quantize_block,
+)
 from dzrobot.training.bench.document import BenchSettings
 from dzrobot.training.bench.learning import asked_recipe
 from dzrobot.training.build import build as build_run
@@ -46,6 +54,10 @@ GOLDEN_KINDS = ("head_train_forward", "head_ar_inference")
 BF16_OUTPUT, BF16_GRADIENT = 5e-2, 2e-1
 """Against float32 numbers. On a processor the largest errors are 3.0e-2 and 1.4e-1."""
 
+QUANTIZED = 5e-2
+"""Of random weights, whose actions are as sensitive as any. On a processor int8 is off by 2e-4."""
+
+_TWO = 2
 _BATCH = 2
 _STEPS = 4
 
@@ -184,13 +196,51 @@ def compiled(request: Request) -> Outcome:
     return judged(errors, limit(dtype), f"compiled against eager, {dtype}")
 
 
-def chunks(bench: Bench, count: int = 3) -> Tensor:
+def chunks(bench: Bench, count: int = 3, negative: CausalDiT | None = None) -> Tensor:
     """Return the actions of the first chunks of an episode."""
-    session, actions = SessionCache(), []
+    session, actions, options = SessionCache(), [], GenerateOptions()
     for call in range(count):
         asked = dataclasses.replace(bench.request(call, 4 if call else 1), prompt=bench.prompt(0))
-        actions.append(predict(bench.model, [session], [asked], GenerateOptions()).action_BAM)
+        actions.append(predict(bench.model, [session], [asked], options, negative).action_BAM)
     return torch.cat(actions)
+
+
+def quantized(request: Request) -> Outcome:
+    """Compare 8-bit weights with the network's own: the products of every block, and the chunks."""
+    dtype, device = compute_dtype(request.device), request.device
+    errors, left_out = {}, []
+    for kind in get_args(Quantization):
+        try:
+            check_quantization(kind, device, dtype)
+        except DzrobotError as error:
+            left_out.append(f"{kind}: {error}")
+            continue
+        bench = Bench(build("tiny", device, dtype), device, 1)
+        expected = chunks(bench)
+        for block in bench.model.model.blocks:
+            quantize_block(block, kind)
+        errors[kind] = relative(chunks(bench), expected)
+    found = judged(errors, QUANTIZED, f"8-bit weights, {dtype}")
+    if found.status == "passed" and left_out:
+        return Outcome("skipped", f"{', '.join(errors)} is right; {'; '.join(left_out)}", errors)
+    return found
+
+
+def cfg_devices(request: Request) -> Outcome:
+    """Compare guidance on two devices with guidance as one batch."""
+    second = request.device
+    if request.device.type == "cuda":
+        if torch.cuda.device_count() < _TWO:
+            return Outcome("skipped", "one GPU: there is no second one for the negative prompt")
+        second = torch.device("cuda:1")
+    dtype = compute_dtype(request.device)
+    bench = Bench(build("tiny", request.device, dtype), request.device, 1)
+    negative = copy.deepcopy(bench.model.model).to(second)
+    error = relative(chunks(bench, negative=negative), chunks(bench))
+    found = judged({"chunks": error}, limit(dtype), f"two devices against one, {dtype}")
+    if second.type == "cpu" and found.status == "passed":
+        return found._replace(status="skipped", reason="right, on one processor for two devices")
+    return found
 
 
 def graph(_: Request) -> Outcome:

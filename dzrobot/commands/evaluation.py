@@ -8,12 +8,12 @@ from typing import Any, get_args
 
 from dzrobot.commands import flags
 from dzrobot.commands.arm import add_attention
-from dzrobot.commands.devices import add_render_device, compute_device
+from dzrobot.commands.devices import add_render_device
 from dzrobot.commands.execution import read_execution
 from dzrobot.commands.keys import read_key
 from dzrobot.commands.results import folder_name
 from dzrobot.commands.tracking import add_tracking
-from dzrobot.commands.weights import add_weights, read_memory
+from dzrobot.commands.weights import add_weights, read_devices, read_memory
 from dzrobot.embodiments.spec import History
 from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
 from dzrobot.policies.dreamzero.options import Noise, PolicyOptions
@@ -259,6 +259,7 @@ def _policy_spec(arguments: argparse.Namespace, greeting: list[str]) -> PolicySp
         raise ConfigError("--policy remote and --server URL go together, without another policy")
     if name == REMOTE:
         _refuse_elsewhere(arguments)
+    device, cfg_device = read_devices(arguments)
     return PolicySpec(
         name=name,
         privileged=arguments.privileged,
@@ -272,7 +273,8 @@ def _policy_spec(arguments: argparse.Namespace, greeting: list[str]) -> PolicySp
             seed=arguments.policy_seed,
             compile=bool(arguments.compile),
         ),
-        device=compute_device(arguments.device),
+        device=device,
+        cfg_device=cfg_device,
         dtype=arguments.dtype,
         memory=read_memory(arguments),
         quantize=arguments.quantize,
@@ -287,8 +289,8 @@ def _policy_spec(arguments: argparse.Namespace, greeting: list[str]) -> PolicySp
 def _refuse_elsewhere(arguments: argparse.Namespace) -> None:
     """Refuse what the server decides."""
     names = (
-        "dit_steps", "cfg_scale", "policy_seed", "compile", "dtype", "memory", "quantize",
-        "revision",
+        "dit_steps", "cfg_scale", "policy_seed", "compile", "device", "dtype", "memory", "quantize",
+        "cfg_devices", "revision",
     )  # fmt: skip
     if given := [name for name in names if getattr(arguments, name) is not None]:
         flag = f"--{given[0].replace('_', '-')}"

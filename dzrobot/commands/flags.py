@@ -140,6 +140,14 @@ def device(written: str) -> str:
     return written
 
 
+def two_devices(written: str) -> tuple[str, str]:
+    """Type of ``cuda:0,cuda:1``: two different devices."""
+    first, comma, second = written.partition(",")
+    if not comma or first == second or not all(map(_DEVICE.match, (first, second))):
+        raise _refusal(written, "two different devices, such as cuda:0,cuda:1")
+    return first, second
+
+
 def memory(written: str) -> int:
     """Read an amount of memory, such as ``24`` or ``24GiB``; return bytes."""
     amount = written.strip().removesuffix("GiB").strip()

@@ -10,7 +10,7 @@ from typing import Any
 from dzrobot.commands import flags
 from dzrobot.commands.evaluation import add_compile
 from dzrobot.commands.keys import add_key, read_key
-from dzrobot.commands.weights import add_weights, read_memory
+from dzrobot.commands.weights import add_weights, read_devices, read_memory
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import PlanningPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
@@ -196,6 +196,7 @@ def _policy_spec(arguments: argparse.Namespace) -> PolicySpec:
         name = str(default_checkpoint())
     # The server counts; the policy's own limit lies above, with room for the warm-up.
     room = 1 + (arguments.max_sessions or MOST_SESSIONS)
+    device, cfg_device = read_devices(arguments)
     return PolicySpec(
         name=name,
         embodiment=arguments.embodiment,
@@ -208,7 +209,8 @@ def _policy_spec(arguments: argparse.Namespace) -> PolicySpec:
             compile=bool(arguments.compile),
             max_sessions=room,
         ),
-        device=arguments.device,
+        device=device,
+        cfg_device=cfg_device,
         dtype=arguments.dtype,
         memory=read_memory(arguments),
         quantize=arguments.quantize,

@@ -5,6 +5,7 @@ import logging
 from typing import Any
 
 from dzrobot.commands import flags
+from dzrobot.commands.devices import compute_device
 from dzrobot.errors import ConfigError
 
 OFFLOAD_LOG = "dzrobot.policies.dreamzero.checkpoints.load"
@@ -14,8 +15,13 @@ OFFLOAD_LOG = "dzrobot.policies.dreamzero.checkpoints.load"
 def add_weights(group: Any) -> None:
     """Declare device, precision and source of a checkpoint's weights."""
     group.add_argument(
-        "--device", type=flags.device, default="cpu",
-        help="cpu, cuda, cuda:1, or auto: a GPU where there is one",
+        "--device", type=flags.device,
+        help="cpu, cuda, cuda:1, or auto: a GPU where there is one (default: cpu)",
+    )  # fmt: skip
+    group.add_argument(
+        "--cfg-devices", type=flags.two_devices, metavar="A,B",
+        help="two devices instead of one, such as cuda:0,cuda:1: the prompt runs on the first, the "
+        "negative prompt of guidance on the second, each with a copy of the transformer",
     )  # fmt: skip
     group.add_argument(
         "--dtype", choices=["float32", "bfloat16"],
@@ -45,6 +51,23 @@ def add_weights(group: Any) -> None:
     )  # fmt: skip
 
 
+def read_devices(arguments: argparse.Namespace) -> tuple[str, str | None]:
+    """Return the device of the network, and that of the negative prompt's copy, if it has one.
+
+    Raises:
+        ConfigError: both flags were given.
+    """
+    if arguments.cfg_devices is None:
+        return compute_device(arguments.device or "cpu"), None
+    if arguments.device is not None:
+        raise ConfigError(
+            f"--cfg-devices {','.join(arguments.cfg_devices)} says where the network runs: leave "
+            f"--device {arguments.device} out"
+        )
+    first, second = arguments.cfg_devices
+    return first, second
+
+
 def read_memory(arguments: argparse.Namespace) -> int | None:
     """Return the bytes of ``--memory``; what comes of it is then told as weights are loaded.
 
@@ -53,7 +76,7 @@ def read_memory(arguments: argparse.Namespace) -> int | None:
     """
     if arguments.memory is None:
         return None
-    if arguments.device == "cpu":
+    if read_devices(arguments)[0] == "cpu":
         raise ConfigError(
             "--memory says how much of a GPU may be used, and this network runs on the processor; "
             "give --device cuda, or leave it out"

@@ -51,6 +51,9 @@ class PolicySpec:
     device: str = "cpu"
     """Where a checkpoint's network runs: ``cpu``, ``cuda``, ``cuda:1``."""
 
+    cfg_device: str | None = None
+    """Where a copy of its transformer runs the negative prompt; None: both run on ``device``."""
+
     dtype: Literal["float32", "bfloat16"] | None = None
     """None: float32 on a processor, else bfloat16."""
 
@@ -139,6 +142,8 @@ def resolve_policy(
     """
     # For every policy: who names a device means one that is there.
     _check_device(spec.device)
+    if spec.cfg_device is not None:
+        _check_device(spec.cfg_device)
     checkpoint, robot = None, of_environment
     if spec.is_checkpoint:
         from dzrobot.policies.dreamzero.checkpoints.hub import local_path
@@ -147,7 +152,7 @@ def resolve_policy(
         local_path(spec.name, spec.revision)
 
         from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
-        from dzrobot.policies.dreamzero.policy import embodiment_of
+        from dzrobot.policies.dreamzero.parts import embodiment_of
 
         checkpoint = open_checkpoint(
             spec.name,
@@ -346,7 +351,12 @@ def _open_checkpoint(spec: PolicySpec, robot: Embodiment, checkpoint: "Checkpoin
         device=spec.device,
         dtype=dtypes[spec.dtype],
         options=spec.options,
-        weights=WeightOptions(base=spec.base, memory=spec.memory, quantize=spec.quantize),
+        weights=WeightOptions(
+            base=spec.base,
+            memory=spec.memory,
+            quantize=spec.quantize,
+            cfg_device=spec.cfg_device,
+        ),
     )
     card = {
         **policy.card,

@@ -43,8 +43,7 @@ def _tensors(episode: SessionState) -> Iterator[Tensor]:
     yield from episode.video.tensors()
     if episode.memory is not None:
         memory = episode.memory
-        if memory.keys_values is not None:
-            yield memory.keys_values.data
+        yield from (cache.data for cache in memory.keys_values.values())
         yield from (t for t in (memory.image_PE, memory.first_frame_CFYX) if t is not None)
 
 

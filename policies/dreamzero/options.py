@@ -144,6 +144,10 @@ class WeightOptions:
     memory, and come to the device while they are used. The numbers stay the same, to the last bit;
     see :mod:`~dzrobot.policies.dreamzero.offload`. None: all lie on the device."""
 
+    cfg_device: str | None = None
+    """Second device, with a copy of the transformer that runs the negative prompt at the same time
+    as the first device runs the other: other last bits. None: both run as one batch."""
+
     quantize: "Quantization | None" = None
     """8-bit weights in the transformer's blocks: half the memory, and other actions; see
     :mod:`~dzrobot.policies.dreamzero.quantize`. None: all are as they were trained."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,11 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment, History
-from dzrobot.errors import CheckpointError, ConfigError, SessionError, preview
-from dzrobot.modality.pipeline import Pipeline
-from dzrobot.modality.stats import Statistics
+from dzrobot.errors import ConfigError, SessionError, preview
 from dzrobot.modality.window import Observation, read_observation
 from dzrobot.policies.base import (
     DEFAULT_SESSION,
@@ -32,15 +29,10 @@ from dzrobot.policies.base import (
     observations_of,
 )
 from dzrobot.policies.dreamzero.checkpoints.directory import (
-    TOKENIZER_FOLDER,
     Checkpoint,
-    open_checkpoint,
 )
-from dzrobot.policies.dreamzero.checkpoints.load import LoadOptions, load_network
 from dzrobot.policies.dreamzero.checkpoints.passport import (
     check_compatible,
-    check_passport,
-    passport_for,
 )
 from dzrobot.policies.dreamzero.continuing import Continuing
 from dzrobot.policies.dreamzero.episode import SessionState, Ticket
@@ -49,41 +41,16 @@ from dzrobot.policies.dreamzero.imagined import ImaginedVideo
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.prompt import (
-    DEFAULT_TOKENIZER,
     PromptCache,
     PromptTokenizer,
 )
 from dzrobot.policies.dreamzero.network.session import InferenceRequest, SessionCache
-from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import is_offloaded
 from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions
-from dzrobot.policies.dreamzero.quantize import Quantization
+from dzrobot.policies.dreamzero.parts import PolicyParts, load_parts
 from dzrobot.policies.dreamzero.request import Requests
 
 __all__ = ["DreamZeroPolicy", "PolicyOptions", "PolicyParts", "WeightOptions"]
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PolicyParts:
-    """What a policy is made of."""
-
-    network: WorldActionModel
-    """The weights, on their device."""
-
-    pipeline: Pipeline
-    """Observations to tensors and back, with the statistics."""
-
-    tokenizer: PromptTokenizer
-    """What turns prompts into tokens."""
-
-    source: str
-    """Where the weights come from, for records."""
-
-    quantize: Quantization | None = None
-    """How its blocks are quantized; None: not."""
-
-    trained_delay: int = 0
-    """Most first rows that the network was trained to be given of a plan; 0: none."""
 
 
 class DreamZeroPolicy:
@@ -123,7 +90,15 @@ class DreamZeroPolicy:
                     "memory, or leave compile out"
                 )
             compile_blocks(self._network.model.blocks)
+            if parts.negative is not None:
+                compile_blocks(parts.negative.blocks)
         self._generate = self.options.generate(self.embodiment)
+        self._negative = parts.negative
+        if self._negative is not None and self._generate.prompts == 1:
+            raise ConfigError(
+                "cfg_device is where the negative prompt runs, and cfg_scale=1 leaves that prompt "
+                "out: leave cfg_device out, or choose another cfg_scale"
+            )
         self._requests = Requests(parts.tokenizer, self._network, self.embodiment, self.options)
         self._continuing = Continuing(parts.pipeline, self._network.config.head.action_horizon)
         self._quantize = parts.quantize
@@ -166,47 +141,14 @@ class DreamZeroPolicy:
             ConfigError: Options that exclude each other, or too little memory.
             MissingDependencyError: ``weights`` asks for what is not installed.
         """
-        weights = weights or WeightOptions()
-        checkpoint = (
-            path_or_repo
-            if isinstance(path_or_repo, Checkpoint)
-            else open_checkpoint(
-                path_or_repo,
-                revision=revision,
-                config_from=weights.config_from,
-                base=weights.base,
-            )
-        )
-        robot = embodiment_of(checkpoint, embodiment)
-        trained_horizon = checkpoint.passport.horizon(robot.tag)
-        check_compatible(
-            robot,
-            checkpoint.config,
-            shorter=trained_horizon == robot.timing.action_horizon,
-        )
-        statistics = Statistics.from_metadata(checkpoint.metadata_file, robot)
-        asked = passport_for(robot, statistics, checkpoint.config)
-        check_passport(checkpoint.passport, asked, str(checkpoint.path))
-        prompts = _tokenizer(checkpoint, tokenizer)
-        target = torch.device(device)
-        network = load_network(
-            checkpoint,
-            LoadOptions(
-                device=target,
-                dtype=dtype or (torch.float32 if target.type == "cpu" else torch.bfloat16),
-                adapters=weights.adapters,
-                base=weights.base,
-                memory=weights.memory,
-                quantize=weights.quantize,
-            ),
-        )
-        parts = PolicyParts(
-            network=network,
-            pipeline=Pipeline(robot, statistics),
-            tokenizer=prompts,
-            source=str(checkpoint.path if path_or_repo is checkpoint else path_or_repo),
-            quantize=weights.quantize,
-            trained_delay=checkpoint.passport.rtc_training_max_delay or 0,
+        parts = load_parts(
+            path_or_repo,
+            embodiment=embodiment,
+            device=device,
+            dtype=dtype,
+            revision=revision,
+            tokenizer=tokenizer,
+            weights=weights or WeightOptions(),
         )
         return cls(parts, options)
 
@@ -221,6 +163,7 @@ class DreamZeroPolicy:
             "device": self._network.device.type,
             "dtype": str(self._network.dtype).removeprefix("torch."),
             **({} if self._quantize is None else {"quantize": self._quantize}),
+            **({} if self._negative is None else {"cfg_devices": 2}),
             **asdict(self.options),
         }
 
@@ -596,7 +539,7 @@ class DreamZeroPolicy:
             if episode.memory is None:
                 episode.memory = SessionCache(prompts=self._embeddings)
             memories.append(episode.memory)
-        prediction = predict(self._network, memories, requests, self._generate)
+        prediction = predict(self._network, memories, requests, self._generate, self._negative)
         for episode, start, latents in zip(
             episodes, prediction.starts, prediction.videos, strict=True
         ):
@@ -605,37 +548,3 @@ class DreamZeroPolicy:
             episode.video.parts.append(latents)
             episode.chunks += 1
         return list(prediction.action_BAM.float().cpu())
-
-
-def embodiment_of(checkpoint: Checkpoint, asked: Embodiment | str | None = None) -> Embodiment:
-    """Return the robot that a checkpoint acts for.
-
-    Args:
-        checkpoint: The checkpoint.
-        asked: The robot, or its tag. None: the one that the checkpoint names.
-
-    Raises:
-        CheckpointError: nothing is asked for, and the checkpoint names several robots.
-        UnknownNameError: there is no such robot.
-    """
-    if isinstance(asked, Embodiment):
-        return asked
-    if asked is not None:
-        return load_embodiment(asked)
-    tags = sorted(checkpoint.metadata)
-    if len(tags) != 1:
-        raise CheckpointError(
-            f"{checkpoint.path} was trained for {preview(tags)}: say for which of them, "
-            f"embodiment={tags[0] if tags else 'TAG'!r}"
-        )
-    return load_embodiment(tags[0])
-
-
-def _tokenizer(
-    checkpoint: Checkpoint, given: str | Path | PromptTokenizer | None
-) -> PromptTokenizer:
-    if isinstance(given, PromptTokenizer):
-        return given
-    own = checkpoint.folder / TOKENIZER_FOLDER
-    source = given or (own if own.is_dir() else DEFAULT_TOKENIZER)
-    return PromptTokenizer(source, text_len=checkpoint.config.dit.text_len)

@@ -102,9 +102,7 @@ def test_the_card_says_so_and_only_then(whole, int8):
 
 def test_14b_moves_half_as_much_on_24_gib():
     network = build_network(preset("14b"))
-    plain, lean = (
-        plan_offload(network, torch.bfloat16, 24 * GIB, kind) for kind in (None, "int8")
-    )
+    plain, lean = (plan_offload(network, torch.bfloat16, 24 * GIB, kind) for kind in (None, "int8"))
     assert 0 < lean.blocks < plain.blocks
     assert lean.moved_bytes < 0.5 * plain.moved_bytes
     with pytest.raises(ConfigError, match=r"1.0 GiB is too little"):

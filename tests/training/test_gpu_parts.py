@@ -14,7 +14,8 @@ import torch
 ROOT = Path(__file__).parents[2]
 PARTS = {
     "devices": "skipped", "goldens-fp32": "passed", "goldens-bf16": "passed", "packed": "passed",
-    "offload": "passed", "graph": "not built", "fsdp": "skipped", "resume": "passed",
+    "offload": "passed", "quantized": "skipped", "cfg-devices": "skipped", "graph": "not built",
+    "fsdp": "skipped", "resume": "passed",
     "speed-5b": "measured", "speed-14b-lora": "measured", "render": "skipped",
 }  # fmt: skip
 """What a processor can show; `compiled` takes it minutes, and other tests compile blocks."""

@@ -10,8 +10,8 @@ the prompt, P rows of the image embedding.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,8 @@ from dzrobot.policies.dreamzero.network.layers import (
 from dzrobot.policies.dreamzero.network.pattern import AttentionPattern, TokenLayout
 from dzrobot.policies.dreamzero.network.session import KVCache
 
+_Parts = TypeVar("_Parts", "Prompting", "Controls", "StepInputs")
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Prompting:
@@ -51,6 +53,10 @@ class Prompting:
 
     text_bias_BN: Tensor | None = None
     """Added to the attention scores of the prompt rows, where rows stand for several; else None."""
+
+    def to(self, device: torch.device) -> "Prompting":
+        """Return it on ``device``."""
+        return _sent(self, device)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -103,6 +109,11 @@ class StepInputs:
 
     one_timestep: bool = False
     """Whether all tokens have the first frame's timestep, so that embedding it once will do."""
+
+    def to(self, device: torch.device) -> "StepInputs":
+        """Return it on ``device``."""
+        controls = None if self.controls is None else _sent(self.controls, device)
+        return replace(_sent(self, device), controls=controls)
 
     def repeat(self, times: int) -> "StepInputs":
         """Return the batch ``times`` times over, once per prompt."""
@@ -332,6 +343,17 @@ class CausalDiT(nn.Module):
         patches = patches_BLV.view(len(patches_BLV), *grid, PATCH, PATCH, -1)
         video_BCFYX = patches.permute(0, 6, 1, 2, 4, 3, 5).flatten(5).flatten(3, 4)
         return video_BCFYX, self.action_decoder(action_BAD)
+
+
+def _sent(parts: _Parts, device: torch.device) -> _Parts:
+    """Return a dataclass with its tensors on ``device``."""
+    found = {field.name: getattr(parts, field.name) for field in fields(parts)}
+    sent: dict[str, Any] = {
+        name: one.to(device, non_blocking=True)
+        for name, one in found.items()
+        if isinstance(one, Tensor)
+    }
+    return replace(parts, **sent)
 
 
 def _token_grid(video_BCFYX: Tensor) -> tuple[int, int, int]:

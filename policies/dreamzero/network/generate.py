@@ -20,7 +20,8 @@ from torch.nn import functional
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.continuation import Continuations
 from dzrobot.policies.dreamzero.network.diffusion import inference_schedule
-from dzrobot.policies.dreamzero.network.dit import Controls, Prompting, StepInputs
+from dzrobot.policies.dreamzero.network.dit import CausalDiT, Controls, Prompting, StepInputs
+from dzrobot.policies.dreamzero.network.lanes import Lane, lanes_of, step_lanes
 from dzrobot.policies.dreamzero.network.layers import ContextKV
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
 from dzrobot.policies.dreamzero.network.session import (
@@ -157,6 +158,7 @@ def predict(
     sessions: Sequence[SessionCache],
     requests: Sequence[InferenceRequest],
     options: GenerateOptions = _PUBLISHED,
+    negative: CausalDiT | None = None,
 ) -> Prediction:
     """Generate the next actions of every session; the sessions remember what they saw.
 
@@ -165,6 +167,8 @@ def predict(
         sessions: Distinct sessions, in any state.
         requests: One per session; all frames of one size.
         options: How to generate; the same during an episode.
+        negative: A copy of the transformer, on a device of its own, that runs the negative prompt;
+            the same during an episode. None: both prompts run as one batch.
 
     Raises:
         ConfigError: The frames do not fit the network, the guided call lacks a negative prompt, or
@@ -182,7 +186,12 @@ def predict(
     results: dict[int, tuple[Tensor, Tensor, int, int]] = {}
     for (start, _), members in groups.items():
         call = _Call(
-            model, [sessions[i] for i in members], [requests[i] for i in members], options, start
+            model,
+            [sessions[i] for i in members],
+            [requests[i] for i in members],
+            options,
+            start,
+            lanes_of(model.model, negative, options.prompts),
         )
         actions, videos, evaluations = call.run()
         for i, action_AM, video_CFYX in zip(members, actions, videos, strict=True):
@@ -207,17 +216,22 @@ class _Call:
     start: int
     """Frames in the caches; 0 forgets them."""
 
+    lanes: tuple[Lane, ...]
+
     def run(self) -> tuple[Tensor, Tensor, int]:
         """Return actions (B, A, M), video latents (B, C, F, Y, X) and the evaluations made."""
         fresh = self.start == 0
         read_BCFYX = self._begin() if fresh else self._history()
-        cache = self._open_cache()
+        if not fresh:
+            self._check_rows()
+        caches = [self._open_cache(lane) for lane in self.lanes]
         first = max(0, self.start - self._block)
-        self._velocities(read_BCFYX, 0, first, cache, None)
-        cache.commit(read_BCFYX.shape[2] * self.model.config.dit.frame_seqlen)
+        self._velocities(read_BCFYX, 0, first, caches, None)
+        for cache in caches:
+            cache.commit(read_BCFYX.shape[2] * self.model.config.dit.frame_seqlen)
         start = 1 if fresh else self.start
-        action_BAM, video_BCFYX, evaluations = self._denoise(read_BCFYX, start, cache)
-        self._close(cache, start + self._block)
+        action_BAM, video_BCFYX, evaluations = self._denoise(read_BCFYX, start, caches)
+        self._close(caches, start + self._block)
         if fresh:
             video_BCFYX = torch.cat([read_BCFYX.to(video_BCFYX.dtype), video_BCFYX], dim=2)
         return action_BAM, video_BCFYX, evaluations
@@ -262,62 +276,53 @@ class _Call:
             ]
         )
 
-    def _open_cache(self) -> KVCache:
-        """Return the cache of this call, past included: a lone session's own, or a joint one."""
+    def _open_cache(self, lane: Lane) -> KVCache:
+        """Return a lane's cache, past included: a lone session's own, or a joint one."""
         frames = max(1, self.start) + self._block
-        if self.start:
-            for session in self.sessions:
-                self._check_rows(session)
         if len(self.sessions) == 1:
-            return self._own_cache(self.sessions[0], frames)
-        joint = self._allocate(frames, len(self.sessions))
+            return self._own_cache(self.sessions[0], lane, frames)
+        joint = lane.allocate(frames, len(self.sessions))
         if self.start:
-            joint.load([self._own_cache(session, frames) for session in self.sessions])
+            joint.load([self._own_cache(session, lane, frames) for session in self.sessions])
         return joint
 
-    def _own_cache(self, session: SessionCache, frames: int) -> KVCache:
+    def _own_cache(self, session: SessionCache, lane: Lane, frames: int) -> KVCache:
         """Return a session's cache with room for ``frames`` frames, kept from call to call."""
-        old = session.keys_values
-        rows, dit = self.options.prompts, self.model.config.dit
-        if old is None or old.rows != rows or not old.fits(dit, frames):
+        old, dit = session.keys_values.get(lane.number), self.model.config.dit
+        if old is None or old.rows != len(lane.prompts) or not old.fits(dit, frames):
             # A session that never continues needs no more than its first call does.
             most = self.options.cached_frames(dit) if self.start else frames
-            session.keys_values = self._allocate(max(most, frames), 1)
+            new = session.keys_values[lane.number] = lane.allocate(max(most, frames), 1)
             if self.start and old is not None:
-                session.keys_values.load([old])
-        assert session.keys_values is not None
+                new.load([old])
+        found = session.keys_values[lane.number]
         if not self.start:
-            session.keys_values.length = 0
-        return session.keys_values
+            found.length = 0
+        return found
 
-    def _allocate(self, frames: int, sessions: int) -> KVCache:
-        return KVCache.allocate(
-            self.model.config.dit,
-            rows=sessions * self.options.prompts,
-            frames=frames,
-            device=self._device,
-            dtype=self.model.dtype,
-        )
+    def _check_rows(self) -> None:
+        wanted = {lane.number: len(lane.prompts) for lane in self.lanes}
+        for session in self.sessions:
+            if {number: kept.rows for number, kept in session.keys_values.items()} != wanted:
+                raise ConfigError(
+                    "the options changed during an episode: guidance (cfg_scale other than 1, a "
+                    "second device) and history cannot be switched between two calls; start a new "
+                    "session"
+                )
 
-    def _check_rows(self, session: SessionCache) -> None:
-        if session.keys_values is None or session.keys_values.rows != self.options.prompts:
-            raise ConfigError(
-                "the options changed during an episode: guidance (cfg_scale other than 1) and "
-                "history cannot be switched between two calls; start a new session"
-            )
-
-    def _close(self, cache: KVCache, start: int) -> None:
+    def _close(self, caches: list[KVCache], start: int) -> None:
         """Leave in the sessions what the next call needs."""
         if len(self.sessions) > 1 and self.options.history:
             frames = max(1, self.start) + self._block
-            cache.store([self._own_cache(session, frames) for session in self.sessions])
+            for lane, cache in zip(self.lanes, caches, strict=True):
+                cache.store([self._own_cache(session, lane, frames) for session in self.sessions])
         for session in self.sessions:
             session.start = start
             if not self.options.history:
-                session.keys_values = None
+                session.keys_values.clear()
 
     def _denoise(
-        self, read_BCFYX: Tensor, start: int, cache: KVCache
+        self, read_BCFYX: Tensor, start: int, caches: list[KVCache]
     ) -> tuple[Tensor, Tensor, int]:
         """Return actions, video latents and the evaluations made."""
         head, options = self.model.config.head, self.options
@@ -343,7 +348,7 @@ class _Call:
                     action_BAM=shown_BAM, timestep_BA=timestep_BA, state_BSM=state_BSM
                 )
                 video_flow, action_flow = self._velocities(
-                    video.sample, video_schedule.timesteps[step], start, cache, controls
+                    video.sample, video_schedule.timesteps[step], start, caches, controls
                 )
                 plan.executed(video_flow)
                 evaluations += 1
@@ -373,7 +378,7 @@ class _Call:
         return seeded_noise(shapes, self.options.seed, device=self._device, dtype=self.model.dtype)
 
     def _velocities(
-        self, video_BCFYX: Tensor, timestep: int, start: int, cache: KVCache,
+        self, video_BCFYX: Tensor, timestep: int, start: int, caches: list[KVCache],
         controls: Controls | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Return the guided video velocity and the conditional action velocity."""
@@ -391,9 +396,7 @@ class _Call:
             and (controls is None or not self._given),
             first_frame_BCFYX=self._first_frames(start, video_BCFYX.shape[2]),
         )
-        # Both prompts run in one batch.
-        prompts = self.options.prompts
-        video_RCFYX, action_RAM = self.model.model.step(step.repeat(prompts), cache, self._context)
+        video_RCFYX, action_RAM = step_lanes(self.lanes, step, caches, self._contexts, self._device)
         conditional = video_RCFYX[:sessions]
         # Reading frames predicts no actions, and nobody asks for them.
         action_BAM = conditional if action_RAM is None else action_RAM[:sessions]
@@ -420,15 +423,22 @@ class _Call:
         return any(part is not None and part.method == "trained" for part in parts)
 
     @cached_property
-    def _context(self) -> list[ContextKV]:
-        """Return the keys and values of prompts and images for every block, made once per call."""
-        kinds = [self._embedded([request.prompt for request in self.requests])]
+    def _contexts(self) -> list[list[ContextKV]]:
+        """Return each lane's keys and values of prompts and images, made once per call."""
+        asked = [[request.prompt for request in self.requests]]
         if self.options.prompts == 2:
-            kinds.append(self._embedded([_negative(request) for request in self.requests]))
-        images = [s.image_PE for s in self.sessions if s.image_PE is not None]
-        image_RPE = torch.stack(images).repeat(self.options.prompts, 1, 1)
-        prompting: Prompting = self.model.prompting(PromptEmbedding.stack(kinds), image_RPE)
-        return self.model.model.project(self.model.model.embed_context(prompting))
+            asked.append([_negative(request) for request in self.requests])
+        kinds = [self._embedded(prompts) for prompts in asked]
+        images = torch.stack([s.image_PE for s in self.sessions if s.image_PE is not None])
+        return [self._projected(lane, kinds, images) for lane in self.lanes]
+
+    def _projected(
+        self, lane: Lane, kinds: list[PromptEmbedding], images_BPE: Tensor
+    ) -> list[ContextKV]:
+        image_RPE = images_BPE.repeat(len(lane.prompts), 1, 1)
+        embedding = PromptEmbedding.stack([kinds[prompt] for prompt in lane.prompts])
+        prompting: Prompting = self.model.prompting(embedding, image_RPE).to(lane.dit.device)
+        return lane.dit.project(lane.dit.embed_context(prompting))
 
     def _embedded(self, prompts: list[Prompt]) -> PromptEmbedding:
         """Return the embeddings of one prompt per session."""

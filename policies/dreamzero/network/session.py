@@ -192,7 +192,9 @@ class SessionCache:
     """Absolute latent frame that the next call generates from; 0 before the first call."""
 
     prompt_key: tuple[int, ...] | None = None
-    keys_values: KVCache | None = None
+    keys_values: dict[int, KVCache] = field(default_factory=dict)
+    """Keys and values of every lane, by its number; see :class:`.lanes.Lane`."""
+
     image_PE: Tensor | None = None
     """Embedding of the first frame."""
 

@@ -146,7 +146,7 @@ def head_rollout(golden: Golden) -> Results:
             prediction = predict(model, sessions, requests, options)
         videos = torch.stack(prediction.videos)
         results |= _call_results(golden, tag, steps)
-        kept = [session.keys_values.valid[-1] for session in sessions]
+        kept = [session.keys_values[0].valid[-1] for session in sessions]
         pairs = {
             "action_pred": prediction.action_BAM,
             "video_pred": videos,
@@ -159,7 +159,7 @@ def head_rollout(golden: Golden) -> Results:
             "current_start_frame_before": before,
             "current_start_frame_after": sessions[0].start,
             "dit_evals": prediction.evaluations[0],
-            "kv_tokens_after": sessions[0].keys_values.length,
+            "kv_tokens_after": sessions[0].keys_values[0].length,
             "video_pred_frames": videos.shape[2],
         }
         results |= {f"{tag}.{key}": exact(value, call[key]) for key, value in found.items()}

@@ -1,0 +1,152 @@
+"""What a DreamZero policy is made of, and how a checkpoint becomes that."""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import CheckpointError, ConfigError, preview
+from dzrobot.modality.pipeline import Pipeline
+from dzrobot.modality.stats import Statistics
+from dzrobot.policies.dreamzero.checkpoints.directory import (
+    TOKENIZER_FOLDER,
+    Checkpoint,
+    open_checkpoint,
+)
+from dzrobot.policies.dreamzero.checkpoints.load import LoadOptions, load_network
+from dzrobot.policies.dreamzero.checkpoints.passport import (
+    check_compatible,
+    check_passport,
+    passport_for,
+)
+from dzrobot.policies.dreamzero.network.dit import CausalDiT
+from dzrobot.policies.dreamzero.network.prompt import DEFAULT_TOKENIZER, PromptTokenizer
+from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
+from dzrobot.policies.dreamzero.offload import is_offloaded
+from dzrobot.policies.dreamzero.options import WeightOptions
+from dzrobot.policies.dreamzero.quantize import Quantization
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PolicyParts:
+    """What a policy is made of."""
+
+    network: WorldActionModel
+    """The weights, on their device."""
+
+    pipeline: Pipeline
+    """Observations to tensors and back, with the statistics."""
+
+    tokenizer: PromptTokenizer
+    """What turns prompts into tokens."""
+
+    source: str
+    """Where the weights come from, for records."""
+
+    quantize: Quantization | None = None
+    """How its blocks are quantized; None: not."""
+
+    negative: CausalDiT | None = None
+    """A copy of the transformer on another device, which runs the negative prompt; None: both
+    prompts run in one batch."""
+
+    trained_delay: int = 0
+    """Most first rows that the network was trained to be given of a plan; 0: none."""
+
+
+def load_parts(  # noqa: PLR0913 - those of DreamZeroPolicy.from_pretrained
+    path_or_repo: str | Path | Checkpoint,
+    *,
+    embodiment: Embodiment | str | None,
+    device: str | torch.device,
+    dtype: torch.dtype | None,
+    revision: str | None,
+    tokenizer: str | Path | PromptTokenizer | None,
+    weights: WeightOptions,
+) -> PolicyParts:
+    """Return the parts of a checkpoint's policy; see :meth:`DreamZeroPolicy.from_pretrained`."""
+    checkpoint = (
+        path_or_repo
+        if isinstance(path_or_repo, Checkpoint)
+        else open_checkpoint(
+            path_or_repo, revision=revision, config_from=weights.config_from, base=weights.base
+        )
+    )
+    robot = embodiment_of(checkpoint, embodiment)
+    trained_horizon = checkpoint.passport.horizon(robot.tag)
+    shorter = trained_horizon == robot.timing.action_horizon
+    check_compatible(robot, checkpoint.config, shorter=shorter)
+    statistics = Statistics.from_metadata(checkpoint.metadata_file, robot)
+    asked = passport_for(robot, statistics, checkpoint.config)
+    check_passport(checkpoint.passport, asked, str(checkpoint.path))
+    prompts = _tokenizer(checkpoint, tokenizer)
+    target = torch.device(device)
+    network = load_network(
+        checkpoint,
+        LoadOptions(
+            device=target,
+            dtype=dtype or (torch.float32 if target.type == "cpu" else torch.bfloat16),
+            adapters=weights.adapters,
+            base=weights.base,
+            memory=weights.memory,
+            quantize=weights.quantize,
+        ),
+    )
+    return PolicyParts(
+        network=network,
+        pipeline=Pipeline(robot, statistics),
+        tokenizer=prompts,
+        source=str(checkpoint.path if path_or_repo is checkpoint else path_or_repo),
+        quantize=weights.quantize,
+        negative=_copy(network, weights.cfg_device),
+        trained_delay=checkpoint.passport.rtc_training_max_delay or 0,
+    )
+
+
+def _copy(network: WorldActionModel, device: str | torch.device | None) -> CausalDiT | None:
+    """Return a copy of the transformer on ``device``."""
+    if device is None:
+        return None
+    if is_offloaded(network.model):
+        raise ConfigError(
+            f"cfg_device={str(device)!r}, and with the memory that was given blocks of the "
+            "transformer wait on the host: give more memory, or leave cfg_device out"
+        )
+    return copy.deepcopy(network.model).to(device)
+
+
+def embodiment_of(checkpoint: Checkpoint, asked: Embodiment | str | None = None) -> Embodiment:
+    """Return the robot that a checkpoint acts for.
+
+    Args:
+        checkpoint: The checkpoint.
+        asked: The robot, or its tag. None: the one that the checkpoint names.
+
+    Raises:
+        CheckpointError: nothing is asked for, and the checkpoint names several robots.
+        UnknownNameError: there is no such robot.
+    """
+    if isinstance(asked, Embodiment):
+        return asked
+    if asked is not None:
+        return load_embodiment(asked)
+    tags = sorted(checkpoint.metadata)
+    if len(tags) != 1:
+        raise CheckpointError(
+            f"{checkpoint.path} was trained for {preview(tags)}: say for which of them, "
+            f"embodiment={tags[0] if tags else 'TAG'!r}"
+        )
+    return load_embodiment(tags[0])
+
+
+def _tokenizer(
+    checkpoint: Checkpoint, given: str | Path | PromptTokenizer | None
+) -> PromptTokenizer:
+    if isinstance(given, PromptTokenizer):
+        return given
+    own = checkpoint.folder / TOKENIZER_FOLDER
+    source = given or (own if own.is_dir() else DEFAULT_TOKENIZER)
+    return PromptTokenizer(source, text_len=checkpoint.config.dit.text_len)
