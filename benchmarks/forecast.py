@@ -1,8 +1,8 @@
 """Forecast against measured, on this processor: why a forecast for a GPU may be believed.
 
-The processor's row is measured first: large products, an attention, a convolution, a large copy,
-and operators with next to nothing to do. Nothing else is adjusted. Times are of the processor, on
-one thread, so company on the machine hardly changes them.
+The processor's row is measured first: products, attention, convolutions and what lies between
+them, each from small to large, and operators with next to nothing to do. Nothing else is adjusted.
+Times are of the processor, on one thread, so company on the machine hardly changes them.
 
     python benchmarks/forecast.py                       tiny and mid-size
     python benchmarks/forecast.py --variants mid --repeats 5
@@ -33,7 +33,7 @@ from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.training.build import empty_network
 from dzrobot.training.config import ModelConfig
 from dzrobot.training.distributed import init_distributed
-from dzrobot.training.planning.devices import Roofline
+from dzrobot.training.planning.devices import Rate, Roofline
 from dzrobot.training.planning.forecast import forecast
 from dzrobot.training.planning.memory import Setup
 from dzrobot.training.planning.rehearsal import (
@@ -66,31 +66,78 @@ def seconds(run: Callable[[], object], repeats: int) -> float:
 
 def calibrate(repeats: int) -> Roofline:
     """Return this processor's row, measured."""
-    x = torch.randn(1024, 1024)
-    product = 2 * 1024**3 / seconds(lambda: x @ x, repeats)
-    q = torch.randn(1, 8, 512, 64)
-    attended = 4 * 8 * 512**2 * 64
-    attention = attended / seconds(
-        lambda: nn.functional.scaled_dot_product_attention(q, q, q), repeats
-    )
-    clip, kernel = torch.randn(1, 64, 4, 32, 32), torch.randn(64, 64, 3, 3, 3)
-    convolved = 2 * 27 * 64**2 * 4 * 32**2
-    convolution = convolved / seconds(
-        lambda: nn.functional.conv3d(clip, kernel, padding=1), repeats
-    )
-    source = torch.randn(2**25)
-    target = torch.empty_like(source)
-    copied = 2 * source.nbytes / seconds(lambda: target.copy_(source), repeats)
+    sizes = BySize(repeats)
+    rates = {
+        "product": Rate(tuple(sizes.products())),
+        "attention": Rate(tuple(sizes.attentions())),
+        "convolution": Rate(tuple(sizes.convolutions())),
+    }
+    traffic = Rate(tuple(sizes.traffic()))
     # Modules with a few small operators each, as networks are made of.
     layers = nn.Sequential(*(nn.Sequential(nn.LayerNorm(8), nn.GELU()) for _ in range(200)))
     small = torch.randn(1, 8)
-    with torch.no_grad():
-        launch = seconds(lambda: layers(small), repeats) / 400
-    rates = {"product": product, "attention": attention, "convolution": convolution}
+    launch = seconds(lambda: layers(small), repeats) / 400
     return Roofline(
-        name="this processor, one thread", half=rates, single=rates, bytes_s=copied,
-        launch_s=launch, link_bytes_s=copied, overlaps=False,
+        name="this processor, one thread", half=rates, single=rates, bytes_s=traffic,
+        launch_s=launch, link_bytes_s=traffic.points[-1][1], overlaps=False,
     )  # fmt: skip
+
+
+class BySize:
+    """Rates of single operators, from small to large."""
+
+    def __init__(self, repeats: int) -> None:
+        self._repeats = repeats
+        one = torch.zeros(1)
+        self._launch_s = seconds(lambda: [one.add_(1) for _ in range(1000)], repeats) / 1000
+
+    def products(self) -> Iterator[tuple[float, float]]:
+        """Yield operations, and operations per second, of square products."""
+        for side in (32, 64, 128, 256, 512, 1024):
+            x = torch.randn(side, side)
+            flops = 2.0 * side**3
+            yield flops, flops / self._seconds(lambda x=x: x @ x, flops)
+
+    def attentions(self) -> Iterator[tuple[float, float]]:
+        """Yield operations, and operations per second, by the number of tokens."""
+        run = nn.functional.scaled_dot_product_attention
+        for tokens in (32, 128, 512):
+            q = torch.randn(1, 8, tokens, 64)
+            flops = 4.0 * 8 * tokens**2 * 64
+            yield flops, flops / self._seconds(lambda q=q: run(q, q, q), flops)
+
+    def convolutions(self) -> Iterator[tuple[float, float]]:
+        """Yield operations per byte, and operations per second, by the number of channels."""
+        for channels in (4, 16, 64):
+            clip = torch.randn(1, channels, 4, 32, 32)
+            conv = nn.Conv3d(channels, channels, 3, padding=1, bias=False)
+            flops = 2.0 * 27 * channels**2 * 4 * 32**2
+            taken = self._seconds(lambda conv=conv, clip=clip: conv(clip), flops)
+            yield flops / (2 * clip.nbytes + conv.weight.nbytes), flops / taken
+
+    def traffic(self) -> Iterator[tuple[float, float]]:
+        """Yield bytes, and bytes per second, of what networks do between products.
+
+        A sum, an activation, a normalization and a copy: the arithmetic of the middle two is what
+        takes a processor long.
+        """
+        for numbers in (2**10, 2**13, 2**16, 2**19, 2**22):
+            x = torch.randn(numbers // 256, 256)
+            out = torch.empty_like(x)
+            runs: tuple[tuple[int, Callable[[], object]], ...] = (
+                (3, lambda x=x, out=out: torch.add(x, x, out=out)),
+                (2, lambda x=x: nn.functional.gelu(x, approximate="tanh")),
+                (2, lambda x=x: nn.functional.layer_norm(x, (256,))),
+                (2, lambda x=x, out=out: out.copy_(x)),
+            )
+            moved = float(sum(times for times, _ in runs) * x.nbytes)
+            yield moved / 4, moved / sum(self._seconds(run, x.nbytes) for _, run in runs)
+
+    def _seconds(self, run: Callable[[], object], size: float) -> float:
+        """Return the time of ``run`` without its launch, which a forecast adds by itself."""
+        times = max(1, int(1e7 / size))
+        taken = seconds(lambda: [run() for _ in range(times)], self._repeats) / times
+        return max(taken - self._launch_s, taken / 10)
 
 
 def step_rows(bench: Bench, roof: Roofline, repeats: int) -> Iterator[tuple[str, float, float]]:
@@ -182,12 +229,12 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     world = init_distributed("cpu")
-    roof = calibrate(10 * arguments.repeats)
-    print(
-        f"{roof.name}: products {roof.single['product'] / 1e9:.0f} GFLOP/s, attention "
-        f"{roof.single['attention'] / 1e9:.0f}, convolutions {roof.single['convolution'] / 1e9:.0f}"
-        f", memory {roof.bytes_s / 1e9:.1f} GB/s, {1e6 * roof.launch_s:.1f} us per operator"
-    )
+    with torch.no_grad():
+        roof = calibrate(10 * arguments.repeats)
+    print(f"{roof.name}: {1e6 * roof.launch_s:.1f} us per operator")
+    for kind, rate in {**roof.single, "memory": roof.bytes_s}.items():
+        curve = ", ".join(f"{found / 1e9:.1f} at {size:.0f}" for size, found in rate.points)
+        print(f"  {kind}, 1e9 a second: {curve}")
     print(f"{'network':<8}{'what':<22}{'forecast ms':>12}{'measured ms':>12}{'ratio':>7}")
     found = []
     for variant in arguments.variants:

@@ -5,10 +5,12 @@ with the shares of :data:`SUSTAINED`, and a floor with one. A processor's row is
 ``benchmarks/forecast.py``.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 
 Kind = Literal["product", "attention", "convolution", "memory"]
@@ -90,19 +92,35 @@ LAUNCH_S = 8e-6
 another (NVIDIA, "Getting Started with CUDA Graphs"), the rest for Python and torch's dispatcher."""
 
 
+@dataclass(frozen=True)
+class Rate:
+    """Operations or bytes per second, by the size of the kernel."""
+
+    points: tuple[tuple[float, float], ...]
+    """Rising sizes, and the rate at each. Between two of them it runs along a line in logarithms,
+    beyond the last ones it stays; a single point holds for every size."""
+
+    def at(self, size: float) -> float:
+        """Return the rate of a kernel of ``size``."""
+        sizes, rates = np.log(np.array(self.points)).T
+        return float(np.exp(np.interp(math.log(max(size, 1.0)), sizes, rates)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
     """What kernels get of one device."""
 
     name: str
-    half: Mapping[Kind, float]
-    """Operations per second in half precision, by kind of arithmetic."""
+    half: Mapping[Kind, Rate]
+    """Operations per second in half precision, by kind of arithmetic: for products and attention
+    by the kernel's operations, for convolutions by operations per byte, as few channels use a
+    device badly however large the image is."""
 
-    single: Mapping[Kind, float]
+    single: Mapping[Kind, Rate]
     """Likewise in float32."""
 
-    bytes_s: float
-    """Bytes of memory per second."""
+    bytes_s: Rate
+    """Bytes of memory per second, by the bytes that a kernel reads and writes."""
 
     launch_s: float
     """Host seconds of one operator."""
@@ -115,24 +133,29 @@ class Roofline:
 
     def seconds(self, kind: Kind, dtype: torch.dtype, flops: float, bytes_: float) -> float:
         """Return the device time of one kernel: its arithmetic or its traffic, whichever lasts."""
-        moving = bytes_ / self.bytes_s
+        moving = bytes_ / self.bytes_s.at(bytes_)
         if kind == "memory":
             return moving
         rates = self.half if dtype in (torch.bfloat16, torch.float16) else self.single
-        return max(moving, flops / rates[kind])
+        size = flops / max(bytes_, 1) if kind == "convolution" else flops
+        return max(moving, flops / rates[kind].at(size))
 
 
 def roofline(device: Accelerator, shares: Mapping[Kind, float] = SUSTAINED) -> Roofline:
     """Return what ``shares`` of a device's peaks are."""
     return Roofline(
         name=device.name,
-        half={kind: 1e12 * device.half_tflops * share for kind, share in shares.items()},
-        single={kind: 1e12 * device.single_tflops * share for kind, share in shares.items()},
-        bytes_s=1e9 * device.memory_gbs * shares["memory"],
+        half={kind: _steady(1e12 * device.half_tflops * shares[kind]) for kind in shares},
+        single={kind: _steady(1e12 * device.single_tflops * shares[kind]) for kind in shares},
+        bytes_s=_steady(1e9 * device.memory_gbs * shares["memory"]),
         launch_s=LAUNCH_S,
         link_bytes_s=1e9 * device.link_gbs * shares["memory"],
         overlaps=True,
     )
+
+
+def _steady(rate: float) -> Rate:
+    return Rate(((1.0, rate),))
 
 
 def peak_tflops(device_name: str) -> float | None:
