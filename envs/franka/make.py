@@ -15,6 +15,7 @@ from dzrobot.envs.franka.console import OperatorConsole
 from dzrobot.envs.franka.dry_run import DryRunArm
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.franky_arm import FrankyArm
+from dzrobot.envs.franka.poses import euler_of
 from dzrobot.envs.franka.quantities import ArmLayout
 from dzrobot.envs.franka.workcells import (
     EMPTY_SCENE,
@@ -207,7 +208,18 @@ def _built_in(workcell: str, robot: Embodiment) -> dict[str, Any]:
     if scene is None:
         # They do without a simulator.
         limits["self_collision_m"] = 0.0
+    else:
+        values["reset"] |= _as_joints_stand()
     return values
+
+
+def _as_joints_stand() -> dict[str, Any]:
+    """Return where the simulated twin begins: its hand is tilted by 7 degrees."""
+    from dzrobot.envs.emulators.kinematics import flange_to_hand, forward
+    from dzrobot.envs.emulators.scene import READY
+
+    pose = forward(READY, flange_to_hand())
+    return {"position": pose[:3, 3].tolist(), "euler": euler_of(pose[:3, :3]).tolist()}
 
 
 def _emulated(robot: Embodiment) -> dict[str, Any]:
@@ -223,8 +235,9 @@ def _emulated(robot: Embodiment) -> dict[str, Any]:
             f"the emulated workcell has two or three cameras, and {robot.tag!r} has {len(views)} "
             "views"
         )
-    # The smaller images leave more of the machine to the arm.
-    width, height = SIZES[-1]
+    tall, wide = robot.views[0].resolution
+    # The shape of the views, so that nothing is cut off; small leaves more of the machine to the arm.
+    width, height = min(SIZES, key=lambda size: (abs(size[0] / size[1] - wide / tall), size))
     return {
         "cameras": [
             {"key": key, "serial": serial, "width": width, "height": height}

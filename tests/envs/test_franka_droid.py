@@ -118,6 +118,21 @@ def lift():
     env.close()
 
 
+def test_it_begins_as_its_simulated_twin_and_sees_the_same(lift):
+    twin = gym.make("dzrobot/droid-lift-v0")
+    try:
+        simulated, _ = twin.reset(seed=3)
+    finally:
+        twin.close()
+    observation, _ = lift.reset(seed=3)
+    # The twin's joints begin with noise of 0.02 rad.
+    joints = "state.joint_position"
+    np.testing.assert_allclose(observation[joints], simulated[joints], atol=0.08)
+    for key in DROID.video_keys:
+        # The cube lies elsewhere. Images that were cut from 4:3 differed by 20 and more.
+        assert np.abs(observation[key].astype(int) - simulated[key]).mean() < 10, key
+
+
 def test_an_expert_lifts_the_cube_by_joint_targets(lift):
     observation, info = lift.reset(seed=2)
     assert info["task"] == "lift the red cube"
