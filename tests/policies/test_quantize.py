@@ -10,13 +10,12 @@ from dzrobot import cli
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError, MissingDependencyError
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
-from dzrobot.policies.dreamzero.checkpoints.load import LoadOptions, build_network, load_network
+from dzrobot.policies.dreamzero.checkpoints.load import build_network
 from dzrobot.policies.dreamzero.network.config import preset
 from dzrobot.policies.dreamzero.offload import offload_plans, plan_offload
 from dzrobot.policies.dreamzero.options import WeightOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.policies.dreamzero.quantize import quantize_block
-from dzrobot.policies.dreamzero.tiny import TinyOptions, write_tiny_checkpoint
 
 GIB = 2**30
 MINI = load_embodiment("libero_mini")

@@ -77,7 +77,7 @@ def test_the_copy_runs_the_negative_prompt_and_only_that(network, second, ask):
 def test_an_episode_stays_with_its_lanes(network, second, ask):
     session = SessionCache()
     predict(network, [session], [ask(1)], FEW, second)
-    with pytest.raises(ConfigError, match="second device.*start a new session"):
+    with pytest.raises(ConfigError, match=r"second device.*start a new session"):
         predict(network, [session], [ask(4)], FEW)
 
 
