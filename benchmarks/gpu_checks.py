@@ -10,7 +10,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -22,8 +23,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from dzrobot.errors import DzrobotError
-from dzrobot.policies.dreamzero.network.dit import CausalDiT, TrainForm
+from dzrobot.policies.dreamzero.network.dit import TrainForm
 from dzrobot.policies.dreamzero.network.generate import predict
+from dzrobot.policies.dreamzero.network.lanes import Lane, lanes_of
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.session import GenerateOptions, SessionCache
 from dzrobot.policies.dreamzero.network.world_action import (
@@ -40,6 +42,7 @@ from dzrobot.policies.dreamzero.quantize import (
 )
 from dzrobot.training.bench.document import BenchSettings
 from dzrobot.training.bench.learning import asked_recipe
+from dzrobot.training.bench.measuring import synchronize
 from dzrobot.training.build import build as build_run
 from dzrobot.training.config import ParallelConfig, SFTConfig
 from dzrobot.training.distributed import DistributedEnvironment, init_distributed
@@ -196,12 +199,12 @@ def compiled(request: Request) -> Outcome:
     return judged(errors, limit(dtype), f"compiled against eager, {dtype}")
 
 
-def chunks(bench: Bench, count: int = 3, negative: CausalDiT | None = None) -> Tensor:
+def chunks(bench: Bench, count: int = 3, lanes: Sequence[Lane] | None = None) -> Tensor:
     """Return the actions of the first chunks of an episode."""
     session, actions, options = SessionCache(), [], GenerateOptions()
     for call in range(count):
         asked = dataclasses.replace(bench.request(call, 4 if call else 1), prompt=bench.prompt(0))
-        actions.append(predict(bench.model, [session], [asked], options, negative).action_BAM)
+        actions.append(predict(bench.model, [session], [asked], options, lanes).action_BAM)
     return torch.cat(actions)
 
 
@@ -236,16 +239,36 @@ def cfg_devices(request: Request) -> Outcome:
     dtype = compute_dtype(request.device)
     bench = Bench(build("tiny", request.device, dtype), request.device, 1)
     negative = copy.deepcopy(bench.model.model).to(second)
-    error = relative(chunks(bench, negative=negative), chunks(bench))
+    lanes = lanes_of(bench.model.model, GenerateOptions().prompts, negative)
+    error = relative(chunks(bench, lanes=lanes), chunks(bench))
     found = judged({"chunks": error}, limit(dtype), f"two devices against one, {dtype}")
     if second.type == "cpu" and found.status == "passed":
         return found._replace(status="skipped", reason="right, on one processor for two devices")
     return found
 
 
-def graph(_: Request) -> Outcome:
-    """Say that there is nothing to compare."""
-    return Outcome("not built", "acting launches operator by operator: there are no CUDA graphs")
+def graph(request: Request) -> Outcome:
+    """Compare recorded steps with steps that are launched operator by operator: chunks of windows.
+
+    The second window runs what the first one recorded.
+    """
+    dtype, count = compute_dtype(request.device), 9
+    bench = Bench(build("tiny", request.device, dtype), request.device, 1)
+    lanes = lanes_of(bench.model.model, GenerateOptions().prompts, graphs=True)
+    forms = {"eager": None, "recorded": lanes}
+    found = {name: chunks(bench, count, ways) for name, ways in forms.items()}
+    error = relative(found["recorded"], found["eager"])
+    times = {}
+    for name, ways in forms.items():
+        began = time.perf_counter()
+        chunks(bench, count, ways)
+        synchronize(request.device)
+        times[f"{name}, seconds of {count} chunks"] = time.perf_counter() - began
+    result = judged({"chunks": error}, limit(dtype), f"recorded against eager, {dtype}")
+    result = result._replace(numbers={**result.numbers, **times})
+    if request.device.type == "cpu" and result.status == "passed":
+        return result._replace(status="skipped", reason="right, and no GPU to record on")
+    return result
 
 
 def fsdp(request: Request) -> Outcome:

@@ -116,11 +116,16 @@ def add_acting(group: Any) -> None:
 
 
 def add_compile(group: Any) -> None:
-    """Declare that the network is compiled."""
+    """Declare what makes the network faster on a GPU."""
     group.add_argument(
         "--compile", action="store_true", default=None,
         help="compile the network's blocks: faster on a GPU, last bits vary, the first plan takes "
         "minutes",
+    )  # fmt: skip
+    group.add_argument(
+        "--graphs", action="store_true", default=None,
+        help="on a GPU: record its work for every place of the memory's window, and launch it as "
+        "one; goes together with --compile",
     )  # fmt: skip
 
 
@@ -272,6 +277,7 @@ def _policy_spec(arguments: argparse.Namespace, greeting: list[str]) -> PolicySp
             noise=arguments.noise,
             seed=arguments.policy_seed,
             compile=bool(arguments.compile),
+            graphs=bool(arguments.graphs),
         ),
         device=device,
         cfg_device=cfg_device,
@@ -289,7 +295,7 @@ def _policy_spec(arguments: argparse.Namespace, greeting: list[str]) -> PolicySp
 def _refuse_elsewhere(arguments: argparse.Namespace) -> None:
     """Refuse what the server decides."""
     names = (
-        "dit_steps", "cfg_scale", "policy_seed", "compile", "device", "dtype", "memory", "quantize",
+        "dit_steps", "cfg_scale", "policy_seed", "compile", "graphs", "device", "dtype", "memory", "quantize",
         "cfg_devices", "revision",
     )  # fmt: skip
     if given := [name for name in names if getattr(arguments, name) is not None]:

@@ -207,6 +207,7 @@ def _policy_spec(arguments: argparse.Namespace) -> PolicySpec:
             noise=arguments.noise,
             seed=arguments.policy_seed,
             compile=bool(arguments.compile),
+            graphs=bool(arguments.graphs),
             max_sessions=room,
         ),
         device=device,

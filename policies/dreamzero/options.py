@@ -76,6 +76,10 @@ class PolicyOptions:
     call that takes minutes. Batch calls then run session by session, as every batch size would be
     compiled."""
 
+    graphs: bool = False
+    """Whether a GPU's work of one evaluation of the network is recorded once for every place of the
+    memory's window, and launched as one from then on. Plans of batch calls are made one by one."""
+
     def __post_init__(self) -> None:
         for name in ("max_sessions", "noise_slots"):
             value = getattr(self, name)

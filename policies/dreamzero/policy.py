@@ -39,12 +39,14 @@ from dzrobot.policies.dreamzero.episode import SessionState, Ticket
 from dzrobot.policies.dreamzero.footprint import footprint
 from dzrobot.policies.dreamzero.imagined import ImaginedVideo
 from dzrobot.policies.dreamzero.network.generate import predict
+from dzrobot.policies.dreamzero.network.lanes import lanes_of
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.prompt import (
     PromptCache,
     PromptTokenizer,
 )
 from dzrobot.policies.dreamzero.network.session import InferenceRequest, SessionCache
+from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import is_offloaded
 from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions
 from dzrobot.policies.dreamzero.parts import PolicyParts, load_parts
@@ -82,23 +84,20 @@ class DreamZeroPolicy:
 
         self._network, self._pipeline = parts.network, parts.pipeline
         check_compatible(self.embodiment, self._network.config, shorter=True)
+        _check_fast(self.options, self._network)
         if self.options.compile:
-            if is_offloaded(self._network.model):
-                raise ConfigError(
-                    "compile=True, and with the memory that was given blocks of the transformer "
-                    "wait on the host: what is compiled cannot fetch its weights; give more "
-                    "memory, or leave compile out"
-                )
-            compile_blocks(self._network.model.blocks)
-            if parts.negative is not None:
-                compile_blocks(parts.negative.blocks)
+            for transformer in (self._network.model, parts.negative):
+                compile_blocks(() if transformer is None else transformer.blocks)
         self._generate = self.options.generate(self.embodiment)
-        self._negative = parts.negative
-        if self._negative is not None and self._generate.prompts == 1:
+        if parts.negative is not None and self._generate.prompts == 1:
             raise ConfigError(
                 "cfg_device is where the negative prompt runs, and cfg_scale=1 leaves that prompt "
                 "out: leave cfg_device out, or choose another cfg_scale"
             )
+        self._lanes = lanes_of(
+            self._network.model, self._generate.prompts, parts.negative,
+            graphs=self.options.graphs,
+        )  # fmt: skip
         self._requests = Requests(parts.tokenizer, self._network, self.embodiment, self.options)
         self._continuing = Continuing(parts.pipeline, self._network.config.head.action_horizon)
         self._quantize = parts.quantize
@@ -163,8 +162,8 @@ class DreamZeroPolicy:
             "device": self._network.device.type,
             "dtype": str(self._network.dtype).removeprefix("torch."),
             **({} if self._quantize is None else {"quantize": self._quantize}),
-            **({} if self._negative is None else {"cfg_devices": 2}),
-            **asdict(self.options),
+            **({} if len(self._lanes) == 1 else {"cfg_devices": 2}),
+            **{n: value for n, value in asdict(self.options).items() if value or n != "graphs"},
         }
 
     @property
@@ -506,7 +505,7 @@ class DreamZeroPolicy:
             for ticket, leftover in zip(tickets, leftovers, strict=True)
         ]
         encoded = time.perf_counter()
-        alone = self.options.independent or self.options.compile
+        alone = self.options.independent or self.options.compile or self.options.graphs
         group = 1 if alone else len(requests)
         predicted: list[Tensor] = []
         for first in range(0, len(requests), group):
@@ -539,7 +538,7 @@ class DreamZeroPolicy:
             if episode.memory is None:
                 episode.memory = SessionCache(prompts=self._embeddings)
             memories.append(episode.memory)
-        prediction = predict(self._network, memories, requests, self._generate, self._negative)
+        prediction = predict(self._network, memories, requests, self._generate, self._lanes)
         for episode, start, latents in zip(
             episodes, prediction.starts, prediction.videos, strict=True
         ):
@@ -548,3 +547,19 @@ class DreamZeroPolicy:
             episode.video.parts.append(latents)
             episode.chunks += 1
         return list(prediction.action_BAM.float().cpu())
+
+
+def _check_fast(options: PolicyOptions, network: WorldActionModel) -> None:
+    """Raise ConfigError where what is to make the network faster cannot be had."""
+    for name in ("compile", "graphs"):
+        if getattr(options, name) and is_offloaded(network.model):
+            raise ConfigError(
+                f"{name}=True, and with the memory that was given blocks of the transformer wait "
+                f"on the host: what is compiled or recorded cannot fetch its weights; give more "
+                f"memory, or leave {name} out"
+            )
+    if options.graphs and network.device.type != "cuda":
+        raise ConfigError(
+            f"graphs=True records what a GPU is given to do, and the network is on "
+            f"{network.device}; leave graphs out"
+        )

@@ -9,7 +9,7 @@ G distinct timesteps, A actions, M width of an action, S states, E width of an e
 the prompt, P rows of the image embedding.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
@@ -56,7 +56,7 @@ class Prompting:
 
     def to(self, device: torch.device) -> "Prompting":
         """Return it on ``device``."""
-        return _sent(self, device)
+        return _changed(self, lambda one: one.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -112,8 +112,15 @@ class StepInputs:
 
     def to(self, device: torch.device) -> "StepInputs":
         """Return it on ``device``."""
-        controls = None if self.controls is None else _sent(self.controls, device)
-        return replace(_sent(self, device), controls=controls)
+        return self._with(lambda one: one.to(device, non_blocking=True))
+
+    def cloned(self) -> "StepInputs":
+        """Return it in tensors of its own."""
+        return self._with(Tensor.clone)
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> "StepInputs":
+        controls = None if self.controls is None else _changed(self.controls, change)
+        return replace(_changed(self, change), controls=controls)
 
     def repeat(self, times: int) -> "StepInputs":
         """Return the batch ``times`` times over, once per prompt."""
@@ -345,15 +352,13 @@ class CausalDiT(nn.Module):
         return video_BCFYX, self.action_decoder(action_BAD)
 
 
-def _sent(parts: _Parts, device: torch.device) -> _Parts:
-    """Return a dataclass with its tensors on ``device``."""
+def _changed(parts: _Parts, change: Callable[[Tensor], Tensor]) -> _Parts:
+    """Return a dataclass with each of its tensors changed."""
     found = {field.name: getattr(parts, field.name) for field in fields(parts)}
-    sent: dict[str, Any] = {
-        name: one.to(device, non_blocking=True)
-        for name, one in found.items()
-        if isinstance(one, Tensor)
+    tensors: dict[str, Any] = {
+        name: change(one) for name, one in found.items() if isinstance(one, Tensor)
     }
-    return replace(parts, **sent)
+    return replace(parts, **tensors)
 
 
 def _token_grid(video_BCFYX: Tensor) -> tuple[int, int, int]:

@@ -20,7 +20,7 @@ from torch.nn import functional
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.continuation import Continuations
 from dzrobot.policies.dreamzero.network.diffusion import inference_schedule
-from dzrobot.policies.dreamzero.network.dit import CausalDiT, Controls, Prompting, StepInputs
+from dzrobot.policies.dreamzero.network.dit import Controls, Prompting, StepInputs
 from dzrobot.policies.dreamzero.network.lanes import Lane, lanes_of, step_lanes
 from dzrobot.policies.dreamzero.network.layers import ContextKV
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
@@ -158,7 +158,7 @@ def predict(
     sessions: Sequence[SessionCache],
     requests: Sequence[InferenceRequest],
     options: GenerateOptions = _PUBLISHED,
-    negative: CausalDiT | None = None,
+    lanes: Sequence[Lane] | None = None,
 ) -> Prediction:
     """Generate the next actions of every session; the sessions remember what they saw.
 
@@ -167,8 +167,9 @@ def predict(
         sessions: Distinct sessions, in any state.
         requests: One per session; all frames of one size.
         options: How to generate; the same during an episode.
-        negative: A copy of the transformer, on a device of its own, that runs the negative prompt;
-            the same during an episode. None: both prompts run as one batch.
+        lanes: Where its transformer runs the prompts, from :func:`.lanes.lanes_of`; the same
+            during an episode. None: all as one batch, launched operator by operator. Where steps
+            are recorded, one session is run at a time.
 
     Raises:
         ConfigError: The frames do not fit the network, the guided call lacks a negative prompt, or
@@ -178,10 +179,12 @@ def predict(
     if not options.history:
         requests = [newest_frame_only(request) for request in requests]
     window = options.window(model.config.dit)
+    ways = lanes_of(model.model, options.prompts) if lanes is None else tuple(lanes)
+    recorded = any(lane.graphs is not None for lane in ways)
     groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for index, (session, request) in enumerate(zip(sessions, requests, strict=True)):
         # Which steps a dynamic call skips is the session's own affair: it runs alone.
-        alone = index if options.dit_steps == DYNAMIC else 0
+        alone = index if recorded or options.dit_steps == DYNAMIC else 0
         groups[session.next_start(request, window), alone].append(index)
     results: dict[int, tuple[Tensor, Tensor, int, int]] = {}
     for (start, _), members in groups.items():
@@ -191,7 +194,7 @@ def predict(
             [requests[i] for i in members],
             options,
             start,
-            lanes_of(model.model, negative, options.prompts),
+            ways,
         )
         actions, videos, evaluations = call.run()
         for i, action_AM, video_CFYX in zip(members, actions, videos, strict=True):
@@ -279,12 +282,20 @@ class _Call:
     def _open_cache(self, lane: Lane) -> KVCache:
         """Return a lane's cache, past included: a lone session's own, or a joint one."""
         frames = max(1, self.start) + self._block
-        if len(self.sessions) == 1:
+        if not self._is_joint(lane):
             return self._own_cache(self.sessions[0], lane, frames)
-        joint = lane.allocate(frames, len(self.sessions))
+        if lane.graphs is None:
+            joint = lane.allocate(frames, len(self.sessions))
+        else:
+            most = max(frames, self.options.cached_frames(self.model.config.dit))
+            joint = lane.graphs.cache(len(lane.prompts), most)
         if self.start:
             joint.load([self._own_cache(session, lane, frames) for session in self.sessions])
         return joint
+
+    def _is_joint(self, lane: Lane) -> bool:
+        """Return whether the lane's cache is none of a session's own."""
+        return len(self.sessions) > 1 or lane.graphs is not None
 
     def _own_cache(self, session: SessionCache, lane: Lane, frames: int) -> KVCache:
         """Return a session's cache with room for ``frames`` frames, kept from call to call."""
@@ -312,9 +323,9 @@ class _Call:
 
     def _close(self, caches: list[KVCache], start: int) -> None:
         """Leave in the sessions what the next call needs."""
-        if len(self.sessions) > 1 and self.options.history:
-            frames = max(1, self.start) + self._block
-            for lane, cache in zip(self.lanes, caches, strict=True):
+        for lane, cache in zip(self.lanes, caches, strict=True):
+            if self._is_joint(lane) and self.options.history:
+                frames = max(1, self.start) + self._block
                 cache.store([self._own_cache(session, lane, frames) for session in self.sessions])
         for session in self.sessions:
             session.start = start

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dzrobot.policies.dreamzero.network.dit import CausalDiT, StepInputs
+from dzrobot.policies.dreamzero.network.graphs import StepGraphs
 from dzrobot.policies.dreamzero.network.layers import ContextKV
 from dzrobot.policies.dreamzero.network.session import KVCache
 
@@ -28,6 +29,9 @@ class Lane:
     prompts: tuple[int, ...]
     """0 is the prompt, 1 the negative one."""
 
+    graphs: StepGraphs | None = None
+    """Its recorded steps; None: they are launched operator by operator."""
+
     def allocate(self, frames: int, sessions: int) -> KVCache:
         """Return an empty cache with room for ``frames`` frames of ``sessions`` sessions."""
         return KVCache.allocate(
@@ -38,12 +42,33 @@ class Lane:
             dtype=self.dit.dtype,
         )
 
+    def step(
+        self, inputs: StepInputs, cache: KVCache, contexts: list[ContextKV]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what :meth:`CausalDiT.step` does."""
+        run = self.dit.step if self.graphs is None else self.graphs.step
+        return run(inputs, cache, contexts)
 
-def lanes_of(model: CausalDiT, negative: CausalDiT | None, prompts: int) -> tuple[Lane, ...]:
-    """Return the lanes of ``prompts`` prompts, with ``negative`` running the second."""
-    if negative is None or prompts == 1:
-        return (Lane(0, model, tuple(range(prompts))),)
-    return Lane(0, model, (0,)), Lane(1, negative, (1,))
+
+def lanes_of(
+    model: CausalDiT, prompts: int, negative: CausalDiT | None = None, *, graphs: bool = False
+) -> tuple[Lane, ...]:
+    """Return the lanes of a call.
+
+    Args:
+        model: The transformer.
+        prompts: How many there are: 2 with guidance.
+        negative: A copy of the transformer on another device, for the second prompt; None: both
+            run as one batch.
+        graphs: Whether steps are recorded; then one session runs at a time.
+    """
+    parts = [(model, tuple(range(prompts)))]
+    if negative is not None and prompts > 1:
+        parts = [(model, (0,)), (negative, (1,))]
+    return tuple(
+        Lane(number, dit, rows, StepGraphs(dit) if graphs else None)
+        for number, (dit, rows) in enumerate(parts)
+    )
 
 
 def step_lanes(
@@ -57,7 +82,7 @@ def step_lanes(
     # All are sent before any runs: a copy waits for what its source's device was given before.
     sent = [inputs.repeat(len(lane.prompts)).to(lane.dit.device) for lane in lanes]
     results = [
-        lane.dit.step(given, cache, context)
+        lane.step(given, cache, context)
         for lane, given, cache, context in zip(lanes, sent, caches, contexts, strict=True)
     ]
     if len(results) == 1:

@@ -270,7 +270,7 @@ class WorldActionModel(nn.Module):
     def pixels(self, images_BTHW3: Tensor) -> Tensor:
         """Return uint8 frames as (B, 3, T, H, W) in [-1, 1], resized to the network's size."""
         video_BT3HW = images_BTHW3.permute(0, 1, 4, 2, 3).to(torch.float32, copy=True)
-        # (x / 255 - 0.5) / 0.5 in one tensor: making three of them takes longer than the arithmetic.
+        # (x / 255 - 0.5) / 0.5 in one tensor: to make three takes longer than the arithmetic.
         video_BT3HW.div_(255).sub_(0.5).mul_(2)
         size = self.config.target_size
         if size is not None and size != tuple(video_BT3HW.shape[-2:]):

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.generate import predict
+from dzrobot.policies.dreamzero.network.lanes import lanes_of
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
     InferenceNoise,
@@ -19,6 +20,11 @@ from dzrobot.policies.dreamzero.network.session import (
 
 FEW = GenerateOptions(dit_steps=5)
 CALLS = (1, 4, 8, 9)
+
+
+def split(network, second):
+    """Return a lane for each prompt."""
+    return lanes_of(network.model, 2, second)
 
 
 def error(actual, expected, n=0):
@@ -38,7 +44,10 @@ def test_two_copies_give_the_numbers_of_one_batch(network, second, ask):
     for i, count in enumerate(CALLS):
         request = ask(count, i)
         expected = predict(network, [together], [request], FEW)
-        assert error(predict(network, [apart], [request], FEW, second), expected) < 1e-5
+        assert (
+            error(predict(network, [apart], [request], FEW, split(network, second)), expected)
+            < 1e-5
+        )
     assert {number: kept.rows for number, kept in apart.keys_values.items()} == {0: 1, 1: 1}
     assert apart.keys_values[1].length == together.keys_values[0].length
 
@@ -47,9 +56,9 @@ def test_sessions_that_share_a_call_keep_a_past_in_every_lane(network, second, a
     lone, shared = [SessionCache() for _ in range(2)], [SessionCache() for _ in range(2)]
     for i, count in enumerate(CALLS):
         requests = [ask(count, 10 * n + i, words=5 + n) for n in range(2)]
-        both = predict(network, shared, requests, FEW, second)
+        both = predict(network, shared, requests, FEW, split(network, second))
         for n in range(2):
-            alone = predict(network, [lone[n]], [requests[n]], FEW, second)
+            alone = predict(network, [lone[n]], [requests[n]], FEW, split(network, second))
             assert error(both, alone, n) < 1e-5
 
 
@@ -66,7 +75,7 @@ def test_the_copy_runs_the_negative_prompt_and_only_that(network, second, ask):
     with torch.no_grad():
         for parameter in second.head.parameters():
             parameter.zero_()
-    changed = predict(network, [SessionCache()], [ask(1)], FEW, second)
+    changed = predict(network, [SessionCache()], [ask(1)], FEW, split(network, second))
     for handle in handles:
         handle.remove()
     # A row for the prompt on the one, a row for the negative prompt on the other.
@@ -76,7 +85,7 @@ def test_the_copy_runs_the_negative_prompt_and_only_that(network, second, ask):
 
 def test_an_episode_stays_with_its_lanes(network, second, ask):
     session = SessionCache()
-    predict(network, [session], [ask(1)], FEW, second)
+    predict(network, [session], [ask(1)], FEW, split(network, second))
     with pytest.raises(ConfigError, match=r"second device.*start a new session"):
         predict(network, [session], [ask(4)], FEW)
 
@@ -86,7 +95,7 @@ def test_nothing_is_computed_from_two_devices_at_once(network, second, ask):
     """Fake tensors take two processors for two devices, and refuse to mix them."""
     requests = [ask(count, count) for count in (1, 4)]
     # Tables that are made once and kept have to hold numbers.
-    predict(network, [SessionCache()], requests[:1], FEW, second)
+    predict(network, [SessionCache()], requests[:1], FEW, split(network, second))
     on_first, on_second = (copy.deepcopy(one).to("meta") for one in (network, second))
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         on_first.to_empty(device="cpu")
@@ -94,7 +103,7 @@ def test_nothing_is_computed_from_two_devices_at_once(network, second, ask):
         session = SessionCache()
         for request in requests:
             given = _placed(request, network.config, fake)
-            made = predict(on_first, [session], [given], FEW, on_second)
+            made = predict(on_first, [session], [given], FEW, split(on_first, on_second))
     assert made.action_BAM.device == torch.device("cpu")
     assert session.keys_values[0].data.device == torch.device("cpu")
     assert session.keys_values[1].data.device == torch.device("cpu:1")
