@@ -295,8 +295,8 @@ def _policy_spec(arguments: argparse.Namespace, greeting: list[str]) -> PolicySp
 def _refuse_elsewhere(arguments: argparse.Namespace) -> None:
     """Refuse what the server decides."""
     names = (
-        "dit_steps", "cfg_scale", "policy_seed", "compile", "graphs", "device", "dtype", "memory", "quantize",
-        "cfg_devices", "revision",
+        "dit_steps", "cfg_scale", "policy_seed", "compile", "graphs", "device", "dtype", "memory",
+        "quantize", "cfg_devices", "revision",
     )  # fmt: skip
     if given := [name for name in names if getattr(arguments, name) is not None]:
         flag = f"--{given[0].replace('_', '-')}"
