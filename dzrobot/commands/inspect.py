@@ -74,8 +74,9 @@ def _facts(report: "Report") -> "Table":
         "beside it": f"{', '.join(there) or 'nothing'}; absent: {', '.join(absent) or 'nothing'}",
         "weights": _verdict(report)[0],
         "to run": f"{_gb(memory.inference)} in bf16 + {_gb(memory.session)} per session",
-        "on a GPU": f"{_gib(memory.whole)} with all weights there; from {_gib(memory.offloaded)} "
-        "on with --memory, the rest on the host (estimates for one session)",
+        "on a GPU": f"{_gib(memory.whole)} with all weights there, {_gib(memory.quantized)} with "
+        f"--quantize int8; from {_gib(memory.offloaded)} on with --memory, the rest on the host "
+        "(estimates for one session)",
         "to train": f"{_gb(memory.full)} whole, {_gb(memory.lora)} LoRA, shared by the devices, "
         "working memory not counted",
     }

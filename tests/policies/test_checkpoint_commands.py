@@ -153,6 +153,7 @@ def test_numbers_of_the_published_networks(tiny_folders):
         memory = expected_memory(preset(size))
         assert memory.inference == pytest.approx(2 * total, rel=1e-3)
         assert memory.full > memory.lora > memory.inference > memory.session > 0
+        assert memory.whole > memory.quantized > memory.offloaded > 0
     assert memory.lora - memory.inference == 16 * 108_582_944
     report = inspect_checkpoint(open_checkpoint(tiny_folders / "5b"))
     assert sum(part.parameters for part in report.parts) * 2 == report.memory.inference

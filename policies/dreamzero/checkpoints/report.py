@@ -60,8 +60,11 @@ class MemoryEstimate:
     """Of a device, to run with one session and all weights there; bfloat16, working memory of a
     plan included by estimate."""
 
+    quantized: int
+    """As before, with 8-bit weights in the transformer's blocks."""
+
     offloaded: int
-    """As before, with as many weights as possible in the host's memory."""
+    """As ``whole``, with as many weights as possible in the host's memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +129,7 @@ def expected_memory(config: NetworkConfig) -> MemoryEstimate:
     """Return what a network of ``config`` needs, whatever dtype it is stored in."""
     network = build_network(config)
     offloads = list(offload_plans(network, torch.bfloat16))
+    quantized = next(offload_plans(network, torch.bfloat16, "int8"))
     total = _elements([slot.shape for slot in slots(network).values()])
     trained = _elements([s.shape for name, s in slots(network).items() if name.startswith(DIT)])
     inject_adapters(network.model, config.head)
@@ -137,6 +141,7 @@ def expected_memory(config: NetworkConfig) -> MemoryEstimate:
         full=_BF16 * (total - trained) + _TRAINED * trained,
         lora=_BF16 * total + _TRAINED * with_lora,
         whole=offloads[0].device_bytes,
+        quantized=quantized.device_bytes,
         offloaded=offloads[-1].device_bytes,
     )
 
