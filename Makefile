@@ -65,12 +65,12 @@ tiny: setup  ## train the bundled policy from nothing
 	$(BIN)/python examples/train_tiny.py
 
 # Both take two to three hours on two cores, and go on after a stop.
-TINY_ROAD := --decoder-steps 150 --processes 1
+TINY_ROAD := --decoder-steps 150
 tiny-arm: setup  ## from demonstrations on the emulated arm to a policy that lifts through its drivers
-	$(BIN)/python examples/train_tiny.py --suite arm --episodes 92 --evaluate 50 --steps 1000 --blind 10 $(TINY_ROAD) --output runs/tiny-arm
+	$(BIN)/python examples/train_tiny.py --suite arm --episodes 92 --evaluate 50 --steps 1000 --blind 10 --processes 1 $(TINY_ROAD) --output runs/tiny-arm
 
 tiny-droid: setup  ## the same for DROID's arm: learned in simulation, judged through the drivers too
-	$(BIN)/python examples/train_tiny.py --suite droid $(TINY_ROAD) --output runs/tiny-droid
+	$(BIN)/python examples/train_tiny.py --suite droid --steps 1800 $(TINY_ROAD) --output runs/tiny-droid
 
 setup: system $(STAMP)  ## make .venv with everything in it
 
