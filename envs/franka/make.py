@@ -236,7 +236,7 @@ def _emulated(robot: Embodiment) -> dict[str, Any]:
             "views"
         )
     tall, wide = robot.views[0].resolution
-    # The shape of the views, so that nothing is cut off; small leaves more of the machine to the arm.
+    # Of the views' shape, so that nothing is cut off; small leaves more of the machine to the arm.
     width, height = min(SIZES, key=lambda size: (abs(size[0] / size[1] - wide / tall), size))
     return {
         "cameras": [
