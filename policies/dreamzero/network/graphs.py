@@ -124,8 +124,13 @@ class StepGraphs:
 
 def _cloned(context: ContextKV) -> ContextKV:
     bias = context.text_bias_BN
-    tensors = (context.text_key, context.text_value, context.image_key, context.image_value)
-    return ContextKV(*map(Tensor.clone, tensors), None if bias is None else bias.clone())
+    return ContextKV(
+        text_key=context.text_key.clone(),
+        text_value=context.text_value.clone(),
+        image_key=context.image_key.clone(),
+        image_value=context.image_value.clone(),
+        text_bias_BN=None if bias is None else bias.clone(),
+    )
 
 
 def _tensors(inputs: StepInputs) -> list[Tensor]:
