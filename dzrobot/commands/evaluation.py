@@ -13,7 +13,7 @@ from dzrobot.commands.execution import read_execution
 from dzrobot.commands.keys import read_key
 from dzrobot.commands.results import folder_name
 from dzrobot.commands.tracking import add_tracking
-from dzrobot.commands.weights import add_weights, read_devices, read_memory
+from dzrobot.commands.weights import add_weights, read_weights
 from dzrobot.embodiments.spec import History
 from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
 from dzrobot.policies.dreamzero.options import Noise, PolicyOptions
@@ -107,7 +107,7 @@ def add_acting(group: Any) -> None:
         help="of plans: by episode, always the same, or by slot (default: the protocol's)",
     )  # fmt: skip
     group.add_argument("--policy-seed", type=flags.seed, help="of the policy's noise")
-    add_compile(group)
+    add_speed(group)
     add_weights(group)
     group.add_argument(
         "--batch", action="store_true",
@@ -115,7 +115,7 @@ def add_acting(group: Any) -> None:
     )  # fmt: skip
 
 
-def add_compile(group: Any) -> None:
+def add_speed(group: Any) -> None:
     """Declare what makes the network faster on a GPU."""
     group.add_argument(
         "--compile", action="store_true", default=None,
@@ -264,7 +264,6 @@ def _policy_spec(arguments: argparse.Namespace, greeting: list[str]) -> PolicySp
         raise ConfigError("--policy remote and --server URL go together, without another policy")
     if name == REMOTE:
         _refuse_elsewhere(arguments)
-    device, cfg_device = read_devices(arguments)
     return PolicySpec(
         name=name,
         privileged=arguments.privileged,
@@ -279,16 +278,9 @@ def _policy_spec(arguments: argparse.Namespace, greeting: list[str]) -> PolicySp
             compile=bool(arguments.compile),
             graphs=bool(arguments.graphs),
         ),
-        device=device,
-        cfg_device=cfg_device,
-        dtype=arguments.dtype,
-        memory=read_memory(arguments),
-        quantize=arguments.quantize,
-        revision=arguments.revision,
         server=arguments.server,
         api_key=read_key(arguments) if name == REMOTE else None,
-        base=arguments.base,
-        config_from=arguments.config_from,
+        **read_weights(arguments),
     )
 
 

@@ -8,9 +8,9 @@ import signal
 from typing import Any
 
 from dzrobot.commands import flags
-from dzrobot.commands.evaluation import add_compile
+from dzrobot.commands.evaluation import add_speed
 from dzrobot.commands.keys import add_key, read_key
-from dzrobot.commands.weights import add_weights, read_devices, read_memory
+from dzrobot.commands.weights import add_weights, read_weights
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import PlanningPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
@@ -103,7 +103,7 @@ def _policy(group: Any) -> None:
         "--noise", choices=["fixed", "keyed"], help="of plans: always the same, or by episode"
     )
     group.add_argument("--policy-seed", type=flags.seed, help="of the policy's noise")
-    add_compile(group)
+    add_speed(group)
     add_weights(group)
     group.add_argument(
         "--record", type=flags.path, metavar="DIR",
@@ -196,7 +196,6 @@ def _policy_spec(arguments: argparse.Namespace) -> PolicySpec:
         name = str(default_checkpoint())
     # The server counts; the policy's own limit lies above, with room for the warm-up.
     room = 1 + (arguments.max_sessions or MOST_SESSIONS)
-    device, cfg_device = read_devices(arguments)
     return PolicySpec(
         name=name,
         embodiment=arguments.embodiment,
@@ -210,12 +209,5 @@ def _policy_spec(arguments: argparse.Namespace) -> PolicySpec:
             graphs=bool(arguments.graphs),
             max_sessions=room,
         ),
-        device=device,
-        cfg_device=cfg_device,
-        dtype=arguments.dtype,
-        memory=read_memory(arguments),
-        quantize=arguments.quantize,
-        revision=arguments.revision,
-        base=arguments.base,
-        config_from=arguments.config_from,
+        **read_weights(arguments),
     )

@@ -51,12 +51,8 @@ def add_weights(group: Any) -> None:
     )  # fmt: skip
 
 
-def read_devices(arguments: argparse.Namespace) -> tuple[str, str | None]:
-    """Return the device of the network, and that of the negative prompt's copy, if it has one.
-
-    Raises:
-        ConfigError: both flags were given.
-    """
+def _devices(arguments: argparse.Namespace) -> tuple[str, str | None]:
+    """Return the device of the network, and that of the negative prompt's copy, if it has one."""
     if arguments.cfg_devices is None:
         return compute_device(arguments.device or "cpu"), None
     if arguments.device is not None:
@@ -68,19 +64,33 @@ def read_devices(arguments: argparse.Namespace) -> tuple[str, str | None]:
     return first, second
 
 
-def read_memory(arguments: argparse.Namespace) -> int | None:
-    """Return the bytes of ``--memory``; what comes of it is then told as weights are loaded.
+def read_weights(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what the flags of :func:`add_weights` say, by the fields of ``PolicySpec``.
 
     Raises:
-        ConfigError: there is no GPU to speak of.
+        ConfigError: flags that exclude each other were given.
     """
-    if arguments.memory is None:
+    device, cfg_device = _devices(arguments)
+    return {
+        "device": device,
+        "cfg_device": cfg_device,
+        "dtype": arguments.dtype,
+        "memory": _memory(arguments.memory, device),
+        "quantize": arguments.quantize,
+        "revision": arguments.revision,
+        "base": arguments.base,
+        "config_from": arguments.config_from,
+    }
+
+
+def _memory(bytes_: int | None, device: str) -> int | None:
+    """Return the bytes of ``--memory``; what comes of it is then told as weights are loaded."""
+    if bytes_ is None:
         return None
-    if read_devices(arguments)[0] == "cpu":
+    if device == "cpu":
         raise ConfigError(
             "--memory says how much of a GPU may be used, and this network runs on the processor; "
             "give --device cuda, or leave it out"
         )
     logging.getLogger(OFFLOAD_LOG).setLevel(logging.INFO)
-    bytes_: int = arguments.memory
     return bytes_

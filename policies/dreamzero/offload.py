@@ -77,14 +77,15 @@ def offload_plans(
         dtype: That it will compute in.
         quantize: How the transformer's blocks are to be quantized.
     """
+    blocks = len(network.model.blocks)
+    last = blocks if quantize is not None else 0
+    in_eight_bits = set(_waiting(network, text=False, image=False, last=last))
 
     def room(part: nn.Module) -> int:
-        if quantize is not None and part in in_eight_bits:
+        if part in in_eight_bits:
             return quantized_bytes(part, dtype.itemsize)  # type: ignore[arg-type]
         return dtype.itemsize * sum(one.numel() for one in part.parameters(recurse=False))
 
-    blocks = len(network.model.blocks)
-    in_eight_bits = set(_waiting(network, text=False, image=False, last=blocks))
     buffers = dtype.itemsize * sum(one.numel() for one in network.buffers())
     total = buffers + sum(map(room, network.modules()))
     choices = [(False, False, 0), (True, False, 0), *((True, True, n) for n in range(blocks + 1))]

@@ -157,7 +157,8 @@ def load_network(checkpoint: Checkpoint, options: LoadOptions) -> WorldActionMod
     if quantize is not None:
         for block in network.model.blocks:
             quantize_block(block.to(device), quantize)
-            offload([part for part in waiting if part in set(block.modules())], device)
+            # Back at once: all blocks together may be more than the device holds.
+            offload([part for part in block.modules() if part in waiting], device)
     offload([part for part in waiting if not is_offloaded(part)], device)
     return network.eval().requires_grad_(requires_grad=False)
 

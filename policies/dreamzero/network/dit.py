@@ -69,14 +69,6 @@ class Controls:
 
     state_BSM: Tensor
 
-    def repeat(self, times: int) -> "Controls":
-        """Return the batch ``times`` times over."""
-        return Controls(
-            action_BAM=self.action_BAM.repeat(times, 1, 1),
-            timestep_BA=self.timestep_BA.repeat(times, 1),
-            state_BSM=self.state_BSM.repeat(times, 1, 1),
-        )
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TrainInputs:
@@ -124,16 +116,7 @@ class StepInputs:
 
     def repeat(self, times: int) -> "StepInputs":
         """Return the batch ``times`` times over, once per prompt."""
-        first_BCFYX = self.first_frame_BCFYX
-        return replace(
-            self,
-            video_BCFYX=self.video_BCFYX.repeat(times, 1, 1, 1, 1),
-            timestep_BF=self.timestep_BF.repeat(times, 1),
-            controls=None if self.controls is None else self.controls.repeat(times),
-            first_frame_BCFYX=None
-            if first_BCFYX is None
-            else first_BCFYX.repeat(times, 1, 1, 1, 1),
-        )
+        return self._with(lambda one: one.repeat(times, *(1,) * (one.dim() - 1)))
 
 
 @dataclass(frozen=True)
@@ -221,6 +204,12 @@ class CausalDiT(nn.Module):
             x_BLD = block(x_BLD, Conditioning(time_BG6D, rope, context), attention)
         video_BCFYX, action_BAM = self._decode(x_BLD, time_BGD[:, : layout.frames], layout)
         return video_BCFYX, None if inputs.controls is None else action_BAM
+
+    def new_cache(self, rows: int, frames: int) -> KVCache:
+        """Return an empty cache of ``rows`` with room for ``frames`` frames and one block."""
+        return KVCache.allocate(
+            self.config, rows=rows, frames=frames, device=self.device, dtype=self.dtype
+        )
 
     def embed_context(self, prompting: Prompting) -> Context:
         """Return prompt and image embedding in the width of the transformer."""

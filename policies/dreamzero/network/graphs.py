@@ -47,13 +47,11 @@ class StepGraphs:
 
     def cache(self, rows: int, frames: int) -> KVCache:
         """Return where every step finds the past: the same one each time, emptied."""
-        config, kept = self.dit.config, self._cache
-        if kept is None or kept.rows != rows or not kept.fits(config, frames):
+        kept = self._cache
+        if kept is None or kept.rows != rows or not kept.fits(self.dit.config, frames):
             # What was recorded before reads the old one.
             self._recorded.clear()
-            device, dtype = self.dit.device, self.dit.dtype
-            kept = KVCache.allocate(config, rows=rows, frames=frames, device=device, dtype=dtype)
-            self._cache = kept
+            kept = self._cache = self.dit.new_cache(rows, frames)
         kept.length = 0
         return kept
 

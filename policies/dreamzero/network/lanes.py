@@ -34,13 +34,7 @@ class Lane:
 
     def allocate(self, frames: int, sessions: int) -> KVCache:
         """Return an empty cache with room for ``frames`` frames of ``sessions`` sessions."""
-        return KVCache.allocate(
-            self.dit.config,
-            rows=sessions * len(self.prompts),
-            frames=frames,
-            device=self.dit.device,
-            dtype=self.dit.dtype,
-        )
+        return self.dit.new_cache(sessions * len(self.prompts), frames)
 
     def step(
         self, inputs: StepInputs, cache: KVCache, contexts: list[ContextKV]

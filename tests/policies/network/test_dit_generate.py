@@ -59,7 +59,7 @@ def test_sessions_in_one_batch_equal_lone_ones(network, ask):
         together = predict(network, sessions, requests, FEW)
         for n in range(3):
             expected = alone[n][i]
-            assert_same(_only(together, n), expected, 1e-5)
+            assert_same(only(together, n), expected, 1e-5)
             assert together.starts[n] == expected.starts[0]
     # From a batch back to alone: the caches hold the same.
     last = predict(network, [sessions[1]], [ask(4, 99, words=6)], FEW)
@@ -69,7 +69,7 @@ def test_sessions_in_one_batch_equal_lone_ones(network, ask):
     assert_same(last, predict(network, [lone], [ask(4, 99, words=6)], FEW), 1e-5)
 
 
-def _only(prediction, n):
+def only(prediction, n):
     return replace(
         prediction,
         action_BAM=prediction.action_BAM[n : n + 1],
@@ -85,7 +85,7 @@ def test_sessions_at_different_frames_share_a_call(network, ask):
     assert [video.shape[1] for video in mixed.videos] == [3, 2]
     lone = SessionCache()
     predict(network, [lone], [ask(1, 0)], FEW)
-    assert_same(_only(mixed, 1), predict(network, [lone], [ask(4, 1)], FEW), 1e-5)
+    assert_same(only(mixed, 1), predict(network, [lone], [ask(4, 1)], FEW), 1e-5)
 
 
 def test_reset_rules(network, ask):
@@ -141,7 +141,7 @@ def test_dynamic_steps_are_each_sessions_own(network, ask):
     together = predict(network, [SessionCache() for _ in requests], requests, options)
     for n, request in enumerate(requests):
         alone = predict(network, [SessionCache()], [request], options)
-        assert_same(_only(together, n), alone, 0)
+        assert_same(only(together, n), alone, 0)
         assert 2 <= alone.evaluations[0] < 16
         assert alone.evaluations[0] == together.evaluations[n]
 

@@ -7,47 +7,41 @@ recording; that a GPU launches it as one is what ``benchmarks/gpu.sh --parts gra
 from dataclasses import replace
 
 import pytest
-import torch
+from test_dit_generate import CALLS, FEW, assert_same, only
 
+from dzrobot import cli
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.lanes import lanes_of
-from dzrobot.policies.dreamzero.network.session import GenerateOptions, SessionCache
+from dzrobot.policies.dreamzero.network.session import SessionCache
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 
-FEW = GenerateOptions(dit_steps=5)
 # A window, a new one, and its beginning once more: what was recorded in the first serves again.
-CALLS = (1, 4, 8, 9, 4, 4)
-
-
-def assert_equal(actual, expected):
-    assert torch.equal(actual.action_BAM[0], expected.action_BAM[0])
-    assert torch.equal(actual.videos[0], expected.videos[0])
+WINDOWS = (*CALLS, 4, 4)
 
 
 @pytest.mark.parametrize("options", [FEW, replace(FEW, cfg_scale=1.0)])
 def test_recorded_steps_give_the_same_bits(network, ask, options):
     lanes = lanes_of(network.model, options.prompts, graphs=True)
     plain, recorded = SessionCache(), SessionCache()
-    for i, count in enumerate(CALLS):
+    for i, count in enumerate(WINDOWS):
         request = ask(count, i)
         expected = predict(network, [plain], [request], options)
-        assert_equal(predict(network, [recorded], [request], options, lanes), expected)
+        assert_same(predict(network, [recorded], [request], options, lanes), expected, 0)
 
 
 def test_sessions_take_turns_in_one_recording(network, ask):
     lanes = lanes_of(network.model, 2, graphs=True)
     plain, recorded = ([SessionCache() for _ in range(3)] for _ in range(2))
-    for i, count in enumerate(CALLS[:4]):
+    for i, count in enumerate(CALLS):
         # The last one's prompt is longer, and has other shapes.
         requests = [ask(count, 10 * n + i, words=(5, 6, 40)[n]) for n in range(3)]
         together = predict(network, recorded, requests, FEW, lanes)
         for n in range(3):
             alone = predict(network, [plain[n]], [requests[n]], FEW)
-            assert torch.equal(together.action_BAM[n], alone.action_BAM[0])
-            assert torch.equal(together.videos[n], alone.videos[0])
+            assert_same(only(together, n), alone, 0)
 
 
 def test_a_step_is_recorded_once_for_every_place_of_the_window(network, ask, monkeypatch):
@@ -73,9 +67,16 @@ def test_two_lanes_have_recordings_of_their_own(network, ask):
     for i, count in enumerate(CALLS[:3]):
         request = ask(count, i)
         expected = predict(network, [plain], [request], FEW, lanes_of(network.model, 2, second))
-        assert_equal(predict(network, [recorded], [request], FEW, lanes), expected)
+        assert_same(predict(network, [recorded], [request], FEW, lanes), expected, 0)
 
 
 def test_a_processor_has_nothing_to_record():
     with pytest.raises(ConfigError, match="leave graphs out"):
         DreamZeroPolicy.from_pretrained(default_checkpoint(), options=PolicyOptions(graphs=True))
+
+
+@pytest.mark.parametrize("command", [["eval", "--env", "dzrobot/point-v0"], ["serve"]])
+def test_at_the_command_line(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*command, "--graphs"]) == 2
+    assert "leave graphs out" in capsys.readouterr().err

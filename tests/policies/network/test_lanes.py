@@ -5,32 +5,23 @@ from dataclasses import replace
 
 import pytest
 import torch
+from test_dit_generate import CALLS, FEW, assert_same, only
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.lanes import lanes_of
 from dzrobot.policies.dreamzero.network.session import (
-    GenerateOptions,
     InferenceNoise,
     Prompt,
     SessionCache,
     noise_shapes,
 )
 
-FEW = GenerateOptions(dit_steps=5)
-CALLS = (1, 4, 8, 9)
-
 
 def split(network, second):
     """Return a lane for each prompt."""
     return lanes_of(network.model, 2, second)
-
-
-def error(actual, expected, n=0):
-    """Return the larger relative error of actions and video of session ``n``, 0 of the other."""
-    pairs = ((actual.action_BAM[n], expected.action_BAM[0]), (actual.videos[n], expected.videos[0]))
-    return max(float((one - other).norm() / other.norm()) for one, other in pairs)
 
 
 @pytest.fixture
@@ -44,10 +35,8 @@ def test_two_copies_give_the_numbers_of_one_batch(network, second, ask):
     for i, count in enumerate(CALLS):
         request = ask(count, i)
         expected = predict(network, [together], [request], FEW)
-        assert (
-            error(predict(network, [apart], [request], FEW, split(network, second)), expected)
-            < 1e-5
-        )
+        found = predict(network, [apart], [request], FEW, split(network, second))
+        assert_same(found, expected, 1e-5)
     assert {number: kept.rows for number, kept in apart.keys_values.items()} == {0: 1, 1: 1}
     assert apart.keys_values[1].length == together.keys_values[0].length
 
@@ -59,7 +48,7 @@ def test_sessions_that_share_a_call_keep_a_past_in_every_lane(network, second, a
         both = predict(network, shared, requests, FEW, split(network, second))
         for n in range(2):
             alone = predict(network, [lone[n]], [requests[n]], FEW, split(network, second))
-            assert error(both, alone, n) < 1e-5
+            assert_same(only(both, n), alone, 1e-5)
 
 
 def test_the_copy_runs_the_negative_prompt_and_only_that(network, second, ask):
