@@ -69,8 +69,8 @@ TINY_ROAD := --decoder-steps 150
 tiny-arm: setup  ## from demonstrations on the emulated arm to a policy that lifts through its drivers
 	$(BIN)/python examples/train_tiny.py --suite arm --episodes 92 --evaluate 50 --steps 1000 --blind 10 --processes 1 $(TINY_ROAD) --output runs/tiny-arm
 
-tiny-droid: setup  ## the same for DROID's arm: learned in simulation, judged through the drivers too
-	$(BIN)/python examples/train_tiny.py --suite droid --steps 1800 $(TINY_ROAD) --output runs/tiny-droid
+tiny-droid: setup  ## the same for DROID's arm: learned and judged in simulation and through the drivers
+	$(BIN)/python examples/train_tiny.py --suite droid --episodes 75 --on-arm 75 --steps 1800 $(TINY_ROAD) --output runs/tiny-droid
 
 setup: system $(STAMP)  ## make .venv with everything in it
 

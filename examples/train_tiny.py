@@ -33,8 +33,12 @@ NOISE = "0.2"
 """On what the expert does: demonstrations then show the way back."""
 NOISE_RAD = "0.03"
 """The same of joints."""
+NOISE_ON_ARM_RAD = "0.012"
+"""And of joints on the arm, which stops where it is pushed against something."""
 MOST_STOPS = 50
 """How often a stage goes on after a stop of its arm, such as by a finger that met the table."""
+DATASET, ON_ARM = "demonstrations", "on_the_arm"
+"""Folders of what was collected, and of what an arm that learned in simulation recorded too."""
 FAR_SEED = "1000000"
 """Of the first demonstration on the arm; evaluations begin at seed 0."""
 
@@ -55,8 +59,8 @@ class Task:
     """What is learned."""
 
     embodiment: str
-    demonstrate: tuple[tuple[str, tuple[str, ...]], ...]
-    """Name of a stage -> command that fills ``--output``, the dataset."""
+    demonstrate: tuple[tuple[str, tuple[str, ...], str], ...]
+    """Name of a stage, command that fills ``--output``, and folder of that dataset."""
 
     score: tuple[str, ...]
     """Command of one evaluation, without checkpoint, episodes and output."""
@@ -97,26 +101,30 @@ def _run(stage: Stage, environment: Mapping[str, str]) -> int:
 def stages(options: argparse.Namespace) -> list[Stage]:
     """Return the stages in order."""
     root: Path = options.output
-    data, metadata, start = root / "demonstrations", root / "metadata.json", root / "start"
+    metadata, start = root / "metadata.json", root / "start"
     run = root / "run"
     final = run / "export" / f"step_{options.steps:08d}"
     every = max(1, options.steps // SAVES)
+    held_out = max(1, min(HELD_OUT, options.episodes // 2))
     task = _task(options)
     listed = [
-        Stage(name, (*command, "--output", str(data)), root / f"{name}ed", stamps=True)
-        for name, command in task.demonstrate
+        Stage(name, (*command, "--output", str(root / data)), root / f"{name}ed", stamps=True)
+        for name, command, data in task.demonstrate
     ]
+    # In the order of the stages, each once.
+    datasets = list(dict.fromkeys(str(root / data) for _, _, data in task.demonstrate))
     listed += [
-        Stage("stats", (*_dzrobot("stats"), task.embodiment, "--dataset", str(data), "--output",
+        Stage("stats", (*_dzrobot("stats"), task.embodiment, "--dataset", *datasets, "--output",
                         str(metadata)), metadata),
         Stage("init", (*_dzrobot("init"), str(start), "--embodiment", task.embodiment,
-                       "--dataset", str(data), "--metadata", str(metadata),
+                       "--dataset", *datasets, "--metadata", str(metadata),
                        "--steps", str(options.autoencoder_steps),
                        "--decoder-steps", str(options.decoder_steps)), start),
         Stage("train", (*_torchrun(options.processes), "mini_lift_cpu", f"model.model_path={start}",
                         f"model.embodiment_tag={task.embodiment}",
-                        f"model.metadata_json_path={metadata}", f"data.train_data_paths={data}",
-                        f"data.holdout_episodes={max(1, min(HELD_OUT, options.episodes // 2))}",
+                        f"model.metadata_json_path={metadata}",
+                        f"data.train_data_paths=[{','.join(datasets)}]",
+                        f"data.holdout_episodes={held_out}",
                         f"runner.output_dir={run}", f"runner.max_steps={options.steps}",
                         f"checkpoint.save_interval={every}", f"checkpoint.keep_last_k={SAVES}",
                         "runner.resume_dir=auto"), final),
@@ -160,7 +168,7 @@ def _simulated(options: argparse.Namespace) -> Task:
         collect += ("--env-arg", f"task_id={options.task}")
         score = (*_dzrobot("eval"), "--suite", options.suite, "--tasks", str(options.task), *given)
         judge = score
-    return Task(robot, (("collect", collect),), score, (("results", (*judge, *episodes)),))
+    return Task(robot, (("collect", collect, DATASET),), score, (("results", (*judge, *episodes)),))
 
 
 def _arm(options: argparse.Namespace) -> Task:
@@ -176,7 +184,7 @@ def _arm(options: argparse.Namespace) -> Task:
     score = (*_dzrobot("eval"), *place, "--max-steps", str(options.arm_steps))
     return Task(
         robot,
-        (("record", (*record, *expert)), ("steer", (*record, *steered))),
+        (("record", (*record, *expert), DATASET), ("steer", (*record, *steered), DATASET)),
         score,
         (
             ("results", (*score, "--episodes", str(options.evaluate))),
@@ -186,12 +194,16 @@ def _arm(options: argparse.Namespace) -> Task:
 
 
 def _droid(options: argparse.Namespace) -> Task:
-    """Return lifting a cube as DROID's arm does: learned in simulation, judged on the arm too."""
+    """Return lifting a cube as DROID's arm does, in simulation and on the arm."""
     robot, workers = "droid_mini", ("--workers", str(options.workers))
     collect = (
         *_dzrobot("collect"), "--env", "dzrobot/droid-lift-v0", *workers, "--embodiment", robot,
         "--episodes", str(options.episodes), "--noise", NOISE_RAD, "--hold-steps", "8",
         "--max-steps", "120",
+    )  # fmt: skip
+    record = (
+        *_dzrobot("record"), *_on_the_arm(robot), "--max-steps", "120", "--seed", FAR_SEED,
+        "--policy", "expert", "--noise", NOISE_ON_ARM_RAD, "--episodes", str(options.on_arm),
     )  # fmt: skip
     score = (
         *_dzrobot("eval"), "--env", "dzrobot/droid-lift-v0", "--embodiment", robot, *workers,
@@ -203,7 +215,7 @@ def _droid(options: argparse.Namespace) -> Task:
     )  # fmt: skip
     return Task(
         robot,
-        (("collect", collect),),
+        (("collect", collect, DATASET), ("record", record, ON_ARM)),
         score,
         (
             ("results", (*score, "--episodes", str(options.evaluate))),
@@ -244,6 +256,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--steered", type=int, default=10,
         help="demonstrations on the arm that a program at a device gives, besides the expert's",
+    )  # fmt: skip
+    parser.add_argument(
+        "--on-arm", type=int, default=75,
+        help="demonstrations of droid through the drivers, besides those in simulation",
     )  # fmt: skip
     parser.add_argument(
         "--blind",

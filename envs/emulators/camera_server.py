@@ -318,12 +318,13 @@ def _stream(
         ]
     )
     stream.set_intrinsics({_intrinsics(bus, size, view) for size in SIZES})
-    stream.on_readers_changed(lambda *_: None)
+    # Without `on_readers_changed`: the bus calls it with its lock in hand, and would wait for the
+    # interpreter while `device_server.init` has the interpreter and waits for the lock.
     return stream
 
 
 if __name__ == "__main__":
     main()
-    # Threads of the bus call Python when a reader leaves. In an interpreter that is ending they are
-    # ended in the middle of native code, which aborts: "FATAL: exception not rethrown".
+    # Threads of the bus call Python when a client asks for something. In an interpreter that is
+    # ending they are ended in the middle of native code: "FATAL: exception not rethrown".
     os._exit(0)

@@ -32,8 +32,6 @@ START_TIMEOUT_S = 20.0
 SCENE_TIMEOUT_S = 180.0
 """The same where a scene is loaded first, which takes seconds of processor time."""
 
-START_ATTEMPTS = 3
-
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherAddress:
@@ -168,22 +166,18 @@ class EmulatorLauncher:
 
     def _spawn(self, module: str, *arguments: str) -> subprocess.Popen[str]:
         timeout_s = START_TIMEOUT_S if self._scene == EMPTY else SCENE_TIMEOUT_S
-        for _ in range(START_ATTEMPTS):
-            process = _begin(module, self.page, ("--scene", self._scene, *arguments))
-            assert process.stdout is not None
-            # The camera bus library locks up now and then when a client is already asking for a
-            # camera that is just being announced; a new process gets through.
-            ready, _, _ = select.select([process.stdout], [], [], timeout_s)
-            if not ready:
-                _kill(process)
-                continue
-            if not process.stdout.readline():
-                raise RobotError(f"the emulator process {module} ended with code {process.wait()}")
-            return process
-        raise RobotError(
-            f"the emulator process {module} did not start within {timeout_s:.0f} s in "
-            f"{START_ATTEMPTS} attempts; is the machine out of memory or processor time?"
-        )
+        process = _begin(module, self.page, ("--scene", self._scene, *arguments))
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], timeout_s)
+        if not ready:
+            _kill(process)
+            raise RobotError(
+                f"the emulator process {module} did not start within {timeout_s:.0f} s; is the "
+                "machine out of memory or processor time?"
+            )
+        if not process.stdout.readline():
+            raise RobotError(f"the emulator process {module} ended with code {process.wait()}")
+        return process
 
     def _request(self, message: dict[str, Any]) -> None:
         if self._arm is None or self._arm.stdin is None or self._arm.stdout is None:

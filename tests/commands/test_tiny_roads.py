@@ -13,7 +13,7 @@ from dzrobot.embodiments.registry import load_embodiment
 
 TRAIN_TINY = Path(__file__).parents[2] / "examples" / "train_tiny.py"
 FEW = {
-    "steered": 1, "evaluate": 1, "blind": 1, "steps": 2, "processes": 1, "workers": 1,
+    "steered": 1, "on-arm": 2, "evaluate": 1, "blind": 1, "steps": 2, "processes": 1, "workers": 1,
     "autoencoder-steps": 3, "decoder-steps": 3, "arm-steps": 10,
 }  # fmt: skip
 
@@ -50,10 +50,14 @@ def test_the_road_from_demonstrations_to_an_arm_that_acts(tmp_path):
 
 
 @pytest.mark.long
-def test_the_road_of_droids_arm_from_simulation_to_the_drivers(tmp_path):
-    assert walk("droid", 2, tmp_path) == ["collect", "stats", "init", "train"]
+def test_the_road_of_droids_arm_in_simulation_and_through_the_drivers(tmp_path):
+    assert walk("droid", 2, tmp_path) == ["collect", "record", "stats", "init", "train"]
     robot = load_embodiment("droid_mini")
-    # It ends with a closed hand: the gripper's number is 1 there.
-    assert load_recording(tmp_path / "demonstrations", 1, robot).actions[-1, 7] == 1
+    for dataset in ("demonstrations", "on_the_arm"):
+        # It ends with a closed hand: the gripper's number is 1 there.
+        assert load_recording(tmp_path / dataset, 1, robot).actions[-1, 7] == 1
+    learned_from = (tmp_path / "run" / "config.yaml").read_text()
+    assert "demonstrations" in learned_from
+    assert "on_the_arm" in learned_from
     assert is_complete(tmp_path / "results")
     assert is_complete(tmp_path / "arm")
