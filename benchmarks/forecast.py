@@ -9,6 +9,7 @@ Times are of the processor, on one thread, so company on the machine hardly chan
 """
 
 import argparse
+import copy
 import json
 import statistics
 import time
@@ -39,6 +40,7 @@ from dzrobot.training.planning.memory import Setup
 from dzrobot.training.planning.rehearsal import (
     ChunkSetup,
     StepSetup,
+    rehearse,
     rehearse_chunks,
     rehearse_step,
 )
@@ -73,14 +75,33 @@ def calibrate(repeats: int) -> Roofline:
         "convolution": Rate(tuple(sizes.convolutions())),
     }
     traffic = Rate(tuple(sizes.traffic()))
-    # Modules with a few small operators each, as networks are made of.
-    layers = nn.Sequential(*(nn.Sequential(nn.LayerNorm(8), nn.GELU()) for _ in range(200)))
-    small = torch.randn(1, 8)
-    launch = seconds(lambda: layers(small), repeats) / 400
     return Roofline(
         name="this processor, one thread", half=rates, single=rates, bytes_s=traffic,
-        launch_s=launch, link_bytes_s=traffic.points[-1][1], overlaps=False,
+        launch_s=launch_seconds(repeats, learns=False), link_bytes_s=traffic.points[-1][1],
+        overlaps=False,
     )  # fmt: skip
+
+
+def launch_seconds(repeats: int, *, learns: bool) -> float:
+    """Return what a small operator costs, within modules as networks have them.
+
+    Args:
+        repeats: How often it is measured.
+        learns: With gradients, which an operator costs too.
+    """
+    layers = nn.Sequential(*(nn.Sequential(nn.LayerNorm(8), nn.GELU()) for _ in range(200)))
+
+    def run(layers: nn.Module, small: torch.Tensor) -> None:
+        with torch.set_grad_enabled(learns):
+            result = layers(small)
+            if learns:
+                result.backward(result.detach())
+                layers.zero_grad(set_to_none=True)
+
+    meta = copy.deepcopy(layers).to("meta")
+    operators = rehearse(lambda _: run(meta, torch.empty(1, 8, device="meta"))).eager.total()
+    small = torch.randn(1, 8)
+    return seconds(lambda: run(layers, small), repeats) / operators
 
 
 class BySize:
@@ -158,15 +179,14 @@ def step_rows(bench: Bench, roof: Roofline, repeats: int) -> Iterator[tuple[str,
         for name, found in stages.items() if step else ():
             times.setdefault(name, []).append(found / 1e3)
     measured = {name: statistics.median(found) for name, found in times.items()}
+    learning = replace(roof, launch_s=launch_seconds(10 * repeats, learns=True))
+    whole = forecast(rehearsed.update, roof, "eager").total
     for stage, parts in STAGES.items():
         kernels = rehearsed.micro_batch.of_stage(stage)
-        yield (
-            f"step, {stage}",
-            forecast(kernels, roof, "eager").total,
-            sum(measured[part] for part in parts),
-        )
-    whole = forecast(rehearsed.micro_batch, roof, "eager").total
-    whole += forecast(rehearsed.update, roof, "eager").total
+        row = learning if stage == "transformer" else roof
+        expected = forecast(kernels, row, "eager").total
+        whole += expected
+        yield f"step, {stage}", expected, sum(measured[part] for part in parts)
     yield "step", whole, sum(measured.values())
 
 
