@@ -56,7 +56,8 @@ def test_the_road_of_droids_arm_in_simulation_and_through_the_drivers(tmp_path):
     for dataset in ("demonstrations", "on_the_arm"):
         # It ends with a closed hand: the gripper's number is 1 there.
         assert load_recording(tmp_path / dataset, 1, robot).actions[-1, 7] == 1
-    learned_from = (tmp_path / "run" / "config.yaml").read_text()
+    trained = tmp_path / "run" / "export" / "step_00000002"
+    learned_from = (trained / "dzrobot_passport.json").read_text()
     assert "demonstrations" in learned_from
     assert "on_the_arm" in learned_from
     assert is_complete(tmp_path / "results")
