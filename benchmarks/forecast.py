@@ -180,7 +180,8 @@ def step_rows(bench: Bench, roof: Roofline, repeats: int) -> Iterator[tuple[str,
             times.setdefault(name, []).append(found / 1e3)
     measured = {name: statistics.median(found) for name, found in times.items()}
     learning = replace(roof, launch_s=launch_seconds(10 * repeats, learns=True))
-    whole = forecast(rehearsed.update, roof, "eager").total
+    between = rehearsed.micro_batch.of_stage("weights and gradients")
+    whole = sum(forecast(part, roof, "eager").total for part in (rehearsed.update, between))
     for stage, parts in STAGES.items():
         kernels = rehearsed.micro_batch.of_stage(stage)
         row = learning if stage == "transformer" else roof
