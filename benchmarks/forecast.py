@@ -10,6 +10,7 @@ Times are of the processor, on one thread, so company on the machine hardly chan
 
 import argparse
 import copy
+import itertools
 import json
 import statistics
 import time
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn import functional as F  # noqa: N812
 from train import make_bench
 from train_setup import PROMPT_ROWS, Batches, Bench, Case, Running, build, one_step, parallel_config
 
@@ -53,6 +55,11 @@ STAGES = {
 """Stage of a rehearsal -> parts of a timed step."""
 
 _MICRO_BATCH = 2
+_NUMBERS = (2**10, 2**13, 2**16, 2**19, 2**22, 2**24)
+"""In the tensors that traffic is measured with."""
+
+_WIDTH, _LAYERS = 256, 64
+"""Of the layers that products are measured with: 17 MB of weights."""
 
 
 def seconds(run: Callable[[], object], repeats: int) -> float:
@@ -74,9 +81,10 @@ def calibrate(repeats: int) -> Roofline:
         "attention": Rate(tuple(sizes.attentions())),
         "convolution": Rate(tuple(sizes.convolutions())),
     }
-    traffic = Rate(tuple(sizes.traffic()))
+    traffic, in_place = Rate(tuple(sizes.traffic())), Rate(tuple(sizes.in_place()))
     return Roofline(
         name="this processor, one thread", half=rates, single=rates, bytes_s=traffic,
+        in_place_bytes_s=in_place,
         launch_s=launch_seconds(repeats, learns=False), link_bytes_s=traffic.points[-1][1],
         overlaps=False,
     )  # fmt: skip
@@ -113,19 +121,27 @@ class BySize:
         self._launch_s = seconds(lambda: [one.add_(1) for _ in range(1000)], repeats) / 1000
 
     def products(self) -> Iterator[tuple[float, float]]:
-        """Yield operations, and operations per second, of square products."""
-        for side in (32, 64, 128, 256, 512, 1024):
-            x = torch.randn(side, side)
-            flops = 2.0 * side**3
-            yield flops, flops / self._seconds(lambda x=x: x @ x, flops)
+        """Yield operations per byte, and operations per second, from few rows to many.
+
+        Layers take turns, as in a network, so no weight waits in the nearest cache.
+        """
+        layers = itertools.cycle([nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS)])
+        for rows in (1, 4, 16, 64, 256, 1024):
+            x = torch.randn(rows, _WIDTH)
+            flops = 2.0 * rows * _WIDTH**2
+            taken = self._seconds(
+                lambda x=x: F.linear(x, (layer := next(layers)).weight, layer.bias), flops
+            )
+            yield flops / (2 * x.nbytes + 4 * (_WIDTH + 1) * _WIDTH), flops / taken
 
     def attentions(self) -> Iterator[tuple[float, float]]:
-        """Yield operations, and operations per second, by the number of tokens."""
-        run = nn.functional.scaled_dot_product_attention
+        """Yield operations per byte, and operations per second, by the number of tokens."""
+        run = F.scaled_dot_product_attention
         for tokens in (32, 128, 512):
-            q = torch.randn(1, 8, tokens, 64)
+            # Heads lie side by side in a token, as projections leave them.
+            q = torch.randn(1, tokens, 8, 64).transpose(1, 2)
             flops = 4.0 * 8 * tokens**2 * 64
-            yield flops, flops / self._seconds(lambda q=q: run(q, q, q), flops)
+            yield flops / (4 * q.nbytes), flops / self._seconds(lambda q=q: run(q, q, q), flops)
 
     def convolutions(self) -> Iterator[tuple[float, float]]:
         """Yield operations per byte, and operations per second, by the number of channels."""
@@ -143,16 +159,24 @@ class BySize:
         takes a processor long. Results are new tensors, as in a network: large ones are memory that
         the system has to hand out first.
         """
-        for numbers in (2**10, 2**13, 2**16, 2**19, 2**22, 2**24):
+        for numbers in _NUMBERS:
             x = torch.randn(numbers // 256, 256)
             runs: tuple[tuple[int, Callable[[], object]], ...] = (
                 (3, lambda x=x: x + x),
-                (2, lambda x=x: nn.functional.gelu(x, approximate="tanh")),
-                (2, lambda x=x: nn.functional.layer_norm(x, (256,))),
+                (2, lambda x=x: F.gelu(x, approximate="tanh")),
+                (2, lambda x=x: F.layer_norm(x, (256,))),
                 (2, lambda x=x: x.clone()),
             )
             moved = float(sum(times for times, _ in runs) * x.nbytes)
             yield moved / 4, moved / sum(self._seconds(run, x.nbytes) for _, run in runs)
+
+    def in_place(self) -> Iterator[tuple[float, float]]:
+        """Yield bytes, and bytes per second, of what is written over: a product and a copy."""
+        for numbers in _NUMBERS:
+            x, y = torch.randn(2, numbers)
+            runs = (lambda x=x: x.mul_(1.0), lambda x=x, y=y: y.copy_(x))
+            taken = sum(self._seconds(run, x.nbytes) for run in runs)
+            yield 2.0 * x.nbytes, 4 * x.nbytes / taken
 
     def _seconds(self, run: Callable[[], object], size: float) -> float:
         """Return the time of ``run`` without its launch, which a forecast adds by itself."""
@@ -253,7 +277,11 @@ def main() -> None:
     with torch.no_grad():
         roof = calibrate(10 * arguments.repeats)
     print(f"{roof.name}: {1e6 * roof.launch_s:.1f} us per operator")
-    for kind, rate in {**roof.single, "memory": roof.bytes_s}.items():
+    for kind, rate in {
+        **roof.single,
+        "memory": roof.bytes_s,
+        "in place": roof.in_place_bytes_s,
+    }.items():
         curve = ", ".join(f"{found / 1e9:.1f} at {size:.0f}" for size, found in rate.points)
         print(f"  {kind}, 1e9 a second: {curve}")
     print(f"{'network':<8}{'what':<22}{'forecast ms':>12}{'measured ms':>12}{'ratio':>7}")

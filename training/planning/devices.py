@@ -94,7 +94,7 @@ another (NVIDIA, "Getting Started with CUDA Graphs"), the rest for Python and to
 
 @dataclass(frozen=True)
 class Rate:
-    """Operations or bytes per second, by the size of the kernel."""
+    """Operations or bytes per second, by a size of the kernel."""
 
     points: tuple[tuple[float, float], ...]
     """Rising sizes, and the rate at each. Between two of them it runs along a line in logarithms,
@@ -112,15 +112,18 @@ class Roofline:
 
     name: str
     half: Mapping[Kind, Rate]
-    """Operations per second in half precision, by kind of arithmetic: for products and attention
-    by the kernel's operations, for convolutions by operations per byte, as few channels use a
-    device badly however large the image is."""
+    """Operations per second in half precision, by kind of arithmetic and by the kernel's operations
+    per byte: few rows or channels use a device badly, however wide a layer or large an image is."""
 
     single: Mapping[Kind, Rate]
     """Likewise in float32."""
 
     bytes_s: Rate
     """Bytes of memory per second, by the bytes that a kernel reads and writes."""
+
+    in_place_bytes_s: Rate
+    """Likewise of kernels that make no new tensors: a processor's system hands out large ones'
+    memory anew each time, an accelerator's are kept and used again."""
 
     launch_s: float
     """Host seconds of one operator."""
@@ -131,23 +134,26 @@ class Roofline:
     overlaps: bool
     """Whether the host goes on while the device computes."""
 
-    def seconds(self, kind: Kind, dtype: torch.dtype, flops: float, bytes_: float) -> float:
+    def seconds(
+        self, kind: Kind, dtype: torch.dtype, flops: float, bytes_: float, *, is_in_place: bool
+    ) -> float:
         """Return the device time of one kernel: its arithmetic or its traffic, whichever lasts."""
-        moving = bytes_ / self.bytes_s.at(bytes_)
+        moving = bytes_ / (self.in_place_bytes_s if is_in_place else self.bytes_s).at(bytes_)
         if kind == "memory":
             return moving
         rates = self.half if dtype in (torch.bfloat16, torch.float16) else self.single
-        size = flops / max(bytes_, 1) if kind == "convolution" else flops
-        return max(moving, flops / rates[kind].at(size))
+        return max(moving, flops / rates[kind].at(flops / max(bytes_, 1)))
 
 
 def roofline(device: Accelerator, shares: Mapping[Kind, float] = SUSTAINED) -> Roofline:
     """Return what ``shares`` of a device's peaks are."""
+    bytes_s = _steady(1e9 * device.memory_gbs * shares["memory"])
     return Roofline(
         name=device.name,
         half={kind: _steady(1e12 * device.half_tflops * shares[kind]) for kind in shares},
         single={kind: _steady(1e12 * device.single_tflops * shares[kind]) for kind in shares},
-        bytes_s=_steady(1e9 * device.memory_gbs * shares["memory"]),
+        bytes_s=bytes_s,
+        in_place_bytes_s=bytes_s,
         launch_s=LAUNCH_S,
         link_bytes_s=1e9 * device.link_gbs * shares["memory"],
         overlaps=True,

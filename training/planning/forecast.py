@@ -94,4 +94,6 @@ def _kernels(rehearsal: Rehearsal, form: Form) -> Kernels:
 
 
 def _seconds(kernel: Kernel, roof: Roofline) -> float:
-    return roof.seconds(kernel.kind, kernel.dtype, kernel.flops, kernel.bytes_)
+    return roof.seconds(
+        kernel.kind, kernel.dtype, kernel.flops, kernel.bytes_, is_in_place=kernel.is_in_place
+    )

@@ -20,6 +20,9 @@ class Kernel(NamedTuple):
     operator: str
     kind: Kind
     dtype: torch.dtype
+    is_in_place: bool
+    """Whether it writes only into memory that was there before."""
+
     flops: float
     bytes_: float
 
@@ -53,8 +56,8 @@ def compiled(calls: Sequence[Call]) -> Kernels:
 
 def _alone(call: Call) -> Kernel:
     return Kernel(
-        call.stage, collapsed(call.module), call.operator, call.kind, call.dtype, call.flops,
-        call.bytes_,
+        call.stage, collapsed(call.module), call.operator, call.kind, call.dtype,
+        not any(access.is_new for access in call.writes), call.flops, call.bytes_,
     )  # fmt: skip
 
 
@@ -79,6 +82,7 @@ def _fused(group: Sequence[Call], last: int, last_read: dict[int, int]) -> Kerne
     own: set[int] = set()
     read: dict[int, int] = {}
     written: dict[int, int] = {}
+    makes = False
     for call in group:
         for access in call.reads:
             if access.storage not in own:
@@ -88,11 +92,12 @@ def _fused(group: Sequence[Call], last: int, last_read: dict[int, int]) -> Kerne
                 own.add(access.storage)
             if _is_kept(access, last, last_read):
                 written[access.storage] = max(written.get(access.storage, 0), access.bytes_)
+                makes |= access.is_new
     if not written:
         return None
     first, bytes_ = group[0], sum(read.values()) + sum(written.values())
     module = collapsed(block_of(first.module))
-    return Kernel(first.stage, module, "fused", "memory", first.dtype, 0.0, bytes_)
+    return Kernel(first.stage, module, "fused", "memory", first.dtype, not makes, 0.0, bytes_)
 
 
 def _is_kept(access: Access, last: int, last_read: dict[int, int]) -> bool:

@@ -33,6 +33,12 @@ _ALLOCATIONS = {
 }  # fmt: skip
 _OVERWRITES = {_ATEN.copy_, _ATEN.fill_, _ATEN.zero_, _ATEN.normal_, _ATEN.uniform_}
 _GATHERS = {_ATEN.embedding, _ATEN.index, _ATEN.index_select, _ATEN.gather}
+_SAMPLED = {_ATEN.upsample_bilinear2d: 2, _ATEN.upsample_bicubic2d: 4}
+"""Resizing -> rows of the image that one pixel of the result is made of."""
+
+_LINE = 64
+"""Bytes that memory is read in."""
+
 _COPIES = {_ATEN._to_copy, _ATEN.copy_}
 _READS = {
     _ATEN._local_scalar_dense, _ATEN.nonzero, _ATEN.masked_select, _ATEN.equal, _ATEN.is_nonzero,
@@ -199,6 +205,10 @@ class OperatorCounter(TorchDispatchMode):
         if packet in _GATHERS:
             # Only the rows that are asked for are read.
             sizes[0] = min(sizes[0], sum(map(_bytes, written)))
+        if packet in _SAMPLED:
+            # A much smaller image skips most of the larger one.
+            pixels = sum(tensor.numel() for tensor in written)
+            sizes[0] = min(sizes[0], _SAMPLED[packet] * _LINE * pixels)
         formula = flop_registry.get(packet)
         args, kwargs = given_all
         self.calls.append(
