@@ -1,17 +1,19 @@
 """Latency of one action chunk and of one training step, as ratios between equal forms.
 
 Every pair of forms is first checked to give the same result, then timed in turns in one run.
-Weights are random.
+Weights are random. The plain form of a step has dense attention, the whole sequence and prompts
+with all their padding; that of a chunk keeps no keys and values from one evaluation of the network
+to the next, and runs the prompts one by one, with all their padding.
 
     python benchmarks/policy.py                                tiny network, CPU
+    python benchmarks/policy.py --variant mid --compile        a wider one, its blocks compiled too
     python benchmarks/policy.py --variant 5b --device cuda     the 5B in bf16 on a GPU, or the 14b
-    python benchmarks/policy.py --variant 5b --device cuda --only chunk --compile
 """
 
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -25,13 +27,15 @@ from dzrobot.policies.dreamzero.network.config import (
     preset,
 )
 from dzrobot.policies.dreamzero.network.diffusion import DiffusionNoise, NoiseShape, draw_noise
-from dzrobot.policies.dreamzero.network.dit import TrainForm
+from dzrobot.policies.dreamzero.network.dit import StepInputs, TrainForm
 from dzrobot.policies.dreamzero.network.generate import predict
-from dzrobot.policies.dreamzero.network.layers import compile_blocks
+from dzrobot.policies.dreamzero.network.lanes import Lane, lanes_of
+from dzrobot.policies.dreamzero.network.layers import ContextKV, compile_blocks
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
     InferenceRequest,
+    KVCache,
     Prompt,
     SessionCache,
 )
@@ -61,7 +65,10 @@ TINY = NetworkConfig(
     head=HeadConfig(action_horizon=16, target_video_height=160, target_video_width=320),
     image=ImageConfig(vision_dim=16, vision_heads=2, vision_layers=2, embed_dim=4),
 )
+MID = replace(TINY, dit=replace(TINY.dit, dim=512, ffn_dim=2048, num_heads=8, num_layers=8))
 WORDS = 90
+CALLS = 4
+"""Of one window."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,8 @@ class Bench:
     model: WorldActionModel
     device: torch.device
     repeats: int
+    compiled: WorldActionModel | None = None
+    """The same weights in compiled blocks."""
 
     def sync(self) -> None:
         """Wait for the device."""
@@ -88,24 +97,25 @@ class Bench:
             f"{name:46s} {slow:10.1f} ms {quick:10.1f} ms {slow / quick:6.2f}x   error {error:.0e}"
         )
 
-    def request(self, seed: int, frames: int) -> InferenceRequest:
-        """Return one call's question."""
+    def request(self, seed: int, frames: int, *, padding: bool = False) -> InferenceRequest:
+        """Return one call's question, with all rows of padding in its prompts or without."""
         generator = torch.Generator().manual_seed(seed)
         config = self.model.config
         size = config.target_size
         images = torch.randint(0, 256, (frames, *size, 3), generator=generator, dtype=torch.uint8)
-        prompt, negative = (self.prompt(seed), self.prompt(1000))
+        prompt, negative = (self.prompt(number, padding=padding) for number in (seed, 1000))
         state = torch.rand(1, config.dit.max_state_dim, generator=generator)
         return InferenceRequest(
             images_THW3=images, state_SM=state, prompt=prompt, negative=negative
         )
 
-    def prompt(self, seed: int) -> Prompt:
+    def prompt(self, seed: int, *, padding: bool = False) -> Prompt:
         """Return an embedded prompt."""
         config = self.model.config.dit
         rows = self.rows(seed, 1)[0]
         ids = torch.full((config.text_len,), seed + 1)
-        return Prompt(ids, torch.arange(config.text_len) < WORDS, rows)
+        words = config.text_len if padding else WORDS
+        return Prompt(ids, torch.arange(config.text_len) < words, rows)
 
     def rows(self, seed: int, batch: int) -> Tensor:
         """Return prompt embeddings."""
@@ -141,15 +151,62 @@ def chunk_lines(bench: Bench, sessions: int) -> None:
         fresh(replace(published, dit_steps=steps))
         bench.sync()
         print(f"{steps} evaluations: {1e3 * (time.perf_counter() - start):.1f} ms")
-    print("with 4 frames of history:")
-    session = SessionCache()
-    for call in range(4):
-        request = replace(bench.request(call, 4), prompt=bench.prompt(0))
-        bench.sync()
-        start = time.perf_counter()
-        predict(bench.model, [session], [request], published)
-        bench.sync()
-        print(f"  call {call}: {1e3 * (time.perf_counter() - start):.1f} ms")
+    window_lines(bench)
+
+
+def window_lines(bench: Bench) -> None:
+    """Compare the forms of the calls of one window, 4 frames of history each but the first."""
+    model, options = bench.model, GenerateOptions()
+
+    def calls(
+        network: WorldActionModel, lanes: tuple[Lane, ...], count: int, padding: bool
+    ) -> Tensor:
+        session = SessionCache()
+        prompt = bench.prompt(0, padding=padding)
+        requests = [
+            replace(bench.request(call, 4 if call else 1, padding=padding), prompt=prompt)
+            for call in range(count)
+        ]
+        parts = [predict(network, [session], [one], options, lanes) for one in requests]
+        return torch.cat([part.action_BAM for part in parts])
+
+    plain = tuple(PlainLane(prompt, model.model, (prompt,)) for prompt in (0, 1))
+    fast = [("all savings", model), ("and compiled", bench.compiled)]
+    for count in (1, CALLS):
+        for name, network in fast:
+            if network is None:
+                continue
+            lanes = lanes_of(network.model, 2)
+            bench.compare(
+                f"{count} call{'s' * (count > 1)} of a window, plain | {name}",
+                lambda count=count: calls(model, plain, count, padding=True),
+                lambda count=count, network=network, lanes=lanes: calls(
+                    network, lanes, count, padding=False
+                ),
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class PlainLane(Lane):
+    """Computes keys and values of the window anew in each evaluation of the network."""
+
+    reads: list[StepInputs] = field(default_factory=list)
+    """What this episode has read so far."""
+
+    def step(
+        self, inputs: StepInputs, cache: KVCache, contexts: list[ContextKV]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what :meth:`CausalDiT.step` does."""
+        if inputs.controls is None:
+            if not inputs.start_frame:
+                self.reads.clear()
+            self.reads.append(inputs.cloned())
+            return super().step(inputs, cache, contexts)
+        cache.length = 0
+        for read in self.reads:
+            super().step(read, cache, contexts)
+            cache.commit(read.video_BCFYX.shape[2] * self.dit.config.frame_seqlen)
+        return super().step(inputs, cache, contexts)
 
 
 @dataclass(frozen=True)
@@ -217,14 +274,17 @@ def training_lines(bench: Bench, batch: int) -> None:
         "all padding | four rows of padding", lambda: step(best, whole), lambda: step(best)
     )
     bench.compare("plain form | all of these", lambda: step(plain, whole), lambda: step(best))
+    if bench.compiled is not None:
+        quick = replace(case, model=bench.compiled).step
+        bench.compare("eager | compiled", lambda: step(best), lambda: quick(best))
+        bench.compare("plain form | and compiled", lambda: step(plain, whole), lambda: quick(best))
 
 
 def build(variant: str, device: torch.device, dtype: torch.dtype | None = None) -> WorldActionModel:
     """Return a network with random weights; unless ``dtype`` is given, bf16 on a GPU."""
-    config = TINY if variant == "tiny" else preset(variant)
+    config = {"tiny": TINY, "mid": MID}.get(variant) or preset(variant)
     dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
-    with torch.device("meta"):
-        model = WorldActionModel(config, text_encoder=False)
+    model = empty(config)
     model = model.to(dtype).to_empty(device=device).eval()
     torch.manual_seed(0)
     with torch.no_grad():
@@ -238,22 +298,36 @@ def build(variant: str, device: torch.device, dtype: torch.dtype | None = None) 
     return model
 
 
+def empty(config: NetworkConfig) -> WorldActionModel:
+    """Return a network without memory."""
+    with torch.device("meta"):
+        return WorldActionModel(config, text_encoder=False)
+
+
+def compiled_twin(model: WorldActionModel) -> WorldActionModel:
+    """Return a network of the same weights whose blocks are compiled."""
+    twin = empty(model.config)
+    twin.load_state_dict(model.state_dict(), assign=True)
+    compile_blocks(twin.model.blocks)
+    return twin.eval()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--variant", choices=("tiny", "5b", "14b"), default="tiny")
+    parser.add_argument("--variant", choices=("tiny", "mid", "5b", "14b"), default="tiny")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--sessions", type=int, default=4)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--only", choices=("chunk", "training"))
-    parser.add_argument("--compile", action="store_true", help="compile every block")
+    parser.add_argument("--compile", action="store_true", help="compare compiled blocks too")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    bench = Bench(build(arguments.variant, device), device, arguments.repeats)
-    if arguments.compile:
-        compile_blocks(bench.model.model.blocks)
+    model = build(arguments.variant, device)
+    twin = compiled_twin(model) if arguments.compile else None
+    bench = Bench(model, device, arguments.repeats, twin)
     if arguments.only != "training":
         chunk_lines(bench, arguments.sessions)
     if arguments.only != "chunk":
