@@ -5,8 +5,10 @@ python benchmarks/env.py --env dzrobot/lift-v0 --pairs 10
 """
 
 import argparse
+import os
 import statistics
 import time
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -66,25 +68,37 @@ def omission(env_id, pairs, every):
 
 
 def workers(env_id, rounds, block):
-    """Return env steps/s of one worker and of two, taken in turns."""
+    """Return env steps/s and processor s of a step, for one worker and two taken in turns."""
     fleets = {}
     for count in (1, 2):
         fleets[count] = gym.vector.AsyncVectorEnv(
             [lambda: make(env_id)] * count, context="forkserver", shared_memory=False
         )
         fleets[count].reset(seed=0)
-    rates = {1: [], 2: []}
+    rates, busy = {1: [], 2: []}, {1: [], 2: []}
     for _ in range(rounds):
         for count, fleet in fleets.items():
             actions = np.tile(ACTION, (count, 1))
-            start = time.perf_counter()
+            start, before = time.perf_counter(), processor_seconds(fleet)
             for _ in range(block):
                 fleet.step(actions)
             rates[count].append(count * block / (time.perf_counter() - start))
+            busy[count].append((processor_seconds(fleet) - before) / (count * block))
     for fleet in fleets.values():
         fleet.close()
     gains = [two / one for one, two in zip(rates[1], rates[2], strict=True)]
-    return {count: statistics.median(values) for count, values in rates.items()}, gains
+    return _medians(rates), _medians(busy), gains
+
+
+def _medians(found):
+    return {count: statistics.median(values) for count, values in found.items()}
+
+
+def processor_seconds(fleet):
+    """Return what the workers have used of the processor, threads of their renderers included."""
+    parts = [Path(f"/proc/{worker.pid}/stat").read_text("utf-8") for worker in fleet.processes]
+    ticks = sum(int(part) for text in parts for part in text.rpartition(")")[2].split()[11:13])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def default_env():
@@ -106,7 +120,7 @@ def main():
     env_id = arguments.env or default_env()
     rate, wall, processor, reset = overhead(env_id, arguments.pairs, arguments.block)
     faster, gain, processor_gain = omission(env_id, arguments.pairs, arguments.every)
-    rates, gains = workers(env_id, arguments.pairs, arguments.block)
+    rates, busy, gains = workers(env_id, arguments.pairs, arguments.block)
     print(f"{env_id}, 2 cameras 256x256")
     print(f"  one environment     {rate:6.1f} steps/s, reset {reset:.2f} s")
     print(f"  over the bare one   {100 * (wall - 1):+6.1f} %  (target: at most +5 %)")
@@ -116,6 +130,11 @@ def main():
     print(f"  one worker          {rates[1]:6.1f} steps/s")
     print(f"  two workers         {rates[2]:6.1f} steps/s")
     print(f"  gain of the second  {statistics.median(gains):6.2f} x  (target: at least 1.8 x)")
+    cores = len(os.sched_getaffinity(0))
+    used, allowed = rates[1] * busy[1], cores / busy[2] / rates[1]
+    one, two = (1e3 * busy[count] for count in (1, 2))
+    print(f"  a step in processor time: {one:.0f} ms of one worker, {two:.0f} ms of two")
+    print(f"  one worker uses {used:.2f} of {cores} cores, so they allow {min(allowed, 2):.2f} x")
 
 
 if __name__ == "__main__":
