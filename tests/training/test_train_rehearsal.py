@@ -15,7 +15,7 @@ from dzrobot.policies.dreamzero.tiny import tiny_config
 from dzrobot.training.architecture import run_network
 from dzrobot.training.config import ModelConfig, OptimConfig, ParallelConfig
 from dzrobot.training.optim import Optimizer
-from dzrobot.training.planning.devices import DEVICES, FULL, roofline
+from dzrobot.training.planning.devices import DEVICES, FULL, Rate, roofline
 from dzrobot.training.planning.flops import encoder_flops, executed_flops, sample_shape
 from dzrobot.training.planning.forecast import costs, forecast
 from dzrobot.training.planning.memory import Setup
@@ -235,6 +235,35 @@ def test_what_should_not_be_is_found():
     assert found.single_products == {"wrong: mm": 1}
     sent = sorted((upload.bytes_, upload.is_blocking) for upload in found.uploads)
     assert sent == [(8, True), (20, True), (28, False)]
+
+
+def test_what_is_written_over_allocates_nothing():
+    def run(counter):
+        x = torch.empty(100, device=META)
+        x.add_(1)
+        x.add(1)
+
+    found = rehearse(run).eager
+    assert {kernel.operator: kernel.is_in_place for kernel in found} == {"add_": True, "add": False}
+    ours = dataclasses.replace(
+        roofline(DEVICES[0]), bytes_s=Rate(((1.0, 1.0),)), in_place_bytes_s=Rate(((1.0, 4.0),)),
+        launch_s=0.0,
+    )  # fmt: skip
+    # 800 bytes either way.
+    assert forecast(rehearse(run), ours, "eager").device == pytest.approx(800 + 200)
+
+
+def test_a_much_smaller_image_skips_most_of_the_larger_one():
+    def bytes_of(size):
+        def run(counter):
+            image = torch.empty(1, 1, 1024, 1024, device=META)
+            nn.functional.interpolate(image, size=size, mode="bilinear")
+
+        (kernel,) = rehearse(run).eager
+        return kernel.bytes_
+
+    assert bytes_of((512, 512)) == 4 * (1024**2 + 512**2)
+    assert bytes_of((8, 8)) == 8 * 8 * (2 * 64 + 4)
 
 
 @pytest.mark.long
