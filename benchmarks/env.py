@@ -8,7 +8,6 @@ import argparse
 import os
 import statistics
 import time
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 import dzrobot  # noqa: F401
 from dzrobot.envs.libero.assets import assets_folder
 from dzrobot.errors import SimulatorError
+from dzrobot.training.bench.measuring import process_seconds
 from dzrobot.training.bench.stepping import seconds, sparing
 
 ACTION = np.array([0.1, 0, 0, 0, 0, 0, -1], np.float32)
@@ -96,9 +96,7 @@ def _medians(found):
 
 def processor_seconds(fleet):
     """Return what the workers have used of the processor, threads of their renderers included."""
-    parts = [Path(f"/proc/{worker.pid}/stat").read_text("utf-8") for worker in fleet.processes]
-    ticks = sum(int(part) for text in parts for part in text.rpartition(")")[2].split()[11:13])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return sum(process_seconds(worker.pid) for worker in fleet.processes)
 
 
 def default_env():

@@ -125,13 +125,12 @@ class BySize:
 
         Layers take turns, as in a network, so no weight waits in the nearest cache.
         """
-        layers = itertools.cycle([nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS)])
+        layers = [(torch.randn(_WIDTH, _WIDTH), torch.randn(_WIDTH)) for _ in range(_LAYERS)]
+        turns = itertools.cycle(layers)
         for rows in (1, 4, 16, 64, 256, 1024):
             x = torch.randn(rows, _WIDTH)
             flops = 2.0 * rows * _WIDTH**2
-            taken = self._seconds(
-                lambda x=x: F.linear(x, (layer := next(layers)).weight, layer.bias), flops
-            )
+            taken = self._seconds(lambda x=x: F.linear(x, *next(turns)), flops)
             yield flops / (2 * x.nbytes + 4 * (_WIDTH + 1) * _WIDTH), flops / taken
 
     def attentions(self) -> Iterator[tuple[float, float]]:
@@ -277,11 +276,8 @@ def main() -> None:
     with torch.no_grad():
         roof = calibrate(10 * arguments.repeats)
     print(f"{roof.name}: {1e6 * roof.launch_s:.1f} us per operator")
-    for kind, rate in {
-        **roof.single,
-        "memory": roof.bytes_s,
-        "in place": roof.in_place_bytes_s,
-    }.items():
+    rates = {**roof.single, "memory": roof.bytes_s, "in place": roof.in_place_bytes_s}
+    for kind, rate in rates.items():
         curve = ", ".join(f"{found / 1e9:.1f} at {size:.0f}" for size, found in rate.points)
         print(f"  {kind}, 1e9 a second: {curve}")
     print(f"{'network':<8}{'what':<22}{'forecast ms':>12}{'measured ms':>12}{'ratio':>7}")

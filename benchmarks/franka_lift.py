@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dzrobot.envs.expert import expert_for
 from dzrobot.envs.franka.make import make_franka
+from dzrobot.training.bench.measuring import process_seconds
 
 _LATE = {"frame_age_s": 5.0, "state_age_s": 2.0, "hold_after_s": 2.0}
 _MOST_STEPS = 150
@@ -20,13 +21,11 @@ def processor_s() -> dict[str, float]:
     """Return the processor time (s) of this process and of its children, by their names."""
     used: dict[str, float] = {}
     for number in [os.getpid(), *_children(os.getpid())]:
-        place = Path(f"/proc/{number}")
-        name = place.joinpath("cmdline").read_text().replace("\0", " ")
-        words = place.joinpath("stat").read_text().rpartition(")")[2].split()
+        name = Path(f"/proc/{number}/cmdline").read_text().replace("\0", " ")
         kind = next(
             (kind for kind in ("arm_server", "camera_server", "driver") if kind in name), ""
         )
-        seconds = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+        seconds = process_seconds(number)
         used[kind or "environment"] = used.get(kind or "environment", 0.0) + seconds
     return used
 

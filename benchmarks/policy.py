@@ -46,6 +46,7 @@ from dzrobot.policies.dreamzero.network.world_action import (
     WorldActionModel,
 )
 from dzrobot.training.bench.measuring import in_turns, synchronize
+from dzrobot.training.build import empty_network
 
 TINY = NetworkConfig(
     dit=DiTConfig(
@@ -284,8 +285,8 @@ def build(variant: str, device: torch.device, dtype: torch.dtype | None = None) 
     """Return a network with random weights; unless ``dtype`` is given, bf16 on a GPU."""
     config = {"tiny": TINY, "mid": MID}.get(variant) or preset(variant)
     dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
-    model = empty(config)
-    model = model.to(dtype).to_empty(device=device).eval()
+    model = empty_network(config, is_lora=False, text_encoder=False)
+    model = model.to(dtype).to_empty(device=device)
     torch.manual_seed(0)
     with torch.no_grad():
         for tensor in model.state_dict().values():
@@ -293,23 +294,15 @@ def build(variant: str, device: torch.device, dtype: torch.dtype | None = None) 
         for module in model.modules():
             if "Norm" in type(module).__name__ and getattr(module, "weight", None) is not None:
                 module.weight.fill_(1)
-    for encoder in (model.image_encoder, model.vae):
-        encoder.requires_grad_(requires_grad=False)
     return model
-
-
-def empty(config: NetworkConfig) -> WorldActionModel:
-    """Return a network without memory."""
-    with torch.device("meta"):
-        return WorldActionModel(config, text_encoder=False)
 
 
 def compiled_twin(model: WorldActionModel) -> WorldActionModel:
     """Return a network of the same weights whose blocks are compiled."""
-    twin = empty(model.config)
+    twin = empty_network(model.config, is_lora=False, text_encoder=False)
     twin.load_state_dict(model.state_dict(), assign=True)
     compile_blocks(twin.model.blocks)
-    return twin.eval()
+    return twin
 
 
 def main() -> None:

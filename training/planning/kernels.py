@@ -82,7 +82,6 @@ def _fused(group: Sequence[Call], last: int, last_read: dict[int, int]) -> Kerne
     own: set[int] = set()
     read: dict[int, int] = {}
     written: dict[int, int] = {}
-    makes = False
     for call in group:
         for access in call.reads:
             if access.storage not in own:
@@ -92,12 +91,12 @@ def _fused(group: Sequence[Call], last: int, last_read: dict[int, int]) -> Kerne
                 own.add(access.storage)
             if _is_kept(access, last, last_read):
                 written[access.storage] = max(written.get(access.storage, 0), access.bytes_)
-                makes |= access.is_new
     if not written:
         return None
     first, bytes_ = group[0], sum(read.values()) + sum(written.values())
     module = collapsed(block_of(first.module))
-    return Kernel(first.stage, module, "fused", "memory", first.dtype, not makes, 0.0, bytes_)
+    is_in_place = own.isdisjoint(written)
+    return Kernel(first.stage, module, "fused", "memory", first.dtype, is_in_place, 0.0, bytes_)
 
 
 def _is_kept(access: Access, last: int, last_read: dict[int, int]) -> bool:

@@ -183,7 +183,11 @@ def _extended(less: Kernels, more: Kernels, further: int) -> Kernels:
     found, gone, added = Counter(more), less - more, more - less
     for small, count in gone.items():
         # A launch for all blocks together, as a copy of their cache, grows with their number.
-        large = [kernel for kernel in added if kernel[:6] == small[:6] and added[kernel] == count]
+        large = [
+            kernel
+            for kernel, times in added.items()
+            if times == count and kernel._replace(flops=small.flops, bytes_=small.bytes_) == small
+        ]
         if len(large) != 1:
             raise RuntimeError(f"blocks are not equal: another one takes away {small}")
         grown = large[0]._replace(
