@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dzrobot.envs.emulators import dynamics, kinematics, reflexes
+from dzrobot.envs.emulators import dynamics, reflexes
 from dzrobot.envs.emulators.dynamics import (
     DT,
     Dynamics,
@@ -19,9 +19,10 @@ from dzrobot.envs.emulators.dynamics import (
     Surroundings,
 )
 from dzrobot.envs.emulators.faults import Faults
-from dzrobot.envs.emulators.kinematics import Array, Posture, posture
 from dzrobot.envs.emulators.settings import Settings
 from dzrobot.envs.emulators.wire import Generator, RobotMode
+from dzrobot.envs.panda import kinematics
+from dzrobot.envs.panda.kinematics import Array, Posture, posture
 
 BRAKING = 12.0
 """How fast the brakes slow a joint (rad/s^2)."""

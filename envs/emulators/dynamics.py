@@ -13,9 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
-from dzrobot.envs.emulators import kinematics
 from dzrobot.envs.emulators.faults import GRIPPER_WIDTH_M, Faults
-from dzrobot.envs.emulators.kinematics import Array, Posture
+from dzrobot.envs.panda import kinematics
+from dzrobot.envs.panda.kinematics import Array, Posture
 
 DT = 1e-3
 GRAVITY = 9.81
@@ -27,9 +27,6 @@ VISCOUS = np.array([1.5, 1.5, 1.2, 1.2, 0.5, 0.4, 0.3])
 
 COULOMB = np.array([0.3, 0.3, 0.25, 0.25, 0.12, 0.1, 0.08])
 """Dry friction that is left after the arm's own compensation (Nm)."""
-
-LINK_SPHERE_M = 0.08
-"""A solid sphere of this radius is close enough for the inertia of each link."""
 
 TABLE_STIFFNESS = 2e4
 TABLE_DAMPING = 200.0
@@ -45,7 +42,7 @@ NOISE = {
 _ROWS = 1 << 13
 _INERTIA_PERIOD_MS = 20
 _LATER = np.triu_indices(7, 1)
-_SPHERES = np.cumsum((0.4 * LINK_SPHERE_M**2 * kinematics.LINK_MASS)[::-1])[::-1][
+_SPHERES = np.cumsum((0.4 * kinematics.LINK_SPHERE_M**2 * kinematics.LINK_MASS)[::-1])[::-1][
     np.maximum.outer(np.arange(7), np.arange(7))
 ]
 """Inertia of the links beyond both of two joints, as spheres (kg m^2), (7, 7)."""

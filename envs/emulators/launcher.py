@@ -17,13 +17,8 @@ import dzrobot
 from dzrobot.envs.emulators.camera_server import bus_settings
 from dzrobot.envs.emulators.scenes import EMPTY, check_scene
 from dzrobot.envs.emulators.timebase import Timebase
+from dzrobot.envs.emulators.views import SERIALS
 from dzrobot.errors import ConfigError, RobotError
-
-SERIALS = ("910000000001", "910000000002")
-"""Serial numbers of the two cameras that every emulated workcell has: exterior and wrist."""
-
-SECOND_EXTERIOR = "910000000003"
-"""Of a third, for embodiments with three views."""
 
 LARGEST_DOMAIN = 232
 """The bus computes its ports from the domain, and these end there."""

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from dzrobot.envs.emulators import kinematics
 from dzrobot.envs.emulators.arm import EmulatedArm
-from dzrobot.envs.emulators.kinematics import Array
 from dzrobot.envs.emulators.wire import ERRORS, ROBOT_STATE
+from dzrobot.envs.panda import kinematics
+from dzrobot.envs.panda.kinematics import Array
 
 HAND_KG = 0.73
 

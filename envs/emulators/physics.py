@@ -1,6 +1,6 @@
 """The emulated arm in a MuJoCo scene: contact, grasping and collision come from physics.
 
-Arm, hand, table and cube are robosuite's (:mod:`dzrobot.envs.emulators.scene`), other objects
+Arm, hand, table and cube are robosuite's (:mod:`dzrobot.envs.mujoco.lift_scene`), other objects
 LIBERO's; rotor inertia and friction of the joints are those of the arm without a scene. Gravity of
 arm and hand is compensated, what the hand holds weighs.
 """
@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from dzrobot.envs.emulators import kinematics
 from dzrobot.envs.emulators.dynamics import COULOMB, DT, ROTOR_INERTIA, VISCOUS, Surroundings
 from dzrobot.envs.emulators.faults import GRIPPER_WIDTH_M
-from dzrobot.envs.emulators.kinematics import Array, Posture
-from dzrobot.envs.emulators.scene import (
+from dzrobot.envs.emulators.table_objects import thing_of
+from dzrobot.envs.mujoco.lift_scene import (
     ARM,
     BASE,
     FINGERS,
+    OBJECT,
     READY,
     TABLE,
     TABLE_TOP_M,
     load_model,
     load_mujoco,
-    thing_of,
 )
-from dzrobot.envs.emulators.table_objects import OBJECT
+from dzrobot.envs.panda import kinematics
+from dzrobot.envs.panda.kinematics import Array, Posture
 
 FOLLOWING = 100.0
 """How stiffly the arm's own controller follows a reference (rad/s); it is critically damped."""

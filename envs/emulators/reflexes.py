@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dzrobot.envs.emulators import kinematics
-from dzrobot.envs.emulators.kinematics import Array
 from dzrobot.envs.emulators.wire import Generator
+from dzrobot.envs.panda import kinematics
+from dzrobot.envs.panda.kinematics import Array
 
 if TYPE_CHECKING:
     from dzrobot.envs.emulators.arm import EmulatedArm

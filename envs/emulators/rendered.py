@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.envs.emulators.launcher import SECOND_EXTERIOR, SERIALS
-from dzrobot.envs.emulators.scene import CAMERAS, load_model, load_mujoco, thing_of
-from dzrobot.envs.emulators.views import CameraView, Image, Size, to_yuyv
-from dzrobot.envs.libero.culling import culled_scene
-from dzrobot.envs.libero.rendering import choose_backend
+from dzrobot.envs.emulators.table_objects import thing_of
+from dzrobot.envs.emulators.views import SECOND_EXTERIOR, SERIALS, CameraView, Image, Size, to_yuyv
+from dzrobot.envs.mujoco.culling import culled_scene
+from dzrobot.envs.mujoco.lift_scene import CAMERAS, load_model, load_mujoco
+from dzrobot.envs.mujoco.rendering import choose_backend
 from dzrobot.errors import SimulatorError
 
 LARGEST = (640, 480)

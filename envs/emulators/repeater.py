@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dzrobot.envs.franka.process import Latest
+from dzrobot.envs.processes.driver_process import Latest
 
 _LARGEST = 2048
 _PERIOD_S = 0.2

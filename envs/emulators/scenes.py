@@ -6,8 +6,8 @@ from dzrobot.envs.emulators.dynamics import Dynamics, PlainDynamics
 from dzrobot.envs.emulators.faults import Faults
 from dzrobot.envs.emulators.table_objects import libero_objects
 from dzrobot.envs.emulators.views import CameraView, PaintedView
-from dzrobot.envs.franka.workcells import EMPTY_SCENE, LIFT_SCENE
-from dzrobot.envs.libero.install import check_versions
+from dzrobot.envs.mujoco.lift_scene import EMPTY_SCENE, LIFT_SCENE
+from dzrobot.envs.mujoco.robosuite import check_versions
 from dzrobot.errors import ConfigError, MissingDependencyError, SimulatorError, suggest
 
 EMPTY = EMPTY_SCENE

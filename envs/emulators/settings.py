@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dzrobot.envs.emulators import kinematics
-from dzrobot.envs.emulators.kinematics import Array
 from dzrobot.envs.emulators.wire import Command
+from dzrobot.envs.panda import kinematics
+from dzrobot.envs.panda.kinematics import Array
 
 LARGEST_LOAD_KG = 3.0
 _JOINT_STIFFNESS = (0.0, 14250.0)

@@ -5,22 +5,24 @@ says how each of them stands.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from dzrobot.envs.emulators.kinematics import Array
-from dzrobot.envs.franka.outcomes import SceneObject
 from dzrobot.envs.libero.assets import assets_folder
 from dzrobot.envs.libero.goal_progress import LIFTED_M
 from dzrobot.envs.libero.install import import_libero
+from dzrobot.envs.mujoco.lift_scene import (
+    LIFT_SCENE,
+    OBJECT,
+    ObjectStart,
+    TableObject,
+    robosuite_asset,
+)
+from dzrobot.envs.panda.kinematics import Array
 from dzrobot.errors import ConfigError
 from dzrobot.rng import numpy_generator
-
-OBJECT = "object"
-"""Name of the body on the table, and of its free joint, whose pose is that of its middle."""
 
 FAMILIES = ("stable_hope_objects", "stable_scanned_objects", "turbosquid_objects")
 """Folders of LIBERO's assets with objects that can be carried."""
@@ -36,54 +38,6 @@ _ALIKE_M = 1e-3
 _DENSITY = 1000.0
 _COLLISION_GROUP = 0
 _JOINT, _HALF = slice(9, 16), slice(16, 19)
-
-
-@dataclass(frozen=True)
-class ObjectStart:
-    """Where the object of an episode is at first, and how large it is."""
-
-    position: Array
-    """Of its middle above the middle of the table's top, (3,), m."""
-
-    yaw: float
-    """About the vertical (rad)."""
-
-    half: Array
-    """Half of its extents along its own axes, (3,), m."""
-
-    @property
-    def quaternion(self) -> tuple[float, float, float, float]:
-        """(w, x, y, z)."""
-        return (float(np.cos(self.yaw / 2)), 0.0, 0.0, float(np.sin(self.yaw / 2)))
-
-
-class TableObject(Protocol):
-    """Something that can be grasped."""
-
-    task: str
-    """What is to be done with it, in words."""
-
-    def add(self, mujoco: Any, spec: Any, stiff: tuple[float, float]) -> None:
-        """Add it to a scene, as a free body `OBJECT`.
-
-        Args:
-            mujoco: The module.
-            spec: The scene.
-            stiff: Time (s) and damping of its contacts, where it does not say them itself.
-        """
-        ...
-
-    def start(self, number: int) -> ObjectStart:
-        """Return where an initial state has it."""
-        ...
-
-    def fit(self, model: Any, half: Array) -> None:
-        """Give it the size of an episode in a compiled scene."""
-        ...
-
-    def lifted_m(self, half: Array) -> float:
-        """Return the height of its middle above the table from which on the goal holds."""
-        ...
 
 
 class Cube:
@@ -210,6 +164,21 @@ class LiberoObject:
         return (low + high) / 2, (high - low) / 2
 
 
+def thing_of(scene: str) -> TableObject:
+    """Return what lies on the table of a scene: of Lift a cube, else an object of LIBERO.
+
+    Raises:
+        ConfigError: LIBERO has no such object.
+        MissingDependencyError: LIBERO is not installed.
+        SimulatorError: its assets are not there.
+    """
+    return (
+        Cube(robosuite_asset("textures/red-wood.png"))
+        if scene == LIFT_SCENE
+        else LiberoObject(scene)
+    )
+
+
 def libero_objects() -> Mapping[str, Path]:
     """Return the files of all objects whose assets are there, by name.
 
@@ -226,8 +195,8 @@ def task_of(name: str) -> str:
     return f"lift the {name.replace('_', ' ')}"
 
 
-def object_in(visible: Array) -> SceneObject:
-    """Return the object in what `ScenePhysics.visible` returned."""
+def object_in(visible: Array) -> tuple[Array, Array]:
+    """Return the object's pose (4, 4) and half of its edges (3,), of `ScenePhysics.visible`."""
     x, y, z, w, i, j, k = visible[_JOINT]
     pose = np.eye(4)
     pose[:3, :3] = (
@@ -236,7 +205,7 @@ def object_in(visible: Array) -> SceneObject:
         (2 * (i * k - j * w), 2 * (j * k + i * w), 1 - 2 * (i * i + j * j)),
     )
     pose[:3, 3] = (x, y, z)
-    return SceneObject(pose, visible[_HALF].copy())
+    return pose, visible[_HALF].copy()
 
 
 def _standing(mujoco: Any, listed: Any) -> Array:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dzrobot.envs.emulators import kinematics
+from dzrobot.envs.panda import kinematics
 
 
 def arm_urdf() -> str:

@@ -10,6 +10,17 @@ Size = tuple[int, int]
 """Width and height in pixels."""
 
 
+SERIALS = ("910000000001", "910000000002")
+"""Serial numbers of the two cameras that every emulated workcell has: exterior and wrist."""
+
+SECOND_EXTERIOR = "910000000003"
+"""Of a third, for embodiments with three views."""
+
+SIZES = ((640, 480), (320, 240), (640, 360), (320, 180))
+"""Width and height of the images on offer, all of one vertical angle of view; packing one for the
+bus takes 30 ns a byte."""
+
+
 class CameraView(Protocol):
     """What one camera sees."""
 

@@ -1,15 +1,11 @@
 """What an arm is to the environment."""
 
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from dzrobot.envs.franka.poses import Array
+from dzrobot.envs.panda.poses import Array
+from dzrobot.envs.panda.state import ArmState, GripperState
 from dzrobot.errors import RobotError
-
-if TYPE_CHECKING:
-    # The real hand is a driver's process, whose errors stand here.
-    from dzrobot.envs.franka.gripper import GripperDevice
 
 
 class Space(StrEnum):
@@ -25,99 +21,47 @@ class Space(StrEnum):
     """The same, of an arm that may yield to a person's hand; its friction is compensated."""
 
 
-class Mode(StrEnum):
-    """What the arm says it is doing."""
-
-    IDLE = "idle"
-    MOVE = "move"
-    GUIDING = "guiding"
-    REFLEX = "reflex"
-    USER_STOPPED = "user_stopped"
-    RECOVERY = "recovery"
-    OTHER = "other"
-
-
-REMEDIES = {
-    Mode.IDLE: "it is ready (blue lamp)",
-    Mode.MOVE: "another program moves it (green lamp): end that program",
-    Mode.GUIDING: "it is guided by hand (white lamp): let go of the buttons, and leave "
-    "Programming for Execution in Desk's side bar",
-    Mode.REFLEX: "it has stopped by itself (red lamp): look at what it touched; the next reset "
-    "clears it, after a person has looked",
-    Mode.USER_STOPPED: "the user stop is pressed (white or yellow lamp): release it",
-    Mode.RECOVERY: "it recovers from an error (red lamp): wait, or recover by hand in Desk",
-    Mode.OTHER: "its brakes are locked or it is not in Execution (yellow or white lamp): in Desk "
-    "unlock the joints, choose Execution, then Activate FCI in the menu at the top",
-}
-"""What each mode looks like on the arm, and what a person does about it."""
-
-
 class ControllerEndedError(RobotError):
     """A target was not taken: the controller had ended."""
 
 
-class DisconnectedError(RobotError):
-    """The connection is gone; only connecting again helps."""
+class GripperDevice(Protocol):
+    """One gripper, real or not; no call but ``connect`` may take longer than a moment."""
 
+    def connect(self) -> None:
+        """Connect to the hand, or connect again after a fault; nothing moves.
 
-@dataclass(frozen=True)
-class ArmState:
-    """One state of the arm."""
+        Raises:
+            RobotError: it cannot be reached.
+        """
+        ...
 
-    pose: Array
-    """Of the hand's grasp point in the base frame, (4, 4)."""
+    def home(self) -> None:
+        """Move the fingers all the way, once; a hand that was homed stays as it is.
 
-    twist: Array
-    """Measured velocity of the grasp point, base axes, (6,): m/s, then rad/s."""
+        Raises:
+            RobotError: they do not get there.
+        """
+        ...
 
-    force_n: Array
-    """External force at the hand, hand axes, (3,)."""
+    def state(self) -> GripperState:
+        """Return the last known state."""
+        ...
 
-    torque_nm: Array
-    """External torque at the hand, hand axes, (3,)."""
+    def request(self, *, opened: bool) -> None:
+        """Ask for an open or closed hand; of several requests only the newest is carried out."""
+        ...
 
-    joints: Array
-    """Joint angles (7,), rad."""
-
-    joint_speeds: Array
-    """Measured joint speeds (7,), rad/s."""
-
-    mode: Mode
-    errors: tuple[str, ...]
-    """Errors that are set now."""
-
-    controlled: bool
-    """Whether our controller is running."""
-
-    robot_time_s: float
-    """The arm's own clock."""
-
-    success_rate: float
-    """Share of control commands that arrived lately, in [0, 1]."""
-
-    fresh_at_s: float
-    """When the arm's clock was last seen to advance (environment clock)."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the arm waits for a motion, and no error stands."""
-        return self.mode is Mode.IDLE and not self.errors
-
-    @property
-    def said(self) -> str:
-        """What the arm shows, and what a person does about it."""
-        if self.mode is Mode.IDLE and self.errors:
-            remedy = "an error stands; the next reset clears it, after a person has looked"
-        else:
-            remedy = REMEDIES[self.mode]
-        return f"{self.mode}, {', '.join(self.errors) or 'no error'}: {remedy}"
+    def close(self) -> None:
+        """Let go of the hand."""
+        ...
 
 
 class Arm(Protocol):
     """One robot arm with its gripper, real or not. Nothing is opened before ``connect``."""
 
     @property
-    def gripper(self) -> "GripperDevice":
+    def gripper(self) -> GripperDevice:
         """The hand."""
         ...
 
@@ -194,3 +138,25 @@ class Arm(Protocol):
     def close(self) -> None:
         """Stop and disconnect; twice is harmless."""
         ...
+
+
+class NoGripper:
+    """No hand at all: it is open, and nothing that is asked of it happens."""
+
+    def connect(self) -> None:
+        """Do nothing."""
+
+    def home(self) -> None:
+        """Do nothing."""
+
+    def state(self) -> GripperState:
+        """Return an open hand of no width."""
+        return GripperState(
+            width_m=0.0, is_open=True, is_busy=False, waiting_s=0.0, fault="", is_grasped=False
+        )
+
+    def request(self, *, opened: bool) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""

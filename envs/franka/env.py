@@ -9,19 +9,19 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dzrobot.envs.franka.arm import Arm, ControllerEndedError, DisconnectedError, Mode
-from dzrobot.envs.franka.attendance import Attendance
-from dzrobot.envs.franka.camera import Camera
+from dzrobot.envs.franka.arm import Arm, ControllerEndedError
+from dzrobot.envs.franka.cameras.camera import Camera
 from dzrobot.envs.franka.clock import Clock, RateLimiter, SystemClock
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.control import Control
 from dzrobot.envs.franka.facts import ArmEpisodeFacts, lasting_facts
-from dzrobot.envs.franka.guided import Guidance
-from dzrobot.envs.franka.hand_start import POLL_S, check_hand, home_hand, open_hand
-from dzrobot.envs.franka.lock import ArmLock
-from dzrobot.envs.franka.outcomes import ArmPhase, Operator, OperatorVerdict, Scene, rule_for
-from dzrobot.envs.franka.poses import Array
-from dzrobot.envs.franka.safety import (
+from dzrobot.envs.franka.motion.action_spaces import joint_box, target_space
+from dzrobot.envs.franka.motion.controller import Control
+from dzrobot.envs.franka.motion.guidance import Guidance
+from dzrobot.envs.franka.operator.operator import ArmPhase, Operator, OperatorVerdict
+from dzrobot.envs.franka.reward import Scene, rule_for
+from dzrobot.envs.franka.safeguards.consent import Attendance
+from dzrobot.envs.franka.safeguards.gripper_start import POLL_S, check_hand, home_hand, open_hand
+from dzrobot.envs.franka.safeguards.limits import (
     SAFETY_STOPS,
     Abort,
     LimitedTarget,
@@ -30,10 +30,13 @@ from dzrobot.envs.franka.safety import (
     check_fresh,
     check_shape,
 )
+from dzrobot.envs.franka.safeguards.lock import ArmLock
+from dzrobot.envs.franka.safeguards.watchdog import Watchdog
 from dzrobot.envs.franka.sensing import Reading, Sensors
-from dzrobot.envs.franka.targets import target_space
-from dzrobot.envs.franka.watchdog import Watchdog
 from dzrobot.envs.initial_states import DRAWN, InitialStates
+from dzrobot.envs.panda.poses import Array
+from dzrobot.envs.panda.state import Mode
+from dzrobot.envs.processes.driver_process import DisconnectedError
 from dzrobot.envs.spaces import observation_space
 from dzrobot.errors import ConfigError, RobotError, StoppedError
 
@@ -47,7 +50,7 @@ StepResult = tuple[Observation, float, bool, bool, Info]
 class FrankaEnv(gym.Env[Observation, np.ndarray]):
     """Pick and place with a Franka, in the keys of ``config.embodiment``.
 
-    Whatever the embodiment's parts name of :mod:`dzrobot.envs.franka.quantities` is observed and
+    Whatever the embodiment's parts name of :mod:`dzrobot.envs.panda.quantities` is observed and
     commanded. With ``franka_pnp``:
 
     Observation:
@@ -68,7 +71,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     wait; time the policy takes is part of it.
 
     With ``oxe_droid``, ``(8,)``: seven joint angles (rad) to be at, and the gripper: above 0.5
-    closes, else opens; see :class:`~dzrobot.envs.franka.targets.JointSpace`.
+    closes, else opens; see :class:`~dzrobot.envs.franka.motion.action_spaces.JointSpace`.
 
     Nothing connects or moves before the first reset. An episode terminates when the task is done,
     and is truncated with ``info["abort"]`` when it cannot continue safely. The arm then holds its
@@ -134,7 +137,9 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self.address = config.address
         self.judged_by_operator = config.reward.rule == "operator"
         self.observation_space = observation_space(embodiment, self.layout.state_limits)
-        self.action_space = self.layout.action_space(config)
+        self.action_space = self.layout.action_space(
+            joint_box(config), (config.limits.workspace_low, config.limits.workspace_high)
+        )
         self.remake: Callable[[], FrankaEnv] | None = None
         """Makes another environment of the same workcell, for copies; set by ``make_franka``."""
 
@@ -223,7 +228,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         if operator is not None:
             operator.start()
         if self._watchdog is None:
-            self._watchdog = Watchdog(self._control, operator, self.operator_stop)
+            self._watchdog = Watchdog(self._control.check_silence, operator, self.operator_stop)
         # Unlatched first: a stop that comes meanwhile stands when it is looked for.
         self._control.unlatch()
         self._attendance.admit()

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.envs.emulators.kinematics import damped_inverse, forward, posture
-from dzrobot.envs.franka.axes import in_action_axes
-from dzrobot.envs.franka.config import ActionConfig
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.outcomes import SceneObject
-from dzrobot.envs.franka.poses import Array
+from dzrobot.envs.franka.reward import SceneObject
+from dzrobot.envs.panda.axes import ActionConfig, in_action_axes
+from dzrobot.envs.panda.kinematics import damped_inverse, forward, posture
+from dzrobot.envs.panda.poses import Array
 from dzrobot.errors import RobotError
 
 OPEN, CLOSE = 1.0, -1.0

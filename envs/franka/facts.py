@@ -10,8 +10,8 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from dzrobot.envs.franka.arm import ArmState
 from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.panda.state import ArmState
 
 _log = logging.getLogger(__name__)
 

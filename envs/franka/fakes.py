@@ -5,20 +5,15 @@ They behave like the real ones where the environment can tell, and show faults o
 
 import numpy as np
 
-from dzrobot.envs.emulators.kinematics import flange_to_hand, forward
-from dzrobot.envs.franka.arm import (
-    ArmState,
-    ControllerEndedError,
-    DisconnectedError,
-    Mode,
-    Space,
-)
-from dzrobot.envs.franka.camera import Frame
-from dzrobot.envs.franka.camera_config import CameraConfig
+from dzrobot.envs.franka.arm import ControllerEndedError, Space
+from dzrobot.envs.franka.cameras.camera import Frame
+from dzrobot.envs.franka.cameras.camera_config import CameraConfig
 from dzrobot.envs.franka.config import ResetConfig
-from dzrobot.envs.franka.gripper import GripperState
-from dzrobot.envs.franka.outcomes import ArmPhase, OperatorVerdict
-from dzrobot.envs.franka.poses import Array, towards
+from dzrobot.envs.franka.operator.operator import ArmPhase, OperatorVerdict
+from dzrobot.envs.panda.kinematics import flange_to_hand, forward
+from dzrobot.envs.panda.poses import Array, towards
+from dzrobot.envs.panda.state import ArmState, GripperState, Mode
+from dzrobot.envs.processes.driver_process import DisconnectedError
 from dzrobot.errors import RobotError, StoppedError
 
 HOME = ResetConfig().pose

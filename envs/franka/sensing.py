@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from dzrobot.envs.franka.arm import Arm, ArmState, DisconnectedError
-from dzrobot.envs.franka.camera import Camera, Frame, fit
+from dzrobot.envs.franka.arm import Arm
+from dzrobot.envs.franka.cameras.camera import Camera, Frame, fit
 from dzrobot.envs.franka.clock import Clock
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.gripper import GripperState
-from dzrobot.envs.franka.poses import Array
-from dzrobot.envs.franka.quantities import ArmLayout, Moment
-from dzrobot.envs.franka.safety import Abort, RefusalError, check_fresh
+from dzrobot.envs.franka.safeguards.limits import Abort, RefusalError, check_fresh
+from dzrobot.envs.panda.poses import Array
+from dzrobot.envs.panda.quantities import ArmLayout, Moment
+from dzrobot.envs.panda.state import ArmState, GripperState
+from dzrobot.envs.processes.driver_process import DisconnectedError
 from dzrobot.errors import RobotError
 
 _FRESH_FRAMES_S = 10.0

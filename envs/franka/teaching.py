@@ -10,7 +10,7 @@ import numpy as np
 
 from dzrobot.envs.franka.arm import Arm
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.poses import Array, euler_of
+from dzrobot.envs.panda.poses import Array, euler_of
 from dzrobot.errors import RobotError
 
 Ask = Callable[[str], str]

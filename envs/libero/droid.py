@@ -7,11 +7,11 @@ from gymnasium import spaces
 from gymnasium.utils import EzPickle
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.franka.quantities import CLOSED_ABOVE, ArmLayout, gripper_position
 from dzrobot.envs.initial_states import DRAWN
-from dzrobot.envs.libero.install import check_versions, import_robosuite
 from dzrobot.envs.libero.sim import ArmSetup, Raw, Simulation
 from dzrobot.envs.libero.simulated import Observation, SimulatedArmEnv, SimulatedRobot
+from dzrobot.envs.mujoco.robosuite import check_versions, import_robosuite
+from dzrobot.envs.panda.quantities import CLOSED_ABOVE, ArmLayout, gripper_position
 
 JOINT_LIMITS_RAD = (
     (-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973),

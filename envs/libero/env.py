@@ -6,9 +6,10 @@ import numpy as np
 from gymnasium.utils import EzPickle
 
 from dzrobot.envs.libero.arm import ArmEnv
-from dzrobot.envs.libero.install import check_versions, import_libero, libero_folder
+from dzrobot.envs.libero.install import import_libero, libero_folder
 from dzrobot.envs.libero.sim import Raw, Simulation
 from dzrobot.envs.libero.suites import Task, check_task, load_init_states, load_task
+from dzrobot.envs.mujoco.robosuite import check_versions
 from dzrobot.registration import SUITES
 
 

@@ -6,8 +6,8 @@ from gymnasium.utils import EzPickle
 
 from dzrobot.envs.initial_states import DRAWN
 from dzrobot.envs.libero.arm import ArmEnv
-from dzrobot.envs.libero.install import check_versions, import_robosuite
 from dzrobot.envs.libero.sim import Raw, Simulation
+from dzrobot.envs.mujoco.robosuite import check_versions, import_robosuite
 
 
 class LiftEnv(ArmEnv, EzPickle):

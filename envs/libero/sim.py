@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dzrobot.envs.libero.culling import culled
-from dzrobot.envs.libero.rendering import (
+from dzrobot.envs.mujoco.culling import culled
+from dzrobot.envs.mujoco.rendering import (
     check_rendering,
     free_context,
     hand_over,

@@ -12,8 +12,8 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.initial_states import InitialStates
 from dzrobot.envs.libero.goal_progress import GoalProgress
 from dzrobot.envs.libero.perturbations import AXES, perturb
-from dzrobot.envs.libero.rendering import choose_backend
 from dzrobot.envs.libero.sim import ArmSetup, CameraOptions, Raw, Simulation
+from dzrobot.envs.mujoco.rendering import choose_backend
 from dzrobot.envs.spaces import Limits, observation_space, plain_action
 from dzrobot.errors import ConfigError
 

@@ -7,9 +7,8 @@ from typing import Any, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
-from dzrobot.envs.franka.arm import DisconnectedError
-from dzrobot.envs.franka.driver import plainly
-from dzrobot.envs.franka.process import DriverProcess, Latest
+from dzrobot.envs.processes.driver_main import plainly
+from dzrobot.envs.processes.driver_process import DisconnectedError, DriverProcess, Latest
 from dzrobot.envs.teleop.device import DeviceLostError, Gives, TeleopReading
 from dzrobot.envs.teleop.settings import DeviceConfig
 from dzrobot.errors import DzrobotError, RobotError

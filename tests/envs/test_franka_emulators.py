@@ -16,14 +16,16 @@ import numpy as np
 import pytest
 
 from dzrobot.cli import main
-from dzrobot.envs.emulators import kinematics, wire
+from dzrobot.envs.emulators import wire
 from dzrobot.envs.emulators.arm import EmulatedArm
 from dzrobot.envs.emulators.faults import Faults
-from dzrobot.envs.emulators.launcher import SERIALS, EmulatorLauncher, LauncherAddress
+from dzrobot.envs.emulators.launcher import EmulatorLauncher, LauncherAddress
 from dzrobot.envs.emulators.message import StateMessage
 from dzrobot.envs.emulators.robot_server import RobotServer
-from dzrobot.envs.franka.camera_config import CameraConfig
-from dzrobot.envs.franka.realsense import RealSenseDriver
+from dzrobot.envs.emulators.views import SERIALS
+from dzrobot.envs.franka.cameras.camera_config import CameraConfig
+from dzrobot.envs.franka.cameras.realsense import RealSenseDriver
+from dzrobot.envs.panda import kinematics
 from dzrobot.errors import RobotError
 
 

@@ -10,12 +10,12 @@ from gymnasium.utils.env_checker import check_env
 
 import dzrobot  # noqa: F401
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.franka.camera import fit
-from dzrobot.envs.franka.camera_config import CameraConfig
+from dzrobot.envs.franka.cameras.camera import fit
+from dzrobot.envs.franka.cameras.camera_config import CameraConfig
 from dzrobot.envs.franka.clock import RateLimiter
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.console import OperatorConsole
-from dzrobot.envs.franka.dry_run import DryRunArm
+from dzrobot.envs.franka.drivers.dry_run import DryRunArm
+from dzrobot.envs.franka.drivers.franky_driver import version_hint
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fakes import (
     HOME,
@@ -25,12 +25,12 @@ from dzrobot.envs.franka.fakes import (
     FakeGripper,
     FakeOperator,
 )
-from dzrobot.envs.franka.franky_driver import version_hint
-from dzrobot.envs.franka.keyboard import Keyboard
-from dzrobot.envs.franka.lock import ArmLock
 from dzrobot.envs.franka.make import make_franka
-from dzrobot.envs.franka.outcomes import OperatorVerdict
-from dzrobot.envs.franka.poses import pose_of
+from dzrobot.envs.franka.operator.console import OperatorConsole
+from dzrobot.envs.franka.operator.keyboard import Keyboard
+from dzrobot.envs.franka.operator.operator import OperatorVerdict
+from dzrobot.envs.franka.safeguards.lock import ArmLock
+from dzrobot.envs.panda.poses import pose_of
 from dzrobot.errors import ConfigError, RobotError, StoppedError
 from dzrobot.rollout.demonstrations.record import KeyboardActor
 from dzrobot.rollout.evaluation.evaluate import Evaluation, prepare

@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dzrobot.envs.franka.arm import REMEDIES, ControllerEndedError, Mode
+from dzrobot.envs.franka.arm import ControllerEndedError
 from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.emulated import EmulatedWorkcell
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fakes import (
     HOME,
@@ -18,8 +19,8 @@ from dzrobot.envs.franka.fakes import (
     FakeOperator,
 )
 from dzrobot.envs.franka.make import connectable, load_workcell
-from dzrobot.envs.franka.outcomes import ArmPhase
-from dzrobot.envs.franka.workcells import EmulatedWorkcell
+from dzrobot.envs.franka.operator.operator import ArmPhase
+from dzrobot.envs.panda.state import REMEDIES, Mode
 from dzrobot.errors import RobotError, StoppedError
 
 STILL = np.zeros(7, np.float32)

@@ -9,19 +9,7 @@ from hypothesis import strategies as st
 from dzrobot.envs.franka.config import FrankaConfig, LimitsConfig
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fakes import HOME, READY, FakeArm, FakeCamera
-from dzrobot.envs.franka.gripper import wants_change
-from dzrobot.envs.franka.poses import (
-    angle_between,
-    euler_of,
-    is_pose,
-    pose_of,
-    rotation_about,
-    rotation_of,
-    rotation_vector,
-    towards,
-    wrap,
-)
-from dzrobot.envs.franka.safety import (
+from dzrobot.envs.franka.safeguards.limits import (
     COLLISIONS,
     RECOVERABLE,
     Abort,
@@ -37,6 +25,18 @@ from dzrobot.envs.franka.safety import (
     classify,
     on_silence,
 )
+from dzrobot.envs.panda.poses import (
+    angle_between,
+    euler_of,
+    is_pose,
+    pose_of,
+    rotation_about,
+    rotation_of,
+    rotation_vector,
+    towards,
+    wrap,
+)
+from dzrobot.envs.panda.quantities import wants_change
 from dzrobot.errors import SafetyError
 
 LIMITS = LimitsConfig()
