@@ -31,11 +31,12 @@ from dzrobot.envs.libero.assets import (
 )
 from dzrobot.envs.libero.download import HubFetch, download
 from dzrobot.envs.libero.install import HF_LIBERO, libero_folder
-from dzrobot.envs.mujoco.rendering import check_rendering, choose_backend
-from dzrobot.envs.mujoco.robosuite import (
+from dzrobot.envs.mujoco.simulator import (
     MUJOCO,
     ROBOSUITE,
+    check_rendering,
     check_versions,
+    choose_backend,
     import_robosuite,
     installed,
 )

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.envs.emulators.scenes import EMPTY, views_of
+from dzrobot.envs.emulators.scenes import EMPTY
 from dzrobot.envs.emulators.timebase import Timebase
-from dzrobot.envs.emulators.views import SIZES, CameraView, Size
+from dzrobot.envs.emulators.views import SIZES, CameraView, Size, views_of
 from dzrobot.errors import MissingDependencyError
 
 RATES_HZ = (15, 30)

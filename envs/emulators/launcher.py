@@ -136,7 +136,7 @@ class EmulatorLauncher:
         self._request({"call": name, "arguments": arguments})
 
     def set(self, **faults: Any) -> None:
-        """Set fields of :class:`~dzrobot.envs.emulators.faults.Faults`."""
+        """Set fields of :class:`~dzrobot.envs.emulators.dynamics.Faults`."""
         self._request({"set": faults})
 
     def camera_settings(self) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from pydantic import Field, field_validator, model_validator
 from dzrobot.config import FrozenConfig
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.envs.franka.cameras.camera_config import CameraConfig
-from dzrobot.envs.panda.axes import ActionConfig
+from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.panda.poses import Array, pose_of
+from dzrobot.envs.panda.state import ActionConfig
 from dzrobot.errors import UnknownNameError
 from dzrobot.rng import seed_sequence
 

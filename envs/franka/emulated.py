@@ -13,13 +13,19 @@ from typing import Any
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.emulators.timebase import FREE, ArmClock, Timebase
 from dzrobot.envs.emulators.views import SECOND_EXTERIOR, SERIALS, SIZES
-from dzrobot.envs.franka.arm import Arm, GripperDevice, Space
-from dzrobot.envs.franka.cameras.camera import Camera, Frame
-from dzrobot.envs.franka.cameras.camera_config import CameraConfig
-from dzrobot.envs.franka.clock import SystemClock
+from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.reward import Scene, SceneObject
-from dzrobot.envs.franka.workcells import Timed
+from dzrobot.envs.franka.workcells import (
+    Arm,
+    Camera,
+    Frame,
+    GripperDevice,
+    Scene,
+    SceneObject,
+    Space,
+    SystemClock,
+    Timed,
+)
 from dzrobot.envs.mujoco.lift_scene import EMPTY_SCENE, LIFT_SCENE, READY
 from dzrobot.envs.panda.kinematics import flange_to_hand, forward
 from dzrobot.envs.panda.poses import Array, euler_of
@@ -156,7 +162,7 @@ class EmulatedScene:
 
     def object(self) -> SceneObject:
         """Return where the object is, at the arm's time."""
-        from dzrobot.envs.emulators.table_objects import object_in
+        from dzrobot.envs.emulators.scenes import object_in
 
         page = self._workcell.clock.page
         return SceneObject(*object_in(page.scene_at(page.clock_ms)))
@@ -377,8 +383,7 @@ def emulated_values(robot: Embodiment) -> dict[str, Any]:
 
 def scene_values(scene: str) -> dict[str, Any]:
     """Return where robosuite's Lift begins, and what may be reached there."""
-    from dzrobot.envs.emulators.scenes import check_name
-    from dzrobot.envs.emulators.table_objects import Cube, task_of
+    from dzrobot.envs.emulators.scenes import Cube, check_name, task_of
 
     check_name(scene)
     return {

@@ -1,6 +1,6 @@
 """Environments of the Franka from plain values: what ``gym.make`` of ``Franka-...`` ids calls."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,10 @@ from typing import Any
 from dzrobot.config import read_config
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.envs.franka.arm import Arm
-from dzrobot.envs.franka.cameras.camera import Camera, camera_of
+from dzrobot.envs.franka.camera_config import CameraConfig
+from dzrobot.envs.franka.cameras.camera import DriverCamera
+from dzrobot.envs.franka.cameras.realsense import RealSenseCamera
+from dzrobot.envs.franka.cameras.uvc import UvcCamera
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.drivers.dry_run import DryRunArm
 from dzrobot.envs.franka.drivers.franky_arm import FrankyArm
@@ -22,7 +24,7 @@ from dzrobot.envs.franka.emulated import (
 )
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.operator.console import OperatorConsole
-from dzrobot.envs.franka.workcells import RealWorkcell, Workcell
+from dzrobot.envs.franka.workcells import Arm, Camera, RealWorkcell, Workcell
 from dzrobot.envs.mujoco.lift_scene import EMPTY_SCENE, LIFT_SCENE
 from dzrobot.envs.panda.quantities import ArmLayout
 from dzrobot.errors import ConfigError, suggest
@@ -139,6 +141,21 @@ def connectable(
     )  # fmt: skip
 
 
+def camera_of(
+    config: CameraConfig, settings: Callable[[], dict[str, Any]], *, patience: float
+) -> DriverCamera:
+    """Return the camera that a workcell describes; nothing is opened yet.
+
+    Args:
+        config: What it is.
+        settings: Of RealSense's context; see :class:`RealSenseCamera`.
+        patience: See :class:`~dzrobot.envs.driver_process.DriverProcess`.
+    """
+    if config.kind == "uvc":
+        return UvcCamera(config, patience=patience)
+    return RealSenseCamera(config, settings, patience=patience)
+
+
 _RLINF = {
     "robot_ip": "address",
     "camera_serials": "cameras, a list of key and serial,",
@@ -205,7 +222,7 @@ def _built_in(workcell: str, robot: Embodiment) -> dict[str, Any]:
 
 
 def _fake(config: FrankaConfig, render_mode: str | None) -> FrankaEnv:
-    from dzrobot.envs.franka.fakes import FakeArm, FakeCamera
+    from dzrobot.envs.franka.fake_devices import FakeArm, FakeCamera
 
     arm = FakeArm(config.reset.pose)
     cameras = [FakeCamera(key, arm) for key in config.robot.video_keys]

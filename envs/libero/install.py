@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.envs.libero.assets import assets_folder
-from dzrobot.envs.mujoco.robosuite import import_robosuite
+from dzrobot.envs.mujoco.simulator import import_robosuite
 from dzrobot.errors import MissingDependencyError
 from dzrobot.files import cache_folder
 

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dzrobot.envs.mujoco.rendering import choose_backend
-from dzrobot.envs.mujoco.robosuite import check_versions
+from dzrobot.envs.mujoco.simulator import check_versions, choose_backend
 from dzrobot.envs.panda import kinematics
 from dzrobot.envs.panda.kinematics import Array
 

@@ -127,11 +127,6 @@ def forward(q: Array, flange_to_ee: Array) -> Array:
     return posture(q, flange_to_ee).pose
 
 
-def jacobian(q: Array, flange_to_ee: Array) -> Array:
-    """Return the geometric Jacobian at the end effector in base axes, (6, 7): m, then rad."""
-    return posture(q, flange_to_ee).jacobian
-
-
 def pose_difference(target: Array, current: Array) -> Array:
     """Return the twist (6,) that carries ``current`` to ``target`` in unit time: m, then rad."""
     rotation = target[:3, :3] @ current[:3, :3].T

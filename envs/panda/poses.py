@@ -79,12 +79,6 @@ def distance_between(first: Array, second: Array) -> float:
     return float(np.linalg.norm(second[:3, 3] - first[:3, 3]))
 
 
-def wrap(angle: ArrayLike) -> Array:
-    """Return angles moved by whole turns into [-pi, pi)."""
-    wrapped: Array = (np.asarray(angle, np.float64) + np.pi) % (2 * np.pi) - np.pi
-    return wrapped
-
-
 def skew(vector: ArrayLike) -> Array:
     """Return the matrix (3, 3) whose product with a vector is the cross product."""
     x, y, z = np.asarray(vector, np.float64)
@@ -109,15 +103,6 @@ def between(start: Array, goal: Array, share: float) -> Array:
     pose[:3, :3] = rotation_about(share * turn) @ start[:3, :3]
     pose[:3, 3] = start[:3, 3] + share * (goal[:3, 3] - start[:3, 3])
     return pose
-
-
-def is_pose(value: Array) -> bool:
-    """Return whether ``value`` is a finite (4, 4) pose with a proper rotation."""
-    if value.shape != (4, 4) or not np.isfinite(value).all():
-        return False
-    rotation = value[:3, :3]
-    proper = np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-4)
-    return bool(proper and np.linalg.det(rotation) > 0 and np.allclose(value[3], (0, 0, 0, 1)))
 
 
 def rotation_of_quaternion(quaternion: ArrayLike) -> Array:

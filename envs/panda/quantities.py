@@ -14,9 +14,8 @@ from numpy.typing import ArrayLike
 
 from dzrobot.embodiments.hand import HandMotion
 from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, Part
-from dzrobot.envs.panda.axes import ActionConfig, in_hand_axes
 from dzrobot.envs.panda.poses import Array, euler_of, quaternion_of
-from dzrobot.envs.panda.state import ArmState, GripperState
+from dzrobot.envs.panda.state import ActionConfig, ArmState, GripperState, in_hand_axes
 from dzrobot.errors import ConfigError, suggest
 
 OPEN_M = 0.08

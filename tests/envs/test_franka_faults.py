@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from emulated import need_libraries, printer, rows
 
-from dzrobot.envs.emulators.faults import Faults
+from dzrobot.envs.emulators.dynamics import Faults
 from dzrobot.envs.franka.emulated import EmulatedWorkcell
 from dzrobot.envs.franka.make import connectable, load_workcell
 from dzrobot.envs.mujoco.lift_scene import EMPTY_SCENE

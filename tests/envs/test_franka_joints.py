@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.emulators.views import SECOND_EXTERIOR, SERIALS
 from dzrobot.envs.franka.config import FrankaConfig, LimitsConfig
 from dzrobot.envs.franka.drivers.dry_run import DryRunArm
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.fakes import READY, FakeArm, FakeCamera
+from dzrobot.envs.franka.fake_devices import READY, FakeArm, FakeCamera
 from dzrobot.envs.franka.make import load_workcell
 from dzrobot.envs.franka.motion import action_spaces as targets
 from dzrobot.envs.franka.motion.action_spaces import HandSpace, JointSpace, joint_box
 from dzrobot.envs.franka.motion.trajectories import JointWay
 from dzrobot.envs.franka.safeguards.limits import RefusalError, Workspace
 from dzrobot.envs.franka.safeguards.self_collision import collision_of
-from dzrobot.envs.panda.kinematics import flange_to_hand, forward, jacobian
-from dzrobot.envs.processes.driver_process import DisconnectedError
+from dzrobot.envs.panda.kinematics import flange_to_hand, forward, posture
 from dzrobot.errors import (
     ConfigError,
     MissingDependencyError,
@@ -111,7 +111,7 @@ def test_the_hand_is_no_faster_than_it_may_be(goals):
     asked = [goal for goal in goals for _ in range(8)]
     place = READY_Q
     for target, speeds, _ in walk(asked):
-        twist = jacobian(place, HAND) @ speeds
+        twist = posture(place, HAND).jacobian @ speeds
         # What speed the joints had before is taken from them no faster than they may brake.
         assert np.linalg.norm(twist[:3]) <= 1.1 * LIMITS.speed_m_s
         place = target

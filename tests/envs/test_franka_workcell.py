@@ -13,8 +13,8 @@ from dzrobot.cli import main
 from dzrobot.commands.replay import load_recording, replay
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.emulators.views import SERIALS
-from dzrobot.envs.franka.cameras.camera import RealSenseCamera
-from dzrobot.envs.franka.cameras.camera_config import CameraConfig
+from dzrobot.envs.franka.camera_config import CameraConfig
+from dzrobot.envs.franka.cameras.realsense import RealSenseCamera
 from dzrobot.envs.franka.make import connectable, load_workcell
 from dzrobot.errors import RobotError
 from dzrobot.recording import EpisodeWriter

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from dzrobot.envs.libero.install import libero_folder
-from dzrobot.envs.mujoco.rendering import choose_backend
-from dzrobot.envs.mujoco.robosuite import check_versions
+from dzrobot.envs.mujoco.simulator import check_versions, choose_backend
 from dzrobot.errors import DzrobotError, MissingDependencyError, SimulatorError
 
 ROOT = Path(__file__).parents[2]

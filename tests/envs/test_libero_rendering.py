@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dzrobot.envs.mujoco.culling import culled
-from dzrobot.envs.mujoco.rendering import (
+from dzrobot.envs.mujoco.simulator import (
     choose_backend,
     free_context,
     hand_over,

@@ -1,89 +1,182 @@
-"""Cameras: the newest frame, its number and when it came."""
+"""Both sides of a camera whose driver runs in a process of its own: its stream, and its reader."""
 
+import struct
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import astuple, dataclass
+from typing import ClassVar, NamedTuple, Self
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.envs.franka.cameras.camera_config import CameraConfig
-from dzrobot.envs.franka.cameras.realsense import MISSING, Device, RealSenseDriver
-from dzrobot.envs.franka.cameras.stream_driver import FrameHead
-from dzrobot.envs.franka.cameras.uvc import UvcDriver
-from dzrobot.envs.franka.clock import Clock, SystemClock
-from dzrobot.envs.processes.driver_process import DisconnectedError, DriverProcess, require
-from dzrobot.errors import RobotError
+from dzrobot.envs.driver_process import DisconnectedError, DriverProcess, Latest, plainly
+from dzrobot.envs.franka.camera_config import CameraConfig
+from dzrobot.envs.franka.workcells import Clock, Frame, SystemClock
+from dzrobot.errors import DzrobotError, RobotError
 
-Image = NDArray[np.uint8]
+FRAME_S = 0.02
+"""How long a driver waits for a frame before it looks for questions."""
+
+_SILENT_S = 1.0
+_BACK_OFF_S = (0.2, 0.5, 1.0, 2.0)
+
+
+@dataclass(frozen=True)
+class FrameHead:
+    """What stands before the pixels of a published frame."""
+
+    number: int
+    at_s: float
+    """When it was exposed, or arrived where the camera's clock is not known (this machine's)."""
+
+    stamp_s: float
+    """When it was exposed, by the camera's own clock."""
+
+    height: int
+    width: int
+
+    FORMAT: ClassVar[struct.Struct] = struct.Struct("<QddII")
+
+    def pack(self) -> bytes:
+        """Return the head as bytes."""
+        return self.FORMAT.pack(*astuple(self))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """Return the head that :meth:`pack` wrote."""
+        return cls(*cls.FORMAT.unpack_from(data))
+
+
+class Shot(NamedTuple):
+    """One frame as a library delivers it."""
+
+    image: NDArray[np.uint8]
+    """(H, W, 3) RGB."""
+
+    at_s: float
+    stamp_s: float
+    """Both as in :class:`FrameHead`."""
+
+
+class StreamDriver(ABC):
+    """One stream, opened again, less and less often, when it fails.
+
+    Args:
+        patience: How many times longer than usual a frame is waited for.
+        latest: Where frames are published.
+    """
+
+    def __init__(self, patience: float, latest: Latest | None) -> None:
+        self._silent_s = _SILENT_S * patience
+        self._latest = latest
+        self._is_open = False
+        self._count = 0
+        self._heard_s = 0.0
+        self._retry_s: float | None = None
+        self._failures = 0
+        self._fault = ""
+
+    @abstractmethod
+    def find(self, timeout_s: float) -> None:
+        """Wait for the configured camera, and look whether it offers what is asked of it.
+
+        Raises:
+            RobotError: it is not there, or does not offer that.
+        """
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Open the stream.
+
+        Raises:
+            RuntimeError, RobotError: it cannot be opened.
+        """
+
+    @abstractmethod
+    def next(self) -> Shot | None:
+        """Return the next frame; None where none came within :data:`FRAME_S`.
+
+        Raises:
+            RuntimeError: the stream has failed.
+        """
+
+    @abstractmethod
+    def end(self) -> None:
+        """Close the stream; twice, or before it is open, is harmless.
+
+        Raises:
+            RuntimeError: the library complains.
+        """
+
+    def stream(self) -> None:
+        """Begin to stream, and keep doing so."""
+        self._retry_s = time.monotonic()
+
+    def fault(self) -> str:
+        """Return what the stream failed of last."""
+        return self._fault
+
+    def tick(self) -> float:
+        """Receive a frame, if there is one."""
+        if self._is_open:
+            self._receive()
+            return 0.0
+        if self._retry_s is not None and time.monotonic() >= self._retry_s:
+            self._open()
+        return 0.02
+
+    def translate(self, error: Exception) -> DzrobotError:
+        """Return an error of the library as one of this package."""
+        return plainly(error)
+
+    def close(self) -> None:
+        """Stop the stream."""
+        self._is_open = False
+        try:
+            self.end()
+        except RuntimeError as error:
+            self._fault = str(error)
+
+    def _open(self) -> None:
+        try:
+            self.begin()
+        except (RuntimeError, RobotError) as error:
+            self._failed(str(error))
+            return
+        self._is_open, self._heard_s = True, time.monotonic()
+
+    def _receive(self) -> None:
+        try:
+            shot = self.next()
+        except RuntimeError as error:
+            self._failed(str(error))
+            return
+        if shot is not None:
+            self._heard_s, self._failures = time.monotonic(), 0
+            self._publish(shot)
+        elif time.monotonic() - self._heard_s > self._silent_s:
+            self._failed(f"no frame came for {self._silent_s} s")
+
+    def _publish(self, shot: Shot) -> None:
+        image = np.ascontiguousarray(shot.image, np.uint8)
+        self._count += 1
+        head = FrameHead(self._count, shot.at_s, shot.stamp_s, *image.shape[:2])
+        assert self._latest is not None, "a stream has somewhere to go"
+        self._latest.put(head.pack(), image.data)
+
+    def _failed(self, fault: str) -> None:
+        self.close()
+        self._fault = fault
+        self._retry_s = time.monotonic() + _BACK_OFF_S[min(self._failures, len(_BACK_OFF_S) - 1)]
+        self._failures += 1
+
 
 _FIRST_FRAME_S = 10.0
 _AGAIN_S = 1.0
 """How long a frame of a stream that was open already is waited for."""
 
 _CALL_S = 5.0
-_LIST_S = 30.0
-"""Nothing moves and nobody waits while cameras are listed: a busy machine may take its time."""
-
 _CLOSE_S = 2.0
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One image."""
-
-    image: Image
-    """(H, W, 3) uint8 RGB, as the camera delivers it; not to be written to."""
-
-    number: int
-    """Counts the frames that arrived, from 1."""
-
-    at_s: float
-    """When it was exposed, or arrived where the camera does not tell (environment clock)."""
-
-    stamp_s: float
-    """When it was exposed, by the camera's own clock."""
-
-
-class Camera(Protocol):
-    """One camera, real or not. Nothing is opened before ``open``."""
-
-    @property
-    def config(self) -> CameraConfig:
-        """Which view it delivers, and how it is cropped."""
-        ...
-
-    def open(self) -> None:
-        """Start the stream and wait for its first frame; twice is harmless.
-
-        Raises:
-            RobotError: there is no such camera, or it sends nothing.
-        """
-        ...
-
-    def latest(self) -> Frame:
-        """Return the newest frame, at once.
-
-        Raises:
-            RobotError: the camera is not open.
-        """
-        ...
-
-    def close(self) -> None:
-        """Stop the stream; twice is harmless."""
-        ...
-
-
-def fit(image: Image, config: CameraConfig, size: tuple[int, int]) -> Image:
-    """Return the cropped image at ``size`` (height, width), a fresh (H, W, 3) uint8 array."""
-    top, left, bottom, right = config.box(size)
-    cropped = image[top:bottom, left:right]
-    # Bilinear, as the published recordings of this embodiment were made.
-    resized = cv2.resize(cropped, size[::-1], interpolation=cv2.INTER_LINEAR)
-    return np.array(resized, np.uint8)
 
 
 class DriverCamera(ABC):
@@ -95,7 +188,7 @@ class DriverCamera(ABC):
     Args:
         config: Device, stream and crop.
         clock: What the age of a frame is measured by. None: this machine's.
-        patience: See :class:`~dzrobot.envs.processes.driver_process.DriverProcess`.
+        patience: See :class:`~dzrobot.envs.driver_process.DriverProcess`.
     """
 
     def __init__(
@@ -131,26 +224,22 @@ class DriverCamera(ABC):
     def open(self) -> None:
         """Find the camera, start it and wait for a frame."""
         if self._driver is not None:
-            if self._driver.is_running() and self._streams(_AGAIN_S * self._patience):
+            if self._driver.is_running() and _streams(self._driver, _AGAIN_S * self._patience):
                 return
             self._driver.kill()
         self._driver, self._seen = None, 0
         config = self._config
         driver, search_s = self._start(FrameHead.FORMAT.size + config.width * config.height * 3)
-        try:
+        with driver.killed_on_error():
             driver.ask("find", search_s * self._patience, timeout_s=search_s + _CALL_S)
             driver.ask("stream", timeout_s=_CALL_S)
-            self._driver = driver
-            if not self._streams(_FIRST_FRAME_S * self._patience):
+            if not _streams(driver, _FIRST_FRAME_S * self._patience):
                 fault = driver.ask("fault", timeout_s=_CALL_S)
                 raise RobotError(
                     f"{config.name} is there but sends no frame ({fault or 'no error'}): use a USB "
                     "3 port and cable, and close other programs that hold it"
                 )
-        except BaseException:
-            self._driver = None
-            driver.kill()
-            raise
+        self._driver = driver
 
     def latest(self) -> Frame:
         """Return the newest frame."""
@@ -180,99 +269,13 @@ class DriverCamera(ABC):
         self._frame = Frame(image, number, at_s, head.stamp_s)
         self._seen = head.number
 
-    def _streams(self, limit_s: float) -> bool:
-        """Return whether a new frame comes within ``limit_s``."""
-        before = self.driver.latest.count()
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline:
-            if self.driver.latest.count() > before:
-                return True
-            time.sleep(0.01)
-        return False
 
-
-class RealSenseCamera(DriverCamera):
-    """A RealSense color stream.
-
-    Args:
-        config: Serial number, stream and crop.
-        settings: Returns settings for the library's context; empty for cameras on USB.
-        clock: What the age of a frame is measured by. None: this machine's.
-        patience: See :class:`~dzrobot.envs.processes.driver_process.DriverProcess`.
-    """
-
-    def __init__(
-        self,
-        config: CameraConfig,
-        settings: Callable[[], dict[str, Any]] = dict,
-        clock: Clock | None = None,
-        *,
-        patience: float = 1.0,
-    ) -> None:
-        super().__init__(config, clock, patience=patience)
-        self._settings = settings
-
-    def _start(self, memory: int) -> tuple[DriverProcess, float]:
-        require("pyrealsense2", MISSING)
-        settings = self._settings()
-        driver = DriverProcess(
-            self._config.name, RealSenseDriver, self._config, settings, self._patience,
-            memory=memory, patience=self._patience,
-        )  # fmt: skip
-        return driver, discovery_s(settings)
-
-
-class UvcCamera(DriverCamera):
-    """A webcam, a ZED or another USB video camera, through OpenCV."""
-
-    def _start(self, memory: int) -> tuple[DriverProcess, float]:
-        driver = DriverProcess(
-            self._config.name, UvcDriver, self._config, self._patience,
-            memory=memory, patience=self._patience,
-        )  # fmt: skip
-        return driver, discovery_s({})
-
-
-def camera_of(
-    config: CameraConfig, settings: Callable[[], dict[str, Any]], *, patience: float
-) -> DriverCamera:
-    """Return the camera that a workcell describes; nothing is opened yet.
-
-    Args:
-        config: What it is.
-        settings: Of RealSense's context; see :class:`RealSenseCamera`.
-        patience: See :class:`~dzrobot.envs.processes.driver_process.DriverProcess`.
-    """
-    if config.kind == "uvc":
-        return UvcCamera(config, patience=patience)
-    return RealSenseCamera(config, settings, patience=patience)
-
-
-def discovery_s(settings: dict[str, Any]) -> float:
-    """Return how long to wait for a camera (s): on a network they announce themselves, slowly."""
-    return 15.0 if settings else 3.0
-
-
-def list_cameras(settings: dict[str, Any], wanted: Collection[str] = ()) -> list[Device]:
-    """Return the cameras that the library finds, in a process that ends with the answer.
-
-    Args:
-        settings: Of the library's context; empty for cameras on USB.
-        wanted: Serial numbers that are waited for, for a while.
-
-    Raises:
-        MissingDependencyError: the library is not installed.
-        RobotError: it gives no answer.
-    """
-    require("pyrealsense2", MISSING)
-    driver = DriverProcess("cameras", RealSenseDriver, None, settings, 1.0)
-    try:
-        deadline = time.monotonic() + discovery_s(settings)
-        while True:
-            found: list[Device] = driver.ask("devices", timeout_s=_LIST_S)
-            known = {device.serial for device in found}
-            if (set(wanted) <= known and known) or time.monotonic() > deadline:
-                return found
-            time.sleep(0.1)
-    finally:
-        driver.kill()
+def _streams(driver: DriverProcess, limit_s: float) -> bool:
+    """Return whether a new frame comes within ``limit_s``."""
+    before = driver.latest.count()
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if driver.latest.count() > before:
+            return True
+        time.sleep(0.01)
+    return False

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dzrobot.envs.franka.cameras.camera_config import CameraConfig
-from dzrobot.envs.franka.cameras.stream_driver import FRAME_S, Shot, StreamDriver
-from dzrobot.envs.processes.driver_process import Latest
+from dzrobot.envs.driver_process import DriverProcess, Latest
+from dzrobot.envs.franka.camera_config import CameraConfig
+from dzrobot.envs.franka.cameras.camera import FRAME_S, DriverCamera, Shot, StreamDriver
 from dzrobot.errors import RobotError
 
 _SELECT_TIMEOUT_S = 1
@@ -20,6 +20,7 @@ _MANUAL, _AUTOMATIC = 1.0, 3.0
 _EXPOSURE_UNITS_PER_MS = 10.0
 """USB video cameras count in 100 us."""
 
+_DISCOVERY_S = 3.0
 _BY_ID = Path("/dev/v4l/by-id")
 
 
@@ -169,3 +170,14 @@ def list_uvc() -> list[str]:
     """Return the video devices of this machine, RealSense cameras left out."""
     named = [path for path in _BY_ID.glob("*-video-index0") if "RealSense" not in path.name]
     return sorted(map(str, named))
+
+
+class UvcCamera(DriverCamera):
+    """A webcam, a ZED or another USB video camera, through OpenCV."""
+
+    def _start(self, memory: int) -> tuple[DriverProcess, float]:
+        driver = DriverProcess(
+            self._config.name, UvcDriver, self._config, self._patience,
+            memory=memory, patience=self._patience,
+        )  # fmt: skip
+        return driver, _DISCOVERY_S

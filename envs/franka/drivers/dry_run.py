@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dzrobot.envs.franka.arm import Arm, GripperDevice, Space
+from dzrobot.envs.franka.workcells import Arm, GripperDevice, Space
 from dzrobot.envs.panda.kinematics import forward
 from dzrobot.envs.panda.poses import Array
 from dzrobot.envs.panda.state import ArmState, GripperState

@@ -5,15 +5,20 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from dzrobot.envs.franka.arm import GripperDevice, NoGripper, Space
-from dzrobot.envs.franka.clock import Clock, SystemClock
+from dzrobot.envs.driver_process import DisconnectedError, DriverProcess, require
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.drivers.franky_driver import HAND_OVER_S, MISSING, RECOVER_S, FrankyDriver
 from dzrobot.envs.franka.drivers.gripper import FrankyGripper
-from dzrobot.envs.franka.workcells import Workcell
+from dzrobot.envs.franka.workcells import (
+    Clock,
+    GripperDevice,
+    NoGripper,
+    Space,
+    SystemClock,
+    Workcell,
+)
 from dzrobot.envs.panda.poses import Array
 from dzrobot.envs.panda.state import ArmState
-from dzrobot.envs.processes.driver_process import DisconnectedError, DriverProcess, require
 from dzrobot.errors import RobotError
 
 _CONNECT_S = HAND_OVER_S + 12.0
@@ -82,17 +87,14 @@ class FrankyArm:
             "arm", FrankyDriver, self._workcell.address, self._config, patience, patience=patience
         )
         try:
-            driver.ask("open", timeout_s=_CONNECT_S)
-            self._seen = self._dated(driver.ask("state", timeout_s=_CALL_S))
+            with driver.killed_on_error():
+                driver.ask("open", timeout_s=_CONNECT_S)
+                self._seen = self._dated(driver.ask("state", timeout_s=_CALL_S))
         except RobotError as error:
-            driver.kill()
             raise RobotError(
                 f"no connection to the arm at {self._workcell.address}: {error}. Is another "
                 "program connected to it?"
             ) from error
-        except BaseException:
-            driver.kill()
-            raise
         self._driver = driver
 
     def state(self) -> ArmState:

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from dzrobot.envs.franka.arm import ControllerEndedError, Space
+from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.motion.trajectories import JointWay, PoseWay, Way
+from dzrobot.envs.franka.workcells import ControllerEndedError, Space
 from dzrobot.envs.panda.poses import Array
 from dzrobot.envs.panda.state import ArmState, Mode
-from dzrobot.envs.processes.driver_process import DisconnectedError
 from dzrobot.errors import DzrobotError, MissingDependencyError, RobotError
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class FrankyDriver:
     Args:
         address: Of its controller.
         config: Controller, thresholds, load.
-        patience: See :class:`~dzrobot.envs.processes.driver_process.DriverProcess`.
+        patience: See :class:`~dzrobot.envs.driver_process.DriverProcess`.
     """
 
     def __init__(self, address: str, config: FrankaConfig, patience: float = 1.0) -> None:

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import numpy as np
 
-from dzrobot.envs.franka.arm import Space
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.safeguards.limits import (
     Abort,
@@ -19,7 +18,7 @@ from dzrobot.envs.franka.safeguards.limits import (
     check_first_target,
 )
 from dzrobot.envs.franka.safeguards.self_collision import SelfCollision, collision_of
-from dzrobot.envs.panda.axes import desired_pose
+from dzrobot.envs.franka.workcells import Space
 from dzrobot.envs.panda.kinematics import (
     damped_inverse,
     forward,
@@ -35,7 +34,7 @@ from dzrobot.envs.panda.poses import (
     rotation_of_quaternion,
     towards,
 )
-from dzrobot.envs.panda.state import ArmState
+from dzrobot.envs.panda.state import ArmState, desired_pose
 from dzrobot.errors import ConfigError
 
 _HOLD_M, _HOLD_RAD = 0.01, 0.05

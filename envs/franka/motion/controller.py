@@ -1,12 +1,12 @@
 """From actions to targets: what is asked, what the limits leave of it, and what goes wrong."""
 
+import contextlib
 import logging
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 
-from dzrobot.envs.franka.arm import Arm, ControllerEndedError
-from dzrobot.envs.franka.clock import Clock
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.motion.action_spaces import HandSpace, TargetSpace
 from dzrobot.envs.franka.motion.start_path import check_start_way
@@ -20,14 +20,14 @@ from dzrobot.envs.franka.safeguards.limits import (
     classify,
     on_silence,
 )
-from dzrobot.envs.panda.axes import in_action_axes
+from dzrobot.envs.franka.workcells import Arm, Clock, ControllerEndedError
 from dzrobot.envs.panda.poses import (
     Array,
     angle_between,
     distance_between,
     towards,
 )
-from dzrobot.envs.panda.state import ArmState, Mode
+from dzrobot.envs.panda.state import ArmState, Mode, in_action_axes
 from dzrobot.errors import RobotError
 
 _log = logging.getLogger(__name__)
@@ -243,6 +243,14 @@ class Control:
                 _log.warning("the arm cannot be held, so it has stopped by itself: %s", str(error))
                 self._last = None
 
+    @contextlib.contextmanager
+    def held_on_error(self) -> Iterator[None]:
+        """Hold the pose the arm is at if the block raises."""
+        with contextlib.ExitStack() as guard:
+            guard.callback(self.hold)
+            yield
+            guard.pop_all()
+
     def release(self) -> None:
         """Give control up and come to rest."""
         with self._lock:
@@ -372,28 +380,26 @@ class Control:
         if self._joints_are_at(joints):
             return
         try:
-            with self._lock:
-                self.check_latch()
-                self._homing = True
-                self._arm.home(joints, reset.joint_dynamics)
-                self._heard()
-            while not self._joints_are_at(joints):
-                self._check_deadline(deadline_s)
-                self._clock.sleep_until(self._clock.now() + period)
+            with self.held_on_error():
                 with self._lock:
                     self.check_latch()
-                    self._check_silence()
-                    self._check_way(self._arm.state())
+                    self._homing = True
+                    self._arm.home(joints, reset.joint_dynamics)
                     self._heard()
-            with self._lock:
-                self.check_latch()
-                self._homing = False
-                self._take(self._hand)
-                self._last = self._arm.state().pose
-                self._heard()
-        except BaseException:
-            self.hold()
-            raise
+                while not self._joints_are_at(joints):
+                    self._check_deadline(deadline_s)
+                    self._clock.sleep_until(self._clock.now() + period)
+                    with self._lock:
+                        self.check_latch()
+                        self._check_silence()
+                        self._check_way(self._arm.state())
+                        self._heard()
+                with self._lock:
+                    self.check_latch()
+                    self._homing = False
+                    self._take(self._hand)
+                    self._last = self._arm.state().pose
+                    self._heard()
         finally:
             self._homing = False
 

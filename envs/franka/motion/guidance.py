@@ -9,15 +9,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from dzrobot.envs.franka.arm import Space
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.motion.action_spaces import SHORTFALLS, Held, JointSpace, solved_joints
 from dzrobot.envs.franka.safeguards.limits import LimitedTarget, Workspace
 from dzrobot.envs.franka.safeguards.self_collision import collision_of
-from dzrobot.envs.panda.axes import ActionConfig, in_action_axes
+from dzrobot.envs.franka.workcells import Space
 from dzrobot.envs.panda.poses import Array, euler_of, quaternion_of
 from dzrobot.envs.panda.quantities import ArmLayout
-from dzrobot.envs.panda.state import ArmState
+from dzrobot.envs.panda.state import ActionConfig, ArmState, in_action_axes
 from dzrobot.errors import ConfigError
 
 _INWARDS_M, _INWARDS_RAD = 0.005, 0.02

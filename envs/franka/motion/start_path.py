@@ -1,14 +1,18 @@
 """Whether the way to a start keeps clear of obstacles; looked at before anything moves."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from dzrobot.envs.franka.config import GripperConfig
 from dzrobot.envs.franka.motion.action_spaces import hand_on_flange, solved_joints
+from dzrobot.envs.franka.operator.operator import ArmPhase, Attendance
+from dzrobot.envs.franka.safeguards.limits import Abort, RefusalError
 from dzrobot.envs.franka.safeguards.self_collision import SelfCollision
+from dzrobot.envs.franka.workcells import Clock, GripperDevice
 from dzrobot.envs.panda.kinematics import forward
 from dzrobot.envs.panda.poses import Array, between, distance_between
-from dzrobot.envs.panda.state import ArmState
+from dzrobot.envs.panda.state import ArmState, GripperState
 from dzrobot.errors import RobotError
 
 _STEP_M = 0.01
@@ -89,3 +93,63 @@ def _hand_way(start: Array, end: Array) -> Iterator[Array]:
     steps = max(_TURN_STEPS, int(np.ceil(distance_between(start, end) / _STEP_M)))
     for share in np.linspace(0.0, 1.0, steps + 1)[1:]:
         yield between(start, end, float(share))
+
+
+POLL_S = 0.02
+"""How often fingers that move are looked at."""
+
+
+def home_hand(hand: GripperDevice, people: Attendance, config: GripperConfig) -> None:
+    """Let a hand that was never homed move its fingers all the way, if a person agrees.
+
+    Raises:
+        RobotError: nobody can be asked, and the workcell does not allow it.
+        StoppedError: the person stopped instead.
+    """
+    if hand.state().is_homed:
+        return
+    if people.asks:
+        people.ask(
+            ArmPhase.STAND_CLEAR,
+            "The hand was never homed: its fingers will close and open all the way, once. Take "
+            "everything from between them, press Enter.",
+        )
+    elif not config.homing:
+        raise RobotError(
+            "the gripper has not been homed, and nobody can be asked: clear the fingers and "
+            "set gripper: {homing: true}, which lets reset() move them all the way once, or "
+            "home it in Desk"
+        )
+    people.show(ArmPhase.MOVING, "homing the hand")
+    hand.home()
+
+
+def open_hand(
+    hand: GripperDevice, config: GripperConfig, clock: Clock, check_latch: Callable[[], None]
+) -> None:
+    """Open the hand before the arm moves: what it holds falls where it is, not on the way.
+
+    Args:
+        hand: What is opened.
+        config: Its patience.
+        clock: What that is measured by.
+        check_latch: Raises where an operator has stopped the arm.
+
+    Raises:
+        RefusalError: it does not answer, or an operator has stopped the arm.
+    """
+    hand.request(opened=True)
+    deadline = clock.now() + config.timeout_s
+    while (state := hand.state()).is_busy and clock.now() < deadline:
+        check_latch()
+        check_hand(state, config)
+        clock.sleep_until(clock.now() + POLL_S)
+    check_hand(state, config)
+
+
+def check_hand(state: GripperState, config: GripperConfig) -> None:
+    """Raise :class:`RefusalError` where the hand has a fault, or answers nothing for too long."""
+    timeout = config.timeout_s
+    if state.fault or state.waiting_s > timeout:
+        fault = state.fault or f"the gripper has not answered for {timeout} s"
+        raise RefusalError(Abort.GRIPPER, fault)

@@ -5,16 +5,14 @@ They behave like the real ones where the environment can tell, and show faults o
 
 import numpy as np
 
-from dzrobot.envs.franka.arm import ControllerEndedError, Space
-from dzrobot.envs.franka.cameras.camera import Frame
-from dzrobot.envs.franka.cameras.camera_config import CameraConfig
+from dzrobot.envs.driver_process import DisconnectedError
+from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.config import ResetConfig
-from dzrobot.envs.franka.operator.operator import ArmPhase, OperatorVerdict
+from dzrobot.envs.franka.workcells import ControllerEndedError, Frame, Space
 from dzrobot.envs.panda.kinematics import flange_to_hand, forward
 from dzrobot.envs.panda.poses import Array, towards
 from dzrobot.envs.panda.state import ArmState, GripperState, Mode
-from dzrobot.envs.processes.driver_process import DisconnectedError
-from dzrobot.errors import RobotError, StoppedError
+from dzrobot.errors import RobotError
 
 HOME = ResetConfig().pose
 READY = ResetConfig().joints
@@ -133,11 +131,6 @@ class FakeArm:
         """Stop with a reflex that shows ``errors``."""
         self._advance()
         self._errors, self._mode, self._controlled = errors, Mode.REFLEX, False
-
-    def end_controller(self) -> None:
-        """End the controller without an error."""
-        self._advance()
-        self._mode, self._controlled = Mode.IDLE, False
 
     def press_user_stop(self) -> None:
         """Press the user stop."""
@@ -306,61 +299,3 @@ class FakeCamera:
         image[row - 6 : row + 6, column - 6 : column + 6] = (210, 40, 40)
         now = self._arm.clock.now()
         return Frame(image, self._number, now, now)
-
-
-class FakeOperator:
-    """A person who says what a test tells them to."""
-
-    def __init__(self) -> None:
-        self.said = OperatorVerdict.OPEN
-        self.stops = False
-        self.pauses = False
-        self.because = ""
-        self.refuses: ArmPhase | None = None
-        """The question that is answered by a stop."""
-
-        self.shown: list[ArmPhase] = []
-        """What they were shown and asked, in order."""
-
-    def start(self) -> None:
-        """Listen."""
-
-    def show(self, phase: ArmPhase, text: str) -> None:
-        """Take note."""
-        self.shown.append(phase)
-
-    def confirm(self, phase: ArmPhase, question: str) -> None:
-        """Agree, unless a test says otherwise."""
-        self.shown.append(phase)
-        if phase is self.refuses:
-            raise StoppedError(f"the operator answered {question!r} with a stop")
-
-    def verdict(self) -> OperatorVerdict:
-        """Return what was said, once."""
-        said, self.said = self.said, OperatorVerdict.OPEN
-        return said
-
-    def judge(self) -> OperatorVerdict:
-        """Return what was said; nothing is a failure."""
-        return self.verdict() or OperatorVerdict.FAILURE
-
-    def reason(self) -> str:
-        """Return why an episode failed."""
-        return self.because
-
-    def wants_pause(self) -> bool:
-        """Return whether a pause was asked for, once."""
-        pauses, self.pauses = self.pauses, False
-        return pauses
-
-    def wants_stop(self) -> bool:
-        """Return whether a stop was asked for, once."""
-        stops, self.stops = self.stops, False
-        return stops
-
-    def notes(self) -> list[str]:
-        """Return nothing."""
-        return []
-
-    def close(self) -> None:
-        """Stop listening."""

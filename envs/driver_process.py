@@ -7,6 +7,7 @@ question has a deadline; a child that lets one pass is killed, and the next conn
 """
 
 import contextlib
+import faulthandler
 import importlib.util
 import mmap
 import os
@@ -17,12 +18,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import dzrobot
-from dzrobot.errors import MissingDependencyError, RobotError
+from dzrobot.errors import DzrobotError, MissingDependencyError, RobotError
 
 PROMPT_S = 0.1
 """How long the control loop waits for an answer before it continues with what it knows."""
@@ -34,6 +35,8 @@ _START_S = 20.0
 _BIGGEST = 1 << 20
 _COUNT = struct.Struct("<Q")
 _SLOTS = 4
+
+_MAIN = "from dzrobot.envs.driver_process import main; main()"
 
 NO_ANSWER = 0
 """Number of a message that is not answered."""
@@ -105,7 +108,7 @@ class DriverProcess:
     Args:
         name: Of the device, for errors.
         make: What the child calls for its driver, a function or class of a module: see
-            :class:`~dzrobot.envs.processes.driver_main.Driver`.
+            :class:`~dzrobot.envs.driver_process.Driver`.
         *arguments: What it is called with.
         memory: Bytes of the largest value that the driver publishes; 0: it publishes nothing.
         patience: How many times longer than beside hardware an answer is waited for; more than 1
@@ -136,7 +139,7 @@ class DriverProcess:
         with theirs:
             # A session of its own: Ctrl-C at the terminal is for the environment to deal with.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "dzrobot.envs.processes.driver_main", *words],
+                [sys.executable, "-c", _MAIN, *words],
                 stdin=subprocess.DEVNULL, stdout=2, pass_fds=kept, start_new_session=True,
                 env=python_environment(),
             )  # fmt: skip
@@ -218,6 +221,14 @@ class DriverProcess:
             except TimeoutError as error:
                 raise self._lost("takes nothing any more") from error
 
+    @contextlib.contextmanager
+    def killed_on_error(self) -> Iterator[None]:
+        """Kill the child if the block raises."""
+        with contextlib.ExitStack() as guard:
+            guard.callback(self.kill)
+            yield
+            guard.pop_all()
+
     def kill(self) -> None:
         """End the child at once, whatever it does; twice is harmless."""
         self._process.kill()
@@ -295,3 +306,86 @@ def python_environment() -> dict[str, str]:
     root = str(Path(dzrobot.__file__).resolve().parents[1])
     known = [part for part in (root, os.environ.get("PYTHONPATH", "")) if part]
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(known)}
+
+
+_HUNG_S = 30.0
+"""A native call that lasts longer ends the process: nobody may be left to kill it."""
+
+_WATCHED_S = 1.0
+
+
+class Driver(Protocol):
+    """What runs in the process; its public methods are what the parent may ask."""
+
+    def tick(self) -> float:
+        """Do what is due and return the seconds until the next is."""
+        ...
+
+    def translate(self, error: Exception) -> DzrobotError:
+        """Return an error of the library as one of this package."""
+        ...
+
+    def close(self) -> None:
+        """Bring the device to rest and let it go."""
+        ...
+
+
+def serve(connection: socket.socket, latest: Latest | None) -> None:
+    """Run the driver that the first message names, until the parent is gone."""
+    make, arguments = pickle.loads(connection.recv(_BIGGEST))
+    given = arguments if latest is None else (*arguments, latest)
+    driver: Driver = make(*given)
+    watched_s = -_WATCHED_S
+    try:
+        while True:
+            if time.monotonic() - watched_s > _WATCHED_S:
+                watched_s = time.monotonic()
+                # This timer needs no lock of Python's, which a hung call may hold. It is a thread,
+                # so it is not set again for every question.
+                faulthandler.dump_traceback_later(_HUNG_S, exit=True)
+            # Zero would make the socket answer at once, with another error.
+            connection.settimeout(max(1e-4, driver.tick()))
+            try:
+                data = connection.recv(_BIGGEST)
+            except TimeoutError:
+                continue
+            if not data:
+                return
+            number, method, words = pickle.loads(data)
+            connection.settimeout(_HUNG_S)
+            answer = _answer(driver, method, words)
+            if number != NO_ANSWER:
+                connection.send(pickle.dumps((number, answer)))
+    except OSError:
+        # The parent went away between a question and its answer.
+        return
+    finally:
+        driver.close()
+
+
+def _answer(driver: Driver, method: str, words: tuple[Any, ...]) -> Any:
+    try:
+        return getattr(driver, method)(*words)
+    except DzrobotError as error:
+        found = error
+    except Exception as error:  # noqa: BLE001 (whatever a library raises is the parent's to read)
+        found = driver.translate(error)
+    # Frames hold the driver's objects, and causes need not be picklable.
+    found.__traceback__ = found.__cause__ = found.__context__ = None
+    return found
+
+
+def plainly(error: Exception) -> RobotError:
+    """Return an unexpected error of a library as one of this package."""
+    return RobotError(f"{type(error).__name__}: {error}")
+
+
+def main() -> None:
+    """Run the driver's process: its arguments are a socket, and a memory with its size."""
+    numbers = [int(word) for word in sys.argv[1:]]
+    serve(
+        socket.socket(fileno=numbers[0]),
+        Latest(numbers[1], numbers[2]) if len(numbers) > 1 else None,
+    )
+    # Destructors of native libraries may wait for threads that never end.
+    os._exit(0)

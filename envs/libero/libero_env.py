@@ -1,19 +1,18 @@
 """LIBERO as a Gymnasium environment."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from gymnasium.utils import EzPickle
 
-from dzrobot.envs.libero.arm import ArmEnv
 from dzrobot.envs.libero.install import import_libero, libero_folder
 from dzrobot.envs.libero.sim import Raw, Simulation
-from dzrobot.envs.libero.suites import Task, check_task, load_init_states, load_task
-from dzrobot.envs.mujoco.robosuite import check_versions
+from dzrobot.envs.libero.simulated import ArmEnv, arguments_of
+from dzrobot.envs.libero.suites import check_task, load_init_states, load_task
+from dzrobot.envs.mujoco.simulator import check_versions
 from dzrobot.registration import SUITES
 
 
-class LiberoEnv(ArmEnv, EzPickle):
+class LiberoEnv(ArmEnv):
     """One task of LIBERO; see :class:`ArmEnv` for observation and action.
 
     ``dzrobot/libero_spatial-v0`` and the ids of the other suites make it with the time limits of
@@ -50,17 +49,9 @@ class LiberoEnv(ArmEnv, EzPickle):
         quality: Literal["full", "draft"] = "full",
         stop_on_success: bool = True,
     ) -> None:
-        options: dict[str, Any] = {
-            "resolution": resolution,
-            "render_mode": render_mode,
-            "settle_steps": settle_steps,
-            "cameras": cameras,
-            "quality": quality,
-            "stop_on_success": stop_on_success,
-        }
-        EzPickle.__init__(self, suite=suite, task_id=task_id, **options)
+        arguments = arguments_of(locals())
         check_task(suite, task_id)
-        super().__init__(starts=SUITES[suite].init_states, **options)
+        super().__init__(arguments, SUITES[suite].init_states)
         libero_folder()
         check_versions()
         self._task = load_task(suite, task_id)
@@ -71,11 +62,6 @@ class LiberoEnv(ArmEnv, EzPickle):
         """The instruction."""
         return self._task.language
 
-    @property
-    def libero_task(self) -> Task:
-        """Suite, number, name and files of the task."""
-        return self._task
-
     def _open(self, seed: int) -> Simulation:
         libero = import_libero()
         self._init_states = load_init_states(self._task.init_states)
@@ -83,7 +69,7 @@ class LiberoEnv(ArmEnv, EzPickle):
         utilities = libero.bddl_base_domain.BDDLUtils
         problem = utilities.get_problem_info(path)["problem_name"]
         arguments = {"bddl_file_name": path, "initialization_noise": None}
-        return Simulation(libero.TASK_MAPPING[problem], arguments, self._image, seed)
+        return Simulation(libero.TASK_MAPPING[problem], arguments, self._image, seed, self._setup)
 
     def _begin(self, sim: Simulation, start: int) -> Raw:
         assert self._init_states is not None, "opened with its states"

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.reward import SceneObject
-from dzrobot.envs.panda.axes import ActionConfig, in_action_axes
+from dzrobot.envs.franka.workcells import SceneObject
 from dzrobot.envs.panda.kinematics import damped_inverse, forward, posture
 from dzrobot.envs.panda.poses import Array
+from dzrobot.envs.panda.state import ActionConfig, in_action_axes
 from dzrobot.errors import RobotError
 
 OPEN, CLOSE = 1.0, -1.0
