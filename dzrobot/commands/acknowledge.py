@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from dzrobot.commands import flags
-from dzrobot.envs.franka.safeguards.lock_and_stop import Stops
+from dzrobot.envs.franka.safeguards.lock_and_stop import StopLatch
 from dzrobot.errors import ConfigError
 
 SUMMARY = "let a stopped arm move again"
@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Acknowledge; an arm that is not stopped is left as it is."""
-    stops = Stops(arguments.address, arguments.lock_folder)
-    stop = stops.standing()
+    stops = StopLatch(arguments.address, arguments.lock_folder)
+    stop = stops.active()
     if stop is None:
         print(f"no stop stands for {arguments.address}")
         return 0

@@ -1,4 +1,4 @@
-"""What lasts an episode on the arm: its pace, what happened in it, and when it has succeeded."""
+"""The state of one episode on the arm: control rate, recorded facts, and the success rule."""
 
 import copy
 import hashlib
@@ -82,7 +82,7 @@ def rule_for(config: RewardConfig, scene: Scene | None = None) -> PredicateRule:
 _log = logging.getLogger(__name__)
 
 SETTLES_S = 0.5
-"""The arm tells the share of its last hundred commands; so long after control began, all of them
+"""The arm reports the share of its last hundred commands; by then all of them
 are ours."""
 
 
@@ -166,7 +166,7 @@ class ArmEpisodeFacts:
             _log.warning(
                 "only %.0f %% of the control commands reach the arm; below %.0f %% it moves badly "
                 "and may stop by itself: use a real-time kernel, a network port of its own, and "
-                "end other programs (`dzrobot doctor franka` looks at all of it)",
+                "end other programs (`dzrobot doctor franka` checks all of it)",
                 100 * rate, 100 * self._least,
             )  # fmt: skip
 
@@ -204,7 +204,7 @@ def lasting_facts(
 
 
 def workcell_digest(workcell: Mapping[str, Any]) -> str:
-    """Return eight letters that tell workcells apart; addresses and serial numbers do not count."""
+    """Return eight characters that identify a workcell, apart from addresses and serial numbers."""
     return hashlib.sha256(json.dumps(workcell, sort_keys=True).encode()).hexdigest()[:8]
 
 
