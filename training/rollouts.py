@@ -6,8 +6,8 @@ from typing import Any
 import torch.distributed as dist
 
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.policy_spec import PolicySpec
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.training.checkpoint import step_folder
 from dzrobot.training.config import SFTConfig
 from dzrobot.training.distributed import DistributedEnvironment
