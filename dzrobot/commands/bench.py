@@ -117,7 +117,7 @@ def _forecast(args: argparse.Namespace, given: dict[str, object]) -> int:
     }
     if given:
         raise ConfigError(f"--forecast measures nothing: leave {', '.join(sorted(given))} out")
-    from dzrobot.training.planning.published import forecast_tables
+    from dzrobot.training.forecast.published import forecast_tables
 
     for line in forecast_tables():
         print(line)

@@ -25,7 +25,7 @@ def listed_steps(run: Path, wanted: str) -> list[tuple[int, Path]]:
         CheckpointError: There is none, or not the one that is named.
         ConfigError: ``wanted`` is neither.
     """
-    from dzrobot.training.checkpoint import complete_checkpoints
+    from dzrobot.training.run.checkpoint import complete_checkpoints
 
     found = {saved.step: saved.path for saved in complete_checkpoints(run / "checkpoints")}
     if not found:

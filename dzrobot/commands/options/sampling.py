@@ -4,10 +4,10 @@ from typing import Any
 
 from dzrobot.config import load_config, read_config
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.training.architecture import run_embodiment
-from dzrobot.training.config import DataConfig, ModelConfig
-from dzrobot.training.recipe import find_recipe
-from dzrobot.training.rlinf import translate
+from dzrobot.training.recipes.architecture import run_embodiment
+from dzrobot.training.recipes.read import find_recipe
+from dzrobot.training.recipes.rlinf import translate
+from dzrobot.training.sft_config import DataConfig, ModelConfig
 
 Sections = dict[str, dict[str, Any]]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from dzrobot.commands.options import flags
 from dzrobot.rollout.evaluation.report import Row, StepScore, Summary
-from dzrobot.training.tracking import WandbSink, check_wandb
+from dzrobot.training.run.wandb_logger import WandbSink, check_wandb
 
 Tell = Callable[[int, Mapping[str, float | int | None]], None]
 """Takes a step and its numbers."""
