@@ -30,8 +30,8 @@ from dzrobot.training.data import (
     TrainingData,
     build_loader,
 )
-from dzrobot.training.data.statistics import measure
-from dzrobot.training.data.video import DECODERS, FrameTable
+from dzrobot.training.data.normalization import measure
+from dzrobot.training.data.video_decoding import DECODERS, FrameTable
 
 FRAMES = 300
 CLIP = 33

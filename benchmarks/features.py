@@ -23,11 +23,11 @@ from train_setup import recorded_frame
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.policies.dreamzero.tiny import tiny_metadata
 from dzrobot.recording import EpisodeWriter
-from dzrobot.training.build import build
-from dzrobot.training.distributed import DistributedEnvironment, init_distributed
-from dzrobot.training.recipe import load_recipe
+from dzrobot.training.recipes.read import load_recipe
+from dzrobot.training.run.build import build
+from dzrobot.training.run.process_groups import DistributedEnvironment, init_distributed
+from dzrobot.training.run.trainer import Trainer
 from dzrobot.training.tiny.network import new_weights, write_mini_checkpoint
-from dzrobot.training.trainer import Trainer
 
 EPISODES, FRAMES = 4, 60
 

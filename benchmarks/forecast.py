@@ -24,7 +24,8 @@ from torch.nn import functional as F  # noqa: N812
 from train import make_bench
 from train_setup import PROMPT_ROWS, Batches, Bench, Case, Running, build, one_step, parallel_config
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
+from dzrobot.policies.dreamzero.checkpoints.load import empty_network
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
@@ -33,19 +34,18 @@ from dzrobot.policies.dreamzero.network.session import (
     SessionCache,
 )
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
-from dzrobot.training.build import empty_network
-from dzrobot.training.config import ModelConfig
-from dzrobot.training.distributed import init_distributed
-from dzrobot.training.planning.devices import Rate, Roofline
-from dzrobot.training.planning.forecast import forecast
-from dzrobot.training.planning.memory import Setup
-from dzrobot.training.planning.rehearsal import (
+from dzrobot.training.cost.accelerators import Rate, Roofline
+from dzrobot.training.cost.memory import Setup
+from dzrobot.training.forecast.forecast import forecast
+from dzrobot.training.forecast.rehearsal import (
     ChunkSetup,
     StepSetup,
     rehearse,
     rehearse_chunks,
     rehearse_step,
 )
+from dzrobot.training.run.process_groups import init_distributed
+from dzrobot.training.sft_config import ModelConfig
 
 STAGES = {
     "frames": ("augment",),

@@ -43,13 +43,13 @@ from dzrobot.policies.dreamzero.quantize import (
 from dzrobot.training.bench.document import BenchSettings
 from dzrobot.training.bench.learning import asked_recipe
 from dzrobot.training.bench.measuring import synchronize
-from dzrobot.training.build import build as build_run
-from dzrobot.training.config import ParallelConfig, SFTConfig
-from dzrobot.training.distributed import DistributedEnvironment, init_distributed
-from dzrobot.training.keyed import sample_noise
-from dzrobot.training.parallel import clean_name, parallelize, reading_outputs
-from dzrobot.training.planning.rehearsal import Rehearsal, rehearse
-from dzrobot.training.trainer import Trainer, backward
+from dzrobot.training.forecast.rehearsal import Rehearsal, rehearse
+from dzrobot.training.run.build import build as build_run
+from dzrobot.training.run.noise import sample_noise
+from dzrobot.training.run.parallel import clean_name, parallelize, reading_outputs
+from dzrobot.training.run.process_groups import DistributedEnvironment, init_distributed
+from dzrobot.training.run.trainer import Trainer, backward
+from dzrobot.training.sft_config import ParallelConfig, SFTConfig
 
 GOLDEN_KINDS = ("head_train_forward", "head_ar_inference")
 """Those of whole networks: encoders, transformer, losses, gradients, rollouts."""

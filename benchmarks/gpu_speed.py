@@ -25,17 +25,17 @@ from dzrobot.policies.dreamzero.network.session import GenerateOptions, SessionC
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.training.bench.measuring import GIB, synchronize, timed
 from dzrobot.training.bench.stepping import seconds, small_action
-from dzrobot.training.config import ModelConfig
-from dzrobot.training.distributed import init_distributed
-from dzrobot.training.planning.devices import DEVICES, Roofline, roofline
-from dzrobot.training.planning.forecast import forecast, step_seconds
-from dzrobot.training.planning.memory import Setup, count_parameters, plan_memory
-from dzrobot.training.planning.rehearsal import (
+from dzrobot.training.cost.accelerators import DEVICES, Roofline, roofline
+from dzrobot.training.cost.memory import Setup, count_parameters, plan_memory
+from dzrobot.training.forecast.forecast import forecast, step_seconds
+from dzrobot.training.forecast.rehearsal import (
     ChunkSetup,
     StepSetup,
     rehearse_chunks,
     rehearse_step,
 )
+from dzrobot.training.run.process_groups import init_distributed
+from dzrobot.training.sft_config import ModelConfig
 
 Numbers = dict[str, float | str | None]
 

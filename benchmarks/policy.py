@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from dzrobot.policies.dreamzero.checkpoints.load import empty_network
 from dzrobot.policies.dreamzero.network.config import (
     DiTConfig,
     HeadConfig,
@@ -46,7 +47,6 @@ from dzrobot.policies.dreamzero.network.world_action import (
     WorldActionModel,
 )
 from dzrobot.training.bench.measuring import in_turns, synchronize
-from dzrobot.training.build import empty_network
 
 TINY = NetworkConfig(
     dit=DiTConfig(

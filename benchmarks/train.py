@@ -41,12 +41,8 @@ from dzrobot.policies.dreamzero.network.world_action import (
     WorldActionModel,
 )
 from dzrobot.policies.dreamzero.tiny import tiny_config
-from dzrobot.training.architecture import run_network
 from dzrobot.training.bench.measuring import GIB, device_name
-from dzrobot.training.config import ModelConfig
-from dzrobot.training.distributed import DistributedEnvironment, init_distributed
-from dzrobot.training.keyed import sample_noise
-from dzrobot.training.planning.flops import (
+from dzrobot.training.cost.flops import (
     SampleCost,
     encoder_flops,
     executed_flops,
@@ -54,7 +50,11 @@ from dzrobot.training.planning.flops import (
     recomputed_share,
     sample_shape,
 )
-from dzrobot.training.planning.published import GOAL_RATES, PUBLISHED_RATES
+from dzrobot.training.forecast.published import GOAL_RATES, PUBLISHED_RATES
+from dzrobot.training.recipes.architecture import run_network
+from dzrobot.training.run.noise import sample_noise
+from dzrobot.training.run.process_groups import DistributedEnvironment, init_distributed
+from dzrobot.training.sft_config import ModelConfig
 
 PUBLISHED = {name.lower(): rate for name, rate in PUBLISHED_RATES.items()}
 TARGET = {"5b": GOAL_RATES["5B, all weights"], "14b": GOAL_RATES["14B, LoRA"]}

@@ -17,6 +17,7 @@ from torch import Tensor
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.modality.augment import draw_augmentation
 from dzrobot.modality.video import encode_views
+from dzrobot.policies.dreamzero.checkpoints.load import empty_network
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
 from dzrobot.policies.dreamzero.network.world_action import (
@@ -26,13 +27,12 @@ from dzrobot.policies.dreamzero.network.world_action import (
     WorldActionModel,
 )
 from dzrobot.training.bench.measuring import record_noise, synchronize, timed
-from dzrobot.training.build import empty_network
-from dzrobot.training.config import OptimConfig, ParallelConfig
-from dzrobot.training.distributed import DistributedEnvironment
-from dzrobot.training.keyed import sample_noise
-from dzrobot.training.optim import Optimizer
-from dzrobot.training.parallel import DTYPES, clean_name, parallelize
-from dzrobot.training.planning.devices import device_peak
+from dzrobot.training.cost.accelerators import device_peak
+from dzrobot.training.run.noise import sample_noise
+from dzrobot.training.run.optimizer import Optimizer
+from dzrobot.training.run.parallel import DTYPES, clean_name, parallelize
+from dzrobot.training.run.process_groups import DistributedEnvironment
+from dzrobot.training.sft_config import OptimConfig, ParallelConfig
 
 PROMPT_ROWS = 100
 

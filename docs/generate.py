@@ -33,8 +33,8 @@ from dzrobot.cli import COMMANDS, available, build_parser  # noqa: E402
 from dzrobot.config import field_notes  # noqa: E402
 from dzrobot.envs.franka.config import FrankaConfig  # noqa: E402
 from dzrobot.envs.teleop.devices import DEVICES  # noqa: E402
-from dzrobot.training import rlinf  # noqa: E402
-from dzrobot.training.config import SFTConfig  # noqa: E402
+from dzrobot.training.recipes import rlinf  # noqa: E402
+from dzrobot.training.sft_config import SFTConfig  # noqa: E402
 
 CONFIGURATIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("Training recipe", "A YAML file for `dzrobot train`, or `section.field=value`.", SFTConfig),

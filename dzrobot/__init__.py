@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dzrobot.recording.writer import EpisodeWriter
     from dzrobot.rollout.episode import run_episode
     from dzrobot.rollout.evaluation.evaluate import evaluate
-    from dzrobot.training.launch import train
+    from dzrobot.training.run.launch import train
 
 __version__ = "0.1.0"
 
@@ -60,7 +60,7 @@ __getattr__, __dir__ = lazy_exports(
         "evaluate": "dzrobot.rollout.evaluation.evaluate",
         "load_embodiment": "dzrobot.embodiments.registry",
         "run_episode": "dzrobot.rollout.episode",
-        "train": "dzrobot.training.launch",
+        "train": "dzrobot.training.run.launch",
     },
 )
 

@@ -20,7 +20,7 @@ from dzrobot import DreamZeroPolicy, Embodiment, EpisodeWriter, load_embodiment,
 from dzrobot.rollout import EpisodeRules
 from dzrobot.training import load_recipe, measure, write_tiny_checkpoint
 from dzrobot.training.data import DatasetReader, ReaderOptions
-from dzrobot.training.launch import leave
+from dzrobot.training.run.launch import leave
 
 LIGHT = "dzrobot/point-v0"
 

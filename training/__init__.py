@@ -11,10 +11,10 @@ if __name__ != "dzrobot.training":
 
 if TYPE_CHECKING:
     from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
-    from dzrobot.training.config import SFTConfig
-    from dzrobot.training.data.statistics import measure
-    from dzrobot.training.launch import train
-    from dzrobot.training.recipe import load_recipe
+    from dzrobot.training.data.normalization import measure
+    from dzrobot.training.recipes.read import load_recipe
+    from dzrobot.training.run.launch import train
+    from dzrobot.training.sft_config import SFTConfig
 
 __all__ = [
     "SFTConfig",
@@ -27,10 +27,10 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "SFTConfig": "dzrobot.training.config",
-        "load_recipe": "dzrobot.training.recipe",
-        "measure": "dzrobot.training.data.statistics",
-        "train": "dzrobot.training.launch",
+        "SFTConfig": "dzrobot.training.sft_config",
+        "load_recipe": "dzrobot.training.recipes.read",
+        "measure": "dzrobot.training.data.normalization",
+        "train": "dzrobot.training.run.launch",
         "write_tiny_checkpoint": "dzrobot.policies.dreamzero.tiny",
     },
 )

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.documents import validated
 from dzrobot.errors import ConfigError
 from dzrobot.files import explained, write_json
@@ -117,7 +117,7 @@ def _forecast(args: argparse.Namespace, given: dict[str, object]) -> int:
     }
     if given:
         raise ConfigError(f"--forecast measures nothing: leave {', '.join(sorted(given))} out")
-    from dzrobot.training.planning.published import forecast_tables
+    from dzrobot.training.forecast.published import forecast_tables
 
     for line in forecast_tables():
         print(line)

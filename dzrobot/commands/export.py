@@ -2,7 +2,7 @@
 
 import argparse
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 
 SUMMARY = "write a training checkpoint as a policy's checkpoint"
 
@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export, and say what was written."""
-    from dzrobot.training.checkpoint import find_checkpoint, step_folder
-    from dzrobot.training.export import export_saved
+    from dzrobot.training.run.checkpoint import find_checkpoint, step_folder
+    from dzrobot.training.run.export import export_saved
 
     run, step = arguments.run, arguments.step
     saved = find_checkpoint(run if step is None else step_folder(run, step))

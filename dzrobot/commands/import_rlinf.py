@@ -5,11 +5,11 @@ import textwrap
 
 import yaml
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.config import read_config
 from dzrobot.errors import ConfigError
 from dzrobot.files import explained, write_text
-from dzrobot.training.rlinf import import_recipe
+from dzrobot.training.recipes.rlinf import import_recipe
 
 SUMMARY = "write one of RLinf's recipes as one of ours"
 

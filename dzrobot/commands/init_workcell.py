@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.envs.franka.cameras.realsense import list_cameras
 from dzrobot.envs.franka.cameras.uvc import list_uvc
 from dzrobot.envs.franka.emulated import EmulatedWorkcell

@@ -4,13 +4,13 @@ import argparse
 
 import numpy as np
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import DatasetError
 from dzrobot.progress import progress_bar
-from dzrobot.training.config import EPISODE_CHOICES
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 from dzrobot.training.data.verify import first_frames, idle_episodes, offenders, unreadable
+from dzrobot.training.sft_config import EPISODE_CHOICES
 
 SUMMARY = "show which columns feed an embodiment, count windows, find damaged files"
 

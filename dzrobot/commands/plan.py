@@ -2,8 +2,8 @@
 
 import argparse
 
-from dzrobot.commands import flags
-from dzrobot.training.planning.recipe import read_planned
+from dzrobot.commands.options import flags
+from dzrobot.training.recipes.planned import read_planned
 
 SUMMARY = "check a training run and tell what it will need"
 
@@ -39,13 +39,13 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan; refuse what does not fit."""
     config, base = read_planned(args.recipe, args.overrides, args.gpus)
     # Torch only now: faults of the recipe are reported at once.
-    from dzrobot.training.planning.plan import check_fits, describe_plan, plan_run
+    from dzrobot.training.cost.plan import check_fits, describe_plan, plan_run
 
     plan = plan_run(config, base, args.gpus, args.peak_tflops)
     print(describe_plan(plan))
     if args.profile:
-        from dzrobot.training.planning.devices import DEVICES
-        from dzrobot.training.planning.profile import describe_step, profile_step
+        from dzrobot.training.cost.accelerators import DEVICES
+        from dzrobot.training.forecast.profile import describe_step, profile_step
 
         print(f"\n{describe_step(profile_step(config, base, args.gpus), DEVICES[0])}\n")
     check_fits(plan, args.memory)

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from dzrobot.commands import flags
-from dzrobot.training.plots import draw
+from dzrobot.commands.options import flags
+from dzrobot.training.run.plots import draw
 
 SUMMARY = "draw losses and success of runs against the training step"
 

@@ -4,18 +4,18 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from dzrobot.commands import flags
-from dzrobot.commands.sampling import recipe_sections, robot_of_run
+from dzrobot.commands.options import flags
+from dzrobot.commands.options.sampling import recipe_sections, robot_of_run
 from dzrobot.documents import read_json
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import FRAME_GRIDS
 from dzrobot.errors import ConfigError, StatisticsError
 from dzrobot.files import explained, write_json
 from dzrobot.progress import progress_bar
-from dzrobot.training.config import EPISODE_CHOICES, EpisodeChoice
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 from dzrobot.training.data.described import described_robot
-from dzrobot.training.data.statistics import measure, merge
+from dzrobot.training.data.normalization import measure, merge
+from dzrobot.training.sft_config import EPISODE_CHOICES, EpisodeChoice
 
 SUMMARY = "measure normalization statistics of LeRobot datasets"
 

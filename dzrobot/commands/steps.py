@@ -6,8 +6,8 @@ from pathlib import Path
 from rich.console import Console
 
 from dzrobot.commands.candidates import SELECTED, One, evaluate_candidates, scores_table
+from dzrobot.commands.options.tracking import numbers_of_step, tracked
 from dzrobot.commands.results import folder_name
-from dzrobot.commands.tracking import numbers_of_step, tracked
 from dzrobot.commands.variants import Variant
 from dzrobot.errors import CheckpointError, ConfigError, preview
 from dzrobot.files import write_json
@@ -25,7 +25,7 @@ def listed_steps(run: Path, wanted: str) -> list[tuple[int, Path]]:
         CheckpointError: There is none, or not the one that is named.
         ConfigError: ``wanted`` is neither.
     """
-    from dzrobot.training.checkpoint import complete_checkpoints
+    from dzrobot.training.run.checkpoint import complete_checkpoints
 
     found = {saved.step: saved.path for saved in complete_checkpoints(run / "checkpoints")}
     if not found:

@@ -4,12 +4,12 @@ import argparse
 import os
 import sys
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.config import field_notes
 from dzrobot.errors import ConfigError
-from dzrobot.training.config import SFTConfig
-from dzrobot.training.launch import launch, leave, main
-from dzrobot.training.recipe import RECIPES
+from dzrobot.training.recipes.read import RECIPES
+from dzrobot.training.run.launch import launch, leave, main
+from dzrobot.training.sft_config import SFTConfig
 
 SUMMARY = "fine-tune a checkpoint"
 

@@ -34,7 +34,7 @@ from dzrobot.envs.franka.safeguards.lock_and_stop import (
 from dzrobot.envs.panda.poses import distance_between
 from dzrobot.errors import ConfigError, RobotError, StoppedError
 from dzrobot.policies.base import DEFAULT_SESSION
-from dzrobot.rollout.attended import Judged
+from dzrobot.rollout.arm.attended import Judged
 
 ADDRESS = "172.16.0.2"
 STILL = np.zeros(7, np.float32)

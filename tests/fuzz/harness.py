@@ -269,8 +269,8 @@ LIGHT = Nursery(
 
 HEAVY = Nursery(
     *(f"dzrobot.commands.{name}" for name in ("convert", "init", "inspect", "stats", "train")),
-    "dzrobot.training.build",
-    "dzrobot.training.trainer",
+    "dzrobot.training.run.build",
+    "dzrobot.training.run.trainer",
     "torch.utils.tensorboard",
     # What networks are built of, imported where one is.
     "diffusers.models.autoencoders.autoencoder_kl_wan",

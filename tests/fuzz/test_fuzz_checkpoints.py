@@ -28,7 +28,7 @@ from dzrobot.policies.dreamzero.checkpoints.passport import PASSPORT_FILE, read_
 from dzrobot.policies.dreamzero.checkpoints.report import inspect_checkpoint
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.tiny import TinyOptions, write_tiny_checkpoint
-from dzrobot.training.checkpoint import TrainingMeta
+from dzrobot.training.run.checkpoint import TrainingMeta
 
 run = HEAVY.run
 META = {

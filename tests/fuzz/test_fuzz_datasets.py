@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from dzrobot.recording import EpisodeWriter, consolidate
 from dzrobot.training.data import DatasetReader, ReaderOptions, SourceSpec, TrainingData
+from dzrobot.training.data.normalization import measure, merge
 from dzrobot.training.data.provenance import check_provenance
-from dzrobot.training.data.statistics import measure, merge
 
 run = HEAVY.run
 MEMORY = 500 * 2**20

@@ -13,8 +13,8 @@ from test_train_damaged import hostile_description
 
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.checksums import write_checksums
-from dzrobot.training.config import SFTConfig
-from dzrobot.training.recipe import load_recipe
+from dzrobot.training.recipes.read import load_recipe
+from dzrobot.training.sft_config import SFTConfig
 from dzrobot.training.tiny.autoencoder import AutoencoderPlan
 from dzrobot.training.tiny.fit import write_fitted_checkpoint
 from dzrobot.training.tiny.saves import FitCheckpoint

@@ -7,8 +7,8 @@ from harness import LIGHT, assert_refused, corrupted, mutations, refuses
 from hypothesis import given, settings
 
 from dzrobot.config import load_config, read_config
-from dzrobot.training.config import SFTConfig
-from dzrobot.training.recipe import RECIPES, load_recipe
+from dzrobot.training.recipes.read import RECIPES, load_recipe
+from dzrobot.training.sft_config import SFTConfig
 
 run = LIGHT.run
 RECIPE = RECIPES / "tiny_cpu.yaml"

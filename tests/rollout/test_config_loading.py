@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, model_validator
 from dzrobot.config import FrozenConfig, field_notes, load_config, parse_value
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.errors import ConfigError
-from dzrobot.training.config import SFTConfig
+from dzrobot.training.sft_config import SFTConfig
 
 
 class Source(FrozenConfig):

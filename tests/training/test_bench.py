@@ -30,7 +30,7 @@ from dzrobot.training.bench.processes import other_build, own_build
 from dzrobot.training.bench.ratios import paired_ratios, unpaired_ratios
 from dzrobot.training.bench.stepping import measure_env
 from dzrobot.training.bench.worker import MODULES, machine_of
-from dzrobot.training.metrics import LogRecord
+from dzrobot.training.run.metrics import LogRecord
 
 ROOT = Path(__file__).parents[2]
 QUICK = BenchSettings(parts=("env",), repeats=3, env="dzrobot/point-v0")

@@ -9,10 +9,10 @@ from data_worlds import ROBOT, record, step
 from dzrobot.cli import main
 from dzrobot.errors import ConfigError, DatasetError
 from dzrobot.recording import EpisodeWriter
-from dzrobot.training.build import _last_episodes
-from dzrobot.training.config import DataConfig
 from dzrobot.training.data import DatasetReader, ReaderOptions
 from dzrobot.training.data.lerobot import DatasetCatalog
+from dzrobot.training.run.build import _last_episodes
+from dzrobot.training.sft_config import DataConfig
 
 LENGTHS = (20, 21, 22, 23)
 

@@ -26,8 +26,8 @@ from dzrobot.training.data import (
     build_loader,
     encode_views,
 )
-from dzrobot.training.data.statistics import measure
-from dzrobot.training.planning.rehearsal import META, rehearse
+from dzrobot.training.data.normalization import measure
+from dzrobot.training.forecast.rehearsal import META, rehearse
 
 HERE = Path(__file__).parent
 MIXED = robot("franka_pnp", horizon=12)

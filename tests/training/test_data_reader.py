@@ -11,7 +11,7 @@ from dzrobot.errors import DatasetError, UnknownNameError
 from dzrobot.recording import EpisodeWriter, VideoCodec, consolidate
 from dzrobot.training.data import DatasetReader, EpisodeSelection, ReaderOptions
 from dzrobot.training.data.verify import first_frames, offenders
-from dzrobot.training.data.video import FrameTable, PyAvDecoder
+from dzrobot.training.data.video_decoding import FrameTable, PyAvDecoder
 
 LENGTHS = (30, 25, 40, 12, 33)
 FORMS = {
@@ -311,7 +311,7 @@ def test_unknown_decoder_lists_the_known():
 
 def test_torchcodec_gives_the_same_frames(recorded):
     pytest.importorskip("torchcodec", reason="torchcodec is not installed")
-    from dzrobot.training.data.video import TorchcodecDecoder
+    from dzrobot.training.data.video_decoding import TorchcodecDecoder
 
     path = next((recorded["v2.1 h264"] / "videos").rglob("*.mp4"))
     table = FrameTable.of(path)

@@ -8,11 +8,11 @@ from data_worlds import RELATIVE, ROBOT, record, robot, step
 from dzrobot.cli import main
 from dzrobot.errors import StatisticsError
 from dzrobot.modality.stats import Statistics
-from dzrobot.training.architecture import run_embodiment
-from dzrobot.training.config import DataConfig, ModelConfig
 from dzrobot.training.data import DatasetReader, ReaderOptions, SourceSpec, TrainingData
-from dzrobot.training.data import statistics as module
-from dzrobot.training.data.statistics import BINS, QuantileHistogram, measure, merge
+from dzrobot.training.data import normalization as module
+from dzrobot.training.data.normalization import BINS, QuantileHistogram, measure, merge
+from dzrobot.training.recipes.architecture import run_embodiment
+from dzrobot.training.sft_config import DataConfig, ModelConfig
 from dzrobot.training.tiny.autoencoder import clip_source
 
 LENGTHS = (30, 25, 12, 33)

@@ -7,14 +7,14 @@ import torch
 import train_worker
 
 from dzrobot.errors import CheckpointError
-from dzrobot.training.checkpoint import (
+from dzrobot.training.run.checkpoint import (
     LATEST,
     CheckpointWriter,
     complete_checkpoints,
     find_checkpoint,
     load_state,
 )
-from dzrobot.training.config import CheckpointConfig
+from dzrobot.training.sft_config import CheckpointConfig
 
 
 def state(value):

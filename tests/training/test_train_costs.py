@@ -15,24 +15,24 @@ from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.config import DiTConfig, preset
 from dzrobot.policies.dreamzero.network.dit import CausalDiT, Controls, Prompting, TrainInputs
 from dzrobot.policies.dreamzero.tiny import tiny_config
-from dzrobot.training import parallel
-from dzrobot.training.config import ModelConfig, ParallelConfig
-from dzrobot.training.planning.devices import peak_tflops
-from dzrobot.training.planning.flops import (
+from dzrobot.training.cost.accelerators import peak_tflops
+from dzrobot.training.cost.flops import (
     SampleCost,
     encoder_flops,
     executed_flops,
     model_flops,
     sample_shape,
 )
-from dzrobot.training.planning.memory import (
+from dzrobot.training.cost.memory import (
     GIB,
     Setup,
     activation_bytes,
     count_parameters,
     plan_memory,
 )
-from dzrobot.training.planning.plan import RunPlan, check_fits
+from dzrobot.training.cost.plan import RunPlan, check_fits
+from dzrobot.training.run import parallel
+from dzrobot.training.sft_config import ModelConfig, ParallelConfig
 
 SMALL = DiTConfig(
     model_type="ti2v", dim=64, ffn_dim=256, in_dim=4, out_dim=4, num_heads=4, num_layers=3,

@@ -23,13 +23,13 @@ from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.checksums import write_checksums
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.load import LoadOptions, load_network
-from dzrobot.training.checkpoint import (
+from dzrobot.training.run.checkpoint import (
     CheckpointWriter,
     choose_checkpoint,
     find_checkpoint,
     load_state,
 )
-from dzrobot.training.config import CheckpointConfig
+from dzrobot.training.sft_config import CheckpointConfig
 
 ROOT = Path(__file__).parents[2]
 

@@ -207,7 +207,7 @@ def test_a_termination_request_saves_and_ends_with_zero(
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
 
-    from dzrobot.training.checkpoint import complete_checkpoints
+    from dzrobot.training.run.checkpoint import complete_checkpoints
 
     saved = complete_checkpoints(tmp_path / "run" / "checkpoints")
     assert len(saved) >= 1

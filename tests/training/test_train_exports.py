@@ -16,7 +16,7 @@ from dzrobot.envs.fakes import PointEnv
 from dzrobot.policies.dreamzero.checkpoints.names import canonical
 from dzrobot.policies.dreamzero.options import WeightOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
-from dzrobot.training.export import ADAPTERS_SUFFIX, export
+from dzrobot.training.run.export import ADAPTERS_SUFFIX, export
 
 KINDS = {
     "all weights": {},

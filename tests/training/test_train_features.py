@@ -7,10 +7,10 @@ import train_worlds
 from train_worker import digest
 
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
-from dzrobot.training.build import build
-from dzrobot.training.precompute.features import precompute_features
-from dzrobot.training.trainer import Trainer
-from dzrobot.training.validate.recipe import find_faults
+from dzrobot.training.recipes.check import find_faults
+from dzrobot.training.run.build import build
+from dzrobot.training.run.latent_cache import precompute_features
+from dzrobot.training.run.trainer import Trainer
 
 STEPS = 3
 

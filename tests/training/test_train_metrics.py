@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 
-from dzrobot.training.config import LoggingConfig
-from dzrobot.training.logs import METRICS_FILE, RunLog
-from dzrobot.training.metrics import LogRecord, Rates, TrainMetrics
-from dzrobot.training.optim import StepOutcome
-from dzrobot.training.planning.flops import SampleCost
+from dzrobot.training.cost.flops import SampleCost
+from dzrobot.training.run.logs import METRICS_FILE, RunLog
+from dzrobot.training.run.metrics import LogRecord, Rates, TrainMetrics
+from dzrobot.training.run.optimizer import StepOutcome
+from dzrobot.training.sft_config import LoggingConfig
 
 COST = SampleCost(model_forward=4e12, executed_forward=3e12, encoders=1e12, recomputed_share=0.5)
 CPU = torch.device("cpu")

@@ -14,13 +14,13 @@ from dzrobot.embodiments.timing import Timing
 from dzrobot.errors import StatisticsError
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.recording import EpisodeWriter
-from dzrobot.training.build import build, open_datasets, open_initial_weights
-from dzrobot.training.config import SFTConfig
 from dzrobot.training.data import DatasetReader, ReaderOptions
 from dzrobot.training.data.lerobot import DatasetCatalog
-from dzrobot.training.data.statistics import measure
-from dzrobot.training.export import export
-from dzrobot.training.trainer import Trainer
+from dzrobot.training.data.normalization import measure
+from dzrobot.training.run.build import build, open_datasets, open_initial_weights
+from dzrobot.training.run.export import export
+from dzrobot.training.run.trainer import Trainer
+from dzrobot.training.sft_config import SFTConfig
 
 ARM = dataclasses.replace(
     load_embodiment("franka_pnp"),

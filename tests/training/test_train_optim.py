@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from dzrobot.training.config import OptimConfig
-from dzrobot.training.optim import Ema, Optimizer, global_norm, is_decayed, schedule_factor
+from dzrobot.training.run.optimizer import Ema, Optimizer, global_norm, is_decayed, schedule_factor
+from dzrobot.training.sft_config import OptimConfig
 
 
 def parameters(dtype=torch.float32):

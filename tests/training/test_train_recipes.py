@@ -14,12 +14,12 @@ from dzrobot.config import load_config, read_config
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.timing import frame_grid
 from dzrobot.errors import ConfigError, UnknownNameError
-from dzrobot.training.architecture import run_embodiment
-from dzrobot.training.config import SFTConfig
-from dzrobot.training.optim import schedule_factor
-from dzrobot.training.recipe import RECIPES, find_recipe, load_recipe
-from dzrobot.training.rlinf import DROPPED
-from dzrobot.training.validate.recipe import find_faults
+from dzrobot.training.recipes.architecture import run_embodiment
+from dzrobot.training.recipes.check import find_faults
+from dzrobot.training.recipes.read import RECIPES, find_recipe, load_recipe
+from dzrobot.training.recipes.rlinf import DROPPED
+from dzrobot.training.run.optimizer import schedule_factor
+from dzrobot.training.sft_config import SFTConfig
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
@@ -229,7 +229,7 @@ def test_everything_at_once_without_what_takes_seconds_to_load(train_root, tmp_p
     recipe.write_text(json.dumps(values, indent=1))
     code = (
         "import sys;"
-        "from dzrobot.training.launch import main;"
+        "from dzrobot.training.run.launch import main;"
         f"code = main([{str(recipe)!r}, 'runner.micro_batch_size=2', 'model.lora_rank=4']);"
         "heavy = {'torch', 'transformers', 'diffusers', 'mujoco'};"
         "print(code, *heavy & set(sys.modules))"

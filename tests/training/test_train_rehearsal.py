@@ -12,15 +12,12 @@ from dzrobot import cli
 from dzrobot.policies.dreamzero.network.prompt import attended_rows
 from dzrobot.policies.dreamzero.network.session import GenerateOptions
 from dzrobot.policies.dreamzero.tiny import tiny_config
-from dzrobot.training.architecture import run_network
-from dzrobot.training.config import ModelConfig, OptimConfig, ParallelConfig
-from dzrobot.training.optim import Optimizer
-from dzrobot.training.planning.devices import DEVICES, FULL, Rate, roofline
-from dzrobot.training.planning.flops import encoder_flops, executed_flops, sample_shape
-from dzrobot.training.planning.forecast import costs, forecast
-from dzrobot.training.planning.memory import Setup
-from dzrobot.training.planning.operators import HostReadError
-from dzrobot.training.planning.rehearsal import (
+from dzrobot.training.cost.accelerators import DEVICES, FULL, Rate, roofline
+from dzrobot.training.cost.flops import encoder_flops, executed_flops, sample_shape
+from dzrobot.training.cost.memory import Setup
+from dzrobot.training.forecast.forecast import costs, forecast
+from dzrobot.training.forecast.operators import HostReadError
+from dzrobot.training.forecast.rehearsal import (
     META,
     ChunkSetup,
     StepSetup,
@@ -30,6 +27,9 @@ from dzrobot.training.planning.rehearsal import (
     rehearse_prompt,
     rehearse_step,
 )
+from dzrobot.training.recipes.architecture import run_network
+from dzrobot.training.run.optimizer import Optimizer
+from dzrobot.training.sft_config import ModelConfig, OptimConfig, ParallelConfig
 
 ROBOT = train_worlds.ROBOT
 BATCH = 2

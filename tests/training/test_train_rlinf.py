@@ -8,9 +8,9 @@ from dzrobot.cli import main
 from dzrobot.config import field_notes, load_config, read_config
 from dzrobot.envs.franka.make import load_workcell
 from dzrobot.errors import ConfigError
-from dzrobot.training.config import SFTConfig
-from dzrobot.training.recipe import load_recipe, read_recipe
-from dzrobot.training.rlinf import DROPPED, RENAMED, SECTIONS, VALUES, translate
+from dzrobot.training.recipes.read import load_recipe, read_recipe
+from dzrobot.training.recipes.rlinf import DROPPED, RENAMED, SECTIONS, VALUES, translate
+from dzrobot.training.sft_config import SFTConfig
 
 OURS = {note.name for note in field_notes(SFTConfig)}
 

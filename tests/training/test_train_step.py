@@ -14,10 +14,10 @@ from dzrobot.policies.dreamzero.network.world_action import (
     TrainBatch,
     training_schedule,
 )
-from dzrobot.training.config import ParallelConfig
-from dzrobot.training.keyed import keyed_generator, sample_noise
-from dzrobot.training.parallel import clean_name, parallelize
-from dzrobot.training.trainer import backward
+from dzrobot.training.run.noise import keyed_generator, sample_noise
+from dzrobot.training.run.parallel import clean_name, parallelize
+from dzrobot.training.run.trainer import backward
+from dzrobot.training.sft_config import ParallelConfig
 
 GOLDENS = ("head_train_i2v", "head_train_ti2v_resize", "head_train_ti2v_oddcrop_decoupled")
 

@@ -16,8 +16,8 @@ import yaml
 from dzrobot.cli import main
 from dzrobot.errors import ConfigError
 from dzrobot.ranks import is_first_to_say
-from dzrobot.training.launch import LOG_FILE, _log_file
-from dzrobot.training.recipe import load_recipe
+from dzrobot.training.recipes.read import load_recipe
+from dzrobot.training.run.launch import LOG_FILE, _log_file
 
 ROOT = Path(__file__).parents[2]
 

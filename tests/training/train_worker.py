@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 import train_worlds
 
-from dzrobot.training.build import build
-from dzrobot.training.checkpoint import training_state
-from dzrobot.training.distributed import init_distributed
-from dzrobot.training.export import export, gather_trained
-from dzrobot.training.launch import leave
-from dzrobot.training.optim import global_norm
-from dzrobot.training.trainer import Trainer
+from dzrobot.training.run.build import build
+from dzrobot.training.run.checkpoint import training_state
+from dzrobot.training.run.export import export, gather_trained
+from dzrobot.training.run.launch import leave
+from dzrobot.training.run.optimizer import global_norm
+from dzrobot.training.run.process_groups import init_distributed
+from dzrobot.training.run.trainer import Trainer
 
 
 def trainer(world, root, **changes):

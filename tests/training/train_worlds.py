@@ -57,7 +57,7 @@ def frame(episode, i, rng):
 def statistics(dataset, target):
     """Write the dataset's own statistics."""
     from dzrobot.training.data import DatasetReader, ReaderOptions
-    from dzrobot.training.data.statistics import measure
+    from dzrobot.training.data.normalization import measure
 
     reader = DatasetReader(dataset, ROBOT, ReaderOptions(images=False))
     target.write_text(json.dumps({ROBOT.tag: measure([reader], ROBOT)}))
@@ -107,6 +107,6 @@ def recipe(root, **changes):
 def config(root, **changes):
     """Return the recipe as a configuration."""
     from dzrobot.config import load_config
-    from dzrobot.training.config import SFTConfig
+    from dzrobot.training.sft_config import SFTConfig
 
     return load_config(SFTConfig, recipe(root, **changes))

@@ -14,8 +14,6 @@ from dzrobot.files import write_json
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.training.bench.document import BenchSettings, Measurement
 from dzrobot.training.bench.measuring import record_noise
-from dzrobot.training.build import build, open_datasets, open_initial_weights
-from dzrobot.training.config import SFTConfig
 from dzrobot.training.data import (
     DatasetReader,
     LoaderOptions,
@@ -24,12 +22,14 @@ from dzrobot.training.data import (
     TrainingData,
     build_loader,
 )
-from dzrobot.training.data.statistics import measure
-from dzrobot.training.distributed import init_distributed
-from dzrobot.training.metrics import LogRecord
-from dzrobot.training.planning.recipe import read_planned
-from dzrobot.training.recipe import find_recipe, load_recipe
-from dzrobot.training.trainer import Trainer
+from dzrobot.training.data.normalization import measure
+from dzrobot.training.recipes.planned import read_planned
+from dzrobot.training.recipes.read import find_recipe, load_recipe
+from dzrobot.training.run.build import build, open_datasets, open_initial_weights
+from dzrobot.training.run.metrics import LogRecord
+from dzrobot.training.run.process_groups import init_distributed
+from dzrobot.training.run.trainer import Trainer
+from dzrobot.training.sft_config import SFTConfig
 
 STEPS = 2
 """Optimizer steps of one repeat."""

@@ -30,7 +30,7 @@ from dzrobot.recording.formats import (
     TaskRow,
     Writer,
 )
-from dzrobot.training.config import EpisodeChoice
+from dzrobot.training.sft_config import EpisodeChoice
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 

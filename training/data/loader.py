@@ -13,8 +13,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dzrobot.errors import ConfigError
 from dzrobot.modality.augment import AugmentConfig, draw_augmentation, draw_dropped_view
-from dzrobot.training.config import uneven_batch
 from dzrobot.training.data.mixture import Sample, SampleKey, TrainingData
+from dzrobot.training.sft_config import uneven_batch
 
 
 class CollatedBatch(TypedDict):

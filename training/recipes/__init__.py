@@ -1,0 +1,1 @@
+"""The built-in recipes, and how any recipe is read and checked before torch is imported."""

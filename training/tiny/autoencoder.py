@@ -29,7 +29,7 @@ from dzrobot.training.data import (
     encode_views,
 )
 from dzrobot.training.data.provenance import PROVENANCE, RecordedProvenance, provenance
-from dzrobot.training.keyed import keyed_generator
+from dzrobot.training.run.noise import keyed_generator
 from dzrobot.training.tiny.saves import FitCheckpoint
 
 _LATENT_WEIGHT = 1e-3

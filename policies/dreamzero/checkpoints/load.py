@@ -27,8 +27,9 @@ from dzrobot.policies.dreamzero.checkpoints.lora import (
     adapter_scale,
     check_adapters,
     inject_adapters,
+    trained_with_adapters,
 )
-from dzrobot.policies.dreamzero.checkpoints.names import canonical, is_adapter
+from dzrobot.policies.dreamzero.checkpoints.names import DIT, canonical, is_adapter
 from dzrobot.policies.dreamzero.checkpoints.passport import recorded_base
 from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo, UnionSource, WeightSource
 from dzrobot.policies.dreamzero.checkpoints.unpickling import MALFORMED, first_line
@@ -91,6 +92,17 @@ def build_network(config: NetworkConfig, *, text_encoder: bool = True) -> WorldA
             f"config.json describes a network that cannot be built: {first_line(error)}; use the "
             "one published with the weights"
         ) from error
+
+
+def empty_network(config: NetworkConfig, *, is_lora: bool, text_encoder: bool) -> WorldActionModel:
+    """Return the network on the meta device; only what is trained requires gradients."""
+    network = build_network(config, text_encoder=text_encoder)
+    if is_lora:
+        inject_adapters(network.model, config.head)
+    network.requires_grad_(requires_grad=False)
+    for name, parameter in network.model.named_parameters():
+        parameter.requires_grad_(not is_lora or trained_with_adapters(canonical(DIT + name)))
+    return network.eval()
 
 
 def expected_shapes(config: NetworkConfig) -> dict[str, tuple[int, ...]]:

@@ -1,0 +1,96 @@
+"""Flags that say which weights are opened, and where they compute."""
+
+import argparse
+import logging
+from typing import Any
+
+from dzrobot.commands.options import flags
+from dzrobot.commands.options.devices import compute_device
+from dzrobot.errors import ConfigError
+
+OFFLOAD_LOG = "dzrobot.policies.dreamzero.checkpoints.load"
+"""Logger that says where weights lie."""
+
+
+def add_weights(group: Any) -> None:
+    """Declare device, precision and source of a checkpoint's weights."""
+    group.add_argument(
+        "--device", type=flags.device,
+        help="cpu, cuda, cuda:1, or auto: a GPU where there is one (default: cpu)",
+    )  # fmt: skip
+    group.add_argument(
+        "--cfg-devices", type=flags.two_devices, metavar="A,B",
+        help="two devices instead of one, such as cuda:0,cuda:1: the prompt runs on the first, the "
+        "negative prompt of guidance on the second, each with a copy of the transformer",
+    )  # fmt: skip
+    group.add_argument(
+        "--dtype", choices=["float32", "bfloat16"],
+        help="what the network computes in (default: float32 on a CPU, else bfloat16)",
+    )  # fmt: skip
+    group.add_argument(
+        "--memory", type=flags.memory, metavar="GIB",
+        help="of the GPU that may be used, such as 24 or 24GiB: as many weights as necessary wait "
+        "in the host's memory and come when they are used; slower, the same numbers "
+        "(default: all on the GPU)",
+    )  # fmt: skip
+    group.add_argument(
+        "--quantize", choices=["int8", "fp8"],
+        help="8-bit weights in the transformer: half the memory, other actions; fp8, on Ada, "
+        "Hopper and newer, multiplies in 8 bits too (default: weights as they were trained)",
+    )  # fmt: skip
+    group.add_argument(
+        "--revision", type=flags.text, help="branch, tag or commit of a Hugging Face checkpoint"
+    )
+    group.add_argument(
+        "--base", type=flags.text, metavar="PATH",
+        help="what the checkpoint was trained on, where it holds only what was trained",
+    )  # fmt: skip
+    group.add_argument(
+        "--config-from", type=flags.text, metavar="DIR",
+        help="folder with config.json and experiment_cfg, where the checkpoint has none",
+    )  # fmt: skip
+
+
+def _devices(arguments: argparse.Namespace) -> tuple[str, str | None]:
+    """Return the device of the network, and that of the negative prompt's copy, if it has one."""
+    if arguments.cfg_devices is None:
+        return compute_device(arguments.device or "cpu"), None
+    if arguments.device is not None:
+        raise ConfigError(
+            f"--cfg-devices {','.join(arguments.cfg_devices)} says where the network runs: leave "
+            f"--device {arguments.device} out"
+        )
+    first, second = arguments.cfg_devices
+    return first, second
+
+
+def read_weights(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what the flags of :func:`add_weights` say, by the fields of ``PolicySpec``.
+
+    Raises:
+        ConfigError: flags that exclude each other were given.
+    """
+    device, cfg_device = _devices(arguments)
+    return {
+        "device": device,
+        "cfg_device": cfg_device,
+        "dtype": arguments.dtype,
+        "memory": _memory(arguments.memory, device),
+        "quantize": arguments.quantize,
+        "revision": arguments.revision,
+        "base": arguments.base,
+        "config_from": arguments.config_from,
+    }
+
+
+def _memory(bytes_: int | None, device: str) -> int | None:
+    """Return the bytes of ``--memory``; what comes of it is then told as weights are loaded."""
+    if bytes_ is None:
+        return None
+    if device == "cpu":
+        raise ConfigError(
+            "--memory says how much of a GPU may be used, and this network runs on the processor; "
+            "give --device cuda, or leave it out"
+        )
+    logging.getLogger(OFFLOAD_LOG).setLevel(logging.INFO)
+    return bytes_

@@ -1,0 +1,207 @@
+"""How a robot executes plans that take time to make, and whether that can be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, Part
+from dzrobot.errors import ConfigError
+from dzrobot.modality.window import Observation
+from dzrobot.rollout.asynchronous.latency import Latency, steps_of
+
+Execution = Literal["sync", "naive", "rtc", "trained"]
+"""``sync``: the robot holds still until its next plan is there. The others ask for it while the
+robot moves: ``naive`` jumps to it, ``rtc`` steers it to continue the running one, ``trained`` gives
+the running one to a network that was trained for it."""
+
+_SOFT = 3
+"""The soft overlap is one part in so many of the horizon, where nothing else is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionOptions:
+    """What is asked for."""
+
+    execution: Execution = "sync"
+    latency: Latency | None = None
+    """Of a simulator's virtual clock; None: zero there, and real time on an arm."""
+
+    first_plan: Literal["charged", "free"] = "charged"
+    """Whether the first plan of an episode takes time as well."""
+
+    strength: float | None = None
+    """Most that the guidance of ``rtc`` is multiplied by; None: the number of solver steps."""
+
+    weights: Literal["linear", "exp"] = "linear"
+    """How the overlap of ``rtc`` fades."""
+
+    def __post_init__(self) -> None:
+        if self.strength is not None and not 0 <= self.strength <= 1000:
+            raise ConfigError(f"rtc strength {self.strength}: give 0 to 1000")
+        guided = self.strength is not None or self.weights != "linear"
+        if guided and self.execution != "rtc":
+            raise ConfigError(
+                f"strength and weights guide plans of execution 'rtc', not of {self.execution!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """What is done: options that were checked against a robot; see :func:`schedule`."""
+
+    options: ExecutionOptions
+    robot: Embodiment
+    execute: int
+    """Steps from one request to the next, s; for ``sync``, executed rows of each plan."""
+
+    hz: float
+    """Control steps per second."""
+
+    delay: int | None
+    """Steps that a plan usually takes, d; None: only known while running."""
+
+    @property
+    def horizon(self) -> int:
+        """Return the rows of one plan, H."""
+        return self.robot.timing.action_horizon
+
+    def card(self) -> dict[str, Any]:
+        """Return what a result depends on, as plain values."""
+        options = self.options
+        latency = {"latency": "real time"} if options.latency is None else options.latency.card()
+        card: dict[str, Any] = {
+            "execution": options.execution,
+            **latency,
+            "first_plan": options.first_plan,
+            "execute": self.execute,
+            "control_hz": self.hz,
+            "delay_steps": self.delay,
+            "hold": [part.hold for part in self.robot.action],
+        }
+        if options.execution == "rtc":
+            card["strength"] = "solver steps" if options.strength is None else options.strength
+            card["weights"] = options.weights
+        return card
+
+
+def schedule(
+    options: ExecutionOptions, robot: Embodiment, hz: float | None, execute: int | None
+) -> Schedule:
+    """Return how ``robot`` executes plans.
+
+    Args:
+        options: What is asked for.
+        robot: The robot.
+        hz: Control steps per second of its environment; None: the robot's.
+        execute: Steps from one request to the next; None: the robot's number if it is feasible,
+            else as many as leave a third of the plan to overlap softly.
+
+    Raises:
+        ConfigError: plans take too long for their length, or nobody knows how the robot holds
+            still.
+    """
+    rate, horizon = hz or robot.timing.control_hz, robot.timing.action_horizon
+    delay = None if options.latency is None else options.latency.usual_steps(rate)
+    if delay != 0:
+        check_holds(robot, "while a plan is made", ", or use latency zero")
+    if options.execution == "sync":
+        steps = execute or robot.execute or horizon
+        if steps > horizon:
+            raise ConfigError(f"execute={steps}, but {horizon} actions are planned: 1 to {horizon}")
+    else:
+        steps = _asynchronous(options, (delay, horizon, rate), execute, robot.execute)
+    return Schedule(options=options, robot=robot, execute=steps, hz=rate, delay=delay)
+
+
+def _asynchronous(
+    options: ExecutionOptions,
+    known: tuple[int | None, int, float],
+    asked: int | None,
+    usual: int | None,
+) -> int:
+    """Return the steps from one request to the next."""
+    delay, horizon, rate = known
+    if delay is None:
+        if asked is None:
+            raise ConfigError(
+                f"execution {options.execution!r} without knowing how long plans take: say with "
+                f"--execute after how many of {horizon} steps the next plan is asked for"
+            )
+        if asked >= horizon:
+            raise ConfigError(
+                f"execute={asked} of {horizon} steps: execution {options.execution!r} asks for the "
+                f"next plan while steps are left; choose 1 to {horizon - 1}"
+            )
+        return asked
+    least = max(delay, 1)
+    soft = max(least, horizon - delay - horizon // _SOFT)
+    fitting = usual if usual is not None and least <= usual <= horizon - delay else soft
+    steps = asked or fitting
+    if not least <= steps <= horizon - delay:
+        raise ConfigError(
+            f"a delay of d={delay} steps, requests every s={steps} and plans of H={horizon}: "
+            f"execution {options.execution!r} needs d <= s <= H - d. At {rate:g} steps per second "
+            f"plans of {horizon} steps allow a latency of {horizon / 2 / rate:.3g} s; choose "
+            + (
+                f"--execute {least} to {horizon - delay}"
+                if least <= horizon - delay
+                else "--execution sync, which holds the robot still"
+            )
+        )
+    return steps
+
+
+def check_holds(robot: Embodiment, when: str, instead: str = "") -> None:
+    """Raise ConfigError where nothing says how ``robot`` is left as it is."""
+    if unknown := [part.key for part in robot.action if part.hold is None]:
+        raise ConfigError(
+            f"{', '.join(unknown)} of {robot.tag!r}: nothing says how it holds still {when}; give "
+            f"the part hold={HOLD_ZERO!r} (differences from step to step) or a state key (absolute "
+            f"numbers){instead}"
+        )
+
+
+def hold_command(
+    robot: Embodiment, seen: Observation, last: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    """Return the action (A,) that leaves ``robot`` as it is.
+
+    Args:
+        robot: Every part of its action says how; see ``Part.hold``.
+        seen: The newest observation.
+        last: The last command; None: there was none.
+    """
+    values, start = [], 0
+    for part in robot.action:
+        before = None if last is None else last[start : start + part.dim]
+        values.append(_held(part, seen, before))
+        start += part.dim
+    return np.concatenate(values)
+
+
+def _held(part: Part, seen: Observation, last: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    assert part.hold is not None, "see check_holds"
+    if part.hold != HOLD_ZERO:
+        return np.asarray(seen[part.hold] if last is None else last, np.float32)
+    held = np.zeros(part.dim, np.float32)
+    if part.gripper is not None and last is not None:
+        held[part.gripper.index] = last[part.gripper.index]
+    return held
+
+
+def forecast(taken_s: Sequence[float], plan: Schedule) -> int:
+    """Return how many steps the coming answer will probably take.
+
+    Args:
+        taken_s: Seconds that the latest ones of this episode took, at most a few.
+        plan: The schedule.
+    """
+    latency = plan.options.latency
+    if latency is not None and (known := latency.known_steps(plan.hz)) is not None:
+        return known
+    if not taken_s:
+        return plan.delay or 1
+    return steps_of(float(np.percentile(taken_s, 95)), plan.hz) + 1

@@ -1,0 +1,219 @@
+"""How much device memory a run needs, by arithmetic, before any weight is read.
+
+Parameters are counted on a network without memory; activations by what each layer keeps for its
+backward pass. The working memory of kernels and the allocator's waste are allowances, named as
+such.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch import nn
+
+from dzrobot.policies.dreamzero.checkpoints.load import empty_network
+from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.training.cost.flops import SampleShape, sample_shape
+from dzrobot.training.sft_config import ModelConfig, ParallelConfig
+
+GIB = 2**30
+
+_EAGER_WIDTHS = 29
+"""Tensors of the model's width that a block keeps per token without compilation."""
+
+_COMPILED_WIDTHS = 18
+"""As above, where the compiler recomputes element-wise work."""
+
+_SELECTIVE_WIDTHS = 11
+"""Block input, outputs of matrix products and attention."""
+
+_WORKSPACE = 2.0 * GIB
+"""Allowance for the runtime, kernels and communication buffers."""
+
+_WASTE = 0.03
+"""Allowance for memory that the allocator cannot use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Parameters of a network."""
+
+    trained: int
+    frozen: int
+    """Frozen parameters of the transformer (LoRA)."""
+
+    block: int
+    """Parameters of one transformer block."""
+
+    root: int
+    """Parameters of the transformer outside its blocks."""
+
+    text: int
+    images: int
+    """Image encoder and autoencoder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What is planned."""
+
+    network: NetworkConfig
+    model: ModelConfig
+    parallel: ParallelConfig
+    image_size: tuple[int, int]
+    """(height, width) in pixels of the tiled image."""
+
+    micro_batch: int
+    devices: int
+    averaged: bool
+    """Whether a moving average of the weights is kept."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line of the plan."""
+
+    name: str
+    bytes_: float
+    on_host: bool = False
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What fills one device."""
+
+    items: tuple[Item, ...]
+
+    @property
+    def peak(self) -> float:
+        """Return the expected peak of one device in bytes."""
+        return (1 + _WASTE) * sum(item.bytes_ for item in self.items if not item.on_host)
+
+    @property
+    def host(self) -> float:
+        """Return what one process holds in host memory, in bytes."""
+        return sum(item.bytes_ for item in self.items if item.on_host)
+
+
+@lru_cache(maxsize=8)
+def count_parameters(network: NetworkConfig, *, is_lora: bool) -> Counts:
+    """Return the parameters of every part."""
+    model = empty_network(network, is_lora=is_lora, text_encoder=True)
+    assert model.text_encoder is not None
+    whole = list(model.model.parameters())
+    trained = sum(p.numel() for p in whole if p.requires_grad)
+    block = _numel(model.model.blocks[0])
+    return Counts(
+        trained=trained,
+        frozen=sum(p.numel() for p in whole) - trained,
+        block=block,
+        root=sum(p.numel() for p in whole) - block * network.dit.num_layers,
+        text=_numel(model.text_encoder),
+        images=_numel(model.image_encoder) + _numel(model.vae),
+    )
+
+
+def _numel(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def plan_memory(setup: Setup, counts: Counts) -> MemoryPlan:
+    """Return what one device holds at the worst moment of a step, item by item."""
+    items = [*_states(setup, counts), *_gathered(setup, counts), *_encoders(setup, counts)]
+    backward, reading = activation_bytes(setup), _reading_bytes(setup)
+    # Encoders run before the transformer keeps anything: the two never add up.
+    name = "activations" if backward >= reading else "images in the encoders"
+    return MemoryPlan((*items, Item(name, max(backward, reading)), Item("workspace", _WORKSPACE)))
+
+
+def _states(setup: Setup, counts: Counts) -> Iterator[Item]:
+    shards = shards_of(setup)
+    width = compute_bytes(setup)
+    host = setup.parallel.cpu_offload
+    yield Item("master weights, float32", 4 * counts.trained / shards, host)
+    yield Item("gradients, float32", 4 * counts.trained / shards, host)
+    yield Item("Adam moments, float32", 8 * counts.trained / shards, host)
+    if setup.averaged:
+        yield Item("averaged weights, float32", 4 * counts.trained / shards, host)
+    if counts.frozen:
+        yield Item("frozen weights", width * counts.frozen / shards, host)
+
+
+def _gathered(setup: Setup, counts: Counts) -> Iterator[Item]:
+    width, parallel = compute_bytes(setup), setup.parallel
+    if parallel.reshard_after_forward:
+        held = counts.root + (2 + parallel.prefetch_blocks) * counts.block
+    else:
+        held = counts.root + counts.block * setup.network.dit.num_layers
+    yield Item("gathered weights", width * held)
+    reduced = 4 if parallel.reduce_dtype == "fp32" else 2
+    share = counts.trained / (counts.trained + counts.frozen)
+    yield Item("gradients of two blocks in flight", share * counts.block * (2 * width + reduced))
+
+
+def _encoders(setup: Setup, counts: Counts) -> Iterator[Item]:
+    width = compute_bytes(setup)
+    yield Item("image encoder and autoencoder", width * counts.images)
+    if not setup.model.cache_prompts:
+        yield Item("prompt encoder", width * counts.text / shards_of(setup))
+
+
+def shards_of(setup: Setup) -> int:
+    """Return over how many devices states are spread."""
+    match setup.parallel.strategy:
+        case "fsdp":
+            return setup.devices
+        case "hsdp":
+            return setup.parallel.shard_size or min(setup.devices, 8)
+        case _:
+            return 1
+
+
+def compute_bytes(setup: Setup) -> int:
+    """Return the bytes of one number in forward and backward."""
+    return 4 if setup.parallel.param_dtype == "fp32" else 2
+
+
+def activation_bytes(setup: Setup) -> float:
+    """Return what is kept between forward and backward, the block being recomputed included."""
+    network, parallel = setup.network, setup.parallel
+    shape = sample_shape(network.dit, network.head.num_frames, network.vae.temporal_stride)
+    tokens, width = executed_tokens(setup, shape), compute_bytes(setup) * setup.micro_batch
+    whole = kept_widths(setup) * tokens * width
+    layers = network.dit.num_layers
+    match parallel.activation_checkpointing:
+        case "none":
+            return whole * layers
+        case "selective":
+            dit = network.dit
+            kept = (_SELECTIVE_WIDTHS * dit.dim + dit.ffn_dim) * tokens * width
+        case "full":
+            kept = network.dit.dim * tokens * width
+    inside = min(parallel.kept_blocks, layers)
+    return kept * (layers - inside) + whole * max(inside, 1)
+
+
+def executed_tokens(setup: Setup, shape: SampleShape) -> int:
+    """Return the tokens a block computes: all but the last clean block."""
+    return shape.length - setup.network.dit.num_frame_per_block * shape.frame_tokens
+
+
+def kept_widths(setup: Setup) -> float:
+    """Return the numbers that one block keeps per token when it recomputes nothing."""
+    dit = setup.network.dit
+    widths = _COMPILED_WIDTHS if setup.parallel.compile else _EAGER_WIDTHS
+    return widths * dit.dim + 2 * dit.ffn_dim
+
+
+def _reading_bytes(setup: Setup) -> float:
+    """Return the largest working set while images are resized and encoded."""
+    network, frames = setup.network, setup.network.head.num_frames
+    rows, columns = setup.image_size
+    # Frames as float32 and two temporaries of their normalization.
+    pixels = 3 * 3 * 4 * frames * rows * columns
+    height, width = network.target_size or setup.image_size
+    patch = network.vae.patch_size
+    features = network.vae.dim * (height // patch) * (width // patch)
+    # Eight feature maps of a four-frame chunk are alive inside the widest residual block.
+    encoder = 8 * 4 * features * compute_bytes(setup)
+    return float(setup.micro_batch * (pixels + encoder))

@@ -1,0 +1,181 @@
+"""What a run will need and whether it fits, and the smallest run that does."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.training.cost.flops import sample_cost
+from dzrobot.training.cost.memory import (
+    GIB,
+    Counts,
+    MemoryPlan,
+    Setup,
+    count_parameters,
+    plan_memory,
+)
+from dzrobot.training.recipes.architecture import run_network, source_plans
+from dzrobot.training.sft_config import ModelConfig, ParallelConfig, SFTConfig
+
+ASSUMED_UTILIZATION = 0.4
+"""Share of the peak that executed operations are assumed to reach."""
+
+ASSUMED_PROMPT = 100
+"""Prompt rows that are not padding, assumed before recordings are opened."""
+
+_DEVICE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The plan of one configuration."""
+
+    setup: Setup
+    counts: Counts
+    memory: MemoryPlan
+    samples_per_s: float | None
+    """Expected, all devices; None where the device's peak is not given."""
+
+
+def plan_run(
+    config: SFTConfig, base: NetworkConfig, devices: int, peak_tflops: float | None
+) -> RunPlan:
+    """Return the plan of ``config`` on ``devices`` devices.
+
+    Args:
+        config: The recipe.
+        base: Network it starts from.
+        devices: Processes, one device each.
+        peak_tflops: Dense bf16 peak of one device in TFLOP/s.
+    """
+    setup, robot = run_setup(config, base, devices)
+    counts = count_parameters(setup.network, is_lora=config.model.is_lora)
+    rate = None
+    if peak_tflops is not None:
+        cost = sample_cost(config, setup.network, robot.image_size, ASSUMED_PROMPT)
+        rate = devices * ASSUMED_UTILIZATION * peak_tflops * 1e12 / cost.executed
+    return RunPlan(setup, counts, plan_memory(setup, counts), rate)
+
+
+def run_setup(config: SFTConfig, base: NetworkConfig, devices: int) -> tuple[Setup, Embodiment]:
+    """Return what a run of ``config`` trains on each device, and the robot of its longest samples.
+
+    Args:
+        config: The recipe.
+        base: Network it starts from.
+        devices: Processes, one device each.
+    """
+    sources = source_plans(config)
+    longest = max(sources, key=lambda plan: plan.embodiment.timing.action_horizon).embodiment
+    setup = Setup(
+        network=run_network(base, config.model, longest), model=config.model,
+        parallel=config.parallel, image_size=longest.image_size,
+        micro_batch=config.runner.micro_batch_size, devices=devices,
+        averaged=config.optim.ema_decay is not None,
+    )  # fmt: skip
+    return setup, longest
+
+
+def describe_plan(plan: RunPlan) -> str:
+    """Return the plan as text."""
+    counts, setup, memory = plan.counts, plan.setup, plan.memory
+    lines = [
+        f"trained parameters   {counts.trained / 1e9:8.3f} B",
+        f"frozen transformer   {counts.frozen / 1e9:8.3f} B",
+        f"encoders             {(counts.text + counts.images) / 1e9:8.3f} B"
+        + (" (prompt encoder freed after start)" if setup.model.cache_prompts else ""),
+        f"one device of {setup.devices}, {setup.parallel.strategy}, micro-batch "
+        f"{setup.micro_batch}, activation checkpointing {setup.parallel.activation_checkpointing}:",
+    ]
+    for item in memory.items:
+        where = "  (host memory)" if item.on_host else ""
+        lines.append(f"  {item.name:<36}{item.bytes_ / GIB:8.1f} GiB{where}")
+    lines.append(f"  {'expected peak, waste included':<36}{memory.peak / GIB:8.1f} GiB")
+    if plan.samples_per_s is not None:
+        lines.append(
+            f"expected {plan.samples_per_s:.2f} samples/s "
+            f"({plan.samples_per_s / setup.devices:.2f} per device) at "
+            f"{ASSUMED_UTILIZATION:.0%} of the peak"
+        )
+    return "\n".join(lines)
+
+
+def check_fits(plan: RunPlan, memory_gib: float) -> None:
+    """Check that the plan fits devices of ``memory_gib``.
+
+    Raises:
+        ConfigError: It does not; names the smallest changes that make it fit.
+    """
+    if plan.memory.peak <= memory_gib * GIB:
+        return
+    ways = [text for text in _ways_out(plan.setup, memory_gib) if text]
+    raise ConfigError(
+        f"{plan.memory.peak / GIB:.1f} GiB are needed on each of {plan.setup.devices} devices, "
+        f"there are {memory_gib:g}. What fits:\n  "
+        + "\n  ".join(ways or ["nothing of these: use devices with more memory"])
+    )
+
+
+def _ways_out(setup: Setup, memory_gib: float) -> Iterator[str]:
+    frugal = replace(setup, parallel=_frugal(setup.parallel))
+    if size := _largest_batch(frugal, memory_gib):
+        yield (
+            f"on {setup.devices} devices: runner.micro_batch_size={size} "
+            f"parallel.activation_checkpointing=full parallel.strategy={frugal.parallel.strategy}"
+        )
+    least = replace(frugal, micro_batch=1)
+    for devices in _DEVICE_COUNTS:
+        if devices > setup.devices and _fits(replace(least, devices=devices), memory_gib):
+            yield f"{devices} devices of {memory_gib:g} GiB: parallel.strategy=fsdp, micro-batch 1"
+            break
+    if not setup.model.is_lora:
+        lora = replace(least, model=_with_lora(setup.model), network=_lora_network(setup))
+        if _fits(lora, memory_gib):
+            yield f"on {setup.devices} devices: model.is_lora=true, micro-batch 1"
+    offloaded = replace(least, parallel=least.parallel.model_copy(update={"cpu_offload": True}))
+    if not setup.parallel.cpu_offload and _fits(offloaded, memory_gib):
+        host = _plan(offloaded).host / GIB
+        yield (
+            f"on {setup.devices} devices: parallel.cpu_offload=true, micro-batch 1 "
+            f"({host:.0f} GiB of host memory per process)"
+        )
+
+
+def _frugal(parallel: ParallelConfig) -> ParallelConfig:
+    strategy = parallel.strategy if parallel.strategy == "hsdp" else "fsdp"
+    changes = {
+        "activation_checkpointing": "full", "kept_blocks": 0, "strategy": strategy,
+        "reshard_after_forward": True,
+    }  # fmt: skip
+    return parallel.model_copy(update=changes)
+
+
+def _with_lora(model: ModelConfig) -> ModelConfig:
+    return model.model_copy(update={"is_lora": True})
+
+
+def _lora_network(setup: Setup) -> NetworkConfig:
+    head = replace(setup.network.head, train_architecture="lora")
+    return replace(setup.network, head=head)
+
+
+def _largest_batch(setup: Setup, memory_gib: float) -> int | None:
+    """Return the largest power of two that fits, at most what was asked for."""
+    sizes = [2**i for i in range(10) if 2**i <= setup.micro_batch]
+    counts = count_parameters(setup.network, is_lora=setup.model.is_lora)
+    limit = memory_gib * GIB
+    fitting = [
+        size
+        for size in sizes
+        if plan_memory(replace(setup, micro_batch=size), counts).peak <= limit
+    ]
+    return max(fitting, default=None)
+
+
+def _plan(setup: Setup) -> MemoryPlan:
+    return plan_memory(setup, count_parameters(setup.network, is_lora=setup.model.is_lora))
+
+
+def _fits(setup: Setup, memory_gib: float) -> bool:
+    return _plan(setup).peak <= memory_gib * GIB

@@ -1,0 +1,301 @@
+"""Frames of a video by number: no float time stamps, no decoding of what is not asked for.
+
+A table of presentation times is made once per file. To reach a frame, the reader either decodes on
+from where it is or hops to the key frame before it, whichever costs fewer frames; on H.264 and AV1
+with short distances between key frames that equals the fastest decoders (benchmarks/data.py).
+"""
+
+import hashlib
+import uuid
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import av
+import numpy as np
+from av.video.reformatter import VideoReformatter
+from numpy.typing import NDArray
+
+from dzrobot.errors import DatasetError, MissingDependencyError, find
+from dzrobot.training.data.embedded_images import watch
+
+OPEN_FILES = 16
+"""Videos a reader keeps open; each holds a decoder, hence megabytes."""
+
+
+@dataclass(frozen=True)
+class FrameTable:
+    """Presentation times of one file, in its time base, in showing order."""
+
+    pts: NDArray[np.int64]
+    seconds_per_tick: float
+    key_frames: NDArray[np.int64]
+    """Numbers of the frames that decode on their own."""
+
+    key_dts: NDArray[np.int64]
+    """Decoding time of each key frame: what a container seeks by."""
+
+    @classmethod
+    def of(cls, path: Path) -> "FrameTable":
+        """Read the table from the packets, without decoding.
+
+        Raises:
+            DatasetError: The file is damaged or holds no video.
+        """
+        try:
+            with av.open(str(path)) as container:
+                stream = container.streams.video[0]
+                packets = [
+                    (packet.pts, packet.dts, packet.is_keyframe)
+                    for packet in container.demux(stream)
+                    if packet.pts is not None and not packet.is_corrupt and not packet.is_discard
+                ]
+                tick = float(stream.time_base)
+        except (av.FFmpegError, IndexError) as error:
+            raise DatasetError(f"{path} is no readable video: {error}") from error
+        if not packets:
+            raise DatasetError(f"{path} holds no frame")
+        packets.sort()
+        keys = [(number, dts) for number, (_, dts, key) in enumerate(packets) if key]
+        if not keys or keys[0][0] != 0:
+            raise DatasetError(f"{path} does not begin with a key frame")
+        return cls(
+            pts=np.array([pts for pts, _, _ in packets], dtype=np.int64),
+            seconds_per_tick=tick,
+            key_frames=np.array([number for number, _ in keys], dtype=np.int64),
+            key_dts=np.array([dts for _, dts in keys], dtype=np.int64),
+        )
+
+    @classmethod
+    def cached(cls, path: Path, folder: Path | None) -> "FrameTable":
+        """Return the table of ``path`` from ``folder``, made and kept there at the first time."""
+        if folder is None:
+            return cls.of(path)
+        stat = path.stat() if path.exists() else None
+        if stat is None:
+            raise DatasetError(f"{path} is missing")
+        name = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode())
+        file = folder / f"frames-{name.hexdigest()[:24]}.npz"
+        if not file.exists():
+            table = cls.of(path)
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary = folder / f"aside-{uuid.uuid4().hex}.npz"
+            np.savez(temporary, **{**table.__dict__})
+            temporary.replace(file)
+            return table
+        with np.load(file) as known:
+            return cls(
+                known["pts"],
+                float(known["seconds_per_tick"]),
+                known["key_frames"],
+                known["key_dts"],
+            )
+
+    def at(self, seconds: float) -> int:
+        """Return the number of the frame shown at ``seconds``, to the nearest frame."""
+        ticks = seconds / self.seconds_per_tick + self.pts[0]
+        after = int(np.searchsorted(self.pts, ticks))
+        near = [number for number in (after - 1, after) if 0 <= number < len(self.pts)]
+        return min(near, key=lambda number: abs(int(self.pts[number]) - ticks))
+
+    def key_before(self, frame: int) -> int:
+        """Return the position, in ``key_frames``, of the last key frame up to ``frame``."""
+        return int(np.searchsorted(self.key_frames, frame, side="right")) - 1
+
+
+class Decoder(Protocol):
+    """One open video."""
+
+    table: FrameTable
+
+    def frames(self, numbers: Sequence[int]) -> NDArray[np.uint8]:
+        """Return the frames ``numbers`` as (N, H, W, 3) uint8 RGB."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the file."""
+        ...
+
+
+class PyAvDecoder:
+    """One open video, decoded by PyAV on the calling thread."""
+
+    def __init__(self, path: Path, table: FrameTable) -> None:
+        self.table = table
+        self._path = path
+        try:
+            self._container: Any = av.open(str(path))
+            self._stream: Any = self._container.streams.video[0]
+        except (av.FFmpegError, IndexError) as error:
+            raise DatasetError(f"{path} is no readable video: {error}") from error
+        # Workers are processes; threads inside each would only compete.
+        self._stream.codec_context.thread_count = 1
+        # One converter for all frames: setting one up costs as much as a small frame.
+        self._converter: Any = VideoReformatter()
+        self._conversion = _one_thread()
+        self._decoded: Any = iter(())
+        self._next = len(table.pts)
+
+    def frames(self, numbers: Sequence[int]) -> NDArray[np.uint8]:
+        """Return the frames ``numbers`` as (N, H, W, 3) uint8 RGB.
+
+        Raises:
+            DatasetError: A number is outside the file, or the frame does not decode.
+        """
+        wanted = np.asarray(numbers, dtype=np.int64)
+        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < len(self.table.pts):
+            raise DatasetError(
+                f"{self._path} has {len(self.table.pts)} frames, asked for {wanted.max()}"
+            )
+        distinct, places = np.unique(wanted, return_inverse=True)
+        try:
+            images = [self._reach(int(number)) for number in distinct]
+        except av.FFmpegError as error:
+            self._next = len(self.table.pts)
+            raise DatasetError(f"{self._path} does not decode: {error}") from error
+        return np.stack(images)[places]
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._decoded = iter(())
+        self._container.close()
+
+    def _reach(self, number: int) -> NDArray[np.uint8]:
+        key = self.table.key_before(number)
+        # A hop costs nothing measurable, so any key frame ahead is worth going to.
+        if number < self._next or self.table.key_frames[key] > self._next:
+            self._hop(key)
+        pts = self.table.pts[number]
+        frame = self._decode_to(pts)
+        if frame is None and key > 0:
+            # The container landed on a later key frame: begin at the file's start instead.
+            self._hop(0)
+            frame = self._decode_to(pts)
+        if frame is None:
+            raise DatasetError(f"{self._path}: frame {number} does not decode")
+        self._next = number + 1
+        rgb = self._converter.reformat(frame, format="rgb24", **self._conversion)
+        image: NDArray[np.uint8] = rgb.to_ndarray()
+        return image
+
+    def _hop(self, key: int) -> None:
+        self._container.seek(int(self.table.key_dts[key]), stream=self._stream, backward=True)
+        self._decoded = self._container.decode(self._stream)
+        self._next = int(self.table.key_frames[key])
+
+    def _decode_to(self, pts: int) -> Any:
+        for frame in self._decoded:
+            if frame.pts is not None and frame.pts >= pts:
+                return frame if frame.pts == pts else None
+        return None
+
+
+@cache
+def _one_thread() -> dict[str, int]:
+    """Return the option that keeps color conversion on the calling thread, if PyAV has it."""
+    try:
+        av.VideoFrame(16, 16, "yuv420p").reformat(format="rgb24", threads=1)
+    except TypeError:
+        return {}
+    return {"threads": 1}
+
+
+class TorchcodecDecoder:
+    """One open video, decoded by torchcodec."""
+
+    def __init__(self, path: Path, table: FrameTable) -> None:
+        try:
+            from torchcodec.decoders import VideoDecoder
+        except (ImportError, RuntimeError, OSError) as error:
+            raise MissingDependencyError(
+                f"torchcodec cannot be used ({error}): `pip install -e '.[video]'` and the "
+                "FFmpeg libraries, or set decoder=pyav"
+            ) from error
+        self.table = table
+        self._path = path
+        try:
+            self._video: Any = VideoDecoder(
+                str(path), dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="exact"
+            )
+        except (RuntimeError, ValueError) as error:
+            raise DatasetError(f"{path} is no readable video: {error}") from error
+
+    def frames(self, numbers: Sequence[int]) -> NDArray[np.uint8]:
+        """Return the frames ``numbers`` as (N, H, W, 3) uint8 RGB."""
+        try:
+            batch = self._video.get_frames_at(indices=[int(number) for number in numbers])
+        except (RuntimeError, IndexError) as error:
+            raise DatasetError(f"{self._path} does not decode: {error}") from error
+        images: NDArray[np.uint8] = batch.data.numpy()
+        return images
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._video = None
+
+
+DECODERS: dict[str, type[PyAvDecoder] | type[TorchcodecDecoder]] = {
+    "pyav": PyAvDecoder,
+    "torchcodec": TorchcodecDecoder,
+}
+
+
+class Videos:
+    """Open videos of a reader, the least recently used of them closed first."""
+
+    def __init__(self, decoder: str = "pyav", cache: Path | None = None) -> None:
+        self._decoder = find(DECODERS, "video decoder", decoder)
+        self._cache = cache
+        self._open: OrderedDict[Path, Decoder] = OrderedDict()
+        watch(self)
+
+    def clip(self, path: Path, start_s: float, numbers: Sequence[int]) -> NDArray[np.uint8]:
+        """Return frames of an episode that begins at ``start_s`` within ``path``.
+
+        Args:
+            path: Video file.
+            start_s: Time of the episode's frame 0.
+            numbers: Frames of the episode.
+
+        Returns:
+            (N, H, W, 3) uint8 RGB.
+
+        Raises:
+            DatasetError: The file is missing, damaged or shorter than the episode.
+        """
+        decoder = self.open(path)
+        first = decoder.table.at(start_s)
+        return decoder.frames([first + int(number) for number in numbers])
+
+    def open(self, path: Path) -> Decoder:
+        """Return the decoder of ``path``, kept open for later calls."""
+        if path in self._open:
+            self._open.move_to_end(path)
+            return self._open[path]
+        decoder = self._decoder(path, FrameTable.cached(path, self._cache))
+        self._open[path] = decoder
+        while len(self._open) > OPEN_FILES:
+            _, oldest = self._open.popitem(last=False)
+            oldest.close()
+        return decoder
+
+    def close(self) -> None:
+        """Close every file."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def hand_over(self) -> object:
+        """Return everything that is open, and start again with nothing."""
+        known, self._open = self._open, OrderedDict()
+        return known
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Decoders do not cross processes; each worker opens its own.
+        return {**self.__dict__, "_open": OrderedDict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        watch(self)

@@ -1,0 +1,157 @@
+"""The robot and the network of a run, as frozen values.
+
+Checks, ``plan`` and the trainer all start from them.
+
+Nothing here reads a weight or imports torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.timing import Timing, frame_grid
+from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.network.config import PATCH, NetworkConfig, preset
+from dzrobot.training.sft_config import DataConfig, ModelConfig, SFTConfig, SourceConfig
+
+CONFIG_FILE = "config.json"
+METADATA_FILE = Path("experiment_cfg/metadata.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcePlan:
+    """One source of samples, its defaults filled in."""
+
+    field: str
+    """Dotted name in the recipe, for messages."""
+
+    paths: tuple[str, ...]
+    weight: float
+    embodiment: Embodiment
+    metadata: Path | None
+    """None: beside the weights the run starts from."""
+
+    distribute_weights: bool
+
+
+def run_embodiment(tag: str, model: ModelConfig, data: DataConfig) -> Embodiment:
+    """Return the robot ``tag`` with the frame grid and horizon of this run.
+
+    Raises:
+        UnknownNameError: No such robot or frame grid.
+        ConfigError: A horizon and a grid that do not go together.
+    """
+    embodiment = load_embodiment(tag)
+    timing = embodiment.timing
+    blocks = model.max_chunk_size or timing.blocks
+    horizon = model.action_horizon or timing.action_horizon
+    if data.frame_grid is not None:
+        timing = replace(frame_grid(data.frame_grid), blocks=blocks)
+        if model.action_horizon not in (None, timing.action_horizon):
+            raise ConfigError(
+                f"the frame grid {data.frame_grid!r} has a horizon of {timing.action_horizon}, "
+                "model.action_horizon "
+                f"is {model.action_horizon}: leave one of them out"
+            )
+    elif horizon != timing.action_horizon:
+        # Offsets and stride follow from the horizon.
+        timing = Timing(control_hz=timing.control_hz, action_horizon=horizon, blocks=blocks)
+    sampling = data.sampling_mode or timing.sampling
+    timing = replace(timing, blocks=blocks, sampling=sampling, pad_tail=data.pad_tail)
+    return replace(embodiment, timing=timing)
+
+
+def source_plans(config: SFTConfig) -> list[SourcePlan]:
+    """Return every source of the run; plain folders share the model's robot and statistics.
+
+    Raises:
+        UnknownNameError: See :func:`run_embodiment`.
+        ConfigError: See :func:`run_embodiment`.
+    """
+    model, data = config.model, config.data
+    plain = tuple(entry for entry in data.train_data_paths if isinstance(entry, str))
+    plans = []
+    if plain:
+        plans.append(
+            SourcePlan(
+                field="data.train_data_paths",
+                paths=plain,
+                weight=1.0,
+                embodiment=run_embodiment(model.embodiment_tag, model, data),
+                metadata=model.metadata_json_path,
+                distribute_weights=True,
+            )
+        )
+    for i, entry in enumerate(data.train_data_paths):
+        if isinstance(entry, SourceConfig):
+            plans.append(
+                SourcePlan(
+                    field=f"data.train_data_paths.{i}",
+                    paths=entry.dataset_path,
+                    weight=entry.weight,
+                    embodiment=run_embodiment(entry.embodiment_tag, model, data),
+                    metadata=entry.metadata_json_path,
+                    distribute_weights=entry.distribute_weights,
+                )
+            )
+    return plans
+
+
+def run_network(base: NetworkConfig, model: ModelConfig, embodiment: Embodiment) -> NetworkConfig:
+    """Return ``base`` with the horizon, sample length, frame size and adapters of this run.
+
+    None of these changes a weight's shape: a checkpoint may be continued with another horizon or
+    frame size.
+    """
+    timing = embodiment.timing
+    height = model.target_video_height or base.head.target_video_height
+    width = model.target_video_width or base.head.target_video_width
+    head = replace(
+        base.head, action_horizon=timing.action_horizon, num_frames=timing.frames,
+        target_video_height=height, target_video_width=width,
+    )  # fmt: skip
+    if model.is_lora:
+        head = replace(
+            head, train_architecture="lora", lora_rank=model.lora_rank or head.lora_rank,
+            lora_alpha=model.lora_alpha or head.lora_alpha,
+        )  # fmt: skip
+    else:
+        head = replace(head, train_architecture="full")
+    rows, columns = replace(base, head=head).target_size or embodiment.image_size
+    tokens = (rows // base.vae.spatial_stride // PATCH) * (
+        columns // base.vae.spatial_stride // PATCH
+    )
+    # A negative size is another attention pattern, which a sample's length must not switch off.
+    keep = model.max_chunk_size is None or base.dit.max_chunk_size < 0
+    history = base.dit.max_chunk_size if keep else timing.blocks
+    dit = replace(
+        base.dit,
+        num_action_per_block=timing.action_horizon,
+        frame_seqlen=tokens,
+        max_chunk_size=history,
+    )
+    return replace(base, head=head, dit=dit)
+
+
+def base_network(model: ModelConfig, config_json: Mapping[str, Any] | None) -> NetworkConfig:
+    """Return the network the run starts from.
+
+    Args:
+        model: Says which preset, where there is no file.
+        config_json: Content of the checkpoint's or ``config_path``'s config.json; None for a
+            preset.
+
+    Raises:
+        CheckpointError: The file describes no network.
+        ConfigError: There is neither file nor preset.
+    """
+    if config_json is not None:
+        return NetworkConfig.from_dict(config_json)
+    if model.preset is None:
+        raise ConfigError(
+            "no architecture: set model.model_path, model.preset (5b, 14b) or model.config_path"
+        )
+    return preset(model.preset)

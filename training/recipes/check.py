@@ -1,0 +1,201 @@
+"""Everything about a recipe that can be known to be wrong before anything is loaded.
+
+Each check yields faults: a dotted field, what is wrong and what to do. All checks run, so one start
+shows every mistake. Only small text files are read and torch is not imported.
+"""
+
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from dzrobot.errors import DzrobotError, suggest
+from dzrobot.training.recipes.architecture import SourcePlan, source_plans
+from dzrobot.training.recipes.check_data import mixture_faults, relative_faults, source_faults
+from dzrobot.training.recipes.check_weights import adapter_faults, network_faults, weight_faults
+from dzrobot.training.recipes.problems import Problem
+from dzrobot.training.sft_config import RunnerConfig, SFTConfig, uneven_batch
+
+
+def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
+    """Return everything that is wrong with a run of ``config`` on ``world_size`` processes."""
+    faults = [
+        *_batch(config, world_size),
+        *_schedule(config),
+        *_layout(config, world_size),
+        *weight_faults(config.model),
+        *adapter_faults(config.model),
+        *_evaluation(config),
+        *_view_dropout(config),
+        *_features(config),
+        *_resume(config),
+        *_packages(config),
+        *mixture_faults(config),
+    ]
+    try:
+        sources = source_plans(config)
+    except DzrobotError as error:
+        return [*faults, Problem("model.embodiment_tag", str(error))]
+    faults += [*source_faults(config, sources), *relative_faults(config.model, sources)]
+    faults += [*_given(config, sources), *_dropped_views(config, sources)]
+    return [*faults, *network_faults(config, sources)]
+
+
+def _batch(config: SFTConfig, world_size: int) -> Iterator[Problem]:
+    runner = config.runner
+    if fault := uneven_batch(runner.global_batch_size, runner.micro_batch_size, world_size):
+        yield Problem("runner.global_batch_size", fault)
+
+
+def _given(config: SFTConfig, sources: Sequence[SourcePlan]) -> Iterator[Problem]:
+    most = config.model.rtc_training_max_delay
+    for source in sources:
+        horizon = source.embodiment.timing.action_horizon
+        if 2 * most > horizon:
+            yield Problem(
+                "model.rtc_training_max_delay",
+                f"{most} of the {horizon} actions of {source.embodiment.tag}: a robot that does "
+                f"not wait has at most {horizon // 2} steps for a plan; choose 0 to {horizon // 2}",
+            )
+
+
+def _dropped_views(config: SFTConfig, sources: Sequence[SourcePlan]) -> Iterator[Problem]:
+    views = {view.key for source in sources for view in source.embodiment.views}
+    for name in config.data.dropped_views:
+        if name not in views:
+            yield Problem(
+                "data.dropped_views",
+                f"{name!r} is no view of the robots of this run.{suggest(name, views)} They have: "
+                f"{', '.join(sorted(views))}",
+            )
+    for robot in (source.embodiment for source in sources):
+        (first, *others) = robot.views
+        if not others and first.key in config.data.dropped_views:
+            yield Problem("data.dropped_views", f"{robot.tag} has no other view than {first.key}")
+
+
+def _schedule(config: SFTConfig) -> Iterator[Problem]:
+    steps, optim = config.runner.max_steps, config.optim
+    warmup = optim.warmup_updates(steps)
+    if warmup >= steps:
+        field = (
+            "optim.lr_warmup_ratio" if optim.lr_warmup_steps is None else "optim.lr_warmup_steps"
+        )
+        yield Problem(
+            field,
+            f"{warmup} warm-up steps leave none of runner.max_steps={steps} at full rate; lower it",
+        )
+    if optim.schedule_updates(steps) < steps:
+        yield Problem(
+            "optim.total_training_steps",
+            f"the schedule ends at {optim.total_training_steps}, before runner.max_steps={steps}; "
+            "raise it, or leave it out",
+        )
+    if optim.lr_scheduler == "constant" and optim.min_lr_ratio > 0:
+        yield Problem(
+            "optim.min_lr_ratio",
+            "has no meaning for lr_scheduler='constant'; leave it out or choose 'cosine'",
+        )
+
+
+def _layout(config: SFTConfig, world_size: int) -> Iterator[Problem]:
+    parallel = config.parallel
+    if parallel.strategy == "single" and world_size > 1:
+        yield Problem(
+            "parallel.strategy", f"'single' on {world_size} processes; choose fsdp, hsdp or ddp"
+        )
+    if parallel.shard_size is not None and parallel.strategy != "hsdp":
+        yield Problem(
+            "parallel.shard_size",
+            f"only 'hsdp' has it, strategy is {parallel.strategy!r}; leave one out",
+        )
+    if parallel.shard_size is not None and world_size % parallel.shard_size:
+        yield Problem(
+            "parallel.shard_size", f"{parallel.shard_size} does not divide {world_size} processes"
+        )
+    if parallel.kept_blocks and parallel.activation_checkpointing == "none":
+        yield Problem(
+            "parallel.kept_blocks",
+            "all blocks keep their activations when activation_checkpointing is 'none'",
+        )
+    if parallel.param_dtype == "fp32" and parallel.reduce_dtype == "bf16":
+        yield Problem("parallel.reduce_dtype", "'bf16' would round float32 gradients; choose fp32")
+
+
+def _evaluation(config: SFTConfig) -> Iterator[Problem]:
+    if config.runner.eval_interval is not None and not config.data.holdout_episodes:
+        yield Problem("runner.eval_interval", "needs held-out episodes: set data.holdout_episodes")
+    if config.runner.rollout_interval is not None and config.runner.rollout_env is None:
+        yield Problem("runner.rollout_interval", "needs an environment: set runner.rollout_env")
+    data = config.data
+    if data.pad_tail and (data.sampling_mode == "multi_anchor" or data.frame_grid is not None):
+        yield Problem(
+            "data.pad_tail",
+            "needs sampling_mode='aligned' and no frame_grid; the published walk pads nothing",
+        )
+    if data.frame_grid is not None and data.sampling_mode == "aligned":
+        yield Problem(
+            "data.frame_grid",
+            "published grids are drawn by sampling_mode='multi_anchor'; leave sampling_mode out",
+        )
+
+
+def _view_dropout(config: SFTConfig) -> Iterator[Problem]:
+    data = config.data
+    if bool(data.view_dropout) != bool(data.dropped_views):
+        yield Problem(
+            "data.view_dropout",
+            f"{data.view_dropout} with dropped_views={list(data.dropped_views)}: give both, the "
+            "share and the views that may be black, or neither",
+        )
+    if data.view_dropout and not data.augment:
+        yield Problem("data.view_dropout", "is part of the augmentation: set data.augment=true")
+
+
+def _features(config: SFTConfig) -> Iterator[Problem]:
+    if not config.data.cache_features:
+        return
+    if config.data.augment:
+        yield Problem(
+            "data.cache_features",
+            "stored latents cannot be augmented; set data.augment=false too, or leave it out",
+        )
+    if config.data.on_corrupt != "refuse":
+        yield Problem(
+            "data.cache_features", "needs every image to be readable: data.on_corrupt=refuse"
+        )
+
+
+def _resume(config: SFTConfig) -> Iterator[Problem]:
+    resume = config.runner.resume_dir
+    if isinstance(resume, Path) and not resume.is_dir():
+        yield Problem(
+            "runner.resume_dir",
+            f"no folder {resume}; 'auto' takes the newest checkpoint of output_dir, if any",
+        )
+
+
+def folder_faults(runner: RunnerConfig) -> Iterator[Problem]:
+    """Refuse to start over where a run has been: its checkpoints and its log would be lost."""
+    left = [
+        name for name in ("checkpoints", "metrics.jsonl") if (runner.output_dir / name).exists()
+    ]
+    if left and runner.resume_dir is None:
+        yield Problem(
+            "runner.output_dir",
+            f"{runner.output_dir} holds a run ({', '.join(left)}): runner.resume_dir=auto resumes "
+            "it, another runner.output_dir starts over",
+        )
+
+
+def _packages(config: SFTConfig) -> Iterator[Problem]:
+    wanted = {
+        "logging.wandb_project": ("wandb", "wandb", config.logging.wandb_project is not None),
+        "data.video_backend": ("torchcodec", "video", config.data.video_backend == "torchcodec"),
+    }
+    for field, (package, extra, is_used) in wanted.items():
+        if is_used and find_spec(package) is None:
+            yield Problem(
+                field,
+                f"needs the package {package}, which is not installed: pip install -e "
+                f"'.[{extra}]', or leave the field out",
+            )

@@ -1,0 +1,325 @@
+"""Names of RLinf's recipes and of other trainers, and what each of them is here: one table.
+
+A recipe is read through :func:`translate`: a name of theirs is reported under its right name of
+ours, before anything is guessed by its spelling. `dzrobot import-rlinf` writes what comes out as a
+file.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dzrobot.config import RawConfig, place_of
+from dzrobot.training.sft_config import SFTConfig
+from dzrobot.yaml_values import Place, dotted
+
+SECTIONS: Mapping[str, str] = {
+    "actor.model": "model",
+    "actor.optim": "optim",
+    "actor.fsdp_config": "parallel",
+    "parallel.mixed_precision": "parallel",
+    "model.action_head_cfg.config.diffusion_model_cfg": "model",
+    "model.action_head_cfg.config": "model",
+    "model.action_head_cfg": "model",
+}
+"""Their section, and where its fields are; tried in this order until none fits."""
+
+RENAMED: Mapping[str, str] = {
+    "actor.micro_batch_size": "runner.micro_batch_size",
+    "actor.global_batch_size": "runner.global_batch_size",
+    "actor.seed": "runner.seed",
+    "train_backend": "parallel.strategy",
+    "parallel.train_backend": "parallel.strategy",
+    "parallel.sharding_strategy": "parallel.strategy",
+    "parallel.gradient_checkpointing": "parallel.activation_checkpointing",
+    "parallel.recompute": "parallel.activation_checkpointing",
+    "model.gradient_checkpointing": "parallel.activation_checkpointing",
+    "parallel.fsdp_size": "parallel.shard_size",
+    "parallel.offload": "parallel.cpu_offload",
+    "optim.clip_grad_norm": "optim.clip_grad",
+    "optim.lr_warmup_steps_ratio": "optim.lr_warmup_ratio",
+    "optim.min_lr_rate": "optim.min_lr_ratio",
+    "data.sampling_strategy": "data.sampling_mode",
+    "runner.save_interval": "checkpoint.save_interval",
+    "runner.val_check_interval": "runner.eval_interval",
+    "runner.logger.log_path": "runner.output_dir",
+    "runner.log_path": "runner.output_dir",
+    "log_path": "runner.output_dir",
+}
+"""Their field, below the sections of ours, and the field of ours with the same meaning."""
+
+VALUES: Mapping[str, Mapping[str | bool, Mapping[str, Any]]] = {
+    "parallel.strategy": {
+        "full_shard": {"parallel.strategy": "fsdp"},
+        "fsdp2": {"parallel.strategy": "fsdp"},
+        "zero3": {"parallel.strategy": "fsdp"},
+        "hybrid_shard": {"parallel.strategy": "hsdp"},
+        "no_shard": {"parallel.strategy": "ddp"},
+        "shard_grad_op": {"parallel.strategy": "fsdp", "parallel.reshard_after_forward": False},
+        "zero2": {"parallel.strategy": "fsdp", "parallel.reshard_after_forward": False},
+    },
+    "parallel.activation_checkpointing": {
+        True: {"parallel.activation_checkpointing": "full"},
+        False: {"parallel.activation_checkpointing": "none"},
+    },
+    "parallel.param_dtype": {
+        "bfloat16": {"parallel.param_dtype": "bf16"},
+        "float32": {"parallel.param_dtype": "fp32"},
+    },
+    "parallel.reduce_dtype": {
+        "bfloat16": {"parallel.reduce_dtype": "bf16"},
+        "float32": {"parallel.reduce_dtype": "fp32"},
+    },
+    "model.preset": {
+        "dreamzero_5b": {"model.preset": "5b"},
+        "dreamzero_14b": {"model.preset": "14b"},
+    },
+}
+"""Field of ours -> a value of theirs -> what it is in ours."""
+
+DROPPED: Mapping[str, str] = {
+    "actor": "sections are model, data, optim, parallel, checkpoint, logging and runner",
+    "actor.fsdp_config.strategy": "it is always FSDP2; parallel.strategy says what is sharded",
+    "actor.training_backend": "it is always FSDP2; parallel.strategy says what is sharded",
+    "algorithm": "is of reinforcement learning; drop it",
+    "cluster": "torchrun says how many machines and processes: --nnodes, --nproc-per-node",
+    "critic": "is of reinforcement learning; drop it",
+    "data.dataset_type": "the format is read from meta/info.json; drop it",
+    "data.lazy_load": "every read is lazy; drop it",
+    "data.macro_stride": "it equals the horizon; drop it, or choose data.frame_grid",
+    "data.parquet_cache_size": "numbers are mapped from disk; drop it",
+    "data.video_in_chunk_offsets": "offsets follow from the horizon; drop it, or choose "
+    "data.frame_grid",
+    "defaults": "recipes are whole files; the network is model.preset (5b or 14b)",
+    "env": "an evaluation is `dzrobot eval --suite libero_spatial --max-steps 480`",
+    "hydra": "there is no Hydra; drop it",
+    "model.action_head_cfg": "max_chunk_size is model.max_chunk_size; the rest is in the "
+    "checkpoint's config.json",
+    "model.action_loss_embodiment_ids": "the network has one set of action modules; drop it",
+    "model.droid_view_height": "the embodiment's View.size says it; drop it",
+    "model.droid_view_width": "the embodiment's View.size says it; drop it",
+    "model.max_action_dim": "the network's config.json says it; drop it",
+    "model.max_seq_len": "the network's config.json says it; drop it",
+    "model.max_state_dim": "the network's config.json says it; drop it",
+    "model.model_type": "there is one kind of model; drop it",
+    "model.num_action_chunks": "how many actions of a plan are executed is `dzrobot eval "
+    "--execute K`; drop it",
+    "model.num_action_per_block": "it equals model.action_horizon; set that",
+    "model.num_frames": "it is 8 x model.max_chunk_size + 1; drop it",
+    "model.precision": "master weights are float32; parallel.param_dtype sets the rest",
+    "model.state_horizon": "there is one state per block; drop it",
+    "optim.optimizer": "AdamW is used; drop it",
+    "parallel.amp": "parallel.param_dtype sets what is computed in; drop it",
+    "parallel.buffer_dtype": "buffers have the dtype of the weights, parallel.param_dtype; drop it",
+    "parallel.cast_model_to_bf16_backends": "master weights are float32; parallel.param_dtype sets "
+    "what is computed in; drop it",
+    "parallel.cpu_ram_efficient_loading": "weights are always read piece by piece onto their "
+    "device; drop it",
+    "parallel.grad_scaler": "bfloat16 needs none; drop it",
+    "parallel.transformer_layer_cls_to_wrap": "each transformer block is sharded on "
+    "its own; drop it",
+    "parallel.use_orig_params": "FSDP2 always has them; drop it",
+    "parallel.wrap_policy": "each transformer block is sharded by itself; drop it",
+    "rollout": "an evaluation is `dzrobot eval`; drop it",
+    "reward": "is of reinforcement learning; drop it",
+    "robot_ip": "the workcell file says it, as `address`: `dzrobot init-workcell cell.yaml`",
+    "camera_serials": "the workcell file says them, below `cameras`: `dzrobot init-workcell "
+    "cell.yaml`",
+    "runner.ckpt_path": "a policy is given to `dzrobot eval --checkpoint PATH --config-from DIR`, "
+    "a run to resume to runner.resume_dir",
+    "ckpt_path": "a policy is given to `dzrobot eval --checkpoint PATH --config-from DIR`, "
+    "a run to resume to runner.resume_dir",
+    "runner.logger": "the folder is runner.output_dir; see the section logging",
+    "runner.max_epochs": "give runner.max_steps",
+    "runner.max_steps_per_rollout_epoch": "it is `dzrobot eval --max-steps`; drop it",
+    "runner.task_type": "there is one kind of run; drop it",
+}
+"""Fields without a counterpart, and what to do instead; a name also stands for all below it."""
+
+_PRESET = re.compile(r"model/(dreamzero_\w+)(?:@.*)?")
+
+
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_OPEN = "???"
+"""How OmegaConf writes a value that is to be given."""
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A recipe under our names, and what was done to it."""
+
+    raw: RawConfig
+    """The values, with the places of both names."""
+
+    renamed: list[tuple[str, str]] = field(default_factory=list)
+    """(name as written, its name here)."""
+
+    dropped: list[tuple[str, str]] = field(default_factory=list)
+    """(name as written, what to do instead)."""
+
+    read_as: list[tuple[str, str]] = field(default_factory=list)
+    """(``field=value`` as written, what it is here)."""
+
+    @property
+    def faults(self) -> list[tuple[str, str]]:
+        """Return what an author of one of our recipes has to change."""
+        return [
+            *((theirs, f"is called {ours} here") for theirs, ours in self.renamed),
+            *self.dropped,
+        ]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """One of RLinf's recipes as one of ours."""
+
+    values: dict[str, Any]
+    dropped: list[tuple[str, str]]
+    """(name as written, what to do instead)."""
+
+    needed: list[str]
+    """Fields of ours that nothing in the file says."""
+
+
+def import_recipe(raw: RawConfig) -> Imported:
+    """Return what of a recipe of RLinf is of use here, and what is not."""
+    for place, value in list(_leaves(raw.values, ())):
+        _put(raw.values, place, _resolved(raw.values, value))
+    written = translate(raw)
+    values, dropped = written.raw.values, list(written.dropped)
+    written_as = {ours: theirs for theirs, ours in written.renamed}
+    needed: list[str] = []
+    while faults := [
+        fault for fault in RawConfig(values).faults(SFTConfig) if fault[0] not in needed
+    ]:
+        for name, message in faults:
+            if _remove(values, place_of(name)):
+                dropped.append((written_as.get(name, name), message))
+            else:
+                needed.append(name)
+    return Imported(values, dropped, needed)
+
+
+def translate(raw: RawConfig) -> Translation:
+    """Return ``raw`` under our names; what is in no table stays as it was written."""
+    done = Translation(RawConfig({}, dict(raw.origins)))
+    origins: dict[Place, str] = dict(raw.origins)
+    moved: list[tuple[Place, str, Any]] = []
+    for place, value in _leaves(raw.values, ()):
+        theirs = dotted(place)
+        if place == ("defaults",):
+            moved += [(place, "model.preset", name) for name in _presets(value)]
+        if value == _OPEN:
+            continue
+        if isinstance(value, str) and "${" in value:
+            done.dropped.append((theirs, f"{value} refers to another value; write it out"))
+            continue
+        if reason := DROPPED.get(theirs) or _reason(_here(theirs)):
+            done.dropped.append((theirs, reason))
+            continue
+        ours = _here(theirs)
+        if ours == theirs:
+            _put(done.raw.values, place, value)
+        else:
+            done.renamed.append((theirs, ours))
+            moved.append((place, ours, value))
+    for place, ours, value in moved:
+        target: Place = place_of(ours)
+        # What is written under our name stands.
+        if _put(done.raw.values, target, value, over=False):
+            origins[target] = raw.where(place)
+        else:
+            done.dropped.append((dotted(place), f"{ours} is written too; keep one"))
+    _read_values(done, origins)
+    return Translation(
+        RawConfig(done.raw.values, origins), done.renamed, done.dropped, done.read_as
+    )
+
+
+def _read_values(done: Translation, origins: dict[Place, str]) -> None:
+    """Write values of theirs as ours, and note each."""
+    for name, meanings in VALUES.items():
+        section, _, leaf = name.partition(".")
+        holder = done.raw.values.get(section)
+        value = holder.get(leaf) if isinstance(holder, dict) else None
+        # 1 is not true.
+        known = [key for key in meanings if type(key) is type(value) and key == value]
+        if not isinstance(holder, dict) or not known:
+            continue
+        del holder[leaf]
+        meaning = meanings[known[0]]
+        for ours, becomes in meaning.items():
+            target: Place = place_of(ours)
+            if _put(done.raw.values, target, becomes, over=False):
+                origins[target] = origins.get((section, leaf), "")
+        told = ", ".join(f"{ours}={becomes}" for ours, becomes in meaning.items())
+        done.read_as.append((f"{name}={value}", told))
+
+
+def _presets(value: object) -> Iterator[str]:
+    """Yield the networks that a Hydra list of defaults names."""
+    for entry in value if isinstance(value, list) else [value]:
+        if isinstance(entry, str) and (found := _PRESET.fullmatch(entry)):
+            yield found[1]
+
+
+def _here(theirs: str) -> str:
+    """Return the name here of a field of theirs; itself, if there is none."""
+    name = theirs
+    for section, ours in SECTIONS.items():
+        if name.startswith(f"{section}."):
+            inner = f"{ours}{name.removeprefix(section)}"
+            # The network's own fields are not the recipe's, but for the one that is both.
+            if "action_head_cfg" in section and not inner.endswith(".max_chunk_size"):
+                continue
+            name = inner
+    return RENAMED.get(name, name)
+
+
+def _reason(name: str) -> str | None:
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        if found := DROPPED.get(".".join(parts[:length])):
+            return found
+    return None
+
+
+def _leaves(value: Mapping[str, Any], place: Place) -> Iterator[tuple[Place, Any]]:
+    for key, inner in value.items():
+        if isinstance(inner, dict) and inner:
+            yield from _leaves(inner, (*place, key))
+        else:
+            yield (*place, key), inner
+
+
+def _put(values: dict[str, Any], place: Place, value: Any, *, over: bool = True) -> bool:
+    """Write ``value`` to ``place``; return whether it was."""
+    inner: dict[Any, Any] = values
+    for key in place[:-1]:
+        inner = inner.setdefault(key, {})
+        if not isinstance(inner, dict):
+            return False
+    if not over and place[-1] in inner:
+        return False
+    inner[place[-1]] = value
+    return True
+
+
+def _resolved(values: Mapping[str, Any], value: Any) -> Any:
+    """Return what a reference to another field of the file stands for."""
+    if not isinstance(value, str) or not (found := _REFERENCE.fullmatch(value)):
+        return value
+    known = {dotted(place): other for place, other in _leaves(values, ())}
+    return known.get(found[1], value)
+
+
+def _remove(values: dict[str, Any], place: Place) -> bool:
+    """Take the value at ``place`` out; return whether there was one."""
+    inner: Any = values
+    for key in place[:-1]:
+        inner = inner.get(key) if isinstance(inner, dict) else None
+    if not isinstance(inner, dict) or place[-1] not in inner:
+        return False
+    del inner[place[-1]]
+    return True

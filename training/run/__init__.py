@@ -1,0 +1,1 @@
+"""A training run: everything it is made of, its loop, its checkpoints and its logs."""

@@ -1,0 +1,425 @@
+"""From a checked recipe to everything a training run is made of, read from top to bottom.
+
+:func:`build` says the order: initial weights, network, datasets, prompts, the network laid out over
+the processes, stored image features, optimizer, metrics. What follows are its steps.
+
+A network is never whole in one place: it is built on the meta device, sharded, and every process
+copies its own part out of the files.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dzrobot.documents import read_json
+from dzrobot.errors import CheckpointError, DatasetError
+from dzrobot.modality.augment import PUBLISHED, AugmentConfig
+from dzrobot.policies.dreamzero.checkpoints.coldstart import Components, cold_start
+from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint, open_checkpoint
+from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
+from dzrobot.policies.dreamzero.checkpoints.hub import locate
+from dzrobot.policies.dreamzero.checkpoints.load import (
+    build_network,
+    complete_source,
+    empty_network,
+    expected_shapes,
+    load_weights,
+    slots,
+)
+from dzrobot.policies.dreamzero.checkpoints.lora import (
+    MergedSource,
+    adapter_scale,
+)
+from dzrobot.policies.dreamzero.checkpoints.names import is_adapter
+from dzrobot.policies.dreamzero.checkpoints.random_init import RandomInitSource
+from dzrobot.policies.dreamzero.checkpoints.sources import UnionSource, WeightSource
+from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.network.prompt import DEFAULT_TOKENIZER, PromptTokenizer
+from dzrobot.policies.dreamzero.network.world_action import (
+    EncodedImages,
+    PreparedBatch,
+    TrainBatch,
+    WorldActionModel,
+)
+from dzrobot.policies.dreamzero.tiny import TinyWeightsSource
+from dzrobot.training.cost.accelerators import device_peak
+from dzrobot.training.cost.flops import sample_cost
+from dzrobot.training.data import (
+    CollatedBatch,
+    EpisodeSelection,
+    ReaderOptions,
+    SourceSpec,
+    TrainingData,
+    encode_views,
+)
+from dzrobot.training.data.lerobot import DatasetCatalog
+from dzrobot.training.recipes.architecture import (
+    METADATA_FILE,
+    SourcePlan,
+    base_network,
+    run_network,
+    source_plans,
+)
+from dzrobot.training.run.latent_cache import StoredFeatures, precompute_features
+from dzrobot.training.run.metrics import Rates, TrainMetrics
+from dzrobot.training.run.optimizer import Ema, Optimizer
+from dzrobot.training.run.parallel import DTYPES, clean_name, parallelize, shard_frozen
+from dzrobot.training.run.process_groups import DistributedEnvironment
+from dzrobot.training.run.prompt_cache import (
+    LivePrompts,
+    PromptEncoding,
+    Prompts,
+    precompute_prompts,
+    training_prompts,
+)
+from dzrobot.training.sft_config import DataConfig, ModelConfig, SFTConfig
+
+TOKENIZER_FOLDER = "tokenizer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingComponents:
+    """What a run is made of."""
+
+    config: SFTConfig
+    world: DistributedEnvironment
+    initial: "InitialWeights"
+    network: NetworkConfig
+    datasets: "Datasets"
+    model: WorldActionModel
+    inputs: "NetworkInputs"
+    """From a batch of the loader to what the network's loss takes."""
+
+    optimizer: Optimizer
+    ema: Ema | None
+    metrics: TrainMetrics
+
+
+def _augmentation(data: DataConfig) -> AugmentConfig | None:
+    if not data.augment:
+        return None
+    return replace(PUBLISHED, view_dropout=data.view_dropout, dropped_views=data.dropped_views)
+
+
+def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponents:
+    """Open weights and datasets, and lay the network out over the processes. Collective.
+
+    Raises:
+        CheckpointError: The initial weights are missing, damaged or not those of the network.
+        DatasetError: See :func:`open_datasets`.
+        StatisticsError: See :func:`open_datasets`.
+    """
+    torch.use_deterministic_algorithms(config.runner.deterministic)
+    initial = open_initial_weights(config.model, config.runner.seed)
+    network = network_config(config, initial)
+    datasets = open_datasets(config, initial)
+
+    tokenizer = tokenizer_path(config, initial)
+    texts = datasets.prompts()
+    stored, longest = None, network.dit.text_len
+    if config.model.cache_prompts:
+        encoding = PromptEncoding(
+            network=network, weights=initial.source, tokenizer=tokenizer,
+            dtype=DTYPES[config.parallel.param_dtype],
+        )  # fmt: skip
+        stored = precompute_prompts(texts, encoding, config.runner.output_dir / "prompts", world)
+        longest = stored.longest(texts)
+
+    model = shard(config, network, initial, world)
+    features = None
+    if config.data.cache_features:
+        features = precompute_features(config, model, datasets.train, world)
+        datasets = replace(datasets, train=datasets.train.without_images())
+    prompts: Prompts = stored or LivePrompts(
+        model, PromptTokenizer(tokenizer, text_len=network.dit.text_len)
+    )
+
+    trained = {clean_name(n): p for n, p in model.model.named_parameters() if p.requires_grad}
+    image_size = datasets.train.sources[0].spec.embodiment.image_size
+    rates = Rates(
+        cost=sample_cost(config, network, image_size, longest), devices=world.size,
+        peak_tflops=config.logging.peak_tflops or device_peak(world.device),
+    )  # fmt: skip
+    return TrainingComponents(
+        config=config, world=world, initial=initial, network=network, datasets=datasets,
+        model=model,
+        inputs=NetworkInputs(
+            model=model, prompts=prompts, data=datasets.train, device=world.device,
+            augment=_augmentation(config.data), features=features,
+            cut_prompts=config.model.prompt_rows == "cut",
+        ),
+        optimizer=Optimizer(trained.items(), config.optim, config.runner.max_steps),
+        ema=Ema(trained, config.optim.ema_decay) if config.optim.ema_decay else None,
+        metrics=TrainMetrics(rates, world.device),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitialWeights:
+    """The weights a run starts from; headers have been read, nothing else."""
+
+    base: NetworkConfig
+    """What the files describe, before the run's own horizon and sizes."""
+
+    source: WeightSource
+    """Every tensor, under canonical names; adapters of the checkpoint are merged."""
+
+    folder: Path | None
+    """Checkpoint folder, for statistics, tokenizer and the files beside the weights."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return the hash that tells these weights from others."""
+        return fingerprint(self.source, self.source.tensors)
+
+    @property
+    def metadata(self) -> Path | None:
+        """Return the statistics beside the weights, if any."""
+        return None if self.folder is None else self.folder / METADATA_FILE
+
+
+def open_initial_weights(model: ModelConfig, seed: int) -> InitialWeights:
+    """Return the weights that ``model`` names.
+
+    Raises:
+        CheckpointError: Missing, incomplete or foreign files.
+    """
+    if model.model_path is not None:
+        return _from_checkpoint(open_checkpoint(model.model_path, revision=model.revision))
+    base = base_network(model, _config_json(model.config_path))
+    shapes = expected_shapes(base)
+    if model.random_init:
+        drawn = TinyWeightsSource(shapes, seed, torch.float32)
+        return InitialWeights(base=base, source=drawn, folder=None)
+    return InitialWeights(
+        base=base,
+        source=cold_start(_components(model), base, shapes, seed=seed).source,
+        folder=None,
+    )
+
+
+def _from_checkpoint(checkpoint: Checkpoint) -> InitialWeights:
+    network = build_network(checkpoint.config)
+    source = complete_source(checkpoint, None, network)
+    if checkpoint.has_adapters:
+        source = MergedSource(source, adapter_scale(checkpoint.config.head))
+    return InitialWeights(base=checkpoint.config, source=source, folder=checkpoint.folder)
+
+
+def _config_json(path: Path | None) -> Mapping[str, Any] | None:
+    return None if path is None else read_json(path, dict[str, Any], CheckpointError)
+
+
+def _components(model: ModelConfig) -> Components:
+    dit, text, image, vae = (
+        locate(str(path))
+        for path in (
+            model.diffusion_model_pretrained_path, model.text_encoder_pretrained_path,
+            model.image_encoder_pretrained_path, model.vae_pretrained_path,
+        )
+    )  # fmt: skip
+    return Components(dit=dit, text=text, image=image, vae=vae)
+
+
+def network_config(config: SFTConfig, initial: InitialWeights) -> NetworkConfig:
+    """Return the network of the run; of sources with unlike horizons it has the longest."""
+    longest = max(source_plans(config), key=lambda plan: plan.embodiment.timing.action_horizon)
+    return run_network(initial.base, config.model, longest.embodiment)
+
+
+def tokenizer_path(config: SFTConfig, initial: InitialWeights) -> str:
+    """Return the tokenizer given, else the one beside the checkpoint, else the published one."""
+    if config.model.tokenizer_path is not None:
+        return config.model.tokenizer_path
+    beside = None if initial.folder is None else initial.folder / TOKENIZER_FOLDER
+    return str(beside) if beside is not None and beside.is_dir() else DEFAULT_TOKENIZER
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """What is trained on and what is kept for evaluation."""
+
+    train: TrainingData
+    held_out: TrainingData | None
+
+    def prompts(self) -> list[str]:
+        """Return every prompt of training and held-out episodes, sorted."""
+        both = [self.train, self.held_out]
+        return sorted(
+            {text for data in both if data is not None for text in training_prompts(data)}
+        )
+
+
+def open_datasets(config: SFTConfig, initial: InitialWeights) -> Datasets:
+    """Open every source of ``config``; the lists of a folder are read once.
+
+    Raises:
+        DatasetError: See :meth:`TrainingData.open`.
+        StatisticsError: See :meth:`TrainingData.open`.
+    """
+    plans = source_plans(config)
+    catalogs = {
+        path: DatasetCatalog.open(path)
+        for path in dict.fromkeys(path for plan in plans for path in plan.paths)
+    }
+    count = config.data.holdout_episodes
+    options = ReaderOptions(
+        decoder=config.data.video_backend, damaged=config.data.on_corrupt,
+        episodes=config.data.episodes,
+    )  # fmt: skip
+    train = TrainingData.open(
+        [_spec(plan, catalogs, initial, config.data) for plan in plans],
+        seed=config.runner.seed, options=options,
+    )  # fmt: skip
+    if not count:
+        return Datasets(train, None)
+    kept = [_spec(plan, catalogs, initial, config.data, held_out=True) for plan in plans]
+    return Datasets(train, TrainingData.open(kept, seed=config.runner.seed, options=options))
+
+
+def _spec(
+    plan: SourcePlan, catalogs: Mapping[str, DatasetCatalog], initial: InitialWeights,
+    data: DataConfig, *, held_out: bool = False,
+) -> SourceSpec:  # fmt: skip
+    """Return a source without the held-out episodes of each folder, or with them alone."""
+    metadata = plan.metadata or initial.metadata
+    assert metadata is not None, "checked before anything was opened"
+    embodiment = plan.embodiment
+    if held_out:
+        # Errors are measured against what was recorded, not against repeated rows.
+        timing = replace(embodiment.timing, pad_tail=False)
+        embodiment = replace(embodiment, timing=timing)
+    opened = [catalogs[path] for path in plan.paths]
+    last = [_last_episodes(catalog, data) for catalog in opened]
+    return SourceSpec(
+        paths=opened, embodiment=embodiment, metadata=metadata, weight=plan.weight,
+        distribute_weights=plan.distribute_weights,
+        selections=[
+            EpisodeSelection(only=episodes) if held_out else EpisodeSelection(without=episodes)
+            for episodes in last
+        ],
+    )  # fmt: skip
+
+
+def _last_episodes(catalog: DatasetCatalog, data: DataConfig) -> frozenset[int]:
+    unused = catalog.left_out(data.episodes)
+    used = [number for number in catalog.episodes.index.tolist() if number not in unused]
+    kept = data.holdout_episodes
+    if used and kept >= len(used):
+        raise DatasetError(
+            f"data.holdout_episodes={kept} holds back every episode of {catalog.root}, which has "
+            f"{len(used)} to train on: give less, or record more"
+        )
+    return frozenset(used[-kept:] if kept else ())
+
+
+def shard(
+    config: SFTConfig,
+    network: NetworkConfig,
+    initial: InitialWeights,
+    world: DistributedEnvironment,
+) -> WorldActionModel:
+    """Return the network on its devices: trained weights in float32, frozen in the compute dtype.
+
+    Raises:
+        CheckpointError: The weights are not those of the network.
+    """
+    model = empty_network(
+        network, is_lora=config.model.is_lora, text_encoder=not config.model.cache_prompts
+    )
+    compute = DTYPES[config.parallel.param_dtype]
+    for parameter in model.parameters():
+        # Only what is updated needs more digits than it is used with.
+        parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else compute)
+    for name, buffer in model.named_buffers():
+        owner, _, leaf = name.rpartition(".")
+        model.get_submodule(owner).register_buffer(leaf, buffer.to(compute))
+    mesh = parallelize(model.model, model.model.blocks, config.parallel, world)
+    if (
+        model.text_encoder is not None
+        and world.size > 1
+        and config.parallel.strategy in ("fsdp", "hsdp")
+    ):
+        shard_frozen(model.text_encoder, list(model.text_encoder.stack.block), mesh)
+    offloaded = torch.device("cpu") if config.parallel.cpu_offload else world.device
+    for name, child in model.named_children():
+        child.to_empty(device=offloaded if name == "model" else world.device)
+    fill(model, initial, config.runner.seed)
+    return model
+
+
+def fill(network: WorldActionModel, initial: InitialWeights, seed: int) -> None:
+    """Give every tensor of a network that has its memory its starting value.
+
+    Raises:
+        CheckpointError: The weights are not those of the network.
+    """
+    adapters = {name: slot.shape for name, slot in slots(network).items() if is_adapter(name)}
+    source = initial.source
+    if adapters:
+        source = UnionSource(sources=(source, NewAdapters(adapters, seed)))
+    load_weights(network, source)
+
+
+class NewAdapters(RandomInitSource):
+    """Adapters that change nothing yet: A uniform as the adapter library draws it, B zero."""
+
+    origin = "newly initialized adapters"
+    key = "adapter/"
+
+    def draw(self, name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Return the tensor ``name``."""
+        tensor = torch.zeros(shape)
+        if ".lora_A." in name:
+            bound = shape[1] ** -0.5
+            tensor.uniform_(-bound, bound, generator=generator)
+        return tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkInputs:
+    """What stands between a batch of the loader and the network: augmentation, frozen encoders."""
+
+    model: WorldActionModel
+    prompts: Prompts
+    data: TrainingData
+    """What the batches are read from."""
+
+    device: torch.device
+    augment: AugmentConfig | None = None
+    """Ranges of crop and color; None for the center crop of evaluation."""
+
+    features: StoredFeatures | None = None
+    """Latents of every sample; None where images are encoded."""
+
+    cut_prompts: bool = False
+    """Whether every prompt is zero from the length of the shortest on."""
+
+    def held_out(self, data: TrainingData) -> "NetworkInputs":
+        """Return the same for the held-out ``data``: as recorded, nothing stored, prompts whole."""
+        return replace(self, data=data, augment=None, features=None, cut_prompts=False)
+
+    def prepare(self, batch: CollatedBatch) -> PreparedBatch:
+        """Return a micro-batch after augmentation and the frozen encoders."""
+        prompt = self.prompts.embed(batch["prompt"], self.device)
+        return self.model.prepare(
+            TrainBatch(
+                images=self._images(batch),
+                state_BSM=batch["state"].to(self.device, non_blocking=True),
+                action_BAM=batch["action"].to(self.device, non_blocking=True),
+                action_mask_BAM=batch["action_mask"].to(self.device, non_blocking=True),
+                has_real_action_B=batch["has_real_action"].to(self.device, non_blocking=True),
+                prompt=prompt.cut() if self.cut_prompts else prompt,
+            )
+        )
+
+    def _images(self, batch: CollatedBatch) -> Tensor | EncodedImages:
+        if self.features is not None:
+            like = next(self.model.image_encoder.parameters())
+            return self.features.rows(batch["sample_id"], like)
+        return encode_views(batch, self.data, augment=self.augment, device=self.device)

@@ -1,0 +1,439 @@
+"""Training checkpoints: sharded, written in the background, renamed when complete.
+
+A checkpoint is a folder ``step_00001000`` with one ``state`` folder (torch distributed checkpoint),
+a ``meta.json``, the files that lie beside any weights (config, statistics, passport, tokenizer) and
+the checksums of all of them. It is written under a temporary name and renamed once every process
+has finished, so a folder with a final name is whole; everything else is ignored and cleared away.
+What a step does depends on the seed and the step number alone, so the number and the tensors are
+the whole state: there is no loader position and no random state.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from pydantic import BaseModel, ConfigDict, Field
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+
+import dzrobot
+from dzrobot import files
+from dzrobot.documents import read_json
+from dzrobot.errors import CheckpointError
+from dzrobot.policies.dreamzero.checkpoints.checksums import check_checksums, write_checksums
+from dzrobot.policies.dreamzero.checkpoints.dcp import DESCRIPTION, CheckedReader, read_description
+from dzrobot.policies.dreamzero.checkpoints.directory import TRAINING_META, TRAINING_STATE
+from dzrobot.training.run.build import TrainingComponents
+from dzrobot.training.run.optimizer import Ema, Optimizer
+from dzrobot.training.run.process_groups import DistributedEnvironment
+from dzrobot.training.sft_config import CheckpointConfig
+
+_log = logging.getLogger(__name__)
+
+_PREFIX = "step_"
+_TEMPORARY = ".writing"
+_NAME = re.compile(_PREFIX + r"(\d{1,15})", re.ASCII)
+_SEALED = 2
+"""Format of meta.json since which checksums are written."""
+
+_MUST_MATCH = ("base", "is_lora", "ema")
+_SHOULD_MATCH = ("seed", "global_batch_size", "statistics", "windows", "max_steps")
+"""Fields of meta.json that a resumed run must share, and those whose change is reported."""
+
+LATEST = "latest"
+"""Name of the file that holds the newest checkpoint's folder name, for people and scripts."""
+
+
+class TrainingMeta(BaseModel):
+    """meta.json: what identifies the run, and where it stands."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    step: int = Field(ge=0, le=10**15)
+    skips: int = Field(ge=0)
+    format: int = Field(default=1, ge=1, le=_SEALED)
+    base: str | None = None
+    is_lora: bool | None = None
+    ema: bool | None = None
+    seed: int | None = None
+    global_batch_size: int | None = None
+    max_steps: int | None = None
+    statistics: list[str] | None = None
+    windows: int | None = None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint on disk; :func:`verify` says whether it is whole."""
+
+    path: Path
+    meta: TrainingMeta
+
+    @property
+    def step(self) -> int:
+        """Return the optimizer steps done."""
+        return self.meta.step
+
+
+@dataclass(frozen=True)
+class _Pending:
+    step: int
+    temporary: Path
+    future: "Future[Any]"
+
+
+def read_checkpoint(path: Path) -> Saved:
+    """Return the checkpoint in folder ``path``; none of its tensors is read.
+
+    Raises:
+        CheckpointError: It is not a training checkpoint, or its meta.json is damaged.
+    """
+    described = path / TRAINING_STATE / DESCRIPTION
+    if not described.is_file() or not (path / TRAINING_META).is_file():
+        raise CheckpointError(
+            f"{path} is no complete training checkpoint: it needs {TRAINING_META} and "
+            f"{TRAINING_STATE}/{DESCRIPTION}. Give a folder {_PREFIX}00001000 or the run folder "
+            "that holds such folders."
+        )
+    meta = read_json(path / TRAINING_META, TrainingMeta, CheckpointError)
+    name = _NAME.fullmatch(path.name)
+    if name is not None and int(name[1]) != meta.step:
+        raise CheckpointError(f"{path / TRAINING_META} is of step {meta.step}; copy it again")
+    return Saved(path=path, meta=meta)
+
+
+def verify(saved: Saved) -> None:
+    """Read every file of a checkpoint and compare it with its checksum.
+
+    A checkpoint from before there were checksums is checked for completeness alone.
+
+    Raises:
+        CheckpointError: A file is missing, cut short or changed.
+    """
+    if saved.meta.format >= _SEALED:
+        check_checksums(saved.path)
+    else:
+        _log.warning("%s has no checksums: silent damage in it cannot be detected", saved.path)
+    read_description(saved.path / TRAINING_STATE)
+
+
+def complete_checkpoints(folder: Path) -> list[Saved]:
+    """Return the complete checkpoints in ``folder``, oldest first; partial ones are left out."""
+    found = []
+    for path in _folders(folder):
+        try:
+            found.append(read_checkpoint(path))
+        except CheckpointError as error:
+            _log.warning("ignoring %s: %s", path, error)
+    return sorted(found, key=lambda saved: saved.step)
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    """Yield what has the name of a checkpoint, newest first."""
+    if folder.is_dir():
+        named = [(m, path) for path in folder.iterdir() if (m := _NAME.fullmatch(path.name))]
+        for _, path in sorted(named, key=lambda pair: int(pair[0][1]), reverse=True):
+            yield path
+
+
+def newest_whole(folder: Path) -> Saved | None:
+    """Return the newest checkpoint in ``folder`` that is whole, None if there never was one.
+
+    Damaged ones are passed over with a warning.
+
+    Raises:
+        CheckpointError: There are checkpoints, all of them damaged.
+    """
+    faults = []
+    for path in _folders(folder):
+        try:
+            saved = read_checkpoint(path)
+            verify(saved)
+        except CheckpointError as error:
+            faults.append(str(error))
+            _log.warning("passing over %s: %s", path, error)
+        else:
+            return saved
+    if faults:
+        raise CheckpointError(
+            f"no checkpoint in {folder} is whole: {faults[0]}. Copy one back, or move the folder "
+            "away to start from step 0."
+        )
+    return None
+
+
+def step_folder(run: Path, step: int) -> Path:
+    """Return where the run in folder ``run`` keeps its checkpoint of ``step``."""
+    return run / "checkpoints" / f"{_PREFIX}{step:08d}"
+
+
+def find_checkpoint(path: Path) -> Saved:
+    """Return the checkpoint at ``path``, or the newest whole one if ``path`` is a run folder.
+
+    Raises:
+        CheckpointError: There is none, or the one that is named is damaged.
+    """
+    if path.name.startswith(_PREFIX):
+        saved = read_checkpoint(path)
+        verify(saved)
+        return saved
+    for folder in (path, path / "checkpoints"):
+        if found := newest_whole(folder):
+            return found
+    raise CheckpointError(f"no complete checkpoint {_PREFIX}* in {path} or {path / 'checkpoints'}")
+
+
+def choose_checkpoint(
+    resume: Literal["auto"] | Path, folder: Path, world: DistributedEnvironment
+) -> Saved | None:
+    """Return the checkpoint to resume from. Collective: the main process looks, all get the same.
+
+    Args:
+        resume: A checkpoint or run folder; ``auto`` for the newest whole one in ``folder``, if any.
+        folder: The run's own checkpoints.
+        world: The processes.
+
+    Raises:
+        CheckpointError: The one that is named is damaged or not there, or none is whole.
+    """
+    outcome: list[Saved | CheckpointError | None] = [None]
+    if world.is_main:
+        try:
+            outcome = [newest_whole(folder) if resume == "auto" else find_checkpoint(Path(resume))]
+        except CheckpointError as error:
+            outcome = [error]
+    dist.broadcast_object_list(outcome, src=0, group=world.host_group)
+    if isinstance(outcome[0], CheckpointError):
+        raise outcome[0]
+    return outcome[0]
+
+
+def load_state(saved: Saved, state: dict[str, Any]) -> None:
+    """Fill the tensors of ``state`` in place from a checkpoint of any number of processes.
+
+    Raises:
+        CheckpointError: A tensor is missing or has another shape, or content that could run code.
+    """
+    reader = CheckedReader(read_description(saved.path / TRAINING_STATE))
+    try:
+        load(state, storage_reader=reader)
+    except CheckpointException as error:
+        raise CheckpointError(
+            f"{saved.path} does not fit this run: {_first_line(error)}. Resume with the model, "
+            "adapter and averaging settings it was written with."
+        ) from error
+
+
+def _first_line(error: CheckpointException) -> str:
+    causes = [str(cause[0]) for cause in error.failures.values()]
+    return ((causes or [str(error)])[0].splitlines() or [type(error).__name__])[0]
+
+
+class CheckpointWriter:
+    """Writes checkpoints of one run into one folder."""
+
+    def __init__(
+        self, folder: Path, config: CheckpointConfig, world: DistributedEnvironment
+    ) -> None:
+        """Clear away what an ended process left.
+
+        Raises:
+            CheckpointError: ``folder`` cannot be made or written to.
+        """
+        self._folder = folder
+        self._config = config
+        self._world = world
+        self._pending: _Pending | None = None
+        self._sealing = ThreadPoolExecutor(1)
+        if world.is_main:
+            with files.explained(f"write checkpoints to {folder}", CheckpointError):
+                folder.mkdir(parents=True, exist_ok=True)
+                for partial in folder.glob(f"{_PREFIX}*{_TEMPORARY}"):
+                    files.remove(partial)
+        dist.barrier(group=world.host_group)
+
+    def save(
+        self,
+        step: int,
+        state: dict[str, Any],
+        meta: dict[str, Any],
+        *,
+        wait: bool = False,
+        write_beside: Callable[[Path], None] = lambda _: None,
+    ) -> None:
+        """Write ``state``; returns once it is copied, so that training may change it.
+
+        Args:
+            step: Optimizer steps done.
+            state: Nested dictionaries of tensors, sharded or not.
+            meta: What identifies the run; plain values.
+            wait: Return only when the checkpoint is complete.
+            write_beside: Writes what else belongs into the folder; called in the main process.
+
+        Raises:
+            CheckpointError: It, or the one before, cannot be written.
+        """
+        self.finish()
+        temporary = self._folder / f"{_PREFIX}{step:08d}{_TEMPORARY}"
+        if self._world.is_main:
+            with files.explained(f"write {temporary}", CheckpointError):
+                files.remove(temporary)
+                temporary.mkdir(parents=True)
+                content = {"format": _SEALED, "step": step, **meta}
+                files.write_json(temporary / TRAINING_META, content)
+                write_beside(temporary)
+        dist.barrier(group=self._world.host_group)
+        target = str(temporary / TRAINING_STATE)
+        future: Future[Any] = Future()
+        if self._config.async_save and not wait:
+            future = async_save(state, checkpoint_id=target, process_group=self._world.save_group)  # type: ignore[assignment]
+        else:
+            with _explained(temporary):
+                save(state, checkpoint_id=target, process_group=self._world.save_group)
+            future.set_result(None)
+        if self._world.is_main:
+            # The main process ends only after all have written: it gathers their results into the
+            # metadata. Reading it all again for checksums must not hold up the next step.
+            future = self._sealing.submit(_seal, temporary, future)
+        self._pending = _Pending(step, temporary, future)
+        if wait or not self._config.async_save:
+            self.finish()
+
+    def poll(self) -> None:
+        """Rename the pending checkpoint if it is complete; never waits."""
+        if self._pending is not None and self._pending.future.done():
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the pending checkpoint, if any, and give it its final name.
+
+        Raises:
+            CheckpointError: It could not be written.
+        """
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        with _explained(pending.temporary):
+            pending.future.result()
+            if self._world.is_main:
+                self._commit(pending)
+
+    def _commit(self, pending: _Pending) -> None:
+        final = self._folder / f"{_PREFIX}{pending.step:08d}"
+        if final.exists():
+            # A step that was already saved (resumed and reached again) is replaced. A folder that
+            # is being removed must not bear a final name.
+            retired = final.with_name(f"{final.name}.old{_TEMPORARY}")
+            files.remove(retired)
+            final.rename(retired)
+            files.move(pending.temporary, final)
+            files.remove(retired)
+        else:
+            files.move(pending.temporary, final)
+        files.write_text(self._folder / LATEST, final.name)
+        for old in complete_checkpoints(self._folder)[: -self._config.keep_last_k]:
+            retired = old.path.with_name(f"{old.path.name}.old{_TEMPORARY}")
+            old.path.rename(retired)
+            files.remove(retired)
+
+
+def _seal(temporary: Path, written: "Future[Any]") -> None:
+    """Wait for what is being written, add its checksums, and flush all of it to the disk."""
+    written.result()
+    write_checksums(temporary)
+    for path in sorted(temporary.rglob("*")):
+        files.flush(path)
+
+
+@contextmanager
+def _explained(temporary: Path) -> Iterator[None]:
+    """Turn a failure to write into one message."""
+    try:
+        with files.explained(f"write {temporary}", CheckpointError):
+            yield
+    except CheckpointException as error:
+        raise CheckpointError(
+            f"cannot write {temporary}: {_first_line(error)}; the checkpoints before it are "
+            "intact. Make room, or choose another runner.output_dir, and resume."
+        ) from error
+
+
+def training_state(optimizer: Optimizer, ema: Ema | None) -> dict[str, Any]:
+    """Return every tensor of a run as it lies: weights, moments, average, count of updates.
+
+    Frozen weights are not among them: they are those the run started from, which the checkpoint
+    names.
+    """
+    state: dict[str, Any] = {
+        "model": {name: parameter.detach() for name, parameter in optimizer.named.items()},
+        "optim": optimizer.moments(),
+        "updates": optimizer.updates,
+    }
+    if ema is not None:
+        state["ema"] = ema.average
+    return state
+
+
+def restore(saved: Saved, components: TrainingComponents) -> None:
+    """Fill every tensor of a run from a checkpoint of any number of processes."""
+    load_state(saved, training_state(components.optimizer, components.ema))
+    components.optimizer.set_updates()
+    components.metrics.skips = saved.meta.skips
+
+
+def identity(components: TrainingComponents) -> dict[str, Any]:
+    """Return what tells this run from others."""
+    config, data = components.config, components.datasets.train
+    return {
+        "base": components.initial.fingerprint,
+        "is_lora": config.model.is_lora,
+        "ema": config.optim.ema_decay is not None,
+        "seed": config.runner.seed,
+        "global_batch_size": config.runner.global_batch_size,
+        "max_steps": config.runner.max_steps,
+        "statistics": [source.pipeline.statistics.fingerprint for source in data.sources],
+        "windows": len(data),
+        "world_size": components.world.size,
+        "versions": {"dzrobot": dzrobot.__version__, "torch": torch.__version__},
+        "config": config.model_dump(mode="json"),
+    }
+
+
+def check_resumable(saved: Saved, components: TrainingComponents) -> None:
+    """Check that a checkpoint belongs to this run.
+
+    Raises:
+        CheckpointError: Its base weights or its kind of training are others.
+    """
+    mine = identity(components)
+    wrong = [
+        f"{name}: checkpoint {getattr(saved.meta, name)}, run {mine[name]}"
+        for name in _MUST_MATCH
+        if getattr(saved.meta, name) != mine[name]
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{saved.path} is not of this run: {'; '.join(wrong)}. Resume with the weights and "
+            "settings it was written with, or start from step 0 without runner.resume_dir."
+        )
+    runner = components.config.runner
+    # A restarted job finds its own last checkpoint: it only has to export.
+    if saved.step >= runner.max_steps and runner.resume_dir != "auto":
+        raise CheckpointError(
+            f"{saved.path} has done {saved.step} steps, runner.max_steps={runner.max_steps}: there "
+            "is nothing left to train; raise max_steps"
+        )
+    for name in _SHOULD_MATCH:
+        if getattr(saved.meta, name) != mine[name]:
+            _log.warning(
+                "%s changed from %s to %s: the run continues, but not as it would have",
+                name, getattr(saved.meta, name), mine[name],
+            )  # fmt: skip

@@ -1,0 +1,203 @@
+"""From a run to a checkpoint in the official layout that a policy opens directly."""
+
+import logging
+import shutil
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from dzrobot.documents import validated
+from dzrobot.errors import CheckpointError
+from dzrobot.policies.dreamzero.checkpoints.convert import Converted, ConvertOptions, convert
+from dzrobot.policies.dreamzero.checkpoints.directory import (
+    Sidecars,
+    open_checkpoint,
+    read_metadata,
+    write_directory,
+    write_sidecars,
+)
+from dzrobot.policies.dreamzero.checkpoints.load import base_fingerprint
+from dzrobot.policies.dreamzero.checkpoints.lora import MergedSource, adapter_scale
+from dzrobot.policies.dreamzero.checkpoints.names import (
+    DIT,
+    adapted_names,
+    canonical,
+    peft_name,
+)
+from dzrobot.policies.dreamzero.checkpoints.passport import Passport, passport_for
+from dzrobot.policies.dreamzero.checkpoints.sources import (
+    StateDictSource,
+    UnionSource,
+    WeightSource,
+)
+from dzrobot.policies.dreamzero.checkpoints.writer import ShardOptions
+from dzrobot.training.run.build import TrainingComponents, tokenizer_path
+from dzrobot.training.run.checkpoint import Saved
+from dzrobot.training.run.parallel import DTYPES
+from dzrobot.training.sft_config import CheckpointConfig
+
+_log = logging.getLogger(__name__)
+
+ADAPTERS_SUFFIX = "_adapters"
+"""Ending of the folder that holds only what LoRA training changed."""
+
+
+def export_folder(output_dir: Path, step: int) -> Path:
+    """Return where the checkpoint of ``step`` is exported to."""
+    return output_dir / "export" / f"step_{step:08d}"
+
+
+def export(components: TrainingComponents, step: int) -> Path:
+    """Write the whole network of ``step``, adapters merged; of a LoRA run also the adapters alone.
+
+    Averaged weights are written where the run keeps an average. Collective; the main process
+    writes.
+
+    Returns:
+        The folder.
+    """
+    target = export_folder(components.config.runner.output_dir, step)
+    trained = gather_trained(components)
+    if components.world.is_main:
+        _write(components, trained, target)
+        _log.info("exported %s", target)
+    dist.barrier(group=components.world.host_group)
+    return target
+
+
+def export_saved(saved: Saved, target: Path | None = None, base: tuple[str, ...] = ()) -> Converted:
+    """Write what :func:`export` wrote, or would have written, at the step of a checkpoint.
+
+    Args:
+        saved: The training checkpoint.
+        target: New folder; None: where the run itself exports to.
+        base: What the run started from, where that has been moved.
+
+    Raises:
+        CheckpointError: The base is not there or another one, or ``target`` exists.
+    """
+    passport = open_checkpoint(saved.path).own_passport
+    recipe = {} if passport is None else passport.recipe
+    written = validated(
+        recipe.get("checkpoint", {}),
+        CheckpointConfig,
+        f"the recipe of {saved.path}",
+        CheckpointError,
+    )
+    options = ConvertOptions(whole=True, base=base, dtype=DTYPES[written.export_dtype])
+    target = target or export_folder(saved.path.parents[1], saved.step)
+    return convert([saved.path], target, options)
+
+
+def gather_trained(components: TrainingComponents) -> dict[str, Tensor]:
+    """Return canonical name -> whole float32 tensor on the host; empty but on the main process."""
+    tensors = components.optimizer.named if components.ema is None else components.ema.average
+    gathered: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        value = tensor.detach()
+        # One at a time: a whole network does not fit beside its shard.
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        if components.world.is_main:
+            gathered[canonical(DIT + name)] = whole.cpu()
+    return gathered
+
+
+@dataclass(frozen=True)
+class PartialExport:
+    """What lies beside the tensors that a run trains: which network they are part of, and its base.
+
+    The same at every step, so that it is put together once.
+    """
+
+    components: TrainingComponents
+
+    @cached_property
+    def sidecars(self) -> Sidecars:
+        """Return the files; their passport names the base by its weights."""
+        trained = {canonical(DIT + name) for name in self.components.optimizer.named}
+        base = base_fingerprint(self.components.initial.source, trained)
+        return Sidecars(
+            config_json=self.components.network.to_dict(), metadata=_metadata(self.components),
+            passport=_passport(self.components, base), copy_from=self.components.initial.folder,
+            tokenizer=_tokenizer(self.components), complete=False,
+        )  # fmt: skip
+
+    def write(self, folder: Path) -> None:
+        """Write the files into ``folder``."""
+        write_sidecars(folder, self.sidecars)
+
+
+def _write(components: TrainingComponents, trained: dict[str, Tensor], target: Path) -> None:
+    config = components.config
+    # Left by a run that was ended while it exported, or by an earlier export of this step.
+    for folder in (target, target.with_name(target.name + ADAPTERS_SUFFIX)):
+        shutil.rmtree(folder, ignore_errors=True)
+    own = StateDictSource(values=trained, origin="training")
+    source: WeightSource = UnionSource(sources=(components.initial.source, own))
+    network = components.network
+    if config.model.is_lora:
+        _write_adapters(components, own, target.with_name(target.name + ADAPTERS_SUFFIX))
+        source = MergedSource(source, adapter_scale(network.head))
+        network = replace(network, head=replace(network.head, train_architecture="full"))
+    sidecars = Sidecars(
+        config_json=network.to_dict(), metadata=_metadata(components),
+        passport=_passport(components, None), copy_from=components.initial.folder,
+        tokenizer=_tokenizer(components),
+    )  # fmt: skip
+    options = ShardOptions(dtype=DTYPES[config.checkpoint.export_dtype])
+    write_directory(target, source, sidecars, options)
+
+
+def _write_adapters(components: TrainingComponents, own: StateDictSource, target: Path) -> None:
+    """Write only what was trained, under the published names, and which base it belongs to."""
+    adapted = adapted_names(own.values)
+    options = ShardOptions(dtype=torch.float32, rename=lambda name: peft_name(name, adapted))
+    write_directory(target, own, PartialExport(components).sidecars, options)
+
+
+def _metadata(components: TrainingComponents) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for source in components.datasets.train.sources:
+        tag, given = source.spec.embodiment.tag, source.spec.metadata
+        content = read_metadata(Path(given)) if isinstance(given, str | Path) else given
+        merged[tag] = content[tag]
+    return merged
+
+
+def _passport(components: TrainingComponents, base: str | None) -> Passport:
+    """Return the passport of the run's robots; a mixture's names all of them."""
+    recipe = components.config.model_dump(mode="json")
+    passports = [
+        passport_for(
+            source.spec.embodiment,
+            source.pipeline.statistics,
+            components.network,
+            base=base,
+            recipe=recipe,
+        )
+        for source in components.datasets.train.sources
+    ]
+    horizon = components.network.head.action_horizon
+    robots = {
+        tag: replace(trained, action_horizon=passport.action_horizon)
+        for passport in passports
+        for tag, trained in passport.embodiments.items()
+    }
+    return replace(
+        passports[0],
+        embodiments=robots,
+        action_horizon=horizon,
+        rtc_training_max_delay=components.config.model.rtc_training_max_delay or None,
+    )
+
+
+def _tokenizer(components: TrainingComponents) -> Path | None:
+    """Return the folder of a local tokenizer, which goes beside the weights."""
+    given = Path(tokenizer_path(components.config, components.initial)).expanduser()
+    return given if given.is_dir() else None

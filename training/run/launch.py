@@ -1,0 +1,136 @@
+"""Starting and ending training processes: alone, under torchrun, or several of our own."""
+
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from dzrobot.errors import DzrobotError
+from dzrobot.ranks import is_first_to_say
+from dzrobot.training.recipes.read import load_recipe
+from dzrobot.training.sft_config import SFTConfig
+
+_log = logging.getLogger(__name__)
+
+FAULT = 2
+"""Exit code of an error that is the user's to fix."""
+
+LOG_FILE = "train.log"
+"""In the run's folder: what the main process said, with the time of each line."""
+
+_STAMP = "%(asctime)s %(message)s"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check the recipe, train, and return the exit code.
+
+    Args:
+        arguments: Recipe, then ``section.field=value`` each.
+    """
+    is_main = os.environ.get("RANK", "0") == "0"
+    logging.basicConfig(format=_STAMP, datefmt="%H:%M:%S")
+    # Under `dzrobot train` the root logger is set up already, for warnings.
+    logging.getLogger("dzrobot").setLevel(logging.INFO if is_main else logging.WARNING)
+    try:
+        config = load_recipe(arguments[0], arguments[1:], int(os.environ.get("WORLD_SIZE", "1")))
+        return train(config)
+    except DzrobotError as error:
+        if is_first_to_say(str(error)):
+            sys.stderr.write(f"{error}\n")
+            sys.stderr.flush()
+        return FAULT
+
+
+def train(config: SFTConfig) -> int:
+    """Run a checked configuration in this process; a termination request ends it with 0 too.
+
+    Args:
+        config: What :func:`dzrobot.training.recipes.read.load_recipe` returns. Under torchrun every
+            process makes the same call.
+
+    Returns:
+        The exit code.
+    """
+    # Fragmentation costs large batches some gigabytes; must be set before the allocator starts.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    _log.info("loading libraries, then weights and datasets")
+    from dzrobot.training.run.build import build
+    from dzrobot.training.run.process_groups import init_distributed
+    from dzrobot.training.run.trainer import Trainer
+
+    world = init_distributed()
+    with _log_file(config.runner.output_dir, is_main=world.is_main):
+        Trainer(build(config, world)).run()
+    return 0
+
+
+@contextmanager
+def _log_file(folder: Path, *, is_main: bool) -> Iterator[None]:
+    """Write what is logged to a file in ``folder`` too."""
+    if not is_main:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(folder / LOG_FILE, encoding="utf-8")
+    handler.setFormatter(logging.Formatter(_STAMP))
+    logger = logging.getLogger("dzrobot")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()
+
+
+def launch(arguments: Sequence[str], processes: int) -> int:
+    """Train in several processes of this machine, as torchrun does; return the exit code.
+
+    Args:
+        arguments: Those of :func:`main`.
+        processes: How many.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # Every process has said what was wrong; torch would print a page about each of them.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    plan = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=processes, run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0,
+    )  # fmt: skip
+    try:
+        elastic_launch(plan, sys.executable)("-m", "dzrobot.cli", "train", *arguments)
+    except ChildFailedError as error:
+        # Those that the launcher ended have none of their own.
+        codes = [failure.exitcode for failure in error.failures.values()]
+        return min((code for code in codes if code > 0), default=1)
+    except SignalException:
+        # The processes have saved and ended.
+        return 0
+    return 0
+
+
+def leave(code: int) -> None:
+    """End the process: all together, flushed, without the interpreter's own shutdown.
+
+    The gloo library may abort when its worker threads meet an interpreter that is going away.
+    """
+    if "torch" in sys.modules:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            if code == 0:
+                dist.barrier()
+            dist.destroy_process_group()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

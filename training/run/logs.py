@@ -1,0 +1,229 @@
+"""Where log records go: a JSONL file always, TensorBoard, Weights & Biases, the terminal.
+
+And what a run says about itself before its first step.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from torch import nn
+
+from dzrobot.progress import TimeLeft
+from dzrobot.training.data import CollatedBatch
+from dzrobot.training.run.build import TrainingComponents
+from dzrobot.training.run.metrics import LogRecord
+from dzrobot.training.run.parallel import shard_table
+from dzrobot.training.run.plots import METRICS_FILE
+from dzrobot.training.run.wandb_logger import WandbSink
+from dzrobot.training.sft_config import LoggingConfig
+
+_log = logging.getLogger(__name__)
+
+_SHOWN = ("/mean", "/success")
+"""Ends of the names of an evaluation's numbers that are logged; the rest is in the file alone."""
+
+
+class Sink(Protocol):
+    """Takes numbers by name."""
+
+    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
+        """Take the numbers of one step."""
+        ...
+
+    def close(self) -> None:
+        """Write out what is pending."""
+        ...
+
+
+class JsonlSink:
+    """Appends one JSON object per line; a number that is not finite becomes null."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Line buffered: a killed run keeps every finished line.
+        self._file = path.open("a", buffering=1)
+
+    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
+        """Append one line."""
+        self._file.write(
+            json.dumps({"step": step} | {k: _finite(v) for k, v in numbers.items()}) + "\n"
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoardSink:
+    """Writes scalars below ``train/``."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+
+    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
+        """Write each number as a scalar."""
+        for name, value in numbers.items():
+            if value is not None:
+                self._writer.add_scalar(f"train/{name}", value, step)  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._writer.close()  # type: ignore[no-untyped-call]
+
+
+class RunLog:
+    """All sinks of one run and its progress line; silent on all but the main process."""
+
+    def __init__(self, sinks: list[Sink], progress: Progress | None) -> None:
+        self._sinks = sinks
+        self._progress = progress
+        self._task = progress.add_task("train", total=None, numbers="") if progress else None
+        self._total = 0
+        self._left = TimeLeft()
+
+    @classmethod
+    def open(
+        cls, config: LoggingConfig, folder: Path, recipe: Mapping[str, Any], *, is_main: bool
+    ) -> "RunLog":
+        """Open the sinks that ``config`` asks for in ``folder``."""
+        if not is_main:
+            return cls([], None)
+        sinks: list[Sink] = [JsonlSink(folder / METRICS_FILE)]
+        if config.tensorboard:
+            sinks.append(TensorBoardSink(folder / "tensorboard"))
+        if config.wandb_project is not None:
+            sinks.append(WandbSink(config.wandb_project, folder, recipe))
+        columns = (
+            TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=20), TimeElapsedColumn(),
+            TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[numbers]}"),
+        )  # fmt: skip
+        console = Console(stderr=True)
+        # A file or pipe gets plain log lines instead of a moving one.
+        return cls(
+            sinks,
+            Progress(*columns, console=console, refresh_per_second=2)
+            if console.is_terminal
+            else None,
+        )
+
+    def advance(self, step: int, total: int) -> None:
+        """Move the progress line."""
+        self._total = total
+        self._left.estimate(step, total)
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=step, total=total)
+
+    def write(self, record: LogRecord) -> None:
+        """Write a log record everywhere."""
+        numbers = record.as_dict()
+        step = int(numbers.pop("step") or 0)
+        for sink in self._sinks:
+            sink.write(step, numbers)
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, numbers=_short(record))
+        elif self._sinks:
+            left = self._left.estimate(step, self._total)
+            _log.info("step %d of %d, %s left: %s", step, self._total, left, _short(record))
+
+    def note(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Write numbers that are not part of every record, such as an evaluation."""
+        for sink in self._sinks:
+            sink.write(step, numbers)
+        means = [f"{name} {value:.4f}" for name, value in numbers.items() if name.endswith(_SHOWN)]
+        if self._sinks and means:
+            _log.info("step %d: %s", step, ", ".join(means))
+
+    def __enter__(self) -> "RunLog":
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+        for sink in self._sinks:
+            sink.close()
+
+
+def _short(record: LogRecord) -> str:
+    mfu = "" if record.mfu is None else f" mfu {record.mfu:.1%}"
+    return (
+        f"loss {record.loss:.4f} (video {record.dynamics_loss:.4f} "
+        f"action {record.action_loss:.4f}) "
+        f"norm {record.grad_norm:.2f} lr {record.lr:.1e} {record.seconds_per_step:.3g} s/step "
+        f"{record.samples_per_s:.2f} samples/s{mfu} "
+        f"wait {record.data_wait_pct:.0f}% skips {record.skips}"
+    )
+
+
+def _finite(value: float | int | None) -> float | int | None:
+    return value if value is None or math.isfinite(value) else None
+
+
+def describe(components: TrainingComponents, step: int) -> str:
+    """Return the data, the parallel plan, the shard table and the size of the run, as text."""
+    config, world = components.config, components.world
+    parallel, runner = config.parallel, config.runner
+    trained = sum(parameter.numel() for parameter in components.optimizer.named.values())
+    lines = [
+        components.datasets.train.report(),
+        f"processes {world.size} on {world.device.type}, strategy {parallel.strategy}, weights "
+        f"{parallel.param_dtype}, reduce {parallel.reduce_dtype}, activation checkpointing "
+        f"{parallel.activation_checkpointing}, compile {parallel.compile}, offload "
+        f"{parallel.cpu_offload}",
+        f"global batch {runner.global_batch_size} = {runner.micro_batch_size} x {world.size} "
+        f"processes x {config.accumulation(world.size)} accumulated; steps {step} to "
+        f"{runner.max_steps}",
+        f"trained parameters {trained:,}",
+        *_shard_lines(components.model.model),
+    ]
+    return "\n".join(lines)
+
+
+def describe_batch(batch: CollatedBatch) -> str:
+    """Return sizes, ranges and the share of real numbers of one micro-batch, as text."""
+    images = [
+        f"{key.removeprefix('video.')} {tuple(frames.shape)} {frames.dtype} "
+        f"{frames.min().item()} to {frames.max().item()}".replace("torch.", "")
+        for views in batch["views"].values()
+        for key, frames in views.items()
+    ]
+    vectors = []
+    for name, values, mask in (
+        ("state", batch["state"], batch["state_mask"]),
+        ("action", batch["action"], batch["action_mask"]),
+    ):
+        real = values[mask.bool()]
+        span = f", {real.min().item():.2f} to {real.max().item():.2f}" if real.numel() else ""
+        share = mask.float().mean().item()
+        vectors.append(f"{name} {tuple(values.shape)}, {share:.0%} real{span}")
+    return f"first batch: images {', '.join(images)}; {'; '.join(vectors)}"
+
+
+def _shard_lines(network: nn.Module) -> list[str]:
+    rows = shard_table(network)
+    shown: list[str] = []
+    previous: tuple[int, int] | None = None
+    for name, whole, local in rows:
+        # Equal blocks are named once.
+        if (whole, local) == previous:
+            continue
+        count = sum(row[1:] == (whole, local) for row in rows)
+        shown.append(f"  {name:<12} x {count:<3} {whole:>16,} parameters, {local:>16,} here")
+        previous = (whole, local)
+    return ["sharding units:", *shown]

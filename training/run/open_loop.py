@@ -1,0 +1,135 @@
+"""Open-loop evaluation: how far predicted actions are from recorded ones, in the robot's own units.
+
+Windows of held-out episodes are denoised from pure noise; every block sees the recorded past, as in
+training. This needs nothing but the training forward pass, so it runs sharded and batched.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dzrobot.policies.dreamzero.network.diffusion import inference_schedule
+from dzrobot.policies.dreamzero.network.dit import Controls, TrainInputs
+from dzrobot.policies.dreamzero.network.world_action import PreparedBatch
+from dzrobot.training.data import (
+    CollatedBatch,
+    LoaderPlan,
+    TrainingData,
+    build_loader,
+)
+from dzrobot.training.run.build import TrainingComponents
+from dzrobot.training.run.noise import sample_noise
+
+
+@torch.no_grad()
+def evaluate_open_loop(components: TrainingComponents) -> dict[str, float]:
+    """Return the mean absolute action error over held-out windows; collective.
+
+    Names are ``open_loop/<part>/<dimension>`` (mean over the horizon) and
+    ``open_loop/<part>/step_<i>`` (mean over dimensions), both in physical units.
+    """
+    data = components.datasets.held_out
+    assert data is not None, "checked before anything was opened"
+    inputs = components.inputs.held_out(data)
+    sums: dict[str, NDArray[np.float64]] = {}
+    counts: dict[str, int] = {}
+    for batch in _batches(components, data):
+        prepared = inputs.prepare(batch)
+        predicted = predict_actions(components, prepared, batch)
+        for key, error in action_errors(data, batch, predicted):
+            sums[key] = sums.get(key, np.zeros(error.shape)) + error
+            counts[key] = counts.get(key, 0) + 1
+    gathered: list[Any] = [None] * components.world.size
+    dist.all_gather_object(gathered, (sums, counts), group=components.world.host_group)
+    components.model.model.reshard()  # type: ignore[operator]
+    return dict(_named(gathered))
+
+
+def _batches(components: TrainingComponents, data: TrainingData) -> Iterator[CollatedBatch]:
+    runner, world = components.config.runner, components.world
+    whole = runner.micro_batch_size * world.size
+    steps = -(-runner.eval_windows // whole)
+    plan = LoaderPlan(
+        global_batch=whole, micro_batch=runner.micro_batch_size, rank=world.rank,
+        world_size=world.size, stop_step=steps,
+    )  # fmt: skip
+    return iter(build_loader(data, plan))
+
+
+def predict_actions(
+    components: TrainingComponents, prepared: PreparedBatch, batch: CollatedBatch
+) -> Tensor:
+    """Return denoised actions (B, A, 32) in [-1, 1] for every block of a micro-batch."""
+    noise = sample_noise(
+        components.network, prepared, components.config.runner.seed, -1, batch["slot"].tolist()
+    )
+    schedule = inference_schedule()
+    video, action = schedule.start(noise.video_BCFYX), schedule.start(noise.action_BAM)
+    frames, actions = noise.frame_index_BF.shape, noise.action_index_BA.shape
+    for timestep in schedule.timesteps:
+        inputs = TrainInputs(
+            noisy_BCFYX=video.sample,
+            clean_BCFYX=prepared.latents_BCFYX,
+            timestep_BF=torch.full(frames, float(timestep), device=video.sample.device),
+            controls=Controls(
+                action_BAM=action.sample,
+                timestep_BA=torch.full(actions, float(timestep), device=video.sample.device),
+                state_BSM=prepared.state_BSM,
+            ),
+            prompting=prepared.prompting,
+            first_frame_BCFYX=prepared.first_frame_BCFYX,
+        )
+        velocity_video, velocity_action = components.model.model(inputs)
+        rows, columns = velocity_video.shape[-2:]
+        full = torch.zeros_like(video.sample)
+        full[..., :rows, :columns] = velocity_video
+        video.step(full)
+        action.step(velocity_action.float())
+    return action.sample.clamp(-1, 1)
+
+
+def action_errors(
+    data: TrainingData, batch: CollatedBatch, predicted: Tensor
+) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Yield (``tag/action key``, absolute error) of every block of every sample.
+
+    Args:
+        data: What the batch was read from.
+        batch: From the loader.
+        predicted: Actions (B, A, 32) in [-1, 1], as ``batch["action"]``.
+
+    Yields:
+        The error is (horizon, dim) in the robot's own units, against what was recorded.
+    """
+    for i, number in enumerate(batch["sample_id"].tolist()):
+        index, reader, window = data.locate(number)
+        source = data.sources[index]
+        robot, raw = source.spec.embodiment, reader.vectors(window)
+        own = robot.timing.action_horizon
+        # In a mixture, blocks are filled up to the longest horizon.
+        blocks = predicted[i].reshape(robot.timing.blocks, -1, predicted.shape[-1])[:, :own].cpu()
+        for block in range(robot.timing.blocks):
+            state = {key: raw[key][block] for key in robot.state_keys}
+            decoded = source.pipeline.decode(blocks[block], state)
+            for key, values in decoded.items():
+                recorded = raw[key][block * own : (block + 1) * own]
+                yield f"{robot.tag}/{key}", np.abs(values.astype(np.float64) - recorded)
+
+
+def _named(
+    gathered: list[tuple[dict[str, NDArray[np.float64]], dict[str, int]]],
+) -> Iterator[tuple[str, float]]:
+    keys = sorted({key for sums, _ in gathered for key in sums})
+    for key in keys:
+        total = sum(counts.get(key, 0) for _, counts in gathered)
+        mean = np.sum([sums[key] for sums, _ in gathered if key in sums], axis=0) / total
+        yield f"open_loop/{key}/mean", float(mean.mean())
+        for step, value in enumerate(mean.mean(axis=1)):
+            yield f"open_loop/{key}/step_{step:02d}", float(value)
+        for dim, value in enumerate(mean.mean(axis=0)):
+            yield f"open_loop/{key}/dim_{dim:02d}", float(value)

@@ -1,0 +1,159 @@
+"""AdamW with a device-side schedule, a true global gradient norm and one collective skip decision.
+
+Nothing here reads a device value on the host: the count of applied updates, the learning rate, the
+clipping factor and the decision to skip a non-finite step all stay on the device, so a step never
+waits for its numbers.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from dzrobot.errors import ConfigError
+from dzrobot.training.sft_config import OptimConfig
+
+_UNDECAYED_NAMES = frozenset({"bias", "b", "modulation"})
+
+
+def is_decayed(name: str, parameter: Tensor) -> bool:
+    """Return whether weight decay applies: matrices only; no norm, bias or modulation table."""
+    return parameter.ndim > 1 and name.rpartition(".")[2] not in _UNDECAYED_NAMES
+
+
+def schedule_factor(updates: Tensor, config: OptimConfig, max_steps: int) -> Tensor:
+    """Return the factor on the peak learning rate after ``updates`` applied updates, float32.
+
+    Linear warm-up, then constant, or a half cosine down to ``config.min_lr_ratio`` at the end of
+    the schedule, which a run of ``max_steps`` need not reach.
+    """
+    warmup = config.warmup_updates(max_steps)
+    total_updates = config.schedule_updates(max_steps)
+    rise = ((updates + 1) / max(warmup, 1)).clamp(max=1.0)
+    if config.lr_scheduler == "constant":
+        return rise
+    share = ((updates - warmup) / max(total_updates - warmup, 1)).clamp(0.0, 1.0)
+    cosine = 0.5 * (1 + torch.cos(math.pi * share))
+    return rise * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What one optimizer step did; every field is a 0-d float32 tensor on the device."""
+
+    grad_norm: Tensor
+    """Global L2 norm of the gradient before clipping."""
+
+    skipped: Tensor
+    """1 where the gradient was not finite and nothing was updated, else 0."""
+
+    lr: Tensor
+    """Learning rate of this step."""
+
+
+class Optimizer:
+    """AdamW over named parameters, plain or sharded, that must share one device."""
+
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        config: OptimConfig,
+        total_updates: int,
+    ) -> None:
+        self._config = config
+        self._total = total_updates
+        self.named = dict(parameters)
+        if not self.named:
+            raise ConfigError("there is nothing to train: every parameter is frozen")
+        device = next(iter(self.named.values())).device
+        self.updates = torch.zeros((), dtype=torch.float32, device=device)
+        # One tensor shared by all groups: the schedule writes it in place.
+        self._lr = torch.zeros((), dtype=torch.float32, device=device)
+        decayed = [p for name, p in self.named.items() if is_decayed(name, p)]
+        plain = [p for name, p in self.named.items() if not is_decayed(name, p)]
+        groups = [
+            {"params": decayed, "weight_decay": config.weight_decay},
+            {"params": plain, "weight_decay": 0.0},
+        ]
+        # Fused is the implementation that skips on the device when `found_inf` is set.
+        self.adamw = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=self._lr,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_eps,
+            fused=True,
+        )
+        for parameter in self.named.values():
+            # Made now, so that memory does not jump at the first step and a checkpoint can fill it.
+            self.adamw.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+                "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+            }
+
+    def moments(self) -> dict[str, dict[str, Tensor]]:
+        """Return both moments of every parameter, by name; the optimizer's own tensors."""
+        return {
+            name: {key: self.adamw.state[p][key] for key in ("exp_avg", "exp_avg_sq")}
+            for name, p in self.named.items()
+        }
+
+    def set_updates(self) -> None:
+        """Take over ``updates`` as the step count of every parameter, after it was restored."""
+        for parameter in self.named.values():
+            self.adamw.state[parameter]["step"].copy_(self.updates)
+
+    def step(self) -> StepOutcome:
+        """Clip, update unless the gradient is not finite anywhere, and clear the gradients."""
+        norm = global_norm(self._gradients())
+        torch.nn.utils.clip_grads_with_norm_(self.named.values(), self._config.clip_grad, norm)
+        skipped = 1.0 - torch.isfinite(norm).float()
+        self._lr.copy_(self._config.lr * schedule_factor(self.updates, self._config, self._total))
+        # What a gradient scaler sets; the fused kernel then leaves weights and moments alone.
+        vars(self.adamw).update(grad_scale=None, found_inf=skipped)
+        self.adamw.step()
+        self.adamw.zero_grad(set_to_none=True)
+        self.updates += 1.0 - skipped
+        return StepOutcome(grad_norm=norm.detach(), skipped=skipped, lr=self._lr.clone())
+
+    def _gradients(self) -> Iterator[Tensor]:
+        for parameter in self.named.values():
+            if parameter.grad is not None:
+                yield parameter.grad
+
+
+def global_norm(gradients: Iterable[Tensor]) -> Tensor:
+    """Return the L2 norm over all shards of all gradients, 0-d float32, equal on every rank.
+
+    A NaN on one rank is a NaN on all, which is what makes the decision to skip a step collective.
+    """
+    # Squares of bfloat16 would lose the norm; master weights are float32, adapters on request too.
+    norm = torch.nn.utils.get_total_norm([gradient.float() for gradient in gradients])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+class Ema:
+    """Exponential moving average of parameters, shard by shard.
+
+    Steps that were skipped leave the average as it is.
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter], decay: float) -> None:
+        self.decay = decay
+        self._parameters = parameters
+        self.average = {name: p.detach().clone() for name, p in parameters.items()}
+
+    @torch.no_grad()
+    def update(self, skipped: Tensor) -> None:
+        """Move the average towards the parameters; by nothing where ``skipped`` is 1."""
+        weight = (1.0 - self.decay) * (1.0 - skipped)
+        for name, average in self.average.items():
+            # In place and one by one: a foreach version would hold a second copy of the model.
+            _local(average).lerp_(_local(self._parameters[name].detach()), weight)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,201 @@
+"""Recompute, compile, shard: how a network is laid out over processes, in this order.
+
+Every strategy is the same text over another mesh. ``fsdp`` shards over all ranks, ``hsdp`` within
+groups, ``ddp`` is groups of one rank, ``single`` one group of one rank; so mixed precision, the
+gradient norm and checkpoints behave alike everywhere. The frozen encoders are sharding roots of
+their own, outside the trained network.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.network.layers import compile_blocks
+from dzrobot.training.run.process_groups import DistributedEnvironment
+from dzrobot.training.sft_config import ParallelConfig
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+_WRAPPED = "_checkpoint_wrapped_module."
+
+
+def clean_name(name: str) -> str:
+    """Return a parameter name without the marks of checkpoint wrappers."""
+    return name.replace(_WRAPPED, "")
+
+
+def parallelize(
+    network: nn.Module, blocks: nn.ModuleList, config: ParallelConfig, world: DistributedEnvironment
+) -> DeviceMesh:
+    """Lay ``network`` out over ``world``; ``blocks`` are its equal transformer blocks.
+
+    Returns:
+        The mesh, of dimensions ``replicate`` and ``shard``.
+    """
+    mesh = build_mesh(config, world)
+    checkpoint_activations(blocks, config)
+    if config.compile:
+        compile_blocks(blocks)
+    shard(network, list(blocks), config, mesh)
+    return mesh
+
+
+def build_mesh(config: ParallelConfig, world: DistributedEnvironment) -> DeviceMesh:
+    """Return the (replicate, shard) mesh of ``config.strategy``.
+
+    Raises:
+        ConfigError: The strategy does not fit the number of processes.
+    """
+    match config.strategy:
+        case "single" if world.size > 1:
+            raise ConfigError(
+                f"parallel.strategy='single' but there are {world.size} processes: choose fsdp, "
+                "hsdp or ddp"
+            )
+        case "single" | "ddp":
+            width = 1
+        case "hsdp":
+            width = config.shard_size or world.local_size
+        case "fsdp":
+            width = world.size
+    if world.size % width:
+        raise ConfigError(f"parallel.shard_size={width} does not divide {world.size} processes")
+    shape = (world.size // width, width)
+    return init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def checkpoint_activations(blocks: nn.ModuleList, config: ParallelConfig) -> None:
+    """Wrap each block so that its backward pass recomputes what ``config`` does not keep."""
+    if config.activation_checkpointing == "none":
+        return
+    extra: dict[str, Any] = {}
+    if config.activation_checkpointing == "selective":
+        extra["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_products)
+    # Blocks at the end keep their activations: those are freed first in the backward pass.
+    for i in range(len(blocks) - config.kept_blocks):
+        # No dropout and no draws inside a block, so there is no random state to restore.
+        blocks[i] = checkpoint_wrapper(blocks[i], preserve_rng_state=False, **extra)
+
+
+def _expensive_ops() -> frozenset[Any]:
+    aten = torch.ops.aten
+    return frozenset({
+        aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        torch._higher_order_ops.flex_attention,
+    })  # fmt: skip
+
+
+_EXPENSIVE = _expensive_ops()
+
+
+def _keep_products(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Keep the outputs of matrix products and attention; element-wise work is recomputed."""
+    return CheckpointPolicy.MUST_SAVE if op in _EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def shard(
+    network: nn.Module, blocks: Sequence[nn.Module], config: ParallelConfig, mesh: DeviceMesh
+) -> None:
+    """Make each block a sharding unit, then the rest of ``network`` the root unit."""
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": precision(config),
+        "offload_policy": _offload(config, mesh),
+    }
+    for block in blocks:
+        fully_shard(block, reshard_after_forward=config.reshard_after_forward, **options)
+    # The root is needed first in forward and last in backward: freeing it between would gather it
+    # twice.
+    fully_shard(network, reshard_after_forward=False, **options)
+    for module in network.modules():
+        if isinstance(module, FSDPModule):
+            # Losses are already divided by the global count: ranks add up. Gloo cannot pre-
+            # multiply.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    _prefetch([block for block in blocks if isinstance(block, FSDPModule)], config.prefetch_blocks)
+
+
+@contextmanager
+def reading_outputs() -> Iterator[None]:
+    """Leave out torch's warning about writing into what a sharded network returns.
+
+    Only for a forward pass whose results are read and never written into.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+        yield
+
+
+def precision(config: ParallelConfig) -> MixedPrecisionPolicy:
+    """Return weights and products in ``param_dtype``, sums over ranks in ``reduce_dtype``.
+
+    Inputs are never cast: in bfloat16 neighboring timesteps above 256 round to the same value.
+    """
+    compute = None if config.param_dtype == "fp32" else DTYPES[config.param_dtype]
+    return MixedPrecisionPolicy(
+        param_dtype=compute, reduce_dtype=DTYPES[config.reduce_dtype], cast_forward_inputs=False
+    )
+
+
+def _offload(config: ParallelConfig, mesh: DeviceMesh) -> OffloadPolicy:
+    if not config.cpu_offload:
+        return OffloadPolicy()
+    # Pinning asks for a driver, which a machine without an accelerator has not.
+    return CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+
+
+def _prefetch(blocks: list[FSDPModule], ahead: int) -> None:
+    for i, block in enumerate(blocks):
+        block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + ahead])
+        block.set_modules_to_backward_prefetch(blocks[max(i - ahead, 0) : i][::-1])
+
+
+def shard_frozen(encoder: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh) -> None:
+    """Shard a frozen encoder as a root of its own; it must be called through ``encoder`` only."""
+    for block in blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    fully_shard(encoder, mesh=mesh, reshard_after_forward=True)
+
+
+def shard_table(network: nn.Module) -> list[tuple[str, int, int]]:
+    """Return (unit, parameters, parameters on this rank) of every sharding unit."""
+    rows = []
+    for name, module in network.named_modules():
+        if not _is_unit(module):
+            continue
+        inner = [m for m in module.modules() if _is_unit(m) and m is not module]
+        taken = {id(p) for unit in inner for p in unit.parameters()}
+        own = [p for p in module.parameters() if id(p) not in taken]
+        local = sum(_local_numel(p) for p in own)
+        rows.append((clean_name(name) or "(root)", sum(p.numel() for p in own), local))
+    return rows
+
+
+def _is_unit(module: nn.Module) -> bool:
+    return isinstance(module, FSDPModule)
+
+
+def _local_numel(parameter: nn.Parameter) -> int:
+    return parameter.to_local().numel() if isinstance(parameter, DTensor) else parameter.numel()

@@ -1,0 +1,282 @@
+"""One fine-tuning run, to be read from top to bottom.
+
+Every step: read the micro-batches of this rank, encode images on the device, run the frozen
+encoders, draw the noise that belongs to the samples' places, differentiate, reduce gradients over
+ranks, clip, update or skip, log, save. Nothing of it depends on the number of processes, and
+nothing reads the device but a log record.
+"""
+
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dzrobot.errors import DzrobotError
+from dzrobot.policies.dreamzero.network.diffusion import DiffusionNoise
+from dzrobot.policies.dreamzero.network.world_action import (
+    LossCounts,
+    LossOptions,
+    PreparedBatch,
+    WorldActionModel,
+)
+from dzrobot.training.data import (
+    CollatedBatch,
+    LoaderOptions,
+    LoaderPlan,
+    build_loader,
+)
+from dzrobot.training.run.build import TrainingComponents
+from dzrobot.training.run.checkpoint import (
+    CheckpointWriter,
+    Saved,
+    check_resumable,
+    choose_checkpoint,
+    identity,
+    restore,
+    training_state,
+)
+from dzrobot.training.run.export import PartialExport, export
+from dzrobot.training.run.logs import RunLog, describe, describe_batch
+from dzrobot.training.run.noise import sample_noise, with_given
+from dzrobot.training.run.open_loop import evaluate_open_loop
+from dzrobot.training.run.optimizer import StepOutcome
+from dzrobot.training.run.parallel import reading_outputs
+from dzrobot.training.run.rollouts import evaluate_rollouts
+
+_log = logging.getLogger(__name__)
+
+
+class TooManySkipsError(DzrobotError):
+    """Step after step had a gradient that is not finite."""
+
+
+@dataclass
+class Trainer:
+    """The loop; :meth:`run` does everything."""
+
+    components: TrainingComponents
+    step: int = 0
+    """Optimizer steps done."""
+
+    _stop_asked: bool = field(default=False, init=False)
+    _shown: bool = field(default=False, init=False)
+    """Whether the first batch has been described."""
+
+    def __post_init__(self) -> None:
+        config, world = self.components.config, self.components.world
+        self._checkpoints = CheckpointWriter(
+            config.runner.output_dir / "checkpoints", config.checkpoint, world
+        )
+        self._beside = PartialExport(self.components)
+        self._loss_options = LossOptions(action_loss_norm=config.model.action_loss_norm)
+        self._count = config.accumulation(world.size)
+
+    def run(self) -> bool:
+        """Train; return whether the last step was reached or a termination request came first."""
+        config, world = self.components.config, self.components.world
+        recipe = config.model_dump(mode="json")
+        with self._stopping_on_request():
+            self.resume()
+            with RunLog.open(
+                config.logging, config.runner.output_dir, recipe, is_main=world.is_main
+            ) as log:
+                if world.is_main:
+                    _log.info("%s", describe(self.components, self.step))
+                finished = self._train(log)
+        if finished and config.checkpoint.export:
+            export(self.components, self.step)
+        return finished
+
+    @contextmanager
+    def _stopping_on_request(self) -> Iterator[None]:
+        """Let SIGTERM and Ctrl-C end the run after a save; what they did before comes back."""
+        previous = {
+            number: signal.signal(number, self._on_terminate)
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def resume(self) -> None:
+        """Continue from the checkpoint that the recipe names, if any."""
+        saved = self._find_saved()
+        if saved is None:
+            return
+        check_resumable(saved, self.components)
+        restore(saved, self.components)
+        self.step = saved.step
+        _log.info("resumed %s at step %d", saved.path, self.step)
+
+    def _find_saved(self) -> Saved | None:
+        runner = self.components.config.runner
+        if runner.resume_dir is None:
+            return None
+        own = runner.output_dir / "checkpoints"
+        return choose_checkpoint(runner.resume_dir, own, self.components.world)
+
+    def _train(self, log: RunLog) -> bool:
+        config, world = self.components.config, self.components.world
+        last = config.runner.max_steps
+        batches = self.batches(last)
+        while self.step < last:
+            outcome = self.train_step(batches)
+            self.step += 1
+            if self.components.ema is not None:
+                self.components.ema.update(outcome.skipped)
+            log.advance(self.step, last)
+            if self.step % config.logging.log_interval == 0 or self.step == last:
+                self._write_record(log)
+            self._checkpoints.poll()
+            stopping = self._all_stop()
+            acting = config.runner.rollout_interval
+            acts = not stopping and acting is not None and self.step % acting == 0
+            saving = self.step % config.checkpoint.save_interval == 0
+            if stopping or self.step == last or saving or acts:
+                self.save(wait=stopping or self.step == last or acts)
+            if stopping:
+                _log.info(
+                    "stopped on request and saved at step %d of %d; runner.resume_dir=auto, with "
+                    "the same command, resumes from there", self.step, last,
+                )  # fmt: skip
+                return self.step == last
+            if config.runner.eval_interval and self.step % config.runner.eval_interval == 0:
+                with self.components.metrics.apart():
+                    log.note(self.step, evaluate_open_loop(self.components))
+            if acts:
+                with self.components.metrics.apart():
+                    log.note(self.step, evaluate_rollouts(config, world, self.step))
+        self._checkpoints.finish()
+        return True
+
+    def batches(self, last: int) -> Iterator[CollatedBatch]:
+        """Return this rank's micro-batches from the present step up to step ``last``."""
+        config, world = self.components.config, self.components.world
+        plan = LoaderPlan(
+            global_batch=config.runner.global_batch_size,
+            micro_batch=config.runner.micro_batch_size, rank=world.rank, world_size=world.size,
+            start_step=self.step, stop_step=last,
+        )  # fmt: skip
+        options = LoaderOptions(
+            num_workers=config.data.num_workers, prefetch_factor=config.data.prefetch_factor,
+            pin_memory=world.device.type == "cuda",
+        )  # fmt: skip
+        return iter(build_loader(self.components.datasets.train, plan, options))
+
+    def train_step(self, batches: Iterator[CollatedBatch]) -> StepOutcome:
+        """Do one optimizer step: all its micro-batches, then clip and update, or skip."""
+        config, metrics = self.components.config, self.components.metrics
+        with metrics.waiting():
+            parts = list(islice(batches, self._count))
+        counts = self._counts(parts)
+        losses = torch.zeros(2, device=self.components.world.device)
+        if not self._shown and self.components.world.is_main:
+            _log.info("%s", describe_batch(parts[0]))
+            self._shown = True
+        for batch in parts:
+            losses += self.forward_backward(self.prepare(batch), batch, counts)
+            metrics.unreadable(batch["skipped"])
+        outcome = self.components.optimizer.step()
+        ids = [number for batch in parts for number in batch["sample_id"].tolist()]
+        metrics.add(losses, outcome, config.runner.global_batch_size, ids)
+        return outcome
+
+    def _counts(self, parts: list[CollatedBatch]) -> LossCounts:
+        """Return what losses are divided by: the whole step's samples, not this micro-batch's."""
+        samples = float(self.components.config.runner.global_batch_size)
+        if self._loss_options.action_loss_norm == "padded":
+            return LossCounts(samples=samples, actions=samples)
+        real = sum(int(batch["has_real_action"].sum()) for batch in parts)
+        total = torch.tensor(float(real), device=self.components.world.device)
+        dist.all_reduce(total)
+        return LossCounts(samples=samples, actions=total.clamp(min=1))
+
+    def prepare(self, batch: CollatedBatch) -> PreparedBatch:
+        """Return a micro-batch after augmentation and the frozen encoders."""
+        return self.components.inputs.prepare(batch)
+
+    def forward_backward(
+        self, prepared: PreparedBatch, batch: CollatedBatch, counts: LossCounts
+    ) -> Tensor:
+        """Add a micro-batch's gradients; return its share of the (dynamics, action) loss."""
+        seed, slots = self.components.config.runner.seed, batch["slot"].tolist()
+        network, step = self.components.network, batch["step"]
+        noise = sample_noise(network, prepared, seed, step, slots)
+        most = self.components.config.model.rtc_training_max_delay
+        noise = with_given(network, noise, (seed, step), slots, most)
+        return backward(self.components.model, prepared, noise, counts, self._loss_options)
+
+    def save(self, *, wait: bool) -> None:
+        """Write a checkpoint; with ``wait``, return only when it is complete."""
+        components = self.components
+        meta: dict[str, Any] = {"skips": components.metrics.skips, **identity(components)}
+        self._checkpoints.save(
+            self.step, training_state(components.optimizer, components.ema), meta, wait=wait,
+            write_beside=self._beside.write,
+        )  # fmt: skip
+
+    def _write_record(self, log: RunLog) -> None:
+        metrics = self.components.metrics
+        log.write(metrics.record(self.step))
+        if metrics.skips_in_row >= self.components.config.optim.max_skips:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        metrics, world = self.components.metrics, self.components.world
+        mine = [number for skip in metrics.recent_skips for number in skip.sample_ids]
+        gathered: list[Any] = [None] * world.size
+        dist.all_gather_object(gathered, mine, group=world.host_group)
+        ids = sorted({number for part in gathered for number in part})
+        named = [self.components.datasets.train.describe(number) for number in ids[:8]]
+        raise TooManySkipsError(
+            f"{metrics.skips_in_row} steps in a row had a gradient that is not finite "
+            f"(optim.max_skips={self.components.config.optim.max_skips}); their {len(ids)} "
+            f"samples: {', '.join(map(str, ids))}\n  "
+            + "\n  ".join(named)
+            + "\nLook at these recordings and their statistics, or lower optim.lr; the last "
+            "checkpoint is intact."
+        )
+
+    def _on_terminate(self, number: int, _frame: FrameType | None) -> None:
+        self._stop_asked = True
+        # Who presses twice does not want to wait for the save.
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _all_stop(self) -> bool:
+        """Return whether any process was asked to stop: all must save together."""
+        asked = torch.tensor(int(self._stop_asked))
+        dist.all_reduce(asked, op=dist.ReduceOp.MAX, group=self.components.world.host_group)
+        return bool(asked.item())
+
+
+def backward(
+    model: WorldActionModel,
+    prepared: PreparedBatch,
+    noise: DiffusionNoise,
+    counts: LossCounts,
+    options: LossOptions,
+) -> Tensor:
+    """Differentiate the loss of a micro-batch; return its (dynamics, action) parts, detached.
+
+    Args:
+        model: The network, laid out or plain.
+        prepared: The samples.
+        noise: Their noise.
+        counts: What sums are divided by: those of the whole step, so that parts add up.
+        options: How the loss is averaged.
+    """
+    with reading_outputs():
+        losses = model.loss(prepared, noise, counts, options)
+    losses.loss.backward()  # type: ignore[no-untyped-call]
+    return torch.stack([losses.dynamics_loss, losses.action_loss])

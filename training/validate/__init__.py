@@ -1,1 +1,0 @@
-"""What can be wrong with a recipe, reported before anything heavy is imported."""
