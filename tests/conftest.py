@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from dzrobot.envs.libero.assets import VARIABLE, assets_folder, manifest, verify
-from dzrobot.envs.libero.install import point_caches_home
 from dzrobot.envs.mujoco.simulator import point_caches_home
 from dzrobot.errors import SimulatorError
 

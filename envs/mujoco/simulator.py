@@ -231,4 +231,5 @@ def point_caches_home() -> None:
 
 
 def numbers(version: str) -> tuple[int, ...]:
+    """Return the first three numbers of ``version``, to compare it by."""
     return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
