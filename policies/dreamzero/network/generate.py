@@ -281,35 +281,35 @@ class _Call:
 
     def _open_cache(self, lane: Lane) -> KVCache:
         """Return a lane's cache, past included: a lone session's own, or a joint one."""
-        frames = max(1, self.start) + self._block
         if not self._is_joint(lane):
-            return self._own_cache(self.sessions[0], lane, frames)
+            return self._own_cache(self.sessions[0], lane)
         if lane.graphs is None:
-            joint = lane.allocate(frames, len(self.sessions))
+            joint = lane.allocate(max(1, self.start) + self._block, len(self.sessions))
         else:
-            most = max(frames, self.options.cached_frames(self.model.config.dit))
-            joint = lane.graphs.cache(len(lane.prompts), most)
+            joint = lane.graphs.cache(len(lane.prompts), self._most_frames)
         if self.start:
-            joint.load([self._own_cache(session, lane, frames) for session in self.sessions])
+            joint.load([self._own_cache(session, lane) for session in self.sessions])
         return joint
+
+    @property
+    def _most_frames(self) -> int:
+        return self.options.cached_frames(self.model.config.dit)
 
     def _is_joint(self, lane: Lane) -> bool:
         """Return whether the lane's cache is none of a session's own."""
         return len(self.sessions) > 1 or lane.graphs is not None
 
-    def _own_cache(self, session: SessionCache, lane: Lane, frames: int) -> KVCache:
-        """Return a session's cache with room for ``frames`` frames, kept from call to call."""
-        old, dit = session.keys_values.get(lane.number), self.model.config.dit
-        if old is None or old.rows != len(lane.prompts) or not old.fits(dit, frames):
-            # A session that never continues needs no more than its first call does.
-            most = self.options.cached_frames(dit) if self.start else frames
-            new = session.keys_values[lane.number] = lane.allocate(max(most, frames), 1)
-            if self.start and old is not None:
-                new.load([old])
-        found = session.keys_values[lane.number]
+    def _own_cache(self, session: SessionCache, lane: Lane) -> KVCache:
+        """Return a session's cache, kept from call to call.
+
+        It has room for every call from the first one on: compiled blocks depend on its strides.
+        """
+        kept = session.keys_values.get(lane.number)
+        if kept is None or kept.rows != len(lane.prompts):
+            kept = session.keys_values[lane.number] = lane.allocate(self._most_frames, 1)
         if not self.start:
-            found.length = 0
-        return found
+            kept.length = 0
+        return kept
 
     def _check_rows(self) -> None:
         wanted = {lane.number: len(lane.prompts) for lane in self.lanes}
@@ -325,8 +325,7 @@ class _Call:
         """Leave in the sessions what the next call needs."""
         for lane, cache in zip(self.lanes, caches, strict=True):
             if self._is_joint(lane) and self.options.history:
-                frames = max(1, self.start) + self._block
-                cache.store([self._own_cache(session, lane, frames) for session in self.sessions])
+                cache.store([self._own_cache(session, lane) for session in self.sessions])
         for session in self.sessions:
             session.start = start
             if not self.options.history:
