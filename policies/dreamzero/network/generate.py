@@ -9,6 +9,7 @@ frames, Y latent rows, X latent columns, A actions, M width of an action.
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -16,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.continuation import Continuations
@@ -49,6 +51,10 @@ _STATIC_STEPS: dict[int, frozenset[int]] = {
 _STATIC_TOTAL = 16
 _SKIPS = ((0.95, 4), (0.93, 2))
 """Above this cosine between the last two results, skip so many steps."""
+
+_PLANLESS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Attention of calls for several sessions. cuDNN's, which torch prefers on Hopper, takes the host a
+tenth of a second and more for every new shape, and nearly every such call has another size."""
 
 
 class StepPlan(Protocol):
@@ -196,7 +202,8 @@ def predict(
             start,
             ways,
         )
-        actions, videos, evaluations = call.run()
+        with sdpa_kernel(_PLANLESS) if len(members) > 1 else nullcontext():
+            actions, videos, evaluations = call.run()
         for i, action_AM, video_CFYX in zip(members, actions, videos, strict=True):
             results[i] = (action_AM, video_CFYX, start, evaluations)
     ordered = [results[i] for i in range(len(sessions))]
