@@ -104,12 +104,13 @@ def counted() -> Iterator[OperatorCounter]:
 
 
 def cut(name, blocks=2):
-    """Return the network of a published size with few blocks of the true width."""
+    """Return the network of a published size with few blocks, all of the true width."""
     config = preset(name)
     return replace(
         config,
         dit=replace(config.dit, num_layers=blocks),
         image=replace(config.image, vision_layers=blocks),
+        vae=replace(config.vae, num_res_blocks=1),
     )
 
 
