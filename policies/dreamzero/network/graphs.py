@@ -42,7 +42,11 @@ class StepGraphs:
         self._pool = torch.cuda.graph_pool_handle() if self._on_gpu else None
         # Torch's own stream for recording is one per process, on the device that records first:
         # from any other device nothing would be recorded.
-        self._stream = torch.cuda.Stream(self.dit.device) if self._on_gpu else None
+        self._stream = (
+            torch.cuda.Stream(self.dit.device)  # type: ignore[no-untyped-call]
+            if self._on_gpu
+            else None
+        )
 
     @property
     def _on_gpu(self) -> bool:
