@@ -1,5 +1,6 @@
 """Generation: sessions that do not touch each other, reset rules, equal results of all forms."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from dzrobot.errors import ConfigError, ModalityError
 from dzrobot.policies.dreamzero.network import attention
 from dzrobot.policies.dreamzero.network import session as sessions_module
 from dzrobot.policies.dreamzero.network.generate import predict
+from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
     InferenceNoise,
@@ -218,13 +220,14 @@ def test_calls_compile_whole_and_only_once(network, ask):
 
 
 @pytest.mark.parametrize("kind", ["5b"])
-def test_the_second_turn_of_the_window_compiles_nothing_new(network, ask):
+def test_the_second_turn_of_the_window_compiles_nothing_new(network, ask, monkeypatch):
+    traced = functools.partialmethod(torch.nn.Module.compile, backend="eager")
+    monkeypatch.setattr(torch.nn.Module, "compile", traced)
     compiled = type(network)(network.config).eval()
     compiled.load_state_dict(network.state_dict())
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    for block in compiled.model.blocks:
-        block.compile(fullgraph=True, dynamic=False, backend="eager")
+    compile_blocks(compiled.model.blocks)
     session, options, graphs = SessionCache(), replace(FEW, dit_steps=2, solver_steps=2), []
     for number in range(8):
         made = predict(compiled, [session], [ask(4, number)], options)
