@@ -19,7 +19,7 @@ from dzrobot.policies.dreamzero.checkpoints.load import build_network
 from dzrobot.policies.dreamzero.network import diffusion, image, layers, vae, world_action
 from dzrobot.policies.dreamzero.network.config import preset
 from dzrobot.policies.dreamzero.network.session import Prompt
-from dzrobot.training.planning.operators import Constructors, OperatorCounter
+from dzrobot.training.forecast.operators import Constructors, OperatorCounter
 
 CUDA = torch.device("cuda:0")
 SOLVER_STEPS = 2

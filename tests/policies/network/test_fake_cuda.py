@@ -22,7 +22,6 @@ from dzrobot.policies.dreamzero.network.session import (
     noise_shapes,
 )
 from dzrobot.policies.dreamzero.network.world_action import LossCounts, TrainBatch
-from dzrobot.training.keyed import sample_noise
 
 ROBOT = load_embodiment("oxe_droid")
 SIZES = ("5b", "14b")
