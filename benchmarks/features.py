@@ -25,9 +25,9 @@ from dzrobot.policies.dreamzero.tiny import tiny_metadata
 from dzrobot.recording import EpisodeWriter
 from dzrobot.training.recipes.read import load_recipe
 from dzrobot.training.run.build import build
-from dzrobot.training.run.process_groups import DistributedEnvironment, init_distributed
+from dzrobot.training.run.parallel import DistributedEnvironment, init_distributed
 from dzrobot.training.run.trainer import Trainer
-from dzrobot.training.tiny.network import new_weights, write_mini_checkpoint
+from dzrobot.training.tiny.init import new_weights, write_mini_checkpoint
 
 EPISODES, FRAMES = 4, 60
 

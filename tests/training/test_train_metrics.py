@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dzrobot.training.cost.flops import SampleCost
-from dzrobot.training.run.logs import METRICS_FILE, RunLog
 from dzrobot.training.run.metrics import LogRecord, Rates, TrainMetrics
 from dzrobot.training.run.optimizer import StepOutcome
+from dzrobot.training.run.run_log import METRICS_FILE, RunLog
 from dzrobot.training.sft_config import LoggingConfig
 
 COST = SampleCost(model_forward=4e12, executed_forward=3e12, encoders=1e12, recomputed_share=0.5)

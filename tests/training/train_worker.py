@@ -22,7 +22,7 @@ from dzrobot.training.run.checkpoint import training_state
 from dzrobot.training.run.export import export, gather_trained
 from dzrobot.training.run.launch import leave
 from dzrobot.training.run.optimizer import global_norm
-from dzrobot.training.run.process_groups import init_distributed
+from dzrobot.training.run.parallel import init_distributed
 from dzrobot.training.run.trainer import Trainer
 
 

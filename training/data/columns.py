@@ -25,8 +25,8 @@ from pydantic import BaseModel, ConfigDict
 from dzrobot.documents import read_json
 from dzrobot.errors import DatasetError, preview
 from dzrobot.recording.formats import LONGEST_EPISODE
+from dzrobot.training.data.column_mapping import ResolvedColumns
 from dzrobot.training.data.lerobot import DatasetCatalog
-from dzrobot.training.data.resolution import ResolvedColumns
 
 _log = logging.getLogger(__name__)
 

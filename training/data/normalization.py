@@ -20,10 +20,10 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 from dzrobot.documents import validated
 from dzrobot.embodiments.spec import Embodiment, Part
 from dzrobot.errors import StatisticsError
+from dzrobot.training.data.column_mapping import frame_size
 from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.dataset import DatasetReader
 from dzrobot.training.data.provenance import PROVENANCE, Provenance, provenance
-from dzrobot.training.data.resolution import frame_size
 
 BINS = 4096
 """At most this many bins between the smallest and the largest value; at least half as many."""

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError
 from dzrobot.recording.quality import idle, is_blank
+from dzrobot.training.data.column_mapping import ColumnSource
 from dzrobot.training.data.columns import Progress, episode_rows, read_data_file
 from dzrobot.training.data.dataset import DatasetReader
 from dzrobot.training.data.embedded_images import EmbeddedImages
 from dzrobot.training.data.lerobot import DatasetCatalog
-from dzrobot.training.data.resolution import ColumnSource
 from dzrobot.training.data.video_decoding import FrameTable, Videos
 
 

@@ -10,9 +10,15 @@ from pathlib import Path
 
 from dzrobot.errors import DzrobotError, suggest
 from dzrobot.training.recipes.architecture import SourcePlan, source_plans
-from dzrobot.training.recipes.check_data import mixture_faults, relative_faults, source_faults
-from dzrobot.training.recipes.check_weights import adapter_faults, network_faults, weight_faults
-from dzrobot.training.recipes.problems import Problem
+from dzrobot.training.recipes.check_inputs import (
+    Problem,
+    adapter_faults,
+    mixture_faults,
+    network_faults,
+    relative_faults,
+    source_faults,
+    weight_faults,
+)
 from dzrobot.training.sft_config import RunnerConfig, SFTConfig, uneven_batch
 
 

@@ -1,12 +1,15 @@
 """From ``RECIPE key=value ...`` to a checked configuration, before torch is imported."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dzrobot.config import RawConfig, place_of, read_config
 from dzrobot.errors import ConfigError, UnknownNameError, suggest
+from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.training.recipes.check import find_faults, folder_faults
+from dzrobot.training.recipes.check_inputs import known_network
 from dzrobot.training.recipes.rlinf import translate
 from dzrobot.training.sft_config import SFTConfig
 
@@ -74,3 +77,54 @@ def load_recipe(name: str, overrides: Sequence[str], world_size: int) -> SFTConf
     if faults := [*find_faults(config, world_size), *folder_faults(config.runner)]:
         raise raw.error([(fault.field, fault.message) for fault in faults])
     return config
+
+
+_PLACEHOLDER = "not-given"
+_NOT_NEEDED = (
+    "data.train_data_paths", "model.metadata_json_path", "model.model_path",
+    "model.tokenizer_path", "runner.resume_dir",
+)  # fmt: skip
+
+
+def read_planned(
+    name: str, overrides: Sequence[str], devices: int
+) -> tuple[SFTConfig, NetworkConfig]:
+    """Return a recipe to plan with, and the network that it starts from.
+
+    Args:
+        name: Built-in recipe or YAML file.
+        overrides: ``section.field=value`` each.
+        devices: Processes, one device each.
+
+    Raises:
+        ConfigError: The recipe cannot be run, or names no architecture.
+        UnknownNameError: No such recipe.
+    """
+    recipe = find_recipe(name)
+    written = read_config(recipe).values
+    _, config = read_recipe(name, [*_placeholders(written), *overrides])
+    faults = [
+        f"  {fault.field}: {fault.message}"
+        for fault in find_faults(config, devices)
+        if not fault.field.startswith(_NOT_NEEDED) and "_pretrained_path" not in fault.field
+    ]
+    if faults:
+        raise ConfigError("\n".join([f"{recipe} cannot be run:", *faults]))
+    base = known_network(config.model)
+    if base is None:
+        raise ConfigError(
+            "no architecture to plan with: give model.preset, or a model.model_path on this machine"
+        )
+    return config, base
+
+
+def _placeholders(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield values for what a plan does not look at, where the recipe leaves it open."""
+    data = values.get("data")
+    sources = data.get("train_data_paths") if isinstance(data, dict) else None
+    if sources is None:
+        yield f"data.train_data_paths={_PLACEHOLDER}"
+    for i, entry in enumerate(sources if isinstance(sources, list) else []):
+        for name in ("dataset_path", "metadata_json_path"):
+            if isinstance(entry, dict) and name not in entry:
+                yield f"data.train_data_paths.{i}.{name}={_PLACEHOLDER}"

@@ -41,21 +41,16 @@ from dzrobot.policies.dreamzero.checkpoints.sources import UnionSource, WeightSo
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.prompt import DEFAULT_TOKENIZER, PromptTokenizer
 from dzrobot.policies.dreamzero.network.world_action import (
-    EncodedImages,
-    PreparedBatch,
-    TrainBatch,
     WorldActionModel,
 )
 from dzrobot.policies.dreamzero.tiny import TinyWeightsSource
 from dzrobot.training.cost.accelerators import device_peak
 from dzrobot.training.cost.flops import sample_cost
 from dzrobot.training.data import (
-    CollatedBatch,
     EpisodeSelection,
     ReaderOptions,
     SourceSpec,
     TrainingData,
-    encode_views,
 )
 from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.recipes.architecture import (
@@ -65,17 +60,23 @@ from dzrobot.training.recipes.architecture import (
     run_network,
     source_plans,
 )
-from dzrobot.training.run.latent_cache import StoredFeatures, precompute_features
-from dzrobot.training.run.metrics import Rates, TrainMetrics
-from dzrobot.training.run.optimizer import Ema, Optimizer
-from dzrobot.training.run.parallel import DTYPES, clean_name, parallelize, shard_frozen
-from dzrobot.training.run.process_groups import DistributedEnvironment
-from dzrobot.training.run.prompt_cache import (
+from dzrobot.training.run.encoder_cache import (
     LivePrompts,
     PromptEncoding,
     Prompts,
+    precompute_features,
     precompute_prompts,
     training_prompts,
+)
+from dzrobot.training.run.inputs import NetworkInputs
+from dzrobot.training.run.metrics import Rates, TrainMetrics
+from dzrobot.training.run.optimizer import Ema, Optimizer
+from dzrobot.training.run.parallel import (
+    DTYPES,
+    DistributedEnvironment,
+    clean_name,
+    parallelize,
+    shard_frozen,
 )
 from dzrobot.training.sft_config import DataConfig, ModelConfig, SFTConfig
 
@@ -379,47 +380,3 @@ class NewAdapters(RandomInitSource):
             bound = shape[1] ** -0.5
             tensor.uniform_(-bound, bound, generator=generator)
         return tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkInputs:
-    """What stands between a batch of the loader and the network: augmentation, frozen encoders."""
-
-    model: WorldActionModel
-    prompts: Prompts
-    data: TrainingData
-    """What the batches are read from."""
-
-    device: torch.device
-    augment: AugmentConfig | None = None
-    """Ranges of crop and color; None for the center crop of evaluation."""
-
-    features: StoredFeatures | None = None
-    """Latents of every sample; None where images are encoded."""
-
-    cut_prompts: bool = False
-    """Whether every prompt is zero from the length of the shortest on."""
-
-    def held_out(self, data: TrainingData) -> "NetworkInputs":
-        """Return the same for the held-out ``data``: as recorded, nothing stored, prompts whole."""
-        return replace(self, data=data, augment=None, features=None, cut_prompts=False)
-
-    def prepare(self, batch: CollatedBatch) -> PreparedBatch:
-        """Return a micro-batch after augmentation and the frozen encoders."""
-        prompt = self.prompts.embed(batch["prompt"], self.device)
-        return self.model.prepare(
-            TrainBatch(
-                images=self._images(batch),
-                state_BSM=batch["state"].to(self.device, non_blocking=True),
-                action_BAM=batch["action"].to(self.device, non_blocking=True),
-                action_mask_BAM=batch["action_mask"].to(self.device, non_blocking=True),
-                has_real_action_B=batch["has_real_action"].to(self.device, non_blocking=True),
-                prompt=prompt.cut() if self.cut_prompts else prompt,
-            )
-        )
-
-    def _images(self, batch: CollatedBatch) -> Tensor | EncodedImages:
-        if self.features is not None:
-            like = next(self.model.image_encoder.parameters())
-            return self.features.rows(batch["sample_id"], like)
-        return encode_views(batch, self.data, augment=self.augment, device=self.device)

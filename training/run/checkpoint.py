@@ -33,7 +33,7 @@ from dzrobot.policies.dreamzero.checkpoints.dcp import DESCRIPTION, CheckedReade
 from dzrobot.policies.dreamzero.checkpoints.directory import TRAINING_META, TRAINING_STATE
 from dzrobot.training.run.build import TrainingComponents
 from dzrobot.training.run.optimizer import Ema, Optimizer
-from dzrobot.training.run.process_groups import DistributedEnvironment
+from dzrobot.training.run.parallel import DistributedEnvironment
 from dzrobot.training.sft_config import CheckpointConfig
 
 _log = logging.getLogger(__name__)

@@ -58,7 +58,7 @@ def train(config: SFTConfig) -> int:
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     _log.info("loading libraries, then weights and datasets")
     from dzrobot.training.run.build import build
-    from dzrobot.training.run.process_groups import init_distributed
+    from dzrobot.training.run.parallel import init_distributed
     from dzrobot.training.run.trainer import Trainer
 
     world = init_distributed()

@@ -43,13 +43,12 @@ from dzrobot.training.run.checkpoint import (
     restore,
     training_state,
 )
+from dzrobot.training.run.evaluation import evaluate_open_loop, evaluate_rollouts
 from dzrobot.training.run.export import PartialExport, export
-from dzrobot.training.run.logs import RunLog, describe, describe_batch
-from dzrobot.training.run.noise import sample_noise, with_given
-from dzrobot.training.run.open_loop import evaluate_open_loop
+from dzrobot.training.run.inputs import sample_noise, with_given
 from dzrobot.training.run.optimizer import StepOutcome
 from dzrobot.training.run.parallel import reading_outputs
-from dzrobot.training.run.rollouts import evaluate_rollouts
+from dzrobot.training.run.run_log import RunLog, describe, describe_batch
 
 _log = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from dzrobot.training.data import (
     encode_views,
 )
 from dzrobot.training.data.provenance import PROVENANCE, RecordedProvenance, provenance
-from dzrobot.training.run.noise import keyed_generator
-from dzrobot.training.tiny.saves import FitCheckpoint
+from dzrobot.training.run.inputs import keyed_generator
+from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
 
 _LATENT_WEIGHT = 1e-3
 _FEW = 20

@@ -1,18 +1,24 @@
-"""Prompt embeddings of a run: encoded once and kept on disk, or encoded in every step.
+"""Outputs of the frozen encoders, computed once and kept on disk: prompt embeddings, image latents.
 
 There are few instructions and many samples. Encoding each instruction once frees the prompt
-encoder, which is as large as the 5B transformer, and saves its share of every step.
+encoder, which is as large as the 5B transformer, and saves its share of every step. Without
+augmentation the images of a sample never change either, and a small network spends more time on
+decoding and encoding them than on what it learns; an interrupted pass over them resumes.
 """
 
 import hashlib
+import logging
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
+from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -22,13 +28,15 @@ from dzrobot.files import move
 from dzrobot.modality.text import prompt_of
 from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.names import TEXT
-from dzrobot.policies.dreamzero.checkpoints.sources import WeightSource
+from dzrobot.policies.dreamzero.checkpoints.sources import StateDictSource, WeightSource
 from dzrobot.policies.dreamzero.network.config import NetworkConfig, TextConfig
 from dzrobot.policies.dreamzero.network.keymap import entries
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding, PromptTokenizer, TextEncoder
-from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
-from dzrobot.training.data import TrainingData
-from dzrobot.training.run.process_groups import DistributedEnvironment
+from dzrobot.policies.dreamzero.network.world_action import EncodedImages, WorldActionModel
+from dzrobot.progress import progress_bar
+from dzrobot.training.data import LoaderOptions, SampleKey, TrainingData, encode_views, read_batches
+from dzrobot.training.run.parallel import DistributedEnvironment
+from dzrobot.training.sft_config import SFTConfig
 
 _FILES = "*.safetensors"
 
@@ -86,7 +94,7 @@ class StoredPrompts:
 
     def missing(self, prompts: Iterable[str]) -> list[str]:
         """Return those of ``prompts`` that the folder does not hold, in order."""
-        return [prompt for prompt in prompts if _key(prompt) not in self._found]
+        return [prompt for prompt in prompts if _prompt_key(prompt) not in self._found]
 
     def add(self, prompts: Sequence[str], encoder: TextEncoder, tokenizer: PromptTokenizer) -> None:
         """Encode ``prompts`` into a new file, each alone: neighbors must not change it."""
@@ -98,7 +106,7 @@ class StoredPrompts:
             ids, mask = tokenizer([prompt])
             length = int(mask.sum())
             with torch.no_grad():
-                rows[_key(prompt)] = (
+                rows[_prompt_key(prompt)] = (
                     encoder(ids.to(device), mask.to(device))[0, :length].cpu().contiguous()
                 )
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +125,9 @@ class StoredPrompts:
                 f"no embedding of the prompt {unknown[0]!r}: the dataset changed since the run "
                 "started; start it again"
             )
-        parts = [self._found[_key(prompt)].get_tensor(_key(prompt)) for prompt in prompts]
+        parts = [
+            self._found[_prompt_key(prompt)].get_tensor(_prompt_key(prompt)) for prompt in prompts
+        ]
         rows = parts[0].new_zeros(len(parts), self._text_len, parts[0].shape[1])
         for row, part in zip(rows, parts, strict=True):
             row[: len(part)] = part
@@ -129,7 +139,8 @@ class StoredPrompts:
     def longest(self, prompts: Iterable[str]) -> int:
         """Return the rows of the longest of ``prompts``."""
         lengths: list[int] = [
-            self._found[_key(prompt)].get_slice(_key(prompt)).get_shape()[0] for prompt in prompts
+            self._found[_prompt_key(prompt)].get_slice(_prompt_key(prompt)).get_shape()[0]
+            for prompt in prompts
         ]
         return max(lengths)
 
@@ -139,7 +150,7 @@ def _names(handle: Any) -> list[str]:
     return list(handle.keys())
 
 
-def _key(prompt: str) -> str:
+def _prompt_key(prompt: str) -> str:
     return hashlib.sha256(prompt.encode()).hexdigest()
 
 
@@ -206,3 +217,121 @@ def load_text_encoder(
             for target, piece in table[name].split(tensor):
                 state[target].copy_(piece)
     return encoder.eval().requires_grad_(requires_grad=False)
+
+
+_log = logging.getLogger(__name__)
+
+_DONE = "done"
+_ENCODERS = ("vae.coder.encoder.", "vae.coder.quant_conv.", "image_encoder.")
+
+
+class StoredFeatures:
+    """Encoded images of every sample, mapped rather than read."""
+
+    def __init__(self, folder: Path, samples: int) -> None:
+        self._folder = folder
+        self._samples = samples
+        self._arrays: dict[str, NDArray[Any]] = {}
+
+    def missing(self) -> list[int]:
+        """Return the samples that are not stored, in order."""
+        if not (self._folder / f"{_DONE}.npy").exists():
+            return list(range(self._samples))
+        return np.flatnonzero(~self._map(_DONE)).tolist()
+
+    def create(self, example: EncodedImages) -> None:
+        """Make the files, each row as in ``example``."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for name, values in example.tensors().items():
+            shape = (self._samples, *values.shape[1:])
+            np.lib.format.open_memmap(self._path(name), "w+", np.float32, shape).flush()
+        # Last: with this file there, the others are whole.
+        np.lib.format.open_memmap(self._path(_DONE), "w+", np.bool_, (self._samples,)).flush()
+
+    def put(self, numbers: list[int], encoded: EncodedImages) -> None:
+        """Store the rows of ``encoded`` as samples ``numbers``."""
+        for name, values in encoded.tensors().items():
+            self._map(name)[numbers] = values.float().cpu().numpy()
+        self._map(_DONE)[numbers] = True
+
+    def rows(self, sample_ids: Tensor, like: Tensor) -> EncodedImages:
+        """Return what is stored of ``sample_ids`` (B,), on the device and in the type of ``like``.
+
+        Latents and first frames stay float32, as the network uses them.
+        """
+        numbers = (sample_ids % self._samples).numpy()
+        found = {
+            path.stem: torch.from_numpy(self._map(path.stem)[numbers]).to(like.device)
+            for path in self._folder.glob("*.npy")
+            if path.stem != _DONE
+        }
+        return EncodedImages(
+            latents_BCFYX=found["latents_BCFYX"],
+            image_BPE=found["image_BPE"].to(like.dtype),
+            first_frame_BCFYX=found.get("first_frame_BCFYX"),
+        )
+
+    def _map(self, name: str) -> NDArray[Any]:
+        if name not in self._arrays:
+            self._arrays[name] = np.load(self._path(name), mmap_mode="r+")
+        return self._arrays[name]
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.npy"
+
+
+def precompute_features(
+    config: SFTConfig, model: WorldActionModel, data: TrainingData, world: DistributedEnvironment
+) -> StoredFeatures:
+    """Encode, shared over the processes, what is not on disk.
+
+    Collective. The folder must be one that all processes see.
+    """
+    folder = config.runner.output_dir / "features" / _latents_key(model, data)
+    stored = StoredFeatures(folder, len(data))
+    wanted = stored.missing()
+    mine = wanted[world.rank :: world.size]
+    # Everyone looks before anyone writes, else the shares would overlap.
+    dist.barrier(group=world.host_group)
+    size = config.runner.micro_batch_size
+    if len(wanted) == len(data) and world.is_main:
+        _, example = next(_encode(model, data, [mine[:1]], config, world))
+        stored.create(example)
+    dist.barrier(group=world.host_group)
+    # All of one size, that of training: a smaller batch may round differently in its last bit. What
+    # fills the last one up is encoded twice.
+    filled = mine + [mine[number % len(mine)] for number in range(-len(mine) % size)]
+    parts = [filled[first : first + size] for first in range(0, len(filled), size)]
+    if world.is_main and parts:
+        _log.info("encoding the images of %d samples once, to %s", len(wanted), folder)
+    encoded = _encode(model, data, parts, config, world)
+    console = Console(stderr=True, quiet=not world.is_main)
+    with progress_bar("images", console) as show:
+        for done, (numbers, features) in enumerate(encoded, 1):
+            stored.put(numbers, features)
+            show(done, len(parts))
+    dist.barrier(group=world.host_group)
+    return stored
+
+
+def _encode(
+    model: WorldActionModel,
+    data: TrainingData,
+    parts: list[list[int]],
+    config: SFTConfig,
+    world: DistributedEnvironment,
+) -> Iterator[tuple[list[int], EncodedImages]]:
+    slots = [[SampleKey(0, 0, number) for number in numbers] for numbers in parts]
+    options = LoaderOptions(num_workers=config.data.num_workers)
+    for batch in read_batches(data, slots, options):
+        images = encode_views(batch, data, augment=None, device=world.device)
+        yield batch["sample_id"].tolist(), model.encode(images)
+
+
+def _latents_key(model: WorldActionModel, data: TrainingData) -> str:
+    """Return a name that changes with the encoders and with what a sample number means."""
+    weights = {
+        name: tensor for name, tensor in model.state_dict().items() if name.startswith(_ENCODERS)
+    }
+    parts = [fingerprint(StateDictSource(values=weights), weights), repr(model.config)]
+    return hashlib.sha256("/".join([*parts, data.identity()]).encode()).hexdigest()[:24]

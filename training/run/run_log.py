@@ -3,12 +3,10 @@
 And what a run says about itself before its first step.
 """
 
-import json
 import logging
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -24,10 +22,15 @@ from torch import nn
 from dzrobot.progress import TimeLeft
 from dzrobot.training.data import CollatedBatch
 from dzrobot.training.run.build import TrainingComponents
+from dzrobot.training.run.loggers import (
+    METRICS_FILE,
+    JsonlLogger,
+    MetricLogger,
+    TensorBoardLogger,
+    WandbLogger,
+)
 from dzrobot.training.run.metrics import LogRecord
 from dzrobot.training.run.parallel import shard_table
-from dzrobot.training.run.plots import METRICS_FILE
-from dzrobot.training.run.wandb_logger import WandbSink
 from dzrobot.training.sft_config import LoggingConfig
 
 _log = logging.getLogger(__name__)
@@ -36,60 +39,10 @@ _SHOWN = ("/mean", "/success")
 """Ends of the names of an evaluation's numbers that are logged; the rest is in the file alone."""
 
 
-class Sink(Protocol):
-    """Takes numbers by name."""
-
-    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
-        """Take the numbers of one step."""
-        ...
-
-    def close(self) -> None:
-        """Write out what is pending."""
-        ...
-
-
-class JsonlSink:
-    """Appends one JSON object per line; a number that is not finite becomes null."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Line buffered: a killed run keeps every finished line.
-        self._file = path.open("a", buffering=1)
-
-    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
-        """Append one line."""
-        self._file.write(
-            json.dumps({"step": step} | {k: _finite(v) for k, v in numbers.items()}) + "\n"
-        )
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-class TensorBoardSink:
-    """Writes scalars below ``train/``."""
-
-    def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
-
-    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
-        """Write each number as a scalar."""
-        for name, value in numbers.items():
-            if value is not None:
-                self._writer.add_scalar(f"train/{name}", value, step)  # type: ignore[no-untyped-call]
-
-    def close(self) -> None:
-        """Flush and close."""
-        self._writer.close()  # type: ignore[no-untyped-call]
-
-
 class RunLog:
     """All sinks of one run and its progress line; silent on all but the main process."""
 
-    def __init__(self, sinks: list[Sink], progress: Progress | None) -> None:
+    def __init__(self, sinks: list[MetricLogger], progress: Progress | None) -> None:
         self._sinks = sinks
         self._progress = progress
         self._task = progress.add_task("train", total=None, numbers="") if progress else None
@@ -103,11 +56,11 @@ class RunLog:
         """Open the sinks that ``config`` asks for in ``folder``."""
         if not is_main:
             return cls([], None)
-        sinks: list[Sink] = [JsonlSink(folder / METRICS_FILE)]
+        sinks: list[MetricLogger] = [JsonlLogger(folder / METRICS_FILE)]
         if config.tensorboard:
-            sinks.append(TensorBoardSink(folder / "tensorboard"))
+            sinks.append(TensorBoardLogger(folder / "tensorboard"))
         if config.wandb_project is not None:
-            sinks.append(WandbSink(config.wandb_project, folder, recipe))
+            sinks.append(WandbLogger(config.wandb_project, folder, recipe))
         columns = (
             TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=20), TimeElapsedColumn(),
             TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[numbers]}"),
@@ -169,10 +122,6 @@ def _short(record: LogRecord) -> str:
         f"{record.samples_per_s:.2f} samples/s{mfu} "
         f"wait {record.data_wait_pct:.0f}% skips {record.skips}"
     )
-
-
-def _finite(value: float | int | None) -> float | int | None:
-    return value if value is None or math.isfinite(value) else None
 
 
 def describe(components: TrainingComponents, step: int) -> str:

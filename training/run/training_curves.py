@@ -13,12 +13,9 @@ from dzrobot.documents import read_json
 from dzrobot.errors import DatasetError, MissingDependencyError
 from dzrobot.files import whole_lines, write_bytes, write_text
 from dzrobot.rollout.evaluation.report import STEPS_FILE, StepScore
-
-METRICS_FILE = "metrics.jsonl"
-"""In the folder of a run: one line for every log record or evaluation."""
+from dzrobot.training.run.loggers import METRICS_FILE, SUCCESS
 
 LOSSES = ("loss", "dynamics_loss", "action_loss")
-SUCCESS = "rollout/success"
 
 
 @dataclass(frozen=True)
