@@ -15,7 +15,7 @@ from dzrobot.errors import ConfigError
 from dzrobot.policies.base import PlanningPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.serving.dialects import LARGEST_MESSAGE
-from dzrobot.policies.serving.http_endpoint import ServeOptions
+from dzrobot.policies.serving.endpoint import ServeOptions
 from dzrobot.policies.serving.recorder import Recorder
 from dzrobot.policies.serving.server import PolicyServer
 from dzrobot.policies.serving.sessions import MOST_SESSIONS

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from dzrobot.errors import DzrobotError, ServerError
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import ContinuingPolicy, Leftover, Plan, PlanningPolicy
-from dzrobot.policies.serving.http_endpoint import ServerMetrics
+from dzrobot.policies.serving.endpoint import ServerMetrics
 from dzrobot.policies.serving.sessions import Session
 
 _log = logging.getLogger(__name__)

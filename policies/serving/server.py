@@ -39,7 +39,7 @@ from dzrobot.policies.serving.dialects import (
     write_error,
     write_reset,
 )
-from dzrobot.policies.serving.http_endpoint import HttpEndpoint, ServeOptions, ServerMetrics, tls
+from dzrobot.policies.serving.endpoint import HttpEndpoint, ServeOptions, ServerMetrics, tls
 from dzrobot.policies.serving.recorder import Recorder
 from dzrobot.policies.serving.scheduler import ScheduledPlan, Scheduler
 from dzrobot.policies.serving.sessions import (
@@ -254,8 +254,8 @@ class PolicyServer:
         if dialect is not Dialect.DZROBOT or not isinstance(self._policy, ContinuingPolicy):
             raise ProtocolError(
                 f"a request with a leftover, but no greeting announced that plans can be "
-                f"continued: the dialect is {dialect.value}; leave the leftover out, or connect with the "
-                f"subprotocol {SUBPROTOCOL} to a policy whose greeting lists the method under "
+                f"continued: the dialect is {dialect.value}; leave the leftover out, or connect "
+                f"with the subprotocol {SUBPROTOCOL} to a policy whose greeting lists the method under "
                 "'continues'"
             )
         check_continuing(self._policy, left.method, left.delay)

@@ -107,8 +107,8 @@ class SessionTable:
         if session is None and name in client.lost and not restart_lost:
             raise SessionLostError(
                 f"session {name!r} has ended: it was idle while newer ones were used, and the "
-                "policy's memory of its episode is gone. Reset it to begin a new one; serve with --forget-s "
-                "SECONDS to keep sessions longer, or --lost-session restart"
+                "policy's memory of its episode is gone. Reset it to begin a new one; serve with "
+                "--forget-s SECONDS to keep sessions longer, or --lost-session restart"
             )
         return session
 

@@ -12,7 +12,7 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import SessionError
 from dzrobot.modality.window import read_observation
 from dzrobot.policies.base import Footprint
-from dzrobot.policies.serving.http_endpoint import ServeOptions
+from dzrobot.policies.serving.endpoint import ServeOptions
 from dzrobot.policies.serving.server import PolicyServer, in_background
 
 DROID = load_embodiment("oxe_droid")

@@ -10,9 +10,9 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError, SessionError, SessionLostError
 from dzrobot.policies.base import AsyncPolicy, ContinuingPolicy, Leftover
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
-from dzrobot.policies.serving.client import RemotePolicy
 from dzrobot.policies.serving.connection import ConnectOptions
 from dzrobot.policies.serving.dialects import SUBPROTOCOL
+from dzrobot.policies.serving.remote_policy import RemotePolicy
 from dzrobot.rollout.engine import Engine, ThreadDesk, VirtualDesk
 from dzrobot.rollout.execution import ExecutionOptions, schedule
 from dzrobot.rollout.latency import parse_latency
