@@ -255,8 +255,8 @@ class PolicyServer:
             raise ProtocolError(
                 f"a request with a leftover, but no greeting announced that plans can be "
                 f"continued: the dialect is {dialect.value}; leave the leftover out, or connect "
-                f"with the subprotocol {SUBPROTOCOL} to a policy whose greeting lists the method under "
-                "'continues'"
+                f"with the subprotocol {SUBPROTOCOL} to a policy whose greeting lists the method "
+                "under 'continues'"
             )
         check_continuing(self._policy, left.method, left.delay)
 

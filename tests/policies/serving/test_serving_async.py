@@ -157,7 +157,7 @@ def test_openpis_clients_cannot_continue_a_plan(server):
     """Their greeting and answers stay as they were; the same request is fine for our own."""
     with talking(server) as socket:
         assert "continues" not in socket.hello
-        assert "nobody announced that plans can be continued" in ask(socket, wire())
+        assert "no greeting announced that plans can be continued" in ask(socket, wire())
     with talking(server) as socket:
         plain = {name: value for name, value in wire().items() if name != "leftover"}
         assert set(ask(socket, plain)) == {"actions", "server_timing"}

@@ -159,7 +159,7 @@ def test_a_server_that_dies_is_said_and_one_that_is_not_there():
         remote.infer(seen(0))
     with pytest.raises(ServerError, match="no connection"):
         RemotePolicy(where, DROID, options=QUICK)
-    with pytest.raises(ConfigError, match="no address"):
+    with pytest.raises(ConfigError, match="no server address"):
         RemotePolicy("http://127.0.0.1:1", DROID, options=QUICK)
 
 
@@ -319,8 +319,8 @@ def test_the_command_evaluates_through_a_server(tmp_path, capsys):
 def test_serving_needs_no_torch():
     """The packages that the machine beside the robot imports."""
     program = (
-        "import sys; import dzrobot.policies.serving.remote_policy, dzrobot.policies.serving.server, "
-        "dzrobot.commands.eval, dzrobot.commands.serve, dzrobot.rollout.policy_spec; "
+        "import sys; import dzrobot.policies.serving.remote_policy; "
+        "import dzrobot.policies.serving.server, dzrobot.commands.eval, dzrobot.commands.serve, dzrobot.rollout.policy_spec; "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
