@@ -24,7 +24,7 @@ from torch.nn import functional as F  # noqa: N812
 from train import make_bench
 from train_setup import PROMPT_ROWS, Batches, Bench, Case, Running, build, one_step, parallel_config
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.policies.dreamzero.checkpoints.load import empty_network
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.session import (

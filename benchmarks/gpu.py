@@ -21,7 +21,7 @@ import torch
 from gpu_parts import Outcome, Request
 
 from dzrobot import files
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.config import FrozenConfig
 from dzrobot.documents import parse_json, read_json_lines
 from dzrobot.errors import ConfigError, DzrobotError, suggest

@@ -20,10 +20,12 @@ from typing import Any, get_args
 from rich.console import Console
 from rich.table import Table
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.progress import progress_bar
+from dzrobot.rollout.asynchronous.execution import Execution, ExecutionOptions
+from dzrobot.rollout.asynchronous.latency import parse_latency
 from dzrobot.rollout.evaluation.evaluate import (
     Evaluation,
     PreparedEvaluation,
@@ -31,13 +33,11 @@ from dzrobot.rollout.evaluation.evaluate import (
     evaluate,
     prepare,
 )
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
-from dzrobot.rollout.evaluation.records import RecordFile
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
 from dzrobot.rollout.evaluation.usage import read_uses
-from dzrobot.rollout.execution import Execution, ExecutionOptions
-from dzrobot.rollout.latency import parse_latency
 from dzrobot.rollout.policy_spec import PolicySpec
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.records import RecordFile
 
 SHOWN = ("seconds", "idle_ratio", "stale_ratio", "late", "seam_jump", "jerk")
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from dzrobot import __version__
-from dzrobot.commands.signals import Terminated
+from dzrobot.commands.options.signals import Terminated
 from dzrobot.documents import shorten
 from dzrobot.errors import DzrobotError, StoppedError, suggest
 from dzrobot.importing import current_folder_importable

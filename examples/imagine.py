@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dzrobot  # noqa: F401 (registers the environments)
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions

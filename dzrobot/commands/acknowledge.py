@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.envs.franka.stops import Stops
 from dzrobot.errors import ConfigError
 

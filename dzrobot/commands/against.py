@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from dzrobot.commands import flags
 from dzrobot.commands.compare import show_comparison
+from dzrobot.commands.options import flags
 from dzrobot.errors import ConfigError
 from dzrobot.rollout.evaluation.comparison import (
     Results,
@@ -18,7 +18,7 @@ from dzrobot.rollout.evaluation.comparison import (
     read_results,
 )
 from dzrobot.rollout.evaluation.evaluate import RunOptions
-from dzrobot.rollout.evaluation.records import Record
+from dzrobot.rollout.records import Record
 
 
 def add_against(group: Any) -> None:

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.documents import validated
 from dzrobot.errors import ConfigError
 from dzrobot.files import explained, write_json

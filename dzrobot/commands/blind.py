@@ -9,16 +9,16 @@ from typing import Any
 
 from rich.console import Console
 
-from dzrobot.commands import flags
-from dzrobot.commands.arm import looked_after
 from dzrobot.commands.candidates import candidate_folders, read_candidates, scores_table
 from dzrobot.commands.compare import show_comparison
-from dzrobot.commands.evaluation import read_evaluation
+from dzrobot.commands.options import flags
+from dzrobot.commands.options.arm import looked_after
+from dzrobot.commands.options.evaluation import read_evaluation
 from dzrobot.commands.results import say_what_it_is
 from dzrobot.commands.variants import Variant
 from dzrobot.errors import ConfigError
 from dzrobot.files import write_bytes
-from dzrobot.rollout.attended import Attended
+from dzrobot.rollout.arm.attended import Attended
 from dzrobot.rollout.environment import make_environment
 from dzrobot.rollout.evaluation.blind import BlindEvaluation, Trial
 from dzrobot.rollout.evaluation.comparison import (
@@ -34,9 +34,9 @@ from dzrobot.rollout.evaluation.evaluate import (
     evaluate,
     prepare,
 )
-from dzrobot.rollout.evaluation.records import Record, RecordFile, locked
 from dzrobot.rollout.evaluation.report import Score, summarize
 from dzrobot.rollout.photos import photo_file
+from dzrobot.rollout.records import Record, RecordFile, locked
 from dzrobot.rollout.workers import KeptEnvironment
 
 _UNFIT = {

@@ -2,7 +2,7 @@
 
 import argparse
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.progress import progress_bar
 from dzrobot.rollout.demonstrations.collection import CollectionPlan, CollectionProgress, collect
 

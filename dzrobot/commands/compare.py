@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.errors import ConfigError
 from dzrobot.files import explained, write_json
 from dzrobot.rollout.evaluation.comparison import Comparison, Results, compare, read_results

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.recording import consolidate
 
 SUMMARY = "pack the files of a v3.0 recording, many episodes in each"

@@ -2,7 +2,7 @@
 
 import argparse
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.errors import find
 
 _LAYOUTS = ("directory", "full_weights", "dcp", "peft")

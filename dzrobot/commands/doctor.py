@@ -7,9 +7,9 @@ from typing import Protocol
 
 from rich.console import Console
 
-from dzrobot.commands import flags
 from dzrobot.commands.doctor_data import add_data_arguments, findings
 from dzrobot.commands.doctor_device import add_device_arguments, readings
+from dzrobot.commands.options import flags
 from dzrobot.envs.franka.diagnostics import diagnose
 from dzrobot.envs.franka.make import load_workcell, located
 from dzrobot.errors import ConfigError

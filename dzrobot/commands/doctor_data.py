@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import gymnasium as gym
 from pydantic import BaseModel, ConfigDict, Field
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.commands.replay import add_workcell, load_recording, workcell_arguments
 from dzrobot.documents import read_json, shorten
 from dzrobot.embodiments.spec import Embodiment

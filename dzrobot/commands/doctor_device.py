@@ -5,8 +5,8 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
-from dzrobot.commands import flags
-from dzrobot.commands.arm import add_teleop_settings
+from dzrobot.commands.options import flags
+from dzrobot.commands.options.arm import add_teleop_settings
 from dzrobot.config import load_config
 from dzrobot.envs.teleop.device import TeleopDevice, TeleopReading
 from dzrobot.envs.teleop.devices import DEVICES, load_device

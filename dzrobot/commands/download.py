@@ -7,7 +7,7 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.hub import fetch_to
 

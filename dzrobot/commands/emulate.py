@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.envs.emulators.launcher import (
     LARGEST_DOMAIN,
     SERIALS,

@@ -10,12 +10,12 @@ from typing import Any
 
 from rich.console import Console
 
-from dzrobot.commands import flags
 from dzrobot.commands.against import Against, add_against, read_against
-from dzrobot.commands.arm import looked_after
 from dzrobot.commands.blind import add_blind, evaluate_blind
-from dzrobot.commands.devices import render_variables
-from dzrobot.commands.evaluation import (
+from dzrobot.commands.options import flags
+from dzrobot.commands.options.arm import looked_after
+from dzrobot.commands.options.devices import render_variables
+from dzrobot.commands.options.evaluation import (
     WORKERS,
     AskedEvaluation,
     add_acting,
@@ -24,13 +24,13 @@ from dzrobot.commands.evaluation import (
     read_batch_window,
     read_evaluation,
 )
-from dzrobot.commands.execution import add_execution
-from dzrobot.commands.keys import add_key
+from dzrobot.commands.options.execution import add_execution
+from dzrobot.commands.options.keys import add_key
+from dzrobot.commands.options.signals import terminable
+from dzrobot.commands.options.tracking import check_tracking, numbers_of, tracked
 from dzrobot.commands.perturb import add_perturbation, evaluate_perturbed
 from dzrobot.commands.results import conclude, say_what_it_is, title
-from dzrobot.commands.signals import terminable
 from dzrobot.commands.steps import evaluate_steps
-from dzrobot.commands.tracking import check_tracking, numbers_of, tracked
 from dzrobot.commands.variants import Variant
 from dzrobot.documents import parse_json
 from dzrobot.errors import ConfigError, ProtocolError

@@ -2,7 +2,7 @@
 
 import argparse
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 
 SUMMARY = "write a training checkpoint as a policy's checkpoint"
 

@@ -5,7 +5,7 @@ import textwrap
 
 import yaml
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.config import read_config
 from dzrobot.errors import ConfigError
 from dzrobot.files import explained, write_text

@@ -2,7 +2,7 @@
 
 import argparse
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.training.tiny.autoencoder import AutoencoderPlan
 from dzrobot.training.tiny.init import write_fitted_checkpoint

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.envs.franka.arm import Arm
 from dzrobot.envs.franka.camera import list_cameras
 from dzrobot.envs.franka.make import connectable, load_workcell, located

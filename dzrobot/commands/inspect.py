@@ -4,7 +4,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.errors import preview
 
 if TYPE_CHECKING:

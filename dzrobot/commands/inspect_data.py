@@ -4,7 +4,7 @@ import argparse
 
 import numpy as np
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import DatasetError
 from dzrobot.progress import progress_bar

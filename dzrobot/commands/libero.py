@@ -18,7 +18,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.envs.libero.assets import (
     VARIABLE,
     Asset,

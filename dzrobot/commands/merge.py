@@ -4,7 +4,7 @@ import argparse
 
 from rich.console import Console
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.commands.results import conclude, title
 from dzrobot.rollout.evaluation.card import read_card
 from dzrobot.rollout.evaluation.evaluate import merge

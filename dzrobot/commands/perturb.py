@@ -10,7 +10,7 @@ from dzrobot.commands.compare import show_comparison
 from dzrobot.commands.variants import Variant
 from dzrobot.errors import ConfigError
 from dzrobot.rollout.evaluation.comparison import compare, read_results
-from dzrobot.rollout.evaluation.perturbation import Perturbation
+from dzrobot.rollout.perturbation import Perturbation
 
 UNPERTURBED = "unperturbed"
 """Folder of the arm that is compared with."""

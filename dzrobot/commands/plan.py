@@ -2,7 +2,7 @@
 
 import argparse
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.training.recipes.read import read_planned
 
 SUMMARY = "check a training run and tell what it will need"

@@ -2,7 +2,7 @@
 
 import argparse
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.hub import push_folder
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import gymnasium as gym
 
-from dzrobot.commands import flags
-from dzrobot.commands.arm import add_attention, add_teleop_settings, looked_after
+from dzrobot.commands.options import flags
+from dzrobot.commands.options.arm import add_attention, add_teleop_settings, looked_after
 from dzrobot.commands.replay import add_workcell, load_recording, workcell_arguments
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
@@ -18,8 +18,8 @@ from dzrobot.importing import is_reference, load_reference
 from dzrobot.progress import TimeLeft
 from dzrobot.recording import EpisodeWriter
 from dzrobot.recording.quality import too_short
+from dzrobot.rollout.arm.attended import Attended, EndedByDriver
 from dzrobot.rollout.arms import check_conventions
-from dzrobot.rollout.attended import Attended, EndedByDriver
 from dzrobot.rollout.demonstrations.intervention import WatchedPolicy
 from dzrobot.rollout.demonstrations.noise import NoisyActions
 from dzrobot.rollout.demonstrations.record import (
@@ -259,7 +259,7 @@ def _sample(arguments: argparse.Namespace, robot: Embodiment) -> tuple[Timing, s
     if arguments.recipe is None:
         return robot.timing, robot.tag
     # Recording needs nothing of training otherwise.
-    from dzrobot.commands.sampling import recipe_sections, robot_of_run
+    from dzrobot.commands.options.sampling import recipe_sections, robot_of_run
 
     sections = recipe_sections(arguments.recipe)
     planned, _, _ = robot_of_run(robot.tag, [str(arguments.output)], sections)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.documents import shorten
 from dzrobot.errors import ConfigError
 from dzrobot.progress import progress_bar

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.commands import flags
-from dzrobot.commands.arm import add_attention, looked_after
+from dzrobot.commands.options import flags
+from dzrobot.commands.options.arm import add_attention, looked_after
 from dzrobot.embodiments.spec import Embodiment, Part
 from dzrobot.errors import DatasetError, StoppedError
 from dzrobot.recording.formats import EpisodeFacts

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.progress import progress_bar
 from dzrobot.rollout.pages.content import LETTERS
 from dzrobot.rollout.pages.recordings import write_recordings

@@ -7,10 +7,10 @@ import logging
 import signal
 from typing import Any
 
-from dzrobot.commands import flags
-from dzrobot.commands.evaluation import add_speed
-from dzrobot.commands.keys import add_key, read_key
-from dzrobot.commands.weights import add_weights, read_weights
+from dzrobot.commands.options import flags
+from dzrobot.commands.options.evaluation import add_speed
+from dzrobot.commands.options.keys import add_key, read_key
+from dzrobot.commands.options.weights import add_weights, read_weights
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import PlanningPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions

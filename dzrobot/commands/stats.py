@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from dzrobot.commands import flags
-from dzrobot.commands.sampling import recipe_sections, robot_of_run
+from dzrobot.commands.options import flags
+from dzrobot.commands.options.sampling import recipe_sections, robot_of_run
 from dzrobot.documents import read_json
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import FRAME_GRIDS

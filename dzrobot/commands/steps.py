@@ -6,8 +6,8 @@ from pathlib import Path
 from rich.console import Console
 
 from dzrobot.commands.candidates import SELECTED, One, evaluate_candidates, scores_table
+from dzrobot.commands.options.tracking import numbers_of_step, tracked
 from dzrobot.commands.results import folder_name
-from dzrobot.commands.tracking import numbers_of_step, tracked
 from dzrobot.commands.variants import Variant
 from dzrobot.errors import CheckpointError, ConfigError, preview
 from dzrobot.files import write_json

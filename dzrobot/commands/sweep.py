@@ -7,7 +7,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dzrobot.commands import flags
 from dzrobot.commands.candidates import (
     SELECTED,
     evaluate_candidates,
@@ -15,16 +14,17 @@ from dzrobot.commands.candidates import (
     scores_table,
 )
 from dzrobot.commands.eval import evaluate_variant, together
-from dzrobot.commands.evaluation import add_acting, add_how, add_what, read_evaluation
-from dzrobot.commands.execution import add_execution
+from dzrobot.commands.options import flags
+from dzrobot.commands.options.evaluation import add_acting, add_how, add_what, read_evaluation
+from dzrobot.commands.options.execution import add_execution
+from dzrobot.commands.options.tracking import check_tracking
 from dzrobot.commands.results import conclude
-from dzrobot.commands.tracking import check_tracking
 from dzrobot.commands.variants import Variant
 from dzrobot.errors import ConfigError
 from dzrobot.files import write_json
 from dzrobot.rollout.evaluation.distributed import Ranks
-from dzrobot.rollout.evaluation.protocol import plan_episodes
 from dzrobot.rollout.evaluation.report import SWEEP_FILE, Summary, Sweep, SweepScore
+from dzrobot.rollout.protocol import plan_episodes
 
 SUMMARY = "find the best of several checkpoints, and measure it on other episodes"
 

@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.config import field_notes
 from dzrobot.errors import ConfigError
 from dzrobot.training.recipes.read import RECIPES

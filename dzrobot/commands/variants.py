@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from dzrobot.rollout.evaluation.perturbation import Perturbation
+from dzrobot.rollout.perturbation import Perturbation
 
 
 class Variant(BaseModel):

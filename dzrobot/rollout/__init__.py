@@ -16,8 +16,8 @@ if TYPE_CHECKING:
         merge,
         prepare,
     )
-    from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec, Protocol
     from dzrobot.rollout.policy_spec import PolicySpec
+    from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, Protocol
 
 __all__ = [
     "PROTOCOLS",
@@ -47,12 +47,12 @@ __getattr__, __dir__ = lazy_exports(
         "EpisodeResult": "dzrobot.rollout.episode",
         "EpisodeRules": "dzrobot.rollout.episode",
         "EvalProgress": "dzrobot.rollout.evaluation.evaluate",
-        "EvalSpec": "dzrobot.rollout.evaluation.protocol",
+        "EvalSpec": "dzrobot.rollout.protocol",
         "Evaluation": "dzrobot.rollout.evaluation.evaluate",
-        "PROTOCOLS": "dzrobot.rollout.evaluation.protocol",
+        "PROTOCOLS": "dzrobot.rollout.protocol",
         "PolicySpec": "dzrobot.rollout.policy_spec",
         "PreparedEvaluation": "dzrobot.rollout.evaluation.evaluate",
-        "Protocol": "dzrobot.rollout.evaluation.protocol",
+        "Protocol": "dzrobot.rollout.protocol",
         "Results": "dzrobot.rollout.evaluation.comparison",
         "RunOptions": "dzrobot.rollout.evaluation.evaluate",
         "compare": "dzrobot.rollout.evaluation.comparison",

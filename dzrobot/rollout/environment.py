@@ -19,8 +19,8 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError, suggest
 from dzrobot.importing import current_folder_importable, load_module
 from dzrobot.rollout.arms import AttendedArm, check_conventions
-from dzrobot.rollout.evaluation.protocol import EpisodeSpec, Protocol
 from dzrobot.rollout.failures import ErrorCapture
+from dzrobot.rollout.protocol import EpisodeSpec, Protocol
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import gymnasium as gym
 
 from dzrobot.files import write_bytes
 from dzrobot.recording.media import encode_png
-from dzrobot.rollout.evaluation.records import storing
+from dzrobot.rollout.records import storing
 from dzrobot.rollout.video import side_by_side, views
 
 PHOTO_FOLDER = "starts"

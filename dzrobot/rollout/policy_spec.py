@@ -17,8 +17,8 @@ from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.rng import numpy_generator
+from dzrobot.rollout.asynchronous.execution import check_holds, hold_command
 from dzrobot.rollout.episode import PolicyActor
-from dzrobot.rollout.execution import check_holds, hold_command
 from dzrobot.rollout.failures import ErrorCapture
 
 if TYPE_CHECKING:

@@ -28,8 +28,9 @@ from dzrobot.policies.base import (
     ChunkedPolicy,
     Policy,
 )
+from dzrobot.rollout.ablation import Ablation, ablated
+from dzrobot.rollout.asynchronous.engine import EngineActor, Engines
 from dzrobot.rollout.batching import Gathering
-from dzrobot.rollout.engine import EngineActor, Engines
 from dzrobot.rollout.environment import make_environment
 from dzrobot.rollout.episode import (
     Actor,
@@ -39,17 +40,16 @@ from dzrobot.rollout.episode import (
     plan_times,
     run_episode,
 )
-from dzrobot.rollout.evaluation.ablation import Ablation, ablated
-from dzrobot.rollout.evaluation.perturbation import Perturbation, perturbed
-from dzrobot.rollout.evaluation.protocol import EpisodeSpec
-from dzrobot.rollout.evaluation.queue import CaseQueue, EnvironmentKey, environment_key
-from dzrobot.rollout.evaluation.records import ERROR_FOLDER, Record, storing
 from dzrobot.rollout.failures import EpisodeError, ErrorCapture
 from dzrobot.rollout.frames import reads_frames
+from dzrobot.rollout.perturbation import Perturbation, perturbed
 from dzrobot.rollout.photos import Photographed, photo_file
 from dzrobot.rollout.policy_spec import PrivilegedActor
 from dzrobot.rollout.predictions import PredictingActor
 from dzrobot.rollout.processes import end_with_parent
+from dzrobot.rollout.protocol import EpisodeSpec
+from dzrobot.rollout.queue import CaseQueue, EnvironmentKey, environment_key
+from dzrobot.rollout.records import ERROR_FOLDER, Record, storing
 from dzrobot.rollout.video import EpisodeVideo, Wanted
 
 

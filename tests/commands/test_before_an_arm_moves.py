@@ -14,8 +14,8 @@ from dzrobot.errors import ConfigError, RobotError
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.rollout.evaluation.card import card_digest
 from dzrobot.rollout.evaluation.evaluate import Evaluation, prepare
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.policy_spec import PolicySpec
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 
 VIEWS = ("video.image", "video.wrist_image")
 FAKE = ["eval", "--env", "dzrobot/Franka-PnP-fake-v0", "--episodes", "1", "--max-steps", "3"]

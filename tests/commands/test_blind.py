@@ -13,9 +13,9 @@ from dzrobot.envs.franka.keyboard import Keyboard
 from dzrobot.errors import ProtocolError
 from dzrobot.rollout.evaluation.blind import BLIND_FILE, BlindEvaluation
 from dzrobot.rollout.evaluation.card import read_cases
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec, plan_episodes
-from dzrobot.rollout.evaluation.records import RecordFile
 from dzrobot.rollout.photos import photo_file
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
+from dzrobot.rollout.records import RecordFile
 
 ENV = "dzrobot/Franka-PnP-fake-v0"
 NAMES = ("a", "b", "c")

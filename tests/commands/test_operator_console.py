@@ -19,7 +19,7 @@ from dzrobot.envs.franka.keyboard import Keyboard
 from dzrobot.envs.franka.outcomes import ArmPhase, OperatorVerdict
 from dzrobot.envs.franka.preview import Preview
 from dzrobot.errors import ConfigError, StoppedError
-from dzrobot.rollout.attended import leaving
+from dzrobot.rollout.arm.attended import leaving
 
 ADDRESS = "172.16.0.9"
 RUN_FRANKA = Path(__file__).parents[2] / "examples/run_franka.py"

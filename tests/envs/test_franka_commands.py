@@ -20,7 +20,7 @@ from dzrobot.envs.franka.keyboard import Keyboard
 from dzrobot.envs.franka.make import load_workcell
 from dzrobot.errors import DatasetError
 from dzrobot.recording import EpisodeWriter
-from dzrobot.rollout.attended import EndedByDriver
+from dzrobot.rollout.arm.attended import EndedByDriver
 from dzrobot.rollout.demonstrations.record import KeyboardActor, RecordedEnv, record_episode
 from dzrobot.rollout.environment import made_environment
 from dzrobot.rollout.episode import EpisodeRules

@@ -34,8 +34,8 @@ from dzrobot.envs.franka.poses import pose_of
 from dzrobot.errors import ConfigError, RobotError, StoppedError
 from dzrobot.rollout.demonstrations.record import KeyboardActor
 from dzrobot.rollout.evaluation.evaluate import Evaluation, prepare
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.policy_spec import PolicySpec
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 
 STILL = np.zeros(7, np.float32)
 

@@ -24,7 +24,7 @@ from dzrobot.envs.franka.safety import HARDWARE_FAULTS, RECOVERS_ALONE, SAFETY_S
 from dzrobot.envs.franka.stops import Stops
 from dzrobot.errors import ConfigError, RobotError, StoppedError
 from dzrobot.policies.base import DEFAULT_SESSION
-from dzrobot.rollout.attended import Judged
+from dzrobot.rollout.arm.attended import Judged
 
 ADDRESS = "172.16.0.2"
 STILL = np.zeros(7, np.float32)

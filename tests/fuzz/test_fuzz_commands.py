@@ -3,8 +3,8 @@
 import pytest
 from harness import LIGHT, assert_held, assert_refused
 
-from dzrobot.commands.evaluation import DEFAULT_ENV
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS
+from dzrobot.commands.options.evaluation import DEFAULT_ENV
+from dzrobot.rollout.protocol import PROTOCOLS
 
 run = LIGHT.run
 WHOLE = (

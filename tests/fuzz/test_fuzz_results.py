@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from dzrobot.documents import parse_json
 from dzrobot.errors import ProtocolError
 from dzrobot.rollout.evaluation.card import read_card, read_cases
-from dzrobot.rollout.evaluation.protocol import EpisodeSpec
-from dzrobot.rollout.evaluation.records import Record, RecordFile
+from dzrobot.rollout.protocol import EpisodeSpec
+from dzrobot.rollout.records import Record, RecordFile
 
 run = LIGHT.run
 RUN = (

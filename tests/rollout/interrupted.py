@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from dzrobot.rollout.evaluation.records import RecordFile
+from dzrobot.rollout.records import RecordFile
 
 RUN = (
     "--env", "dzrobot/point-v0", "--tasks", "0-2", "--episodes", "4", "--max-steps", "25",

@@ -29,7 +29,7 @@ def test_every_listed_command_has_its_parts(capsys):
 def test_no_number_or_path_is_read_unchecked():
     """Python's own types take what nobody means: ``²`` raises in int(), nan is a float, '' a path.
 
-    See dzrobot/commands/flags.py for those that say what is allowed.
+    See dzrobot/commands/options/flags.py for those that say what is allowed.
     """
     unchecked = []
     for name, module in cli.available().items():

@@ -7,9 +7,9 @@ import pytest
 
 from dzrobot import cli
 from dzrobot.rollout.evaluation.comparison import Results
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec, plan_episodes
-from dzrobot.rollout.evaluation.records import Record
 from dzrobot.rollout.pages.quality import ScoredRun, quality_rows
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
+from dzrobot.rollout.records import Record
 
 CASES = plan_episodes(EvalSpec(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=24))
 TIMES = {"p50": 1.0, "p95": 2.0}

@@ -8,8 +8,6 @@ import pytest
 from dzrobot import DreamZeroPolicy, cli
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
-from dzrobot.rollout.evaluation.records import RecordFile
 from dzrobot.rollout.pages.predicted import read_parts
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.predictions import (
@@ -18,6 +16,8 @@ from dzrobot.rollout.predictions import (
     predictions_size,
     read_predictions,
 )
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.records import RecordFile
 
 STEPS = 8
 POINT = EvalSpec(

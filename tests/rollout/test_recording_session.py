@@ -15,7 +15,7 @@ from dzrobot.envs.franka.outcomes import OperatorVerdict
 from dzrobot.progress import TimeLeft
 from dzrobot.recording import EpisodeWriter
 from dzrobot.recording.facts import episode_facts, lost_attempts
-from dzrobot.rollout.attended import Attended, EndedByDriver, OperatorOptions
+from dzrobot.rollout.arm.attended import Attended, EndedByDriver, OperatorOptions
 from dzrobot.rollout.demonstrations.record import CallableActor, RecordedEnv
 from dzrobot.rollout.demonstrations.session import RecordingGoal, Tally, record_session
 from dzrobot.rollout.environment import made_environment

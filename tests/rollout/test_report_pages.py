@@ -13,10 +13,10 @@ from dzrobot import cli
 from dzrobot.recording.media import encode_png, read_png
 from dzrobot.rollout.evaluation.card import keep_card, read_cases
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
-from dzrobot.rollout.evaluation.records import RECORDS_FILE, Record, RecordFile
 from dzrobot.rollout.photos import photo_file
 from dzrobot.rollout.policy_spec import PolicySpec
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.records import RECORDS_FILE, Record, RecordFile
 
 pytest.importorskip("plotly", reason="no plotly: pip install -e '.[report]'")
 pytest.importorskip("statsmodels", reason="no statsmodels: pip install -e '.[report]'")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import dzrobot  # noqa: F401 (registers the ids)
-from dzrobot.rollout.evaluation.ablation import ablated
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec, plan_episodes
+from dzrobot.rollout.ablation import ablated
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
 
 FIRST, SECOND = plan_episodes(
     EvalSpec(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=2)

@@ -12,10 +12,10 @@ from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.policies.base import PlanningTotals
 from dzrobot.rollout.batching import Gathering
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
-from dzrobot.rollout.evaluation.records import RecordFile
 from dzrobot.rollout.evaluation.usage import RUNS_FILE, RunUse, covered, measured, read_uses, shares
 from dzrobot.rollout.policy_spec import PolicySpec
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.records import RecordFile
 
 SPEC = EvalSpec(
     protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 2), episodes=3,

@@ -8,8 +8,8 @@ from dzrobot import cli
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.evaluation.comparison import compare, read_results
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.policy_spec import PolicySpec
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 
 pytest.importorskip("statsmodels")
 

@@ -8,7 +8,7 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
-from dzrobot.rollout.evaluation.records import RecordFile
+from dzrobot.rollout.records import RecordFile
 
 
 def test_the_bundled_checkpoint_is_whole_small_and_knows_its_robot():

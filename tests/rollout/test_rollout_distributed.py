@@ -10,15 +10,15 @@ import pytest
 from torch.distributed import TCPStore
 
 from dzrobot.cli import main
-from dzrobot.commands.devices import compute_device, render_variables
+from dzrobot.commands.options.devices import compute_device, render_variables
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.evaluation import distributed
 from dzrobot.rollout.evaluation.distributed import PART, Ranks, join
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, assist, evaluate, prepare
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec, plan_episodes
-from dzrobot.rollout.evaluation.queue import environment_key
-from dzrobot.rollout.evaluation.records import Record, RecordFile
 from dzrobot.rollout.policy_spec import PolicySpec
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
+from dzrobot.rollout.queue import environment_key
+from dzrobot.rollout.records import Record, RecordFile
 
 SPEC = EvalSpec(
     protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 2), episodes=3,

@@ -9,9 +9,9 @@ import pytest
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import Plan
-from dzrobot.rollout.engine import Engine, EngineActor, ThreadDesk, VirtualDesk
-from dzrobot.rollout.execution import ExecutionOptions, hold_command, schedule
-from dzrobot.rollout.latency import parse_latency
+from dzrobot.rollout.asynchronous.engine import Engine, EngineActor, ThreadDesk, VirtualDesk
+from dzrobot.rollout.asynchronous.execution import ExecutionOptions, hold_command, schedule
+from dzrobot.rollout.asynchronous.latency import parse_latency
 from dzrobot.rollout.measures import jerk, log_dimensionless_jerk, path_ratio, seam_jump
 
 ROBOT = load_embodiment("libero_mini")

@@ -11,9 +11,9 @@ from dzrobot import cli
 from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, merge, prepare
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
-from dzrobot.rollout.evaluation.records import RecordFile
 from dzrobot.rollout.policy_spec import PolicySpec
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.records import RecordFile
 
 SPEC = EvalSpec(
     protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 2), episodes=3,

@@ -8,7 +8,7 @@ import pytest
 
 from dzrobot.cli import main
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
-from dzrobot.rollout.evaluation.records import RecordFile
+from dzrobot.rollout.records import RecordFile
 
 SHORT = (
     "eval", "--env", "dzrobot/point-v0", "--episodes", "2", "--max-steps", "12", "--videos",

@@ -14,16 +14,16 @@ from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.policies.history import frame_offsets, reads_next
-from dzrobot.rollout.engine import EngineActor, VirtualDesk
+from dzrobot.rollout.asynchronous.engine import EngineActor, VirtualDesk
+from dzrobot.rollout.asynchronous.execution import ExecutionOptions, schedule
+from dzrobot.rollout.asynchronous.latency import parse_latency
 from dzrobot.rollout.episode import EpisodeRules, PolicyActor, run_episode
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
-from dzrobot.rollout.evaluation.records import RecordFile
-from dzrobot.rollout.execution import ExecutionOptions, schedule
 from dzrobot.rollout.frames import omitter
-from dzrobot.rollout.latency import parse_latency
 from dzrobot.rollout.policy_spec import HoldPolicy, PolicySpec, RandomPolicy
 from dzrobot.rollout.predictions import PredictingActor, prediction_files
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.records import RecordFile
 
 MINI = load_embodiment("libero_mini")
 STEPS = 8

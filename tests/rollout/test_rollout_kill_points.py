@@ -13,7 +13,7 @@ from harness import run
 
 import dzrobot.commands.eval
 from dzrobot import cli
-from dzrobot.rollout.evaluation.records import RecordFile
+from dzrobot.rollout.records import RecordFile
 
 pytestmark = pytest.mark.kill_points
 

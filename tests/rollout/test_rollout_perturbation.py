@@ -8,7 +8,7 @@ import pytest
 
 from dzrobot.cli import main
 from dzrobot.errors import ConfigError
-from dzrobot.rollout.evaluation.perturbation import (
+from dzrobot.rollout.perturbation import (
     KINDS,
     LEVELS,
     Perturbation,
@@ -16,7 +16,7 @@ from dzrobot.rollout.evaluation.perturbation import (
     perturbed,
     reworded,
 )
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec, plan_episodes
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
 
 CASES = plan_episodes(EvalSpec(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=3))
 

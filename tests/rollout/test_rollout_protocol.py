@@ -6,7 +6,7 @@ import pytest
 
 from dzrobot.envs.libero.suites import SUITES
 from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec, plan_episodes, shard_of
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes, shard_of
 
 STANDARD, RLINF, MAY, CUSTOM = (
     PROTOCOLS[n] for n in ("standard-10x50", "rlinf-500", "rlinf-may", "custom")

@@ -15,9 +15,9 @@ from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
 from dzrobot.rollout.evaluation.evaluate import Evaluation, prepare
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
-from dzrobot.rollout.evaluation.records import RecordFile
 from dzrobot.rollout.policy_spec import PolicySpec, resolve_policy
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.records import RecordFile
 
 EXAMPLE = ("examples/eval_libero.py",)
 FAST = ("--env-arg", "quality=draft", "--videos", "none")

@@ -6,8 +6,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from dzrobot.errors import ProtocolError
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec, plan_episodes
-from dzrobot.rollout.evaluation.records import RECORDS_FILE, Record, RecordFile, locked, ordered
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
+from dzrobot.rollout.records import RECORDS_FILE, Record, RecordFile, locked, ordered
 
 CASES = plan_episodes(EvalSpec(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=3))
 

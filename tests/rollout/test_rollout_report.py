@@ -4,9 +4,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec, plan_episodes
-from dzrobot.rollout.evaluation.records import Record
 from dzrobot.rollout.evaluation.report import failures_line, summarize, wilson
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
+from dzrobot.rollout.records import Record
 
 CASES = plan_episodes(
     EvalSpec(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 1), episodes=4)

@@ -8,8 +8,8 @@ import pytest
 from dzrobot.cli import main
 from dzrobot.commands.candidates import candidate_folders, read_candidates
 from dzrobot.rollout.evaluation.card import read_card, read_cases
-from dzrobot.rollout.evaluation.records import RecordFile
 from dzrobot.rollout.evaluation.report import wilson
+from dzrobot.rollout.records import RecordFile
 
 ENV = "dzrobot/point-v0"
 GOOD, BAD = "rollout_policies:Steer", "hold"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from interrupted import EPISODES, PATIENCE_S, RUN, left_behind, wait_for
 
-from dzrobot.rollout.evaluation.records import RecordFile
+from dzrobot.rollout.records import RecordFile
 
 pytestmark = pytest.mark.long
 

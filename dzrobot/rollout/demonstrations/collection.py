@@ -34,10 +34,10 @@ from dzrobot.rollout.environment import (
     needed_robot,
 )
 from dzrobot.rollout.episode import EpisodeRules, run_episode
-from dzrobot.rollout.evaluation.protocol import Count
 from dzrobot.rollout.failures import ErrorCapture
 from dzrobot.rollout.policy_spec import EXPERT, PrivilegedActor, load_factory
 from dzrobot.rollout.processes import end_with_parent
+from dzrobot.rollout.protocol import Count
 
 PLAN_FILE = layout.COLLECTION
 ATTEMPTS_FILE = Path("meta") / "collection_attempts.jsonl"

@@ -21,8 +21,8 @@ from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action
 from dzrobot.recording import EpisodeWriter
 from dzrobot.recording.quality import EpisodeWatch
+from dzrobot.rollout.asynchronous.execution import check_holds, hold_command
 from dzrobot.rollout.episode import Actor, EpisodeResult, EpisodeRules, run_episode
-from dzrobot.rollout.execution import check_holds, hold_command
 
 SENSOR_TIMES = ("frame_time_s.", "state_time_s", "time_s")
 SENSOR_COUNTS = ("frame_number.", "late_steps")

@@ -23,9 +23,9 @@ from dzrobot.envs.teleop.device import DeviceLostError, TeleopDevice, TeleopRead
 from dzrobot.errors import ConfigError
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action
-from dzrobot.rollout.attended import ENDED, EndedByDriver
+from dzrobot.rollout.arm.attended import ENDED, EndedByDriver
+from dzrobot.rollout.asynchronous.execution import check_holds, hold_command
 from dzrobot.rollout.environment import facts_of, needed_robot
-from dzrobot.rollout.execution import check_holds, hold_command
 
 Array = NDArray[np.float64]
 

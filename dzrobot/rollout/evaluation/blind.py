@@ -17,8 +17,8 @@ from dzrobot import files
 from dzrobot.documents import read_json
 from dzrobot.errors import ProtocolError
 from dzrobot.rng import numpy_generator
-from dzrobot.rollout.evaluation.protocol import EpisodeSpec
-from dzrobot.rollout.evaluation.records import LOCK_FILE, storing
+from dzrobot.rollout.protocol import EpisodeSpec
+from dzrobot.rollout.records import LOCK_FILE, storing
 
 BLIND_FILE = "blind.json"
 SCENE_FOLDER = "scenes"

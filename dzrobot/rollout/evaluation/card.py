@@ -18,8 +18,8 @@ from dzrobot.files import write_json, write_json_lines
 from dzrobot.importing import load_reference
 from dzrobot.registration import SUITES
 from dzrobot.rollout.environment import EnvironmentFacts, step_limit
-from dzrobot.rollout.evaluation.protocol import Count, EpisodeSpec, EvalSpec
-from dzrobot.rollout.evaluation.records import RECORDS_FILE, storing
+from dzrobot.rollout.protocol import Count, EpisodeSpec, EvalSpec
+from dzrobot.rollout.records import RECORDS_FILE, storing
 
 CARD_FILE = "card.json"
 CASES_FILE = "cases.jsonl"

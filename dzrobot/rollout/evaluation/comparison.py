@@ -8,9 +8,6 @@ from typing import Any
 
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.evaluation.card import read_card, read_cases, refuse_unlike
-from dzrobot.rollout.evaluation.perturbation import PERTURBATION
-from dzrobot.rollout.evaluation.protocol import EpisodeSpec
-from dzrobot.rollout.evaluation.records import Record, RecordFile
 from dzrobot.rollout.evaluation.statistics import (
     PairCounts,
     adjusted_interval,
@@ -21,6 +18,9 @@ from dzrobot.rollout.evaluation.statistics import (
     mcnemar_p,
     paired_interval,
 )
+from dzrobot.rollout.perturbation import PERTURBATION
+from dzrobot.rollout.protocol import EpisodeSpec
+from dzrobot.rollout.records import Record, RecordFile
 
 COMPARED = ("policy", "changes")
 """Fields of a card that may differ: they are what is compared."""

@@ -25,10 +25,10 @@ from dzrobot import files, ranks
 from dzrobot.documents import parse_json
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.evaluation.card import refuse_unlike
-from dzrobot.rollout.evaluation.protocol import Count, EpisodeSpec
-from dzrobot.rollout.evaluation.queue import EnvironmentKey, pick
-from dzrobot.rollout.evaluation.records import ERROR_FOLDER, Record, storing
 from dzrobot.rollout.predictions import PREDICTION_FOLDER, prediction_files
+from dzrobot.rollout.protocol import Count, EpisodeSpec
+from dzrobot.rollout.queue import EnvironmentKey, pick
+from dzrobot.rollout.records import ERROR_FOLDER, Record, storing
 from dzrobot.rollout.video import VIDEO_FOLDER
 
 if TYPE_CHECKING:

@@ -14,14 +14,16 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import BatchPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
-from dzrobot.rollout.engine import Engines, check_policy
+from dzrobot.rollout.ablation import Ablation
+from dzrobot.rollout.asynchronous.engine import Engines, check_policy
+from dzrobot.rollout.asynchronous.execution import ExecutionOptions, Schedule, schedule
+from dzrobot.rollout.asynchronous.latency import ZERO
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
     check_fits,
     environment_arguments,
     look_at,
 )
-from dzrobot.rollout.evaluation.ablation import Ablation
 from dzrobot.rollout.evaluation.card import (
     build_card,
     keep_card,
@@ -30,16 +32,14 @@ from dzrobot.rollout.evaluation.card import (
     refuse_unlike,
 )
 from dzrobot.rollout.evaluation.distributed import Ranks
-from dzrobot.rollout.evaluation.perturbation import PERTURBATION, Perturbation
-from dzrobot.rollout.evaluation.protocol import EpisodeSpec, EvalSpec, plan_episodes, shard_of
-from dzrobot.rollout.evaluation.queue import CaseQueue, LocalQueue
-from dzrobot.rollout.evaluation.records import Record, RecordFile, locked, storing
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
 from dzrobot.rollout.evaluation.usage import measured, read_uses
-from dzrobot.rollout.execution import ExecutionOptions, Schedule, schedule
-from dzrobot.rollout.latency import ZERO
+from dzrobot.rollout.perturbation import PERTURBATION, Perturbation
 from dzrobot.rollout.policy_spec import LoadedPolicy, PolicySpec, load_policy, resolve_policy
 from dzrobot.rollout.predictions import PredictingPolicy, remove_unfinished_predictions
+from dzrobot.rollout.protocol import EpisodeSpec, EvalSpec, plan_episodes, shard_of
+from dzrobot.rollout.queue import CaseQueue, LocalQueue
+from dzrobot.rollout.records import Record, RecordFile, locked, storing
 from dzrobot.rollout.video import Wanted, remove_unfinished
 from dzrobot.rollout.workers import Acting, KeptEnvironment, RolloutSettings, WorkerPool
 

@@ -13,10 +13,10 @@ from rich.text import Text
 
 from dzrobot.files import write_json
 from dzrobot.rollout.episode import percentiles
-from dzrobot.rollout.evaluation.protocol import EpisodeSpec
-from dzrobot.rollout.evaluation.records import Record, ordered, storing
 from dzrobot.rollout.evaluation.usage import RunUse, shares
 from dzrobot.rollout.measures import Average, averages
+from dzrobot.rollout.protocol import EpisodeSpec
+from dzrobot.rollout.records import Record, ordered, storing
 
 SUMMARY_FILE = "summary.json"
 

@@ -18,7 +18,7 @@ from dzrobot.documents import parse_json
 from dzrobot.errors import DzrobotError, ProtocolError
 from dzrobot.policies.base import MeasuredPolicy, PlanningPolicy, Policy
 from dzrobot.policies.serving.sessions import walk_window
-from dzrobot.rollout.evaluation.records import stored_lines, storing
+from dzrobot.rollout.records import stored_lines, storing
 
 RUNS_FILE = "runs.jsonl"
 

@@ -13,9 +13,9 @@ from dzrobot.rollout.evaluation.comparison import (
     compare,
     read_results,
 )
-from dzrobot.rollout.evaluation.protocol import EpisodeSpec
-from dzrobot.rollout.evaluation.records import Record
 from dzrobot.rollout.evaluation.report import Row, Summary, summarize
+from dzrobot.rollout.protocol import EpisodeSpec
+from dzrobot.rollout.records import Record
 
 Scores = dict[str, float]
 

@@ -20,7 +20,6 @@ from dzrobot.files import write_text
 from dzrobot.importing import required
 from dzrobot.recording.media import VideoCodec, VideoFile
 from dzrobot.rollout.evaluation.comparison import Results
-from dzrobot.rollout.evaluation.protocol import EpisodeSpec
 from dzrobot.rollout.pages.content import Predicted, Run, Scores
 from dzrobot.rollout.predictions import (
     Chunk,
@@ -28,6 +27,7 @@ from dzrobot.rollout.predictions import (
     prediction_files,
     read_predictions,
 )
+from dzrobot.rollout.protocol import EpisodeSpec
 
 Image = NDArray[np.uint8]
 

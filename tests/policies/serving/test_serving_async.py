@@ -13,9 +13,9 @@ from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
 from dzrobot.policies.serving.connection import ConnectOptions
 from dzrobot.policies.serving.dialects import SUBPROTOCOL
 from dzrobot.policies.serving.remote_policy import RemotePolicy
-from dzrobot.rollout.engine import Engine, ThreadDesk, VirtualDesk
-from dzrobot.rollout.execution import ExecutionOptions, schedule
-from dzrobot.rollout.latency import parse_latency
+from dzrobot.rollout.asynchronous.engine import Engine, ThreadDesk, VirtualDesk
+from dzrobot.rollout.asynchronous.execution import ExecutionOptions, schedule
+from dzrobot.rollout.asynchronous.latency import parse_latency
 
 QUICK = ConnectOptions(connect_s=5, first_s=60, later_s=60)
 SIM = load_embodiment("libero_sim")

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dzrobot.commands import flags
-from dzrobot.commands.signals import Terminated
-from dzrobot.rollout.attended import Attended, OperatorOptions, attended
+from dzrobot.commands.options import flags
+from dzrobot.commands.options.signals import Terminated
+from dzrobot.rollout.arm.attended import Attended, OperatorOptions, attended
 
 
 def add_teleop_settings(group: Any) -> None:

@@ -4,7 +4,7 @@ import argparse
 import os
 from typing import Any
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.documents import read_bytes
 from dzrobot.errors import ConfigError
 

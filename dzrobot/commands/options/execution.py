@@ -3,9 +3,9 @@
 import argparse
 from typing import Any, get_args
 
-from dzrobot.commands import flags
-from dzrobot.rollout.execution import Execution, ExecutionOptions
-from dzrobot.rollout.latency import WAYS, parse_latency
+from dzrobot.commands.options import flags
+from dzrobot.rollout.asynchronous.execution import Execution, ExecutionOptions
+from dzrobot.rollout.asynchronous.latency import WAYS, parse_latency
 
 
 def add_execution(group: Any) -> None:

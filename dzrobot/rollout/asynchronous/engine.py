@@ -28,11 +28,10 @@ from dzrobot.policies.base import (
     Policy,
     check_continuing,
 )
+from dzrobot.rollout.asynchronous.execution import Execution, Schedule, forecast, hold_command
+from dzrobot.rollout.asynchronous.latency import Latency, steps_of
 from dzrobot.rollout.episode import reset_policy
-from dzrobot.rollout.evaluation.protocol import EpisodeSpec
-from dzrobot.rollout.execution import Execution, Schedule, forecast, hold_command
 from dzrobot.rollout.frames import policy_reads_frames
-from dzrobot.rollout.latency import Latency, steps_of
 from dzrobot.rollout.measures import (
     Measures,
     jerk,
@@ -40,6 +39,7 @@ from dzrobot.rollout.measures import (
     path_ratio,
     seam_jump,
 )
+from dzrobot.rollout.protocol import EpisodeSpec
 
 Think = Callable[[], Plan | None]
 

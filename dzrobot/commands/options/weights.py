@@ -4,8 +4,8 @@ import argparse
 import logging
 from typing import Any
 
-from dzrobot.commands import flags
-from dzrobot.commands.devices import compute_device
+from dzrobot.commands.options import flags
+from dzrobot.commands.options.devices import compute_device
 from dzrobot.errors import ConfigError
 
 OFFLOAD_LOG = "dzrobot.policies.dreamzero.checkpoints.load"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dzrobot.errors import ConfigError
 from dzrobot.rng import keyed_number, keyed_seed
-from dzrobot.rollout.evaluation.protocol import EpisodeSpec
+from dzrobot.rollout.protocol import EpisodeSpec
 
 Axis = Literal["camera", "light", "texture", "robot_init", "language", "noise", "layout"]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dzrobot import ranks
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.envs.libero.rendering import DEVICE_VARIABLE
 
 

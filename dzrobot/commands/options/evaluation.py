@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from dzrobot.commands import flags
-from dzrobot.commands.arm import add_attention
-from dzrobot.commands.devices import add_render_device
-from dzrobot.commands.execution import read_execution
-from dzrobot.commands.keys import read_key
+from dzrobot.commands.options import flags
+from dzrobot.commands.options.arm import add_attention
+from dzrobot.commands.options.devices import add_render_device
+from dzrobot.commands.options.execution import read_execution
+from dzrobot.commands.options.keys import read_key
+from dzrobot.commands.options.tracking import add_tracking
+from dzrobot.commands.options.weights import add_weights, read_weights
 from dzrobot.commands.results import folder_name
-from dzrobot.commands.tracking import add_tracking
-from dzrobot.commands.weights import add_weights, read_weights
 from dzrobot.embodiments.spec import History
 from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
 from dzrobot.policies.dreamzero.options import Noise, PolicyOptions
 from dzrobot.rollout.arms import slowed
 from dzrobot.rollout.environment import look_at
 from dzrobot.rollout.evaluation.evaluate import PREDICTED_EPISODES, Evaluation
-from dzrobot.rollout.evaluation.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.policy_spec import BUILT_IN, REMOTE, PolicySpec
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 
 DEFAULT_ENV = "dzrobot/lift-v0"
 DEFAULT_EPISODES = 10

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from dzrobot.rng import keyed_seed
-from dzrobot.rollout.evaluation.protocol import EpisodeSpec
+from dzrobot.rollout.protocol import EpisodeSpec
 
 Ablation = Literal["none", "shuffle", "other-start"]
 

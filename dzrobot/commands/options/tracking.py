@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dzrobot.commands import flags
+from dzrobot.commands.options import flags
 from dzrobot.rollout.evaluation.report import Row, StepScore, Summary
 from dzrobot.training.run.loggers import WandbLogger, check_wandb
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, Part
 from dzrobot.errors import ConfigError
 from dzrobot.modality.window import Observation
-from dzrobot.rollout.latency import Latency, steps_of
+from dzrobot.rollout.asynchronous.latency import Latency, steps_of
 
 Execution = Literal["sync", "naive", "rtc", "trained"]
 """``sync``: the robot holds still until its next plan is there. The others ask for it while the

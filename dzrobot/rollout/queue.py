@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from dzrobot.rollout.evaluation.protocol import EpisodeSpec
-from dzrobot.rollout.evaluation.records import Record
+from dzrobot.rollout.protocol import EpisodeSpec
+from dzrobot.rollout.records import Record
 
 EnvironmentKey = tuple[object, ...]
 """What two cases must have in common to run in one environment."""
