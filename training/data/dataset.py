@@ -25,8 +25,6 @@ from dzrobot.training.data.lerobot import FAILED, RATE_TOLERANCE, DatasetCatalog
 from dzrobot.training.data.video_decoding import DECODERS, Videos
 from dzrobot.training.sft_config import EPISODE_CHOICES, EpisodeChoice
 
-_ARRAYS = ("episode", "start", "count", "before")
-
 Labels = Callable[[int], NDArray[np.int64]]
 """Instruction code of every row of an episode, by ordinal; below 0 where there is none."""
 
@@ -72,16 +70,25 @@ class WindowTable:
 
     def save(self, path: Path) -> None:
         """Write the table to ``path``, an ``.npz`` file."""
-        arrays = {name: getattr(self, name) for name in _ARRAYS}
-        np.savez(path, **arrays, rest=json.dumps([self.episodes, dict(self.dropped)]))
+        np.savez(path, **self._arrays(), rest=json.dumps([self.episodes, dict(self.dropped)]))
 
     @classmethod
     def load(cls, path: Path) -> "WindowTable":
         """Read a table written by :meth:`save`."""
         with np.load(path) as known:
             episodes, dropped = json.loads(str(known["rest"]))
-            arrays = {name: known[name] for name in _ARRAYS}
+            arrays = {name: known[name] for name in ("episode", "start", "count", "before")}
             return cls(**arrays, episodes=episodes, dropped=dropped)
+
+    def identity(self) -> str:
+        """Return a text that changes with what a window number means."""
+        return str([part.tolist() for part in (self.episode, self.start, self.count)])
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        return {
+            "episode": self.episode, "start": self.start, "count": self.count,
+            "before": self.before,
+        }  # fmt: skip
 
     @property
     def usable(self) -> int:

@@ -164,8 +164,7 @@ class TrainingData(Dataset[Sample]):
         for source in self.sources:
             parts.append(repr(source.spec.embodiment))
             for reader in source.readers:
-                windows = [getattr(reader.windows, name) for name in ("episode", "start", "count")]
-                parts += [reader.catalog.identity, str([part.tolist() for part in windows])]
+                parts += [reader.catalog.identity, reader.windows.identity()]
         return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
     def without_images(self) -> "TrainingData":

@@ -4,7 +4,7 @@ The datasets, the statistics and the weights that a run starts from.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -280,8 +280,8 @@ def _checkpoint(path: str) -> Iterator[Problem]:
 def adapter_faults(model: ModelConfig) -> Iterator[Problem]:
     """Yield adapter settings that do not go with the kind of training."""
     if not model.is_lora:
-        for name in ("lora_rank", "lora_alpha"):
-            if getattr(model, name) is not None:
+        for name, value in (("lora_rank", model.lora_rank), ("lora_alpha", model.lora_alpha)):
+            if value is not None:
                 yield Problem(
                     f"model.{name}",
                     "is set, but is_lora is false: full training has no adapters; choose one",
@@ -312,18 +312,18 @@ def network_faults(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Pro
 def _is_preset(model: ModelConfig, network: NetworkConfig) -> Iterator[Problem]:
     if model.preset is None or model.model_path is None:
         return
-    wanted = base_network(model, None)
+    here, wanted = asdict(network.dit), asdict(base_network(model, None).dit)
     names = ("model_type", "dim", "in_dim", "out_dim", "num_layers")
-    unlike = [
-        f"{name}={getattr(network.dit, name)} instead of {getattr(wanted.dit, name)}"
+    differences = [
+        f"{name}={here[name]} instead of {wanted[name]}"
         for name in names
-        if getattr(network.dit, name) != getattr(wanted.dit, name)
+        if here[name] != wanted[name]
     ]
-    if unlike:
+    if differences:
         yield Problem(
             "model.preset",
-            f"the checkpoint is no {model.preset} network ({', '.join(unlike)}); choose the recipe "
-            "of its size, or model.preset=null",
+            f"the checkpoint is no {model.preset} network ({', '.join(differences)}); choose the "
+            "recipe of its size, or model.preset=null",
         )
 
 

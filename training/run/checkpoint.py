@@ -413,11 +413,11 @@ def check_resumable(saved: Saved, components: TrainingComponents) -> None:
     Raises:
         CheckpointError: Its base weights or its kind of training are others.
     """
-    mine = identity(components)
+    here, there = identity(components), saved.meta.model_dump()
     wrong = [
-        f"{name}: checkpoint {getattr(saved.meta, name)}, run {mine[name]}"
+        f"{name}: checkpoint {there[name]}, run {here[name]}"
         for name in _MUST_MATCH
-        if getattr(saved.meta, name) != mine[name]
+        if there[name] != here[name]
     ]
     if wrong:
         raise CheckpointError(
@@ -432,8 +432,8 @@ def check_resumable(saved: Saved, components: TrainingComponents) -> None:
             "is nothing left to train; raise max_steps"
         )
     for name in _SHOULD_MATCH:
-        if getattr(saved.meta, name) != mine[name]:
+        if there[name] != here[name]:
             _log.warning(
                 "%s changed from %s to %s: the run continues, but not as it would have",
-                name, getattr(saved.meta, name), mine[name],
+                name, there[name], here[name],
             )  # fmt: skip

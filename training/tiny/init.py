@@ -5,36 +5,24 @@ fitted to recordings (:mod:`dzrobot.training.tiny.autoencoder`), its transformer
 trainer. The prompt and image encoders stay random, as frozen features.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.modality.stats import Statistics
 from dzrobot.policies.dreamzero.checkpoints.directory import (
-    CONFIG_FILE,
-    METADATA_FILE,
-    TOKENIZER_FOLDER,
-    TRAINING_FILE,
     read_metadata,
 )
 from dzrobot.policies.dreamzero.checkpoints.load import expected_shapes, official_state
-from dzrobot.policies.dreamzero.checkpoints.passport import passport_for, write_passport
 from dzrobot.policies.dreamzero.checkpoints.sources import (
     StateDictSource,
     UnionSource,
-    WeightSource,
 )
 from dzrobot.policies.dreamzero.checkpoints.writer import (
-    ShardOptions,
     refuse_existing,
-    write_json,
-    write_weights,
-    written_whole,
 )
 from dzrobot.policies.dreamzero.network.config import (
     DiTConfig,
@@ -46,7 +34,7 @@ from dzrobot.policies.dreamzero.network.config import (
 )
 from dzrobot.policies.dreamzero.network.vae import Vae
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
-from dzrobot.policies.dreamzero.tiny import TinyWeightsSource, training_config, write_tiny_tokenizer
+from dzrobot.policies.dreamzero.tiny import NewCheckpoint, TinyWeightsSource, write_new_checkpoint
 from dzrobot.progress import progress_bar
 from dzrobot.training.data import SourceSpec, TrainingData
 from dzrobot.training.tiny.autoencoder import (
@@ -110,42 +98,6 @@ def mini_config(embodiment: Embodiment) -> NetworkConfig:
     return config
 
 
-def write_mini_checkpoint(
-    target: Path,
-    embodiment: Embodiment,
-    metadata: Mapping[str, Any],
-    weights: WeightSource,
-    recipe: Mapping[str, Any],
-) -> Path:
-    """Write an untrained small checkpoint to the new folder ``target``; returns it.
-
-    Args:
-        target: Folder to make.
-        embodiment: Robot it is for.
-        metadata: Statistics, as ``metadata.json`` holds them.
-        weights: Every tensor under its official name.
-        recipe: How the weights came about, for the passport.
-
-    Raises:
-        CheckpointError: ``target`` exists already.
-        StatisticsError: ``metadata`` does not fit the embodiment.
-    """
-    config = mini_config(embodiment)
-    statistics = Statistics.from_metadata(metadata, embodiment)
-    with written_whole(target) as folder:
-        (folder / METADATA_FILE).parent.mkdir(parents=True)
-        write_weights(folder, weights, ShardOptions())
-        write_json(folder / CONFIG_FILE, config.to_dict())
-        write_json(folder / METADATA_FILE, metadata)
-        (folder / TRAINING_FILE).write_text(
-            yaml.safe_dump(training_config(embodiment, per_step=statistics.per_step)),
-            encoding="utf-8",
-        )
-        write_tiny_tokenizer(folder / TOKENIZER_FOLDER, embodiment)
-        write_passport(folder, passport_for(embodiment, statistics, config, recipe=dict(recipe)))
-    return target
-
-
 def new_weights(embodiment: Embodiment, seed: int) -> UnionSource:
     """Return random float32 weights of a small network for ``embodiment``.
 
@@ -201,7 +153,10 @@ def write_fitted_checkpoint(
     vae = {name: tensor for name, tensor in state.items() if name.startswith(_VAE_PREFIX)}
     weights = UnionSource(sources=(new_weights(embodiment, plan.seed), StateDictSource(values=vae)))
     statistics = read_metadata(metadata)
-    write_mini_checkpoint(output, embodiment, statistics, weights, recipe)
+    content = NewCheckpoint(
+        config=network.config, metadata=statistics, weights=weights, recipe=recipe
+    )
+    write_new_checkpoint(output, embodiment, content)
     saves.clear()
     return recipe
 
