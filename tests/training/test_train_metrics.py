@@ -59,7 +59,7 @@ def test_an_evaluation_is_no_time_of_a_step(solo):
     clock = Clock()
     found = metrics(clock)
     for i in range(2):
-        with found.apart():
+        with found.excluded():
             clock.now += 50.0
         clock.now += 2.0
         found.add(torch.tensor([1.0, 0.5]), outcome(), 8, [i])

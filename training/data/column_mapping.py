@@ -32,11 +32,11 @@ class ColumnSource:
     """``image``, ``video``, ``vector``, ``text`` or ``task`` (an index into the task table)."""
 
     stated_by: str
-    """Who says so: ``modality.json``, ``embodiment`` or ``alias``."""
+    """Where that is stated: ``modality.json``, ``embodiment`` or ``alias``."""
 
     @property
     def cell(self) -> str:
-        """The column as a reader would write it: ``action[14:21]``."""
+        """The column with its range: ``action[14:21]``."""
         return self.column if self.start is None else f"{self.column}[{self.start}:{self.stop}]"
 
 
@@ -94,7 +94,7 @@ def resolve_vectors(catalog: DatasetCatalog, embodiment: Embodiment) -> Mapping[
 
 
 def _check_frame(catalog: DatasetCatalog, embodiment: Embodiment) -> None:
-    """Refuse actions in other axes: the same numbers would be other motions."""
+    """Refuse actions in another frame: the same numbers would mean other motions."""
     there, here = catalog.action_frame, embodiment.action_frame
     if there is not None and here is not None and there != here:
         raise DatasetError(
@@ -129,7 +129,7 @@ def _refuse(catalog: DatasetCatalog, embodiment: Embodiment, faults: list[str]) 
 
 
 class _Collect:
-    """Gathers faults, so that all are reported at once."""
+    """Collects faults, so that all are reported together."""
 
     def __init__(self, faults: list[str]) -> None:
         self._faults = faults
@@ -276,7 +276,7 @@ def table_lines(resolution: ResolvedColumns) -> Iterator[str]:
 
 
 _HORIZON = 16
-"""Of a robot that nobody has described. Its actions are absolute, so no number depends on it."""
+"""Horizon of a robot without a description. Its actions are absolute, so no number needs it."""
 
 
 def described_robot(

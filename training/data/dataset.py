@@ -26,12 +26,12 @@ from dzrobot.training.data.video_decoding import DECODERS, Videos
 from dzrobot.training.sft_config import EPISODE_CHOICES, EpisodeChoice
 
 Labels = Callable[[int], NDArray[np.int64]]
-"""Instruction code of every row of an episode, by ordinal; below 0 where there is none."""
+"""Instruction code of every row of an episode, by ordinal; negative where there is none."""
 
 
 @dataclass(frozen=True)
 class WindowTable:
-    """Runs of starts: window ``w`` is the ``w - before[run]``-th start of its run."""
+    """Runs of window starts: window ``w`` is the ``w - before[run]``-th start of its run."""
 
     episode: NDArray[np.int32]
     """(runs,): ordinal of the episode."""
@@ -120,7 +120,7 @@ def build_windows(
     """
     runs: list[tuple[int, int, int]] = []
     dropped: Counter[str] = Counter()
-    plain = _Plain(timing)
+    plain = _SingleInstruction(timing)
     for ordinal, length in enumerate(lengths.tolist()):
         if excluded and ordinal in excluded:
             dropped[excluded[ordinal]] += 1
@@ -155,8 +155,8 @@ def require_windows(table: WindowTable, where: str, timing: Timing) -> None:
         )
 
 
-class _Plain:
-    """Starts of episodes with one instruction; equal lengths share the answer."""
+class _SingleInstruction:
+    """Starts of windows in episodes with one instruction; computed once per length."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
@@ -184,7 +184,7 @@ _log = logging.getLogger(__name__)
 Window = dict[str, Any]
 """Modality keys to arrays, as :mod:`dzrobot.modality` defines them."""
 
-DamagePolicy = Literal["refuse", "count"]
+DamagedFiles = Literal["refuse", "count"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +194,7 @@ class ReaderOptions:
     decoder: str = "pyav"
     """``pyav`` or ``torchcodec``."""
 
-    damaged: DamagePolicy = "refuse"
+    damaged: DamagedFiles = "refuse"
     """Missing and corrupt files: ``refuse`` raises and names them; ``count`` leaves the episode or
     window out, reports it and counts it."""
 
@@ -302,7 +302,7 @@ class DatasetReader:
         return "\n".join([*lines, f"  {self.windows.report()}"])
 
     def _rate_warning(self) -> str:
-        """Return what to say if the recording's rate is not the robot's, else nothing."""
+        """Return a warning if the recording's rate is not the robot's, else an empty text."""
         fps, hz = self.catalog.fps, self.embodiment.timing.control_hz
         if abs(fps - hz) <= RATE_TOLERANCE * hz:
             return ""
@@ -425,7 +425,7 @@ class DatasetReader:
         return labels
 
     def _excluded(self, selection: EpisodeSelection) -> tuple[dict[int, str], dict[int, str]]:
-        """Return what is not selected and what is not to be used by anybody, with the reason.
+        """Return the episodes that are not selected, and those that are unusable, with the reason.
 
         Raises:
             DatasetError: Under ``refuse``, something selected is damaged.

@@ -184,7 +184,7 @@ class StatisticsEntry(BaseModel):
     sketch: dict[str, PartHistograms]
 
     @model_validator(mode="after")
-    def _even(self) -> Self:
+    def _check_sizes(self) -> Self:
         for key, histograms in self.sketch.items():
             kind, _, name = key.partition(".")
             table = self.statistics.get(kind, {}).get(name)
@@ -215,11 +215,11 @@ class RunningStatistics:
 
     def __add__(self, other: "RunningStatistics") -> "RunningStatistics":
         count = self.count + other.count
-        apart = other.mean - self.mean
+        difference = other.mean - self.mean
         return RunningStatistics(
             count,
-            self.mean + apart * (other.count / count),
-            self.squares + other.squares + apart**2 * (self.count * other.count / count),
+            self.mean + difference * (other.count / count),
+            self.squares + other.squares + difference**2 * (self.count * other.count / count),
             np.minimum(self.low, other.low),
             np.maximum(self.high, other.high),
         )

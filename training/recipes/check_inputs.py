@@ -1,7 +1,4 @@
-"""What can be wrong with the files that a recipe names, reported from their names and small texts.
-
-The datasets, the statistics and the weights that a run starts from.
-"""
+"""Checks of the datasets, statistics and weights that a recipe names; only small files are read."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -38,12 +35,12 @@ class Problem:
 
 
 def missing_path(field: str, path: str, *, one_file: bool = False) -> Iterator[Problem]:
-    """Refuse a local path that is not there; hub ids are looked up later.
+    """Yield a problem if a local path does not exist; hub ids are looked up later.
 
     Args:
         field: Dotted name in the recipe.
-        path: As it was written.
-        one_file: Whether ``owner/name/file.pth``, a file of a repository, may stand there too.
+        path: The path as written.
+        one_file: Whether a file of a hub repository, ``owner/name/file.pth``, is allowed too.
     """
     known = is_hub_file(path) if one_file else False
     if not Path(path).expanduser().exists() and not known and not is_hub_id(path):
@@ -182,17 +179,17 @@ def weight_faults(model: ModelConfig) -> Iterator[Problem]:
         if name.endswith("_pretrained_path")
     }
     given = [name for name, value in parts.items() if value is not None]
-    ways = {
+    origins = {
         "model_path": model.model_path is not None,
         "the *_pretrained_path files": bool(given),
         "random_init": model.random_init,
     }
-    chosen = [way for way, is_used in ways.items() if is_used]
+    chosen = [name for name, is_used in origins.items() if is_used]
     if len(chosen) != 1:
         yield Problem(
             "model.model_path",
             f"weights come from {' and '.join(chosen) or 'nowhere'}; give exactly one of "
-            f"{', '.join(ways)}",
+            f"{', '.join(origins)}",
         )
     if given and len(given) < len(parts):
         yield Problem(
@@ -358,10 +355,10 @@ def _fits(network: NetworkConfig, sources: list[SourcePlan]) -> Iterator[Problem
 
 
 def known_network(model: ModelConfig) -> NetworkConfig | None:
-    """Return the network the run starts from, None where no local file or preset says it.
+    """Return the network the run starts from, None if neither a local file nor a preset gives it.
 
     Raises:
-        DzrobotError: What is there describes no network.
+        DzrobotError: The file describes no network.
     """
     file = model.config_path
     if model.model_path is not None:

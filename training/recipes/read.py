@@ -36,15 +36,15 @@ def find_recipe(name: str) -> Path:
 
 
 def read_recipe(name: str, overrides: Sequence[str]) -> tuple[RawConfig, SFTConfig]:
-    """Return a recipe as it was written, under our names, and as a configuration.
+    """Return a recipe under our field names, as it was written and as a configuration.
 
     Args:
         name: Built-in recipe or YAML file.
         overrides: ``section.field=value`` each.
 
     Raises:
-        ConfigError: Names or values that are not ours, each with what it is here.
-        UnknownNameError: No such recipe.
+        ConfigError: Unknown names or values; other trainers' with their counterparts here.
+        UnknownNameError: There is no such recipe.
     """
     written = translate(read_config(find_recipe(name), overrides))
     try:
@@ -62,7 +62,7 @@ def read_recipe(name: str, overrides: Sequence[str]) -> tuple[RawConfig, SFTConf
 
 
 def load_recipe(name: str, overrides: Sequence[str], world_size: int) -> SFTConfig:
-    """Return the configuration of a run, checked.
+    """Return the checked configuration of a run.
 
     Args:
         name: Built-in recipe or YAML file.
@@ -70,8 +70,8 @@ def load_recipe(name: str, overrides: Sequence[str], world_size: int) -> SFTConf
         world_size: Processes of the run.
 
     Raises:
-        ConfigError: Every fault that can be known before anything is loaded.
-        UnknownNameError: No such recipe.
+        ConfigError: All faults that can be found before anything is loaded.
+        UnknownNameError: There is no such recipe.
     """
     raw, config = read_recipe(name, overrides)
     if faults := [*find_faults(config, world_size), *folder_faults(config.runner)]:
@@ -89,7 +89,9 @@ _NOT_NEEDED = (
 def read_planned(
     name: str, overrides: Sequence[str], devices: int
 ) -> tuple[SFTConfig, NetworkConfig]:
-    """Return a recipe to plan with, and the network that it starts from.
+    """Return a recipe to plan with, and the network it starts from.
+
+    Recordings, weights and tokenizer need not exist: a plan does not read them.
 
     Args:
         name: Built-in recipe or YAML file.
@@ -98,7 +100,7 @@ def read_planned(
 
     Raises:
         ConfigError: The recipe cannot be run, or names no architecture.
-        UnknownNameError: No such recipe.
+        UnknownNameError: There is no such recipe.
     """
     recipe = find_recipe(name)
     written = read_config(recipe).values
@@ -119,7 +121,7 @@ def read_planned(
 
 
 def _placeholders(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield values for what a plan does not look at, where the recipe leaves it open."""
+    """Yield values for fields that a plan does not use, where the recipe leaves them out."""
     data = values.get("data")
     sources = data.get("train_data_paths") if isinstance(data, dict) else None
     if sources is None:

@@ -1,10 +1,10 @@
-"""From a checked recipe to everything a training run is made of, read from top to bottom.
+"""From a checked recipe to everything that a training run consists of.
 
-:func:`build` says the order: initial weights, network, datasets, prompts, the network laid out over
-the processes, stored image features, optimizer, metrics. What follows are its steps.
+:func:`build` gives the order: initial weights, network, datasets, prompts, the network sharded over
+the processes, cached image latents, optimizer, metrics. Its steps follow below it.
 
-A network is never whole in one place: it is built on the meta device, sharded, and every process
-copies its own part out of the files.
+The network is never whole in one place: it is built on the meta device, sharded, and every process
+copies its own part from the files.
 """
 
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ from dzrobot.training.recipes.architecture import (
     source_plans,
 )
 from dzrobot.training.run.encoder_cache import (
-    LivePrompts,
+    PromptEncoder,
     PromptEncoding,
     Prompts,
     precompute_features,
@@ -85,7 +85,7 @@ TOKENIZER_FOLDER = "tokenizer"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingComponents:
-    """What a run is made of."""
+    """Everything that a run consists of."""
 
     config: SFTConfig
     world: DistributedEnvironment
@@ -136,7 +136,7 @@ def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponent
     if config.data.cache_features:
         features = precompute_features(config, model, datasets.train, world)
         datasets = replace(datasets, train=datasets.train.without_images())
-    prompts: Prompts = stored or LivePrompts(
+    prompts: Prompts = stored or PromptEncoder(
         model, PromptTokenizer(tokenizer, text_len=network.dit.text_len)
     )
 
@@ -162,10 +162,10 @@ def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponent
 
 @dataclass(frozen=True, kw_only=True)
 class InitialWeights:
-    """The weights a run starts from; headers have been read, nothing else."""
+    """The weights a run starts from; only file headers have been read."""
 
     base: NetworkConfig
-    """What the files describe, before the run's own horizon and sizes."""
+    """The network as the files describe it, before the run's own horizon and sizes."""
 
     source: WeightSource
     """Every tensor, under canonical names; adapters of the checkpoint are merged."""
@@ -175,7 +175,7 @@ class InitialWeights:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return the hash that tells these weights from others."""
+        """Return a hash of the weights."""
         return fingerprint(self.source, self.source.tensors)
 
     @property
@@ -228,7 +228,7 @@ def _components(model: ModelConfig) -> Components:
 
 
 def network_config(config: SFTConfig, initial: InitialWeights) -> NetworkConfig:
-    """Return the network of the run; of sources with unlike horizons it has the longest."""
+    """Return the network of the run; its horizon is the longest of all sources."""
     longest = max(source_plans(config), key=lambda plan: plan.embodiment.timing.action_horizon)
     return run_network(initial.base, config.model, longest.embodiment)
 
@@ -243,7 +243,7 @@ def tokenizer_path(config: SFTConfig, initial: InitialWeights) -> str:
 
 @dataclass(frozen=True)
 class Datasets:
-    """What is trained on and what is kept for evaluation."""
+    """The samples to train on, and those held out for evaluation."""
 
     train: TrainingData
     held_out: TrainingData | None
@@ -313,8 +313,8 @@ def _last_episodes(catalog: DatasetCatalog, data: DataConfig) -> frozenset[int]:
     kept = data.holdout_episodes
     if used and kept >= len(used):
         raise DatasetError(
-            f"data.holdout_episodes={kept} holds back every episode of {catalog.root}, which has "
-            f"{len(used)} to train on: give less, or record more"
+            f"data.holdout_episodes={kept} holds out every episode of {catalog.root}, which has "
+            f"{len(used)}: lower it, or record more"
         )
     return frozenset(used[-kept:] if kept else ())
 
@@ -335,7 +335,7 @@ def shard(
     )
     compute = DTYPES[config.parallel.param_dtype]
     for parameter in model.parameters():
-        # Only what is updated needs more digits than it is used with.
+        # Only updated weights need a higher precision than they are used in.
         parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else compute)
     for name, buffer in model.named_buffers():
         owner, _, leaf = name.rpartition(".")
@@ -355,7 +355,7 @@ def shard(
 
 
 def fill(network: WorldActionModel, initial: InitialWeights, seed: int) -> None:
-    """Give every tensor of a network that has its memory its starting value.
+    """Give every tensor of an allocated network its initial value.
 
     Raises:
         CheckpointError: The weights are not those of the network.
@@ -368,7 +368,7 @@ def fill(network: WorldActionModel, initial: InitialWeights, seed: int) -> None:
 
 
 class NewAdapters(RandomInitSource):
-    """Adapters that change nothing yet: A uniform as the adapter library draws it, B zero."""
+    """Adapters without effect yet: A is uniform, as the adapter library draws it, B is zero."""
 
     origin = "newly initialized adapters"
     key = "adapter/"

@@ -50,7 +50,7 @@ class Prompts(Protocol):
 
 
 @dataclass(frozen=True)
-class LivePrompts:
+class PromptEncoder:
     """Encodes every batch; collective where the encoder is sharded."""
 
     network: WorldActionModel
@@ -79,7 +79,7 @@ def training_prompts(data: TrainingData) -> list[str]:
 
 
 class StoredPrompts:
-    """Embeddings in files, mapped rather than read: each is only as long as its prompt."""
+    """Embeddings in memory-mapped files; each is only as long as its prompt."""
 
     def __init__(self, folder: Path, text_len: int) -> None:
         self._folder = folder
@@ -87,7 +87,7 @@ class StoredPrompts:
         self._found: dict[str, Any] = {}
 
     def open(self) -> None:
-        """Look up what the folder holds; call again after something was added."""
+        """List what the folder holds; to be called again after something was added."""
         for path in sorted(self._folder.glob(_FILES)):
             handle = safe_open(path, framework="pt", device="cpu")
             self._found |= dict.fromkeys(_names(handle), handle)
@@ -156,7 +156,7 @@ def _prompt_key(prompt: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptEncoding:
-    """What an embedding depends on, the prompt aside."""
+    """What an embedding depends on beside the prompt."""
 
     network: NetworkConfig
     weights: WeightSource
@@ -177,11 +177,11 @@ class PromptEncoding:
 def precompute_prompts(
     prompts: Sequence[str], encoding: PromptEncoding, parent: Path, world: DistributedEnvironment
 ) -> StoredPrompts:
-    """Encode, shared over the processes, what is not on disk. Collective.
+    """Encode the prompts that are not on disk yet, shared over the processes. Collective.
 
     Args:
         prompts: Every prompt that a sample can carry, in the same order everywhere.
-        encoding: How.
+        encoding: Encoder, weights and tokenizer.
         parent: Folder of all embeddings of the run; all processes must see it.
         world: The processes.
     """
@@ -190,7 +190,7 @@ def precompute_prompts(
     stored = StoredPrompts(parent / encoding.key, network.dit.text_len)
     stored.open()
     mine = stored.missing(prompts)[world.rank :: world.size]
-    # Everyone looks before anyone writes, else the shares would overlap.
+    # All processes look up what is missing before any of them writes, else shares would overlap.
     dist.barrier(group=world.host_group)
     if mine:
         encoder = load_text_encoder(network.text, encoding.weights, world.device, encoding.dtype)
@@ -225,8 +225,8 @@ _DONE = "done"
 _ENCODERS = ("vae.coder.encoder.", "vae.coder.quant_conv.", "image_encoder.")
 
 
-class StoredFeatures:
-    """Encoded images of every sample, mapped rather than read."""
+class StoredLatents:
+    """Encoded images of every sample, in memory-mapped files."""
 
     def __init__(self, folder: Path, samples: int) -> None:
         self._folder = folder
@@ -282,24 +282,24 @@ class StoredFeatures:
 
 def precompute_features(
     config: SFTConfig, model: WorldActionModel, data: TrainingData, world: DistributedEnvironment
-) -> StoredFeatures:
-    """Encode, shared over the processes, what is not on disk.
+) -> StoredLatents:
+    """Encode the images that are not on disk yet, shared over the processes. Collective.
 
-    Collective. The folder must be one that all processes see.
+    All processes must see the run's folder.
     """
     folder = config.runner.output_dir / "features" / _latents_key(model, data)
-    stored = StoredFeatures(folder, len(data))
+    stored = StoredLatents(folder, len(data))
     wanted = stored.missing()
     mine = wanted[world.rank :: world.size]
-    # Everyone looks before anyone writes, else the shares would overlap.
+    # All processes look up what is missing before any of them writes, else shares would overlap.
     dist.barrier(group=world.host_group)
     size = config.runner.micro_batch_size
     if len(wanted) == len(data) and world.is_main:
         _, example = next(_encode(model, data, [mine[:1]], config, world))
         stored.create(example)
     dist.barrier(group=world.host_group)
-    # All of one size, that of training: a smaller batch may round differently in its last bit. What
-    # fills the last one up is encoded twice.
+    # All batches have the size of training: a smaller one may round its last bit differently. The
+    # samples that fill up the last batch are encoded twice.
     filled = mine + [mine[number % len(mine)] for number in range(-len(mine) % size)]
     parts = [filled[first : first + size] for first in range(0, len(filled), size)]
     if world.is_main and parts:

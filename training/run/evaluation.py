@@ -146,25 +146,25 @@ def _named(
 def evaluate_rollouts(
     config: SFTConfig, world: DistributedEnvironment, step: int
 ) -> Mapping[str, float]:
-    """Return success and episodes of the policy saved at ``step``. Collective; the main one acts.
+    """Return success and episodes of the policy saved at ``step``. Collective; rank 0 runs them.
 
-    The policy is opened from its checkpoint, as a user would: what is measured is what was saved.
-    A second network lies in the memory of the main process meanwhile.
+    The policy is opened from its checkpoint, as a user would open it. Meanwhile a second network is
+    in the memory of the main process.
 
     Args:
-        config: Of the run; names the environment and the episodes.
+        config: The run's; names the environment and the episodes.
         world: The processes.
-        step: Whose checkpoint is complete.
+        step: A step whose checkpoint is complete.
     """
     found: list[Any] = [None]
     if world.is_main:
-        found = [_acted(config, str(world.device), step)]
+        found = [_success_of_step(config, str(world.device), step)]
     dist.broadcast_object_list(found, src=0, group=world.host_group)
     numbers: Mapping[str, float] = found[0]
     return numbers
 
 
-def _acted(config: SFTConfig, device: str, step: int) -> dict[str, float]:
+def _success_of_step(config: SFTConfig, device: str, step: int) -> dict[str, float]:
     runner = config.runner
     spec = EvalSpec(
         protocol=PROTOCOLS["custom"], env=runner.rollout_env, episodes=runner.rollout_episodes,

@@ -25,7 +25,7 @@ from dzrobot.policies.dreamzero.network.world_action import (
 )
 from dzrobot.rng import torch_seed
 from dzrobot.training.data import CollatedBatch, TrainingData, encode_views
-from dzrobot.training.run.encoder_cache import Prompts, StoredFeatures
+from dzrobot.training.run.encoder_cache import Prompts, StoredLatents
 
 
 def keyed_generator(purpose: str, *key: int | str) -> torch.Generator:
@@ -45,7 +45,7 @@ def sample_noise(
     return draw_noise(config.dit, config.head, shape, generators, latents.device)
 
 
-def with_given(
+def with_given_actions(
     config: NetworkConfig,
     noise: DiffusionNoise,
     key: tuple[int, int],
@@ -70,25 +70,25 @@ def with_given(
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkInputs:
-    """What stands between a batch of the loader and the network: augmentation, frozen encoders."""
+    """Turns batches of the loader into inputs of the network: augmentation, frozen encoders."""
 
     model: WorldActionModel
     prompts: Prompts
     data: TrainingData
-    """What the batches are read from."""
+    """The data that the batches are read from."""
 
     device: torch.device
     augment: AugmentConfig | None = None
     """Ranges of crop and color; None for the center crop of evaluation."""
 
-    features: StoredFeatures | None = None
+    features: StoredLatents | None = None
     """Latents of every sample; None where images are encoded."""
 
     cut_prompts: bool = False
     """Whether every prompt is zero from the length of the shortest on."""
 
     def held_out(self, data: TrainingData) -> "NetworkInputs":
-        """Return the same for the held-out ``data``: as recorded, nothing stored, prompts whole."""
+        """Return the same for held-out ``data``: no augmentation, no cache, whole prompts."""
         return replace(self, data=data, augment=None, features=None, cut_prompts=False)
 
     def prepare(self, batch: CollatedBatch) -> PreparedBatch:

@@ -18,14 +18,14 @@ SUCCESS = "rollout/success"
 """Metric of an evaluation in an environment during training."""
 
 ID_FILE = "wandb_run_id"
-"""In a run's or an evaluation's folder: its page, which the same command later goes on with."""
+"""In the folder of a run or evaluation: the id of its W&B run, which a later command resumes."""
 
 
 class MetricLogger(Protocol):
-    """Takes numbers by name."""
+    """Receives metrics by name."""
 
     def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
-        """Take the numbers of one step."""
+        """Log the metrics of one step."""
         ...
 
     def close(self) -> None:
@@ -84,16 +84,16 @@ def check_wandb(what: str) -> None:
 
 
 class WandbLogger:
-    """Logs to a Weights & Biases project; what is resumed in its folder continues the same page.
+    """Logs to a Weights & Biases project; a run resumed in the same folder continues its W&B run.
 
     Args:
         project: Name of the project.
-        folder: Of the run or evaluation; made if it is not there.
-        config: What the page shows as its settings.
+        folder: Folder of the run or evaluation; made if it is missing.
+        config: Settings shown with the W&B run.
 
     Raises:
         MissingDependencyError: the package is not installed.
-        ConfigError: it cannot begin (no login, no network), or the folder cannot be written.
+        ConfigError: it cannot start (no login, no network), or the folder cannot be written to.
     """
 
     def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:
@@ -103,12 +103,12 @@ class WandbLogger:
         try:
             self._run = wandb.init(
                 project=project, dir=str(folder), name=folder.name, config=dict(config),
-                id=_page_of(folder), resume="allow",
+                id=_run_id(folder), resume="allow",
             )  # fmt: skip
         except wandb.Error as error:
             raise ConfigError(
-                f"Weights & Biases did not begin: {error}. `wandb login` once, or "
-                f"WANDB_MODE=offline keeps the numbers in {folder} for `wandb sync`"
+                f"Weights & Biases did not start: {error}. Run `wandb login` once, or set "
+                f"WANDB_MODE=offline to keep the metrics in {folder} for `wandb sync`"
             ) from error
 
     def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
@@ -122,15 +122,15 @@ class WandbLogger:
         self._run.finish()
 
 
-def _page_of(folder: Path) -> str:
-    """Return the identity of the page of ``folder``, a new one the first time."""
+def _run_id(folder: Path) -> str:
+    """Return the id of the W&B run of ``folder``, a new one the first time."""
     file = folder / ID_FILE
     with explained(f"write {file}", ConfigError):
         if file.exists():
             return file.read_text(encoding="ascii").strip()
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(file, page := uuid.uuid4().hex[:12])
-    return page
+        write_text(file, run_id := uuid.uuid4().hex[:12])
+    return run_id
 
 
 def _finite(value: float | int | None) -> float | int | None:

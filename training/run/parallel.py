@@ -235,7 +235,7 @@ def precision(config: ParallelConfig) -> MixedPrecisionPolicy:
 def _offload(config: ParallelConfig, mesh: DeviceMesh) -> OffloadPolicy:
     if not config.cpu_offload:
         return OffloadPolicy()
-    # Pinning asks for a driver, which a machine without an accelerator has not.
+    # Pinning needs a driver, which a machine without an accelerator lacks.
     return CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
 
 
