@@ -74,7 +74,7 @@ def test_a_damaged_cache_is_built_anew(recorded, options, caplog, what):
     np.testing.assert_equal(again, whole)
     assert [folder.name for folder in options.cache.rglob("columns-*")] == [kept.name]
     assert {file.name: file.read_bytes() for file in kept.iterdir()} == before
-    assert "is damaged, and read again" in caplog.text
+    assert "are damaged and are copied again" in caplog.text
 
 
 def windows(reader, numbers):

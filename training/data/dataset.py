@@ -70,7 +70,10 @@ class WindowTable:
 
     def save(self, path: Path) -> None:
         """Write the table to ``path``, an ``.npz`` file."""
-        np.savez(path, **self._arrays(), rest=json.dumps([self.episodes, dict(self.dropped)]))
+        np.savez(
+            path, episode=self.episode, start=self.start, count=self.count, before=self.before,
+            rest=json.dumps([self.episodes, dict(self.dropped)]),
+        )  # fmt: skip
 
     @classmethod
     def load(cls, path: Path) -> "WindowTable":
@@ -83,12 +86,6 @@ class WindowTable:
     def identity(self) -> str:
         """Return a text that changes with what a window number means."""
         return str([part.tolist() for part in (self.episode, self.start, self.count)])
-
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        return {
-            "episode": self.episode, "start": self.start, "count": self.count,
-            "before": self.before,
-        }  # fmt: skip
 
     @property
     def usable(self) -> int:
