@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.envs.franka.emulated import EmulatedWorkcell
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.make import connectable, load_workcell
-from dzrobot.envs.franka.workcells import EmulatedWorkcell
 
 Array = NDArray[np.float64]
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import gymnasium as gym
 
-_LIBERO = "dzrobot.envs.libero.env:LiberoEnv"
+_LIBERO = "dzrobot.envs.libero.libero_env:LiberoEnv"
 _FRANKA = "dzrobot.envs.franka.make:make_franka"
 
 
@@ -63,7 +63,7 @@ def register_envs() -> None:
         register_suite(suite)
         _register(suite.env, _LIBERO, suite.max_steps, {"suite": suite.name})
     _register("dzrobot/lift-v0", "dzrobot.envs.libero.lift:LiftEnv", 150, {})
-    _register("dzrobot/droid-lift-v0", "dzrobot.envs.libero.droid:DroidLiftEnv", 150, {})
+    _register("dzrobot/droid-lift-v0", "dzrobot.envs.libero.lift:DroidLiftEnv", 150, {})
     _register("dzrobot/point-v0", "dzrobot.envs.fakes:PointEnv", 60, {})
     # 24 s each.
     _register_arm("Franka-PnP", 240, {})

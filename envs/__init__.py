@@ -8,11 +8,10 @@ if __name__ != "dzrobot.envs":
     raise ImportError(f"this package is dzrobot.envs, not {__name__}: write `import dzrobot.envs`")
 
 if TYPE_CHECKING:
-    from dzrobot.envs.adapted import AdaptedEnv
+    from dzrobot.envs.adapted import AdaptedEnv, PlainKeys
     from dzrobot.envs.fakes import PointEnv
     from dzrobot.envs.franka.config import FrankaConfig
     from dzrobot.envs.spaces import action_space, observation_space
-    from dzrobot.envs.wrappers import PlainKeys
 
 __all__ = [
     "AdaptedEnv",
@@ -28,7 +27,7 @@ __getattr__, __dir__ = lazy_exports(
     {
         "AdaptedEnv": "dzrobot.envs.adapted",
         "FrankaConfig": "dzrobot.envs.franka.config",
-        "PlainKeys": "dzrobot.envs.wrappers",
+        "PlainKeys": "dzrobot.envs.adapted",
         "PointEnv": "dzrobot.envs.fakes",
         "action_space": "dzrobot.envs.spaces",
         "observation_space": "dzrobot.envs.spaces",

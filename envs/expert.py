@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.expert import PickExpert
-from dzrobot.envs.libero.arm import ArmEnv
-from dzrobot.envs.libero.droid import DroidLiftEnv
-from dzrobot.envs.libero.grasps import Grasp, choose_grasp, half_turn
-from dzrobot.envs.libero.scene import Destination, TaskScene
+from dzrobot.envs.franka.pick_expert import PickExpert
+from dzrobot.envs.libero.lift import DroidLiftEnv
+from dzrobot.envs.libero.simulated import ArmEnv
+from dzrobot.envs.libero.task_scene import Destination, Grasp, TaskScene, choose_grasp, half_turn
 from dzrobot.errors import SimulatorError
 
 Array = NDArray[np.float64]
@@ -88,11 +87,6 @@ class Expert:
             )
         self._env = env.unwrapped
         self.reset()
-
-    @classmethod
-    def for_env(cls, env: gym.Env[Any, Any]) -> "Expert":
-        """Return an expert that looks into ``env``."""
-        return cls(env)
 
     def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
         """Forget the last episode; nothing here is drawn, so ``episode`` keys no noise."""

@@ -6,8 +6,7 @@ import gymnasium as gym
 import numpy as np
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.failure_classes import NEAR_SHARE, FailureClass
-from dzrobot.envs.initial_states import InitialStates
+from dzrobot.envs.episodes import NEAR_SHARE, FailureClass, InitialStates, episode_info
 from dzrobot.envs.spaces import action_space, observation_space, plain_action
 from dzrobot.errors import ModalityError, SimulatorError
 
@@ -85,7 +84,7 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
         self._steps = 0
         self._point = np.zeros(2, np.float32)
         self._mark = np.zeros(2, np.float32)
-        self._way = 0.0
+        self._path = 0.0
         self._closed = False
         self._omitting = False
 
@@ -98,7 +97,7 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
         generator = np.random.default_rng([self.task_id, self._start])
         self._point = generator.uniform(-0.9, -0.3, 2).astype(np.float32)
         self._mark = generator.uniform(0.2, 0.9, 2).astype(np.float32)
-        self._way = float(np.abs(self._mark - self._point).max())
+        self._path = float(np.abs(self._mark - self._point).max())
         self._closed = self._omitting = False
         self._steps = 0
         return self._observe(drawn=True), self._info()
@@ -150,21 +149,16 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
 
     def _info(self) -> dict[str, Any]:
         reached = self._reached()
-        return {
-            "is_success": reached,
-            "task": self.task,
-            "init_state_id": self._start,
-            "reset_reason": "success" if reached else "",
-            "failure_class": self._failure(),
-        }
+        return episode_info(self.task, self._start, self._failure(), success=reached, ends=True)
 
-    def _failure(self) -> str | None:
+    def _failure(self) -> FailureClass | None:
         """Return how the episode failed if it ended now: nothing is grasped here."""
         if self._reached():
             return None
         left = float(np.abs(self._mark - self._point).max())
-        near = left < NEAR_SHARE * self._way
-        return (FailureClass.NEAR_GOAL if near else FailureClass.NEVER_REACHED).value
+        return (
+            FailureClass.NEAR_GOAL if left < NEAR_SHARE * self._path else FailureClass.NEVER_REACHED
+        )
 
     def _image(self, center: np.ndarray, reach: float) -> np.ndarray:
         """Return the part of the square within ``reach`` of ``center``."""

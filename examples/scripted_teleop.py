@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dzrobot.envs.franka.expert import CLOSE, PickExpert, motion_of
+from dzrobot.envs.franka.pick_expert import CLOSE, PickExpert, motion_of
 from dzrobot.envs.teleop.device import Gives, TeleopReading
 
 TREMBLE = 0.1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dzrobot.envs.libero.install import point_caches_home
+from dzrobot.envs.mujoco.simulator import point_caches_home
 
 # What robosuite compiles in its first steps takes 20 s and more. Tests move our cache, and whatever
 # they start would compile it again.

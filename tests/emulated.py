@@ -5,7 +5,7 @@
 
 import pytest
 
-from dzrobot.envs.franka.workcells import EmulatedWorkcell
+from dzrobot.envs.franka.emulated import EmulatedWorkcell
 
 
 def rows(table, names, short):

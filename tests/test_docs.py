@@ -21,7 +21,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 import dzrobot  # noqa: F401 (registers the ids)
 from dzrobot import cli, errors
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.safety import Abort
+from dzrobot.envs.franka.safeguards.limits import Abort
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

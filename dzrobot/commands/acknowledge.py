@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from dzrobot.commands.options import flags
-from dzrobot.envs.franka.stops import Stops
+from dzrobot.envs.franka.safeguards.lock_and_stop import Stops
 from dzrobot.errors import ConfigError
 
 SUMMARY = "let a stopped arm move again"

@@ -7,13 +7,9 @@ import threading
 import time
 
 from dzrobot.commands.options import flags
-from dzrobot.envs.emulators.launcher import (
-    LARGEST_DOMAIN,
-    SERIALS,
-    EmulatorLauncher,
-    LauncherAddress,
-)
+from dzrobot.envs.emulators.launcher import LARGEST_DOMAIN, EmulatorLauncher, LauncherAddress
 from dzrobot.envs.emulators.scenes import EMPTY, LIFT
+from dzrobot.envs.emulators.views import SERIALS
 
 SUMMARY = "start an emulated robot and cameras on the loopback interface"
 _LOOK_S = 0.2

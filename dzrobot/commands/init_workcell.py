@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from dzrobot.commands.options import flags
-from dzrobot.envs.franka.arm import Arm
-from dzrobot.envs.franka.camera import list_cameras
+from dzrobot.envs.franka.cameras.realsense import list_cameras
+from dzrobot.envs.franka.cameras.uvc import list_uvc
+from dzrobot.envs.franka.emulated import EmulatedWorkcell
 from dzrobot.envs.franka.make import connectable, load_workcell, located
 from dzrobot.envs.franka.teaching import assign, teach, workcell_text
-from dzrobot.envs.franka.uvc import list_uvc
-from dzrobot.envs.franka.workcells import EmulatedWorkcell
+from dzrobot.envs.franka.workcells import Arm
 from dzrobot.errors import ConfigError, RobotError
 from dzrobot.files import explained, write_text
 

@@ -30,16 +30,16 @@ from dzrobot.envs.libero.assets import (
     verify,
 )
 from dzrobot.envs.libero.download import HubFetch, download
-from dzrobot.envs.libero.install import (
-    HF_LIBERO,
+from dzrobot.envs.libero.install import HF_LIBERO, libero_folder
+from dzrobot.envs.mujoco.simulator import (
     MUJOCO,
     ROBOSUITE,
+    check_rendering,
     check_versions,
+    choose_backend,
     import_robosuite,
     installed,
-    libero_folder,
 )
-from dzrobot.envs.libero.rendering import check_rendering, choose_backend
 from dzrobot.errors import DzrobotError, SimulatorError
 
 

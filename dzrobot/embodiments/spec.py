@@ -118,7 +118,7 @@ class Part:
 
     quantities: tuple[str, ...] = ()
     """What an arm measures or is commanded in these numbers, in their order: names of
-    ``dzrobot.envs.franka.quantities``. Empty: the part's own name is one, where an arm is meant."""
+    ``dzrobot.envs.panda.quantities``. Empty: the part's own name is one, where an arm is meant."""
 
     def __post_init__(self) -> None:
         kind = "action" if self.key.startswith("action") else "state"

@@ -6,22 +6,209 @@ move is decided by :class:`~dzrobot.envs.emulators.dynamics.Dynamics`. A reflex 
 is no reflex of self-collision beyond the arm's own base.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from dzrobot.envs.emulators import dynamics, kinematics, reflexes
+from dzrobot.envs.emulators import arm as reflexes
+from dzrobot.envs.emulators import dynamics
 from dzrobot.envs.emulators.dynamics import (
     DT,
     Dynamics,
+    Faults,
     PlainDynamics,
     SensorNoise,
     Surroundings,
 )
-from dzrobot.envs.emulators.faults import Faults
-from dzrobot.envs.emulators.kinematics import Array, Posture, posture
-from dzrobot.envs.emulators.settings import Settings
-from dzrobot.envs.emulators.wire import Generator, RobotMode
+from dzrobot.envs.emulators.fci_protocol import Command, Generator, RobotMode
+from dzrobot.envs.panda import kinematics
+from dzrobot.envs.panda.kinematics import Array, Posture, posture
+
+_TOLERANCE = 1.01
+"""Rounding that the arm forgives, as a share of each limit."""
+
+_DT = 1e-3
+_COLUMN_RADIUS_M, _COLUMN_HEIGHT_M = 0.12, 0.45
+"""The arm's own base and shoulder, which the hand must not enter."""
+
+
+def torque_steps(before: Array, commanded: Array) -> tuple[str, ...]:
+    """Return the errors of a commanded torque (7,), given the one before."""
+    found = []
+    if (np.abs(commanded - before) > kinematics.TORQUE_RATE * _DT * _TOLERANCE).any():
+        found.append("controller_torque_discontinuity")
+    if (np.abs(commanded) > kinematics.JOINT_TORQUE).any():
+        found.append("tau_j_range_violation")
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Smoothness:
+    """Largest rate, its largest change, and that one's, of a kind of commanded motion."""
+
+    velocity: Array
+    acceleration: Array
+    jerk: Array
+
+
+_JOINT_MOTION = _Smoothness(
+    kinematics.JOINT_VELOCITY, kinematics.JOINT_ACCELERATION, kinematics.JOINT_JERK
+)
+# Jerk of the end effector is blurred by our own way from poses to joints, so it has no limit here.
+_HAND_MOTION = _Smoothness(
+    kinematics.CARTESIAN_VELOCITY, kinematics.CARTESIAN_ACCELERATION, np.full(2, np.inf)
+)
+
+
+def discontinuities(generator: Generator, rates: tuple[Array, Array, Array]) -> tuple[str, ...]:
+    """Return the errors of a commanded motion: too fast, or not smooth.
+
+    Args:
+        generator: What is commanded.
+        rates: Velocity, acceleration and jerk in its own units: of joints (7,), or of the end
+            effector, (2,), meters then radians.
+    """
+    cartesian = generator in (Generator.POSE, Generator.TWIST)
+    limits = _HAND_MOTION if cartesian else _JOINT_MOTION
+    kind = "cartesian_motion_generator_" if cartesian else "joint_motion_generator_"
+    velocity, acceleration, jerk = rates
+    if (np.abs(velocity) > limits.velocity * _TOLERANCE).any():
+        return (f"{kind}velocity_limits_violation",)
+    if (np.abs(acceleration) > limits.acceleration * _TOLERANCE).any():
+        return (f"{kind}velocity_discontinuity",)
+    if (np.abs(jerk) > limits.jerk * _TOLERANCE).any():
+        return (f"{kind}acceleration_discontinuity",)
+    return ()
+
+
+def outside(generator: Generator, arm: "EmulatedArm") -> tuple[str, ...]:
+    """Return the error of joints beyond their range."""
+    if not ((arm.q < kinematics.JOINT_LOW) | (arm.q > kinematics.JOINT_HIGH)).any():
+        return ()
+    match generator:
+        case Generator.NONE:
+            return ("joint_position_limits_violation",)
+        case Generator.POSE | Generator.TWIST:
+            return ("cartesian_motion_generator_joint_position_limits_violation",)
+    return ("joint_motion_generator_position_limits_violation",)
+
+
+def contacts(arm: "EmulatedArm") -> tuple[str, ...]:
+    """Return the errors of a moving arm: contact above its thresholds, speed, walls, itself."""
+    settings, found = arm.settings, []
+    if (np.abs(arm.measured_torque) > settings.collision_torque).any():
+        found.append("joint_reflex")
+    if (np.abs(arm.measured_wrench) > settings.collision_force).any():
+        found.append("cartesian_reflex")
+    if not arm.faults.limits:
+        return tuple(found)
+    if (np.abs(arm.dq) > kinematics.JOINT_VELOCITY * _TOLERANCE).any():
+        found.append("joint_velocity_violation")
+    twist = arm.posture.jacobian @ arm.dq
+    speeds = np.hypot.reduce(twist.reshape(2, 3), axis=1)
+    if (speeds > kinematics.CARTESIAN_VELOCITY).any():
+        found.append("cartesian_velocity_violation")
+    x, y, z = arm.posture.pose[:3, 3].tolist()
+    walls = arm.faults.walls_m
+    if walls is not None and not all(
+        low <= value <= high
+        for low, value, high in zip(walls[:3], (x, y, z), walls[3:], strict=True)
+    ):
+        found.append("cartesian_position_limits_violation")
+    if x * x + y * y < _COLUMN_RADIUS_M**2 and z < _COLUMN_HEIGHT_M:
+        found.append("self_collision_avoidance_violation")
+    return tuple(found)
+
+
+LARGEST_LOAD_KG = 3.0
+_JOINT_STIFFNESS = (0.0, 14250.0)
+_TRANSLATION_STIFFNESS = (10.0, 3000.0)
+_ROTATION_STIFFNESS = (1.0, 300.0)
+
+SIZES = {
+    Command.SET_COLLISION_BEHAVIOR: 52,
+    Command.SET_JOINT_IMPEDANCE: 7,
+    Command.SET_CARTESIAN_IMPEDANCE: 6,
+    Command.SET_EE_TO_K: 16,
+    Command.SET_NE_TO_EE: 16,
+    Command.SET_LOAD: 13,
+}
+"""Numbers in the body of each setter."""
+
+ONLY_AT_REST = (
+    Command.SET_JOINT_IMPEDANCE,
+    Command.SET_CARTESIAN_IMPEDANCE,
+    Command.SET_EE_TO_K,
+    Command.SET_NE_TO_EE,
+    Command.SET_LOAD,
+)
+
+
+@dataclass
+class Settings:
+    """Thresholds, frames and load; the values of an arm just switched on.
+
+    Stiffness is checked and not kept: the emulated arm follows position commands exactly.
+    """
+
+    contact_torque: Array = field(default_factory=lambda: np.full(7, 20.0))
+    collision_torque: Array = field(default_factory=lambda: np.full(7, 20.0))
+    contact_force: Array = field(default_factory=lambda: np.full(6, 20.0))
+    collision_force: Array = field(default_factory=lambda: np.full(6, 20.0))
+    hand_to_ee: Array = field(default_factory=lambda: np.eye(4))
+    flange_to_ee: Array = field(default_factory=kinematics.flange_to_hand)
+    ee_to_stiffness: Array = field(default_factory=lambda: np.eye(4))
+    load_kg: float = 0.0
+    load_center: Array = field(default_factory=lambda: np.zeros(3))
+    load_inertia: Array = field(default_factory=lambda: np.zeros(9))
+
+    def take(self, command: Command, values: Array) -> bool:
+        """Keep what a setter says; False where the arm would call it invalid."""
+        if len(values) != SIZES[command] or not np.isfinite(values).all():
+            return False
+        match command:
+            case Command.SET_COLLISION_BEHAVIOR:
+                return self._take_thresholds(values)
+            case Command.SET_JOINT_IMPEDANCE:
+                return _within(values, _JOINT_STIFFNESS)
+            case Command.SET_CARTESIAN_IMPEDANCE:
+                return _within(values[:3], _TRANSLATION_STIFFNESS) and _within(
+                    values[3:], _ROTATION_STIFFNESS
+                )
+            case Command.SET_LOAD:
+                return self._take_load(values)
+        return self._take_frame(command, values.reshape(4, 4, order="F"))
+
+    def _take_thresholds(self, values: Array) -> bool:
+        # Lower and upper, while accelerating and at constant speed: torques, then forces.
+        torques, forces = values[:28].reshape(4, 7), values[28:].reshape(4, 6)
+        if (torques <= 0).any() or (forces <= 0).any():
+            return False
+        self.contact_torque, self.collision_torque = torques[2], torques[3]
+        self.contact_force, self.collision_force = forces[2], forces[3]
+        return True
+
+    def _take_load(self, values: Array) -> bool:
+        if not 0.0 <= values[0] <= LARGEST_LOAD_KG:
+            return False
+        self.load_kg = float(values[0])
+        self.load_center, self.load_inertia = values[1:4], values[4:]
+        return True
+
+    def _take_frame(self, command: Command, pose: Array) -> bool:
+        rotation = pose[:3, :3]
+        if not np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-4):
+            return False
+        if command == Command.SET_NE_TO_EE:
+            self.hand_to_ee, self.flange_to_ee = pose, kinematics.flange_to_hand() @ pose
+        else:
+            self.ee_to_stiffness = pose
+        return True
+
+
+def _within(values: Array, limits: tuple[float, float]) -> bool:
+    return bool((values >= limits[0]).all() and (values <= limits[1]).all())
+
 
 BRAKING = 12.0
 """How fast the brakes slow a joint (rad/s^2)."""

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from dzrobot.envs.emulators import kinematics
-from dzrobot.envs.emulators.faults import Faults
-from dzrobot.envs.emulators.repeater import start_repeating
+from dzrobot.envs.emulators.dynamics import Faults, dynamics_of
+from dzrobot.envs.emulators.fci_protocol import ERRORS, RobotMode
+from dzrobot.envs.emulators.robot_client import start_repeating
 from dzrobot.envs.emulators.robot_server import RobotServer
-from dzrobot.envs.emulators.scenes import EMPTY, dynamics_of
+from dzrobot.envs.emulators.scenes import EMPTY
 from dzrobot.envs.emulators.timebase import Timebase
-from dzrobot.envs.emulators.wire import ERRORS, RobotMode
+from dzrobot.envs.panda import kinematics
 from dzrobot.errors import DzrobotError, UnknownNameError, find
 
 READY_LINE = "arm and gripper are listening"

@@ -21,14 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.envs.emulators.scenes import EMPTY, views_of
+from dzrobot.envs.emulators.scenes import EMPTY
 from dzrobot.envs.emulators.timebase import Timebase
-from dzrobot.envs.emulators.views import CameraView, Size
+from dzrobot.envs.emulators.views import SIZES, CameraView, Size, views_of
 from dzrobot.errors import MissingDependencyError
-
-SIZES = ((640, 480), (320, 240), (640, 360), (320, 180))
-"""Width and height of the images on offer, all of one vertical angle of view; packing one for the
-bus takes 30 ns a byte."""
 
 RATES_HZ = (15, 30)
 MODEL = "D435"

@@ -9,16 +9,15 @@ import socket
 import time
 from dataclasses import dataclass
 
-from dzrobot.envs.emulators import wire
-from dzrobot.envs.emulators.dynamics import Fingers
-from dzrobot.envs.emulators.faults import GRIPPER_WIDTH_M, Faults
-from dzrobot.envs.emulators.repeater import RepeatedStates
-from dzrobot.envs.emulators.wire import (
+from dzrobot.envs.emulators import fci_protocol as wire
+from dzrobot.envs.emulators.dynamics import GRIPPER_WIDTH_M, Faults, Fingers
+from dzrobot.envs.emulators.fci_protocol import (
     GripperCommand,
     GripperStatus,
     MalformedError,
     RequestBuffer,
 )
+from dzrobot.envs.emulators.robot_client import RepeatedStates
 
 STATE_PERIOD_S = 0.08
 HOLDING_N = 20.0

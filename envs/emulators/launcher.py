@@ -17,13 +17,8 @@ import dzrobot
 from dzrobot.envs.emulators.camera_server import bus_settings
 from dzrobot.envs.emulators.scenes import EMPTY, check_scene
 from dzrobot.envs.emulators.timebase import Timebase
+from dzrobot.envs.emulators.views import SERIALS
 from dzrobot.errors import ConfigError, RobotError
-
-SERIALS = ("910000000001", "910000000002")
-"""Serial numbers of the two cameras that every emulated workcell has: exterior and wrist."""
-
-SECOND_EXTERIOR = "910000000003"
-"""Of a third, for embodiments with three views."""
 
 LARGEST_DOMAIN = 232
 """The bus computes its ports from the domain, and these end there."""
@@ -141,7 +136,7 @@ class EmulatorLauncher:
         self._request({"call": name, "arguments": arguments})
 
     def set(self, **faults: Any) -> None:
-        """Set fields of :class:`~dzrobot.envs.emulators.faults.Faults`."""
+        """Set fields of :class:`~dzrobot.envs.emulators.dynamics.Faults`."""
         self._request({"set": faults})
 
     def camera_settings(self) -> dict[str, Any]:

@@ -18,18 +18,10 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from dzrobot.envs.emulators import wire
-from dzrobot.envs.emulators.arm import EmulatedArm, Target
-from dzrobot.envs.emulators.client import EmulatorClient
-from dzrobot.envs.emulators.dynamics import Dynamics
-from dzrobot.envs.emulators.faults import Faults
-from dzrobot.envs.emulators.gripper_server import GripperServer
-from dzrobot.envs.emulators.message import StateMessage
-from dzrobot.envs.emulators.repeater import RepeatedStates
-from dzrobot.envs.emulators.settings import ONLY_AT_REST, SIZES
-from dzrobot.envs.emulators.timebase import FREE, SCENE_PERIOD_MS, Timebase
-from dzrobot.envs.emulators.urdf import arm_urdf
-from dzrobot.envs.emulators.wire import (
+from dzrobot.envs.emulators import fci_protocol as wire
+from dzrobot.envs.emulators.arm import ONLY_AT_REST, SIZES, EmulatedArm, Target
+from dzrobot.envs.emulators.dynamics import Dynamics, Faults
+from dzrobot.envs.emulators.fci_protocol import (
     Command,
     Generator,
     MalformedError,
@@ -38,6 +30,14 @@ from dzrobot.envs.emulators.wire import (
     RobotMode,
     SetterStatus,
 )
+from dzrobot.envs.emulators.gripper_server import GripperServer
+from dzrobot.envs.emulators.robot_client import (
+    EmulatorClient,
+    RepeatedStates,
+    StateMessage,
+    arm_urdf,
+)
+from dzrobot.envs.emulators.timebase import FREE, SCENE_PERIOD_MS, Timebase
 from dzrobot.errors import RobotError
 
 PERIOD_S = 1e-3

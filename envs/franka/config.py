@@ -14,9 +14,10 @@ from pydantic import Field, field_validator, model_validator
 
 from dzrobot.config import FrozenConfig
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.embodiments.spec import ActionFrame, Embodiment
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.franka.camera_config import CameraConfig
-from dzrobot.envs.franka.poses import Array, pose_of
+from dzrobot.envs.panda.poses import Array, pose_of
+from dzrobot.envs.panda.state import ActionConfig
 from dzrobot.errors import UnknownNameError
 from dzrobot.rng import seed_sequence
 
@@ -31,27 +32,6 @@ MOST_FRICTION_NM = 1.0
 
 _SHOULDER = (0.0, 0.0, 0.333)
 """Where the second joint's axis crosses the first's (m)."""
-
-
-class ActionConfig(FrozenConfig):
-    """What an action number means."""
-
-    translation_m: Positive = 0.03
-    """Translation of an action number of 1."""
-
-    rotation_rad: Positive = 0.1
-    """Rotation of an action number of 1."""
-
-    anchor: Literal["target", "measured"] = "target"
-    """What a translation and rotation start from. ``target``: the target before, so that a zero
-    action holds the pose and a steady error (a load, friction) never becomes motion.
-    ``measured``: the pose the arm is at, as the published recordings were made."""
-
-    frame: ActionFrame = "ee_adjoint"
-    """Axes of translation and rotation: the hand's, or the robot base's. ``ee_adjoint`` is ``ee``
-    plus the lever term of the pose's adjoint (rotation += position x translation), in the action
-    and, inverted, in the velocity of the state: the published recordings have it. A policy of
-    another frame is refused."""
 
 
 GRIPPER_PRESETS: Mapping[str, Mapping[str, float]] = {
@@ -385,7 +365,7 @@ class FrankaConfig(FrozenConfig):
 
     embodiment: str = "franka_pnp"
     """What the arm is to a policy: a tag, or ``module:NAME``, whose parts name quantities of
-    ``envs/franka/quantities.py``. It decides cameras, state, action and rate."""
+    ``envs/panda/quantities.py``. It decides cameras, state, action and rate."""
 
     cameras: tuple[CameraConfig, ...] = ()
     """One for each view. Empty: the first reset fails."""

@@ -17,15 +17,15 @@ import cv2
 import numpy as np
 
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.envs.franka.arm import Arm, ArmState
-from dzrobot.envs.franka.camera import Camera, camera_of, fit, list_cameras
+from dzrobot.envs.franka.cameras.realsense import Device, list_cameras
+from dzrobot.envs.franka.cameras.uvc import list_uvc
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.franky_arm import FrankyArm
-from dzrobot.envs.franka.gripper import GripperState
-from dzrobot.envs.franka.realsense import Device
-from dzrobot.envs.franka.safety import Workspace
-from dzrobot.envs.franka.uvc import list_uvc
-from dzrobot.envs.franka.workcells import Workcell
+from dzrobot.envs.franka.drivers.franky_arm import FrankyArm
+from dzrobot.envs.franka.make import camera_of
+from dzrobot.envs.franka.safeguards.limits import Workspace
+from dzrobot.envs.franka.sensing import fit
+from dzrobot.envs.franka.workcells import Arm, Camera, Workcell
+from dzrobot.envs.panda.state import ArmState, GripperState
 from dzrobot.errors import MissingDependencyError, RobotError
 
 Verdict = Literal["ok", "warn", "fail"]

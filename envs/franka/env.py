@@ -9,19 +9,28 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dzrobot.envs.franka.arm import Arm, ControllerEndedError, DisconnectedError, Mode
-from dzrobot.envs.franka.attendance import Attendance
-from dzrobot.envs.franka.camera import Camera
-from dzrobot.envs.franka.clock import Clock, RateLimiter, SystemClock
+from dzrobot.envs.driver_process import DisconnectedError
+from dzrobot.envs.episodes import DRAWN, InitialStates
+from dzrobot.envs.franka.arm_episode import (
+    ArmEpisode,
+    ArmEpisodeFacts,
+    RateLimiter,
+    lasting_facts,
+    rule_for,
+)
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.control import Control
-from dzrobot.envs.franka.facts import ArmEpisodeFacts, lasting_facts
-from dzrobot.envs.franka.guided import Guidance
-from dzrobot.envs.franka.hand_start import POLL_S, check_hand, home_hand, open_hand
-from dzrobot.envs.franka.lock import ArmLock
-from dzrobot.envs.franka.outcomes import ArmPhase, Operator, OperatorVerdict, Scene, rule_for
-from dzrobot.envs.franka.poses import Array
-from dzrobot.envs.franka.safety import (
+from dzrobot.envs.franka.motion.action_spaces import joint_box, target_space
+from dzrobot.envs.franka.motion.controller import Control
+from dzrobot.envs.franka.motion.guidance import Guidance
+from dzrobot.envs.franka.motion.start_path import POLL_S, check_hand, home_hand, open_hand
+from dzrobot.envs.franka.operator.operator import (
+    ArmPhase,
+    Attendance,
+    Operator,
+    OperatorVerdict,
+    Watchdog,
+)
+from dzrobot.envs.franka.safeguards.limits import (
     SAFETY_STOPS,
     Abort,
     LimitedTarget,
@@ -30,10 +39,18 @@ from dzrobot.envs.franka.safety import (
     check_fresh,
     check_shape,
 )
+from dzrobot.envs.franka.safeguards.lock_and_stop import ArmLock
 from dzrobot.envs.franka.sensing import Reading, Sensors
-from dzrobot.envs.franka.targets import target_space
-from dzrobot.envs.franka.watchdog import Watchdog
-from dzrobot.envs.initial_states import DRAWN, InitialStates
+from dzrobot.envs.franka.workcells import (
+    Arm,
+    Camera,
+    Clock,
+    ControllerEndedError,
+    Scene,
+    SystemClock,
+)
+from dzrobot.envs.panda.poses import Array
+from dzrobot.envs.panda.state import Mode
 from dzrobot.envs.spaces import observation_space
 from dzrobot.errors import ConfigError, RobotError, StoppedError
 
@@ -47,7 +64,7 @@ StepResult = tuple[Observation, float, bool, bool, Info]
 class FrankaEnv(gym.Env[Observation, np.ndarray]):
     """Pick and place with a Franka, in the keys of ``config.embodiment``.
 
-    Whatever the embodiment's parts name of :mod:`dzrobot.envs.franka.quantities` is observed and
+    Whatever the embodiment's parts name of :mod:`dzrobot.envs.panda.quantities` is observed and
     commanded. With ``franka_pnp``:
 
     Observation:
@@ -68,7 +85,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     wait; time the policy takes is part of it.
 
     With ``oxe_droid``, ``(8,)``: seven joint angles (rad) to be at, and the gripper: above 0.5
-    closes, else opens; see :class:`~dzrobot.envs.franka.targets.JointSpace`.
+    closes, else opens; see :class:`~dzrobot.envs.franka.motion.action_spaces.JointSpace`.
 
     Nothing connects or moves before the first reset. An episode terminates when the task is done,
     and is truncated with ``info["abort"]`` when it cannot continue safely. The arm then holds its
@@ -124,7 +141,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._lock = ArmLock(config.address, config.lock_folder) if config.address else None
         self._watchdog: Watchdog | None = None
         self._starts = InitialStates(DRAWN)
-        self._episode: _Episode | None = None
+        self._episode: ArmEpisode | None = None
         self._guidance: Guidance | None = None
         self.embodiment = embodiment = self._sensors.embodiment
         self.control_hz = config.control_hz
@@ -134,7 +151,9 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self.address = config.address
         self.judged_by_operator = config.reward.rule == "operator"
         self.observation_space = observation_space(embodiment, self.layout.state_limits)
-        self.action_space = self.layout.action_space(config)
+        self.action_space = self.layout.action_space(
+            joint_box(config), (config.limits.workspace_low, config.limits.workspace_high)
+        )
         self.remake: Callable[[], FrankaEnv] | None = None
         """Makes another environment of the same workcell, for copies; set by ``make_franka``."""
 
@@ -223,19 +242,19 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         if operator is not None:
             operator.start()
         if self._watchdog is None:
-            self._watchdog = Watchdog(self._control, operator, self.operator_stop)
+            self._watchdog = Watchdog(self._control.check_silence, operator, self.operator_stop)
         # Unlatched first: a stop that comes meanwhile stands when it is looked for.
         self._control.unlatch()
         self._attendance.admit()
         self._sensors.open()
         self._clear_errors()
-        try:
+        with contextlib.ExitStack() as guard:
+            guard.push(self._end_reset)
             reading = self._approach(start)
-        except BaseException as error:
-            self._give_up(error)
-            raise
         pace = RateLimiter(self._clock, self.config.period_s)
-        self._episode = _Episode(start, reading, pace, ArmEpisodeFacts(self.config, self._lasting))
+        self._episode = ArmEpisode(
+            start, reading, pace, ArmEpisodeFacts(self.config, self._lasting)
+        )
         self._attendance.show(ArmPhase.RUNNING, self.task)
         return self._observe(reading), self._info(
             OperatorVerdict.OPEN, LimitedTarget(self._control.place(reading.state), ())
@@ -250,20 +269,21 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         """
         episode = self._running()
         before = episode.reading.state
-        try:
+        with self._control.held_on_error():
             values = check_shape(action, self.embodiment.action_dim, self.layout.said)
-        except BaseException:
-            self._control.hold()
-            raise
         limited = LimitedTarget(self._control.place(episode.reading.state), ("refused",))
         try:
-            limited = self._act(check_finite(values))
-            episode.pace.wait()
-            episode.reading = self._sensors.read()
-            self._control.examine(episode.reading.state)
-            self._check_sensors(episode.reading)
-            if self._attendance.operator is not None and self._attendance.operator.wants_pause():
-                self._pause(episode)
+            with self._control.held_on_error():
+                limited = self._act(check_finite(values))
+                episode.pace.wait()
+                episode.reading = self._sensors.read()
+                self._control.examine(episode.reading.state)
+                self._check_sensors(episode.reading)
+                if (
+                    self._attendance.operator is not None
+                    and self._attendance.operator.wants_pause()
+                ):
+                    self._pause(episode)
         except RefusalError as refusal:
             return self._abort(refusal, limited)
         except StoppedError as error:
@@ -272,9 +292,6 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             return self._abort(RefusalError(Abort.CONTROLLER, str(error)), limited)
         except RobotError as error:
             return self._abort(RefusalError(Abort.CONNECTION, str(error)), limited)
-        except BaseException:
-            self._control.hold()
-            raise
         observation = self._observe(episode.reading)
         outcome = self._rule.judge(observation, episode.reading.state)
         operator = self._attendance.operator
@@ -357,7 +374,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             if watchdog is not None:
                 ending.callback(watchdog.end)
 
-    def _running(self) -> "_Episode":
+    def _running(self) -> ArmEpisode:
         episode = self._episode
         if episode is None:
             raise gym.error.ResetNeeded("the arm is connected by the first reset().")
@@ -398,12 +415,14 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._control.begin()
         return self._sensors.read_fresh()
 
-    def _give_up(self, error: BaseException) -> None:
+    def _end_reset(self, _: object, error: BaseException | None, __: object) -> None:
         """Hold after a reset that failed, and let a stop stand where a person must look.
 
         Raises:
             StoppedError: the reset failed for such a reason.
         """
+        if error is None:
+            return
         moved = self._control.has_traveled
         self._control.hold()
         match error:
@@ -423,7 +442,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         if abort in SAFETY_STOPS:
             raise stopped from error
 
-    def _pause(self, episode: "_Episode") -> None:
+    def _pause(self, episode: ArmEpisode) -> None:
         """Rest until the operator continues; what is seen then is fresh."""
         began = self._clock.now()
         self._control.release()
@@ -464,9 +483,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         check_hand(reading.gripper, self.config.gripper)
 
     def _abort(self, refusal: RefusalError, limited: LimitedTarget) -> StepResult:
-        """Hold, and end the episode with the last observation that could be made."""
+        """End the episode with the last observation that could be made; the arm holds."""
         episode = self._running()
-        self._control.hold()
         refusal = self._sensors.cause(refusal)
         episode.abort, episode.message = refusal.abort, str(refusal)
         _log.warning("episode cut short (%s): %s", refusal.abort, str(refusal))
@@ -524,19 +542,3 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             info[f"frame_time_s.{key}"] = frame.at_s
         reason = episode.abort.value or (outcome.value if ended else "")
         return self.reported(info, outcome) | {"reset_reason": reason}
-
-
-class _Episode:
-    """What lasts an episode."""
-
-    def __init__(
-        self, start: int, reading: Reading, pace: RateLimiter, facts: ArmEpisodeFacts
-    ) -> None:
-        self.start = start
-        self.facts = facts
-        self.reading = reading
-        self.origin = reading.state.pose
-        self.pace = pace
-        self.paused_s = 0.0
-        self.abort = Abort.NONE
-        self.message = ""

@@ -1,6 +1,6 @@
 """Environments of the Franka from plain values: what ``gym.make`` of ``Franka-...`` ids calls."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,22 +8,25 @@ from typing import Any
 from dzrobot.config import read_config
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.envs.franka.arm import Arm
-from dzrobot.envs.franka.camera import Camera, camera_of
+from dzrobot.envs.franka.camera_config import CameraConfig
+from dzrobot.envs.franka.cameras.camera import DriverCamera
+from dzrobot.envs.franka.cameras.realsense import RealSenseCamera
+from dzrobot.envs.franka.cameras.uvc import UvcCamera
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.console import OperatorConsole
-from dzrobot.envs.franka.dry_run import DryRunArm
-from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.franky_arm import FrankyArm
-from dzrobot.envs.franka.poses import euler_of
-from dzrobot.envs.franka.quantities import ArmLayout
-from dzrobot.envs.franka.workcells import (
-    EMPTY_SCENE,
-    LIFT_SCENE,
+from dzrobot.envs.franka.drivers.dry_run import DryRunArm
+from dzrobot.envs.franka.drivers.franky_arm import FrankyArm
+from dzrobot.envs.franka.emulated import (
     EmulatedWorkcell,
-    RealWorkcell,
-    Workcell,
+    emulated_serials,
+    emulated_values,
+    ready_pose_values,
+    scene_values,
 )
+from dzrobot.envs.franka.env import FrankaEnv
+from dzrobot.envs.franka.operator.console import OperatorConsole
+from dzrobot.envs.franka.workcells import Arm, Camera, RealWorkcell, Workcell
+from dzrobot.envs.mujoco.lift_scene import EMPTY_SCENE, LIFT_SCENE
+from dzrobot.envs.panda.quantities import ArmLayout
 from dzrobot.errors import ConfigError, suggest
 
 EMULATED = "emulated"
@@ -87,19 +90,9 @@ def located(workcell: str | None, config: FrankaConfig) -> tuple[Workcell, Frank
         # It is nobody else's: there is no lock and no stop that outlasts the program.
         config, workcell = config.model_copy(update={"address": None}), config.address
     if (scene := _scene_of(workcell)) is not None:
-        serials = _emulated_serials(config)
+        serials = emulated_serials(config)
         return EmulatedWorkcell(scene=scene, serials=serials), config
     return RealWorkcell(config.address), config
-
-
-def _emulated_serials(config: FrankaConfig) -> tuple[str, ...]:
-    """Return which cameras are emulated: those the workcell names, then the usual ones."""
-    from dzrobot.envs.emulators.launcher import SECOND_EXTERIOR, SERIALS
-
-    # Image and clock of a camera meet by its place in this order.
-    named = [camera.serial for camera in config.cameras]
-    known = [serial for serial in named if serial in (*SERIALS, SECOND_EXTERIOR)]
-    return (*known, *(serial for serial in SERIALS if serial not in known))
 
 
 def _require_taught(config: FrankaConfig) -> None:
@@ -146,6 +139,21 @@ def connectable(
         arm, cameras, config, clock=clock, operator=operator, scene=workcell.scene,
         render_mode=render_mode,
     )  # fmt: skip
+
+
+def camera_of(
+    config: CameraConfig, settings: Callable[[], dict[str, Any]], *, patience: float
+) -> DriverCamera:
+    """Return the camera that a workcell describes; nothing is opened yet.
+
+    Args:
+        config: What it is.
+        settings: Of RealSense's context; see :class:`RealSenseCamera`.
+        patience: See :class:`~dzrobot.envs.driver_process.DriverProcess`.
+    """
+    if config.kind == "uvc":
+        return UvcCamera(config, patience=patience)
+    return RealSenseCamera(config, settings, patience=patience)
 
 
 _RLINF = {
@@ -195,12 +203,12 @@ def _embodiment(values: Mapping[str, Any] | None) -> Embodiment:
 
 def _built_in(workcell: str, robot: Embodiment) -> dict[str, Any]:
     """Return the values of a built-in workcell."""
-    values = {} if workcell == "fake" else _emulated(robot)
+    values = {} if workcell == "fake" else emulated_values(robot)
     scene = _scene_of(workcell)
     if scene == EMPTY_SCENE:
         scene = None
     if scene is not None:
-        values |= _lift(scene)
+        values |= scene_values(scene)
     if ArmLayout.of(robot).motion != "joint_position":
         return values
     limits = values.setdefault("limits", {})
@@ -209,68 +217,12 @@ def _built_in(workcell: str, robot: Embodiment) -> dict[str, Any]:
         # They do without a simulator.
         limits["self_collision_m"] = 0.0
     else:
-        values["reset"] |= _as_joints_stand()
+        values["reset"] |= ready_pose_values()
     return values
 
 
-def _as_joints_stand() -> dict[str, Any]:
-    """Return where the simulated twin begins: its hand is tilted by 7 degrees."""
-    from dzrobot.envs.emulators.kinematics import flange_to_hand, forward
-    from dzrobot.envs.emulators.scene import READY
-
-    pose = forward(READY, flange_to_hand())
-    return {"position": pose[:3, 3].tolist(), "euler": euler_of(pose[:3, :3]).tolist()}
-
-
-def _emulated(robot: Embodiment) -> dict[str, Any]:
-    from dzrobot.envs.emulators.camera_server import SIZES
-    from dzrobot.envs.emulators.launcher import SECOND_EXTERIOR, SERIALS
-
-    views = robot.video_keys
-    exterior, wrist = SERIALS
-    # As policies of DROID have them: exterior views first, the wrist's last.
-    serials = {2: SERIALS, 3: (exterior, SECOND_EXTERIOR, wrist)}.get(len(views))
-    if serials is None:
-        raise ConfigError(
-            f"the emulated workcell has two or three cameras, and {robot.tag!r} has {len(views)} "
-            "views"
-        )
-    tall, wide = robot.views[0].resolution
-    # Of the views' shape, so that nothing is cut off; small leaves more of the machine to the arm.
-    width, height = min(SIZES, key=lambda size: (abs(size[0] / size[1] - wide / tall), size))
-    return {
-        "cameras": [
-            {"key": key, "serial": serial, "width": width, "height": height}
-            for key, serial in zip(views, serials, strict=True)
-        ],
-        "task": "pick up the red block",
-    }
-
-
-def _lift(scene: str) -> dict[str, Any]:
-    """Return where robosuite's Lift begins, and what may be reached there."""
-    from dzrobot.envs.emulators.scene import READY
-    from dzrobot.envs.emulators.scenes import check_name
-    from dzrobot.envs.emulators.table_objects import Cube, task_of
-
-    check_name(scene)
-    return {
-        "task": Cube.task if scene == LIFT_SCENE else task_of(scene),
-        "reset": {
-            "position": (0.457, 0.0, 0.10),
-            "joints": READY.tolist(),
-        },
-        "limits": {
-            "workspace_low": (0.35, -0.25, -0.11),
-            "workspace_high": (0.70, 0.25, 0.25),
-            "tilt": (0.1, 0.1, 0.9),
-        },
-        "reward": {"rule": "scene"},
-    }
-
-
 def _fake(config: FrankaConfig, render_mode: str | None) -> FrankaEnv:
-    from dzrobot.envs.franka.fakes import FakeArm, FakeCamera
+    from dzrobot.envs.franka.fake_devices import FakeArm, FakeCamera
 
     arm = FakeArm(config.reset.pose)
     cameras = [FakeCamera(key, arm) for key in config.robot.video_keys]

@@ -7,16 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import cv2
 import numpy as np
 
-from dzrobot.envs.franka.arm import Arm, ArmState, DisconnectedError
-from dzrobot.envs.franka.camera import Camera, Frame, fit
-from dzrobot.envs.franka.clock import Clock
+from dzrobot.envs.driver_process import DisconnectedError
+from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.gripper import GripperState
-from dzrobot.envs.franka.poses import Array
-from dzrobot.envs.franka.quantities import ArmLayout, Moment
-from dzrobot.envs.franka.safety import Abort, RefusalError, check_fresh
+from dzrobot.envs.franka.safeguards.limits import Abort, RefusalError, check_fresh
+from dzrobot.envs.franka.workcells import Arm, Camera, Clock, Frame, Image
+from dzrobot.envs.panda.poses import Array
+from dzrobot.envs.panda.quantities import ArmLayout, Moment
+from dzrobot.envs.panda.state import ArmState, GripperState
 from dzrobot.errors import RobotError
 
 _FRESH_FRAMES_S = 10.0
@@ -43,6 +44,15 @@ class Reading:
     def frame_ages_s(self) -> dict[str, float]:
         """Age of the newest frame by view key."""
         return {key: self.at_s - frame.at_s for key, frame in self.frames.items()}
+
+
+def fit(image: Image, config: CameraConfig, size: tuple[int, int]) -> Image:
+    """Return the cropped image at ``size`` (height, width), a fresh (H, W, 3) uint8 array."""
+    top, left, bottom, right = config.box(size)
+    cropped = image[top:bottom, left:right]
+    # Bilinear, as the published recordings of this embodiment were made.
+    resized = cv2.resize(cropped, size[::-1], interpolation=cv2.INTER_LINEAR)
+    return np.array(resized, np.uint8)
 
 
 class Sensors:

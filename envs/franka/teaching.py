@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dzrobot.envs.franka.arm import Arm
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.poses import Array, euler_of
+from dzrobot.envs.franka.workcells import Arm
+from dzrobot.envs.panda.poses import Array, euler_of
 from dzrobot.errors import RobotError
 
 Ask = Callable[[str], str]

@@ -1,26 +1,272 @@
-"""Where a workcell's devices are: on the robot's network, or emulated in child processes."""
+"""Where a workcell's devices are."""
 
-import itertools
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
 
-from dzrobot.envs.franka.arm import Arm
-from dzrobot.envs.franka.camera import Camera
-from dzrobot.envs.franka.clock import Clock, SystemClock
-from dzrobot.envs.franka.outcomes import Scene, SceneObject
-from dzrobot.errors import ConfigError, RobotError
+import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from dzrobot.envs.emulators.timebase import ArmClock
+from dzrobot.envs.franka.camera_config import CameraConfig
+from dzrobot.envs.panda.poses import Array
+from dzrobot.envs.panda.state import ArmState, GripperState
+from dzrobot.errors import RobotError
 
-EMPTY_SCENE = "empty"
-"""Of an arm alone."""
 
-LIFT_SCENE = "lift"
-"""robosuite's Lift in MuJoCo: a table with a red cube; cameras are rendered."""
+class Space(StrEnum):
+    """What the targets of a controller are."""
 
-_numbers = itertools.count(1)
-_LOCKSTEP_PATIENCE = 10.0
+    HAND = "hand"
+    """Poses of the hand's grasp point, (4, 4)."""
+
+    JOINTS = "joints"
+    """Joint angles, (7,), rad."""
+
+    GUIDED = "guided"
+    """The same, of an arm that may yield to a person's hand; its friction is compensated."""
+
+
+class ControllerEndedError(RobotError):
+    """A target was not taken: the controller had ended."""
+
+
+class GripperDevice(Protocol):
+    """One gripper, real or not; no call but ``connect`` may take longer than a moment."""
+
+    def connect(self) -> None:
+        """Connect to the hand, or connect again after a fault; nothing moves.
+
+        Raises:
+            RobotError: it cannot be reached.
+        """
+        ...
+
+    def home(self) -> None:
+        """Move the fingers all the way, once; a hand that was homed stays as it is.
+
+        Raises:
+            RobotError: they do not get there.
+        """
+        ...
+
+    def state(self) -> GripperState:
+        """Return the last known state."""
+        ...
+
+    def request(self, *, opened: bool) -> None:
+        """Ask for an open or closed hand; of several requests only the newest is carried out."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the hand."""
+        ...
+
+
+class Arm(Protocol):
+    """One robot arm with its gripper, real or not. Nothing is opened before ``connect``."""
+
+    @property
+    def gripper(self) -> GripperDevice:
+        """The hand."""
+        ...
+
+    def connect(self) -> None:
+        """Open the arm, or open it again after the connection was lost; twice is harmless.
+
+        Raises:
+            RobotError: it cannot be reached; says what to do.
+        """
+        ...
+
+    def state(self) -> ArmState:
+        """Return the newest state.
+
+        Raises:
+            DisconnectedError: the arm does not answer.
+        """
+        ...
+
+    def recover(self) -> None:
+        """Clear errors.
+
+        Raises:
+            RobotError: they cannot be cleared from here.
+        """
+        ...
+
+    def start(self, space: Space = Space.HAND) -> None:
+        """Take control for targets of a space, and hold where the arm is."""
+        ...
+
+    def home(self, joints: Array, dynamics: float) -> None:
+        """Begin to move the joints (7,) to ``joints``, by a planned motion; ends other control.
+
+        Args:
+            joints: Where to, rad.
+            dynamics: Share of the arm's largest velocity, acceleration and jerk.
+
+        Raises:
+            RobotError: the arm refused.
+        """
+        ...
+
+    def command(self, target: Array, over_s: float = 0.0, speeds: Array | None = None) -> None:
+        """Move towards ``target``, in the space that control was taken for.
+
+        Args:
+            target: Where to.
+            over_s: The reference goes there evenly within this time; 0: at once.
+            speeds: Of the joints (7,) at the target, rad/s, where targets are joint angles. They
+                brake from there unless another target follows. None: they rest.
+
+        Raises:
+            ControllerEndedError: the controller had ended, so nothing moves.
+            DisconnectedError: the arm does not answer.
+        """
+        ...
+
+    def give_way(self, joints: Array) -> None:
+        """Have no stiffness from here on, at joint angles (7,), until the next command.
+
+        Only where control was taken for ``Space.GUIDED``.
+
+        Raises:
+            ControllerEndedError: the controller had ended.
+            DisconnectedError: the arm does not answer.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Give control up and come to rest; harmless when not in control."""
+        ...
+
+    def close(self) -> None:
+        """Stop and disconnect; twice is harmless."""
+        ...
+
+
+class NoGripper:
+    """No hand at all: it is open, and nothing that is asked of it happens."""
+
+    def connect(self) -> None:
+        """Do nothing."""
+
+    def home(self) -> None:
+        """Do nothing."""
+
+    def state(self) -> GripperState:
+        """Return an open hand of no width."""
+        return GripperState(
+            width_m=0.0, is_open=True, is_busy=False, waiting_s=0.0, fault="", is_grasped=False
+        )
+
+    def request(self, *, opened: bool) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Clock(Protocol):
+    """A monotonic clock."""
+
+    def now(self) -> float:
+        """Return the time in seconds."""
+        ...
+
+    def sleep_until(self, deadline_s: float) -> None:
+        """Return at ``deadline_s``, or at once when it has passed."""
+        ...
+
+
+class SystemClock:
+    """The clock of this machine."""
+
+    def now(self) -> float:
+        """Return the monotonic time in seconds."""
+        return time.monotonic()
+
+    def sleep_until(self, deadline_s: float) -> None:
+        """Sleep until ``deadline_s``."""
+        time.sleep(max(0.0, deadline_s - time.monotonic()))
+
+
+Image = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One image."""
+
+    image: Image
+    """(H, W, 3) uint8 RGB, as the camera delivers it; not to be written to."""
+
+    number: int
+    """Counts the frames that arrived, from 1."""
+
+    at_s: float
+    """When it was exposed, or arrived where the camera does not tell (environment clock)."""
+
+    stamp_s: float
+    """When it was exposed, by the camera's own clock."""
+
+
+class Camera(Protocol):
+    """One camera, real or not. Nothing is opened before ``open``."""
+
+    @property
+    def config(self) -> CameraConfig:
+        """Which view it delivers, and how it is cropped."""
+        ...
+
+    def open(self) -> None:
+        """Start the stream and wait for its first frame; twice is harmless.
+
+        Raises:
+            RobotError: there is no such camera, or it sends nothing.
+        """
+        ...
+
+    def latest(self) -> Frame:
+        """Return the newest frame, at once.
+
+        Raises:
+            RobotError: the camera is not open.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop the stream; twice is harmless."""
+        ...
+
+
+@dataclass(frozen=True)
+class SceneObject:
+    """Something that can be grasped: a box."""
+
+    pose: Array
+    """Of its center, in the arm's base frame, (4, 4)."""
+
+    half: Array
+    """Half of its edges (3,), m."""
+
+
+class Scene(Protocol):
+    """What stands around an arm, where a program can set it up and look into it."""
+
+    def object(self) -> SceneObject:
+        """Return where what the task is about is now."""
+        ...
+
+    def prepare(self, start: int) -> None:
+        """Put the objects where an initial state has them."""
+        ...
+
+    def goal_holds(self) -> bool:
+        """Return whether the task is done now."""
+        ...
 
 
 class Workcell(Protocol):
@@ -111,134 +357,3 @@ class RealWorkcell:
 
     def close(self) -> None:
         """Do nothing: hardware stays."""
-
-
-class EmulatedWorkcell:
-    """Emulated arm, gripper and cameras, started as child processes when first opened.
-
-    An environment on it lives by the emulated arm's clock, which stands still while the environment
-    thinks: what happens does not depend on how busy the machine is.
-
-    Args:
-        rate: Robot seconds per wall second, at most; infinity is as fast as the client answers.
-        lockstep: False lets the arm run on by itself, as hardware does: the environment then lives
-            by this machine's clock.
-        scene: What surrounds the arm: ``empty``; ``lift``, robosuite's in MuJoCo; or an object of
-            LIBERO, such as ``alphabet_soup``, in the place of Lift's cube.
-        serials: Of its cameras, in the order of the environment's. None: exterior and wrist.
-    """
-
-    def __init__(
-        self,
-        rate: float = 1.0,
-        *,
-        lockstep: bool = True,
-        scene: str = EMPTY_SCENE,
-        serials: Sequence[str] | None = None,
-    ) -> None:
-        self._rate = rate
-        self._serials = serials
-        self._scene_name = scene
-        self._lockstep = lockstep
-        self._emulators: Any = None
-        self._clock: ArmClock | None = None
-
-    @property
-    def clock(self) -> "ArmClock":
-        """The emulated arm's clock."""
-        if self._clock is None:
-            from dzrobot.envs.emulators.timebase import ArmClock, Timebase
-
-            self._clock = ArmClock(Timebase.create())
-        return self._clock
-
-    @property
-    def emulators(self) -> Any:
-        """The running emulators, for those who inject faults.
-
-        Raises:
-            RobotError: they have not been started.
-        """
-        if self._emulators is None:
-            raise RobotError("the emulators are started by the first reset()")
-        return self._emulators
-
-    def open(self) -> None:
-        """Start the emulators."""
-        if self._emulators is not None:
-            return
-        from dzrobot.envs.emulators.launcher import SERIALS, EmulatorLauncher, LauncherAddress
-
-        address = LauncherAddress.for_process(next(_numbers))
-        self._emulators = EmulatorLauncher(
-            address, self._serials or SERIALS, self._rate, self.clock.page, self._scene_name
-        ).start()
-
-    @property
-    def address(self) -> str:
-        """The loopback address of the emulated arm."""
-        host: str = self.emulators.address.host
-        return host
-
-    @property
-    def patience(self) -> float:
-        """Long in lockstep: the arm's time stands still meanwhile, and the machine may be busy."""
-        return _LOCKSTEP_PATIENCE if self._lockstep else 1.0
-
-    def camera_settings(self) -> dict[str, Any]:
-        """Return the settings that find the emulated cameras."""
-        settings: dict[str, Any] = self.emulators.camera_settings()
-        return settings
-
-    def keep_time(self, arm: Arm, cameras: Sequence[Camera]) -> Timed:
-        """Return the drivers on the arm's clock, and that clock."""
-        if not self._lockstep:
-            return arm, cameras, SystemClock()
-        from dzrobot.envs.emulators.timekeeping import TimedArm, TimedCamera
-
-        if others := [camera.config.name for camera in cameras if camera.config.kind == "uvc"]:
-            raise ConfigError(
-                f"{', '.join(others)} cannot be used beside an emulated arm, whose time stands "
-                "still while they go on: leave `cameras` out for emulated ones"
-            )
-        clock = self.clock
-        clock.page.is_shared = True
-        timed = [TimedCamera(camera, number, clock) for number, camera in enumerate(cameras)]
-        return TimedArm(arm, clock), timed, clock
-
-    @property
-    def scene(self) -> Scene | None:
-        """The objects around the arm; None where there are none."""
-        return None if self._scene_name == EMPTY_SCENE else EmulatedScene(self)
-
-    def close(self) -> None:
-        """Stop the emulators."""
-        if self._emulators is not None:
-            self._emulators.close()
-        self._emulators = None
-
-
-class EmulatedScene:
-    """The objects of an emulated workcell.
-
-    Args:
-        workcell: Of an emulated arm with a scene.
-    """
-
-    def __init__(self, workcell: EmulatedWorkcell) -> None:
-        self._workcell = workcell
-
-    def prepare(self, start: int) -> None:
-        """Put the objects where an initial state has them."""
-        self._workcell.emulators.call("prepare", start)
-
-    def object(self) -> SceneObject:
-        """Return where the object is, at the arm's time."""
-        from dzrobot.envs.emulators.table_objects import object_in
-
-        page = self._workcell.clock.page
-        return object_in(page.scene_at(page.clock_ms))
-
-    def goal_holds(self) -> bool:
-        """Return whether the task is done, at the arm's time."""
-        return self._workcell.clock.page.goal_holds

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.envs.failure_classes import NEAR_SHARE, FailureClass
-from dzrobot.envs.libero.scene import geoms_below
+from dzrobot.envs.episodes import NEAR_SHARE, FailureClass
+from dzrobot.envs.libero.task_scene import geoms_below
 
 GRASP_STEPS = 3
 """Control steps of 50 ms between the pads that make a grasp."""

@@ -1,66 +1,22 @@
-"""Import robosuite and LIBERO so that they ask nothing, and write nothing outside our cache."""
+"""Import LIBERO so that it asks nothing, and writes nothing outside our cache."""
 
 import hashlib
 import importlib.util
-import logging
 import os
-import sys
 import tempfile
-import types
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dzrobot.envs.libero.assets import assets_folder
-from dzrobot.envs.libero.rendering import choose_backend
-from dzrobot.errors import MissingDependencyError, SimulatorError
+from dzrobot.envs.mujoco.simulator import import_robosuite
+from dzrobot.errors import MissingDependencyError
 from dzrobot.files import cache_folder
 
-MUJOCO = "3.3.2"
-"""The version results are reported with."""
-
-ROBOSUITE = "1.4.0"
 HF_LIBERO = "0.1.4"
-
-_MUJOCO_TOO_OLD = (3, 1, 6)
-_MUJOCO_TOO_NEW = (3, 3, 3)
-_EXTRA = "pip install -e '.[libero]'"
-_log = logging.getLogger(__name__)
-
-
-def check_versions() -> None:
-    """Raise unless the simulator is one that gives LIBERO's physics and colors; imports nothing.
-
-    Raises:
-        MissingDependencyError: mujoco or robosuite is not installed.
-        SimulatorError: MuJoCo before 3.1.6 or from 3.3.3 on, or a robosuite other than 1.4.0.
-    """
-    mujoco, robosuite = installed("mujoco"), installed("robosuite")
-    if mujoco is None or robosuite is None:
-        missing = "mujoco" if mujoco is None else "robosuite"
-        raise MissingDependencyError(f"the simulator needs {missing}: run `{_EXTRA}`.")
-    if not _MUJOCO_TOO_OLD <= _numbers(mujoco) < _MUJOCO_TOO_NEW:
-        raise SimulatorError(
-            f"mujoco {mujoco} is installed; 3.3.3 darkens LIBERO's floors and 3.4 changes its "
-            f"physics, so scores would not compare. Allowed: 3.1.6 up to 3.3.2. Run "
-            f"`pip install mujoco=={MUJOCO}`."
-        )
-    if robosuite != ROBOSUITE:
-        raise SimulatorError(
-            f"robosuite {robosuite} is installed; LIBERO is written for {ROBOSUITE}. Run "
-            f"`pip install robosuite=={ROBOSUITE}`."
-        )
-
-
-def installed(distribution: str) -> str | None:
-    """Return the installed version of ``distribution``, or None."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def libero_folder() -> Path:
@@ -75,33 +31,6 @@ def libero_folder() -> Path:
         if (Path(place) / "libero" / "benchmark").is_dir():
             return Path(place) / "libero"
     raise MissingDependencyError("LIBERO is not installed: run `dzrobot libero setup`.")
-
-
-def import_robosuite() -> Any:
-    """Import and return robosuite.
-
-    Raises:
-        SimulatorError: a wrong version, or OpenGL libraries are missing.
-    """
-    check_versions()
-    choose_backend()
-    if "robosuite" not in sys.modules:
-        _quieten_robosuite()
-        point_caches_home()
-    try:
-        robosuite = import_module("robosuite")
-    except (ImportError, AttributeError, OSError) as error:
-        # PyOpenGL without its libraries fails with an AttributeError on None.
-        raise SimulatorError(
-            f"robosuite does not import ({type(error).__name__}: {error}). If OpenGL is missing: "
-            "`apt-get install libegl1 libgl1 libglib2.0-0 libosmesa6`; a Python package: "
-            f"`{_EXTRA}`."
-        ) from error
-    mujoco = import_module("mujoco")
-    if mujoco.get_mju_user_warning() is None:
-        # By itself it prints, and appends to MUJOCO_LOG.TXT in the working directory.
-        mujoco.set_mju_user_warning(_log.warning)
-    return robosuite
 
 
 def import_libero() -> Any:
@@ -121,31 +50,6 @@ def import_libero() -> Any:
         # Its own search takes a half-finished download for a complete one.
         inner._assets_path_cache = str(assets)
         return import_module("libero.libero.envs")
-
-
-def _quieten_robosuite() -> None:
-    """Give robosuite the private settings it looks for, unless the user has written some.
-
-    Without them it warns on the console and opens ``/tmp/robosuite.log``, which fails when that
-    file belongs to somebody else.
-    """
-    spec = importlib.util.find_spec("robosuite")
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        if (Path(place) / "macros_private.py").is_file():
-            return
-    settings = types.ModuleType("robosuite.macros_private")
-    vars(settings).update(FILE_LOGGING_LEVEL=None, CONSOLE_LOGGING_LEVEL="ERROR")
-    sys.modules["robosuite.macros_private"] = settings
-    logging.getLogger("robosuite_logs").propagate = False
-
-
-def point_caches_home() -> None:
-    """Keep the compiled functions and font lists of libraries below our own cache."""
-    for variable, name in (("NUMBA_CACHE_DIR", "numba"), ("MPLCONFIGDIR", "matplotlib")):
-        if variable not in os.environ:
-            folder = cache_folder() / name
-            folder.mkdir(parents=True, exist_ok=True)
-            os.environ[variable] = str(folder)
 
 
 @contextmanager
@@ -185,7 +89,3 @@ def _write_whole(path: Path, text: str) -> None:
     ) as stream:
         stream.write(text)
     Path(stream.name).replace(path)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())

@@ -1,16 +1,38 @@
-"""robosuite's Lift in the shape of LIBERO; it needs no download."""
+"""robosuite's Lift, in the keys and actions of LIBERO or of DROID; it needs no download."""
 
-from typing import Any, Literal
+from typing import Literal
 
-from gymnasium.utils import EzPickle
+import numpy as np
+from gymnasium import spaces
 
-from dzrobot.envs.initial_states import DRAWN
-from dzrobot.envs.libero.arm import ArmEnv
-from dzrobot.envs.libero.install import check_versions, import_robosuite
-from dzrobot.envs.libero.sim import Raw, Simulation
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.episodes import DRAWN
+from dzrobot.envs.libero.sim import ArmSetup, Raw, Simulation
+from dzrobot.envs.libero.simulated import (
+    ArmEnv,
+    Observation,
+    SimulatedArmEnv,
+    SimulatedRobot,
+    arguments_of,
+)
+from dzrobot.envs.mujoco.simulator import check_versions, import_robosuite
+from dzrobot.envs.panda.quantities import CLOSED_ABOVE, ArmLayout, gripper_position
 
 
-class LiftEnv(ArmEnv, EzPickle):
+class _Lift(SimulatedArmEnv):
+    """The task, whatever the robot's keys and actions are."""
+
+    task = "lift the red cube"
+
+    def _open(self, seed: int) -> Simulation:
+        lift = import_robosuite().environments.manipulation.lift.Lift
+        return Simulation(lift, {}, self._image, seed, self._setup)
+
+    def _begin(self, sim: Simulation, start: int) -> Raw:
+        return sim.reset(start)
+
+
+class LiftEnv(_Lift, ArmEnv):
     """Lift a red cube off the table; see :class:`ArmEnv` for observation and action.
 
     ``dzrobot/lift-v0`` makes it. An initial state fixes where the cube lies, how large it is and
@@ -29,8 +51,6 @@ class LiftEnv(ArmEnv, EzPickle):
         SimulatorError: the simulator has the wrong version.
     """
 
-    task = "lift the red cube"
-
     def __init__(  # noqa: PLR0913 (Gymnasium passes plain keyword arguments)
         self,
         *,
@@ -41,21 +61,107 @@ class LiftEnv(ArmEnv, EzPickle):
         quality: Literal["full", "draft"] = "full",
         stop_on_success: bool = True,
     ) -> None:
-        options: dict[str, Any] = {
-            "resolution": resolution,
-            "render_mode": render_mode,
-            "settle_steps": settle_steps,
-            "cameras": cameras,
-            "quality": quality,
-            "stop_on_success": stop_on_success,
-        }
-        EzPickle.__init__(self, **options)
-        super().__init__(starts=DRAWN, **options)
+        super().__init__(arguments_of(locals()), DRAWN)
         check_versions()
 
-    def _open(self, seed: int) -> Simulation:
-        lift = import_robosuite().environments.manipulation.lift.Lift
-        return Simulation(lift, {}, self._image, seed)
 
-    def _begin(self, sim: Simulation, start: int) -> Raw:
-        return sim.reset(start)
+JOINT_LIMITS_RAD = (
+    (-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973),
+    (2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973),
+)
+"""Of Franka's data sheet."""
+
+STEP_RAD = 0.2
+"""Farthest that a joint is commanded from where it is: 3 rad/s, more than any joint can do."""
+
+STIFFNESS = 250.0
+"""Of robosuite's joint controller, in 1/s^2: a joint has gone 22, 56, 79 and 90 % of its way after
+one to four actions."""
+
+_SETUP = ArmSetup(
+    controller="JOINT_POSITION",
+    controller_values={"kp": STIFFNESS, "output_max": STEP_RAD, "output_min": -STEP_RAD},
+    cameras=("agentview", "sideview", "robot0_eye_in_hand"),
+    control_hz=15,
+)
+_VIEWS = ("exterior_image_1_left", "exterior_image_2_left", "wrist_image_left")
+
+
+class DroidLiftEnv(_Lift):
+    """Lift a red cube off the table, in the keys and conventions of ``oxe_droid``.
+
+    ``dzrobot/droid-lift-v0`` makes it: a simulated twin of an arm of DROID, for policies that act
+    in joint positions. Its initial states are those of ``dzrobot/lift-v0``.
+
+    Observation:
+        ``video.exterior_image_1_left``, ``video.exterior_image_2_left``,
+            ``video.wrist_image_left``: ``(180, 320, 3)`` uint8, upright.
+        ``state.joint_position``: ``(7,)`` float32, rad.
+        ``state.gripper_position``: ``(1,)`` float32, 0 open to 1 closed.
+        ``annotation.task``: the instruction.
+
+    Action, ``(8,)``: seven joint positions (rad) to move to, measured from zero and not from where
+    the arm is, and the gripper: above 0.5 closes, else opens. A joint is commanded at most 0.2 rad
+    from where it is. One step is 66 ms: 33 physics steps of 2 ms.
+
+    See :class:`SimulatedArmEnv` for episodes.
+
+    Args:
+        render_mode: ``"rgb_array"`` or None.
+        settle_steps: Steps with an open, resting gripper before the episode begins.
+        cameras: False leaves the images out of the observation, and the time they take.
+        quality: ``"draft"`` draws faster and less well, for tests.
+        stop_on_success: False never terminates; ``info["is_success"]`` still tells.
+
+    Raises:
+        MissingDependencyError: the simulator is not installed.
+        SimulatorError: the simulator has the wrong version.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012
+
+    layout = ArmLayout.of(load_embodiment("oxe_droid"))
+    """What its actions and states are made of: those of a Franka."""
+
+    def __init__(
+        self,
+        *,
+        render_mode: str | None = None,
+        settle_steps: int = 10,
+        cameras: bool = True,
+        quality: Literal["full", "draft"] = "full",
+        stop_on_success: bool = True,
+    ) -> None:
+        arguments = arguments_of(locals())
+        low, high = (np.array([*limits, bound], np.float32)
+                     for limits, bound in zip(JOINT_LIMITS_RAD, (0, 1), strict=True))  # fmt: skip
+        robot = SimulatedRobot(
+            embodiment=self.layout.robot,
+            # A joint may be pushed a little beyond its limit.
+            state_limits={"state.joint_position": (-4.0, 4.0), "state.gripper_position": (0, 1)},
+            action_space=spaces.Box(low, high, dtype=np.float32),
+            setup=_SETUP,
+        )
+        super().__init__(arguments, robot, DRAWN)
+        check_versions()
+
+    def _rest(self, sim: Simulation) -> np.ndarray:
+        return np.array([*sim.joints, 0.0])
+
+    def _command(self, sim: Simulation, action: np.ndarray) -> np.ndarray:
+        away = (action[:7] - sim.joints) / STEP_RAD
+        return np.array([*np.clip(away, -1.0, 1.0), 1.0 if action[7] > CLOSED_ABOVE else -1.0])
+
+    def _images(self, raw: Raw) -> Observation:
+        return {
+            f"video.{name}": np.ascontiguousarray(raw[f"{camera}_image"][::-1])
+            for name, camera in zip(_VIEWS, self._setup.cameras, strict=True)
+        }
+
+    def _state(self, raw: Raw) -> Observation:
+        width = float(np.abs(raw["robot0_gripper_qpos"]).sum())
+        return {
+            # robosuite itself tells only sines and cosines, and one joint turns beyond half a turn.
+            "state.joint_position": self.simulation.joints.astype(np.float32),
+            "state.gripper_position": np.array([gripper_position(width)], np.float32),
+        }

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dzrobot.envs.libero.culling import culled
-from dzrobot.envs.libero.rendering import (
+from dzrobot.envs.mujoco.culling import culled
+from dzrobot.envs.mujoco.simulator import (
     check_rendering,
     free_context,
     hand_over,
@@ -70,7 +70,7 @@ class Simulation:
         arguments: For its constructor, beyond the robot, controller and cameras.
         image: How the cameras draw.
         seed: For what the constructor samples.
-        setup: Controller and cameras; LIBERO's unless said otherwise.
+        setup: Controller and cameras.
 
     Raises:
         SimulatorError: there is no OpenGL to draw with.
@@ -82,13 +82,12 @@ class Simulation:
         arguments: Mapping[str, Any],
         image: CameraOptions,
         seed: int,
-        *,
-        setup: ArmSetup | None = None,
+        setup: ArmSetup,
     ) -> None:
         if image.cameras or image.on_demand:
             check_rendering()
         self._image = image
-        self._setup = setup or ArmSetup()
+        self._setup = setup
         with _numpy_seeded(seed):
             self._env = _sparing(environment_class)(
                 **arguments, **_common_arguments(image, self._setup), image=image

@@ -3,18 +3,21 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.utils import EzPickle
 
+from dzrobot.embodiments.hand import HandMotion
+from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.envs.initial_states import InitialStates
+from dzrobot.envs.episodes import InitialStates, episode_info
 from dzrobot.envs.libero.goal_progress import GoalProgress
 from dzrobot.envs.libero.perturbations import AXES, perturb
-from dzrobot.envs.libero.rendering import choose_backend
 from dzrobot.envs.libero.sim import ArmSetup, CameraOptions, Raw, Simulation
-from dzrobot.envs.spaces import Limits, observation_space, plain_action
+from dzrobot.envs.mujoco.simulator import choose_backend
+from dzrobot.envs.spaces import Limits, action_space, observation_space, plain_action
 from dzrobot.errors import ConfigError
 
 Observation = dict[str, Any]
@@ -38,11 +41,11 @@ class SimulatedRobot:
     """Controller, cameras and rate."""
 
 
-class SimulatedArmEnv(gym.Env[Observation, np.ndarray]):
+class SimulatedArmEnv(gym.Env[Observation, np.ndarray], EzPickle):
     """A robosuite arm in the modality keys of an embodiment.
 
     ``info["failure_class"]`` says at every step how the episode failed if it ended there, None
-    while the goal holds; see :class:`~dzrobot.envs.failure_classes.FailureClass`.
+    while the goal holds; see :class:`~dzrobot.envs.episodes.FailureClass`.
 
     An episode terminates when the goal holds; a step after that continues with the physics, and
     reports the goal again. Time limits are Gymnasium's wrapper's. The simulator is opened by the
@@ -50,22 +53,21 @@ class SimulatedArmEnv(gym.Env[Observation, np.ndarray]):
 
     The same seed and actions give the same numbers and pixels to the bit, on one machine; another
     graphics driver may draw other pixels.
+
+    Args:
+        arguments: What its own constructor was called with, among it render_mode, settle_steps,
+            cameras, quality and stop_on_success. A pickle is made with them again.
+        robot: Which robot it is.
+        starts: Number of its initial states.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
     action_space: gym.spaces.Box
 
-    def __init__(  # noqa: PLR0913 (Gymnasium passes plain keyword arguments)
-        self,
-        *,
-        robot: SimulatedRobot,
-        starts: int,
-        render_mode: str | None,
-        settle_steps: int,
-        cameras: bool,
-        quality: Literal["full", "draft"],
-        stop_on_success: bool,
-    ) -> None:
+    def __init__(self, arguments: Mapping[str, Any], robot: SimulatedRobot, starts: int) -> None:
+        EzPickle.__init__(self, **arguments)
+        render_mode, settle_steps = arguments["render_mode"], arguments["settle_steps"]
+        cameras, quality = arguments["cameras"], arguments["quality"]
         self._sim: Simulation | None = None
         self._progress: GoalProgress | None = None
         self._refuse_bad_options(render_mode, settle_steps, quality)
@@ -79,7 +81,7 @@ class SimulatedArmEnv(gym.Env[Observation, np.ndarray]):
             quality=quality,
         )
         self._settle_steps = settle_steps
-        self._stop_on_success = stop_on_success
+        self._stop_on_success = arguments["stop_on_success"]
         self._starts = InitialStates(starts)
         self._perturbation: tuple[str, int, int] | None = None
         self._start = -1
@@ -161,7 +163,7 @@ class SimulatedArmEnv(gym.Env[Observation, np.ndarray]):
     ) -> tuple[Observation, Info]:
         """Begin an episode: build the scene, restore its initial state, let it settle.
 
-        ``seed`` fixes everything. :class:`~dzrobot.envs.initial_states.InitialStates` says which
+        ``seed`` fixes everything. :class:`~dzrobot.envs.episodes.InitialStates` says which
         initial state is taken.
 
         Raises:
@@ -240,14 +242,8 @@ class SimulatedArmEnv(gym.Env[Observation, np.ndarray]):
         return observation
 
     def _info(self, progress: GoalProgress, *, success: bool) -> Info:
-        failure = progress.failure_class
-        return {
-            "is_success": success,
-            "task": self.task,
-            "init_state_id": self._start,
-            "reset_reason": "success" if success and self._stop_on_success else "",
-            "failure_class": None if failure is None else failure.value,
-        }
+        failure, ends = progress.failure_class, self._stop_on_success
+        return episode_info(self.task, self._start, failure, success=success, ends=ends)
 
     def _draw_seed(self) -> int:
         return int(self.np_random.integers(2**32))
@@ -262,3 +258,112 @@ class SimulatedArmEnv(gym.Env[Observation, np.ndarray]):
             faults.append(f"quality={quality!r} must be 'full' or 'draft'")
         if faults:
             raise ConfigError(f"{type(self).__name__} cannot be made: {'; '.join(faults)}.")
+
+
+STATE_LIMITS = (
+    (-3.0, -3.0, -3.0, -6.2832, -6.2832, -6.2832, -0.1, -0.1),
+    (3.0, 3.0, 3.0, 6.2832, 6.2832, 6.2832, 0.1, 0.1),
+)
+"""Lowest and highest state: meters, radians (a rotation vector of up to one turn), meters."""
+
+SETTLE = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
+"""What is done while the objects come to rest: stand still, gripper open."""
+
+
+class ArmEnv(SimulatedArmEnv):
+    """A simulated Panda with an exterior and a wrist camera, in the keys of ``libero_sim``.
+
+    Observation:
+        ``video.image``, ``video.wrist_image``: ``(H, W, 3)`` uint8. Turned by 180 degrees from
+            robosuite's bottom-up buffer, as the published datasets and policies have them: that is
+            a mirror image. :meth:`render` is upright and not mirrored.
+        ``state.state``: ``(8,)`` float32. Position of the hand (m), its rotation vector (rad),
+            the two finger positions (m), as :func:`arm_state` writes them.
+        ``annotation.task``: the instruction.
+
+    Action, ``(7,)`` in [-1, 1]: translation along the world's axes (1 = 0.05 m), rotation vector
+    about them (1 = 0.5 rad), both measured from the current pose, then the gripper, of which only
+    the sign counts: above 0 closes, below 0 opens, 0 holds. One step is 50 ms.
+
+    See :class:`SimulatedArmEnv` for episodes.
+
+    Args:
+        arguments: As of :class:`SimulatedArmEnv`, and the images' ``resolution``.
+        starts: Number of initial states.
+    """
+
+    hand = HandMotion(
+        position=slice(0, 3),
+        rotation=slice(3, 6),
+        rotation_form="rotation vector",
+        fingers=slice(6, 8),
+        translation=slice(0, 3),
+        turn=slice(3, 6),
+        gripper=6,
+        closes=1,
+        translation_m=0.05,
+        rotation_rad=0.5,
+    )
+    """Which numbers of state and action move the hand."""
+
+    def __init__(self, arguments: Mapping[str, Any], starts: int) -> None:
+        size = arguments["resolution"]
+        embodiment = load_embodiment("libero_sim").at_resolution(size, size)
+        robot = SimulatedRobot(
+            embodiment=embodiment,
+            state_limits={"state.state": STATE_LIMITS},
+            action_space=action_space(embodiment),
+            setup=ArmSetup(),
+        )
+        super().__init__(arguments, robot, starts)
+
+    def _rest(self, sim: Simulation) -> np.ndarray:
+        return SETTLE
+
+    def _command(self, sim: Simulation, action: np.ndarray) -> np.ndarray:
+        return action
+
+    def _images(self, raw: Raw) -> Observation:
+        return {
+            "video.image": turned(raw["agentview_image"]),
+            "video.wrist_image": turned(raw["robot0_eye_in_hand_image"]),
+        }
+
+    def _state(self, raw: Raw) -> Observation:
+        return {"state.state": arm_state(raw)}
+
+
+def arguments_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a constructor was called with, from its ``locals()``."""
+    return {name: value for name, value in values.items() if name not in ("self", "__class__")}
+
+
+def turned(raw: np.ndarray) -> np.ndarray:
+    """Return a fresh copy of ``raw`` (H, W, 3), turned by 180 degrees."""
+    return np.ascontiguousarray(raw[::-1, ::-1])
+
+
+def arm_state(raw: Raw) -> np.ndarray:
+    """Return ``(8,)`` float32: hand position, rotation vector, finger positions."""
+    return np.concatenate(
+        [
+            raw["robot0_eef_pos"],
+            rotation_vector(raw["robot0_eef_quat"]),
+            raw["robot0_gripper_qpos"],
+        ]
+    ).astype(np.float32)
+
+
+def rotation_vector(quaternion: np.ndarray) -> np.ndarray:
+    """Return axis times angle (rad) of ``quaternion`` (x, y, z, w), which is left as it is.
+
+    The angle lies in [0, 2 pi]: a quaternion with negative w keeps its sign and gives more than pi.
+    The datasets are written so, and a downward hand sits right at that seam; folding it back would
+    flip the sign of the whole vector there.
+    """
+    x, y, z, w = (float(number) for number in quaternion)
+    w = min(max(w, -1.0), 1.0)
+    sine = float(np.sqrt(1.0 - w * w))
+    if np.isclose(sine, 0.0):
+        return np.zeros(3)
+    return np.array([x, y, z]) * (2.0 * float(np.arccos(w)) / sine)

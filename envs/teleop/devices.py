@@ -7,8 +7,7 @@ from typing import Any
 
 from dzrobot.config import load_config
 from dzrobot.envs.teleop import gamepad, leader, spacemouse
-from dzrobot.envs.teleop.device import Gives, TeleopDevice, TeleopReading
-from dzrobot.envs.teleop.driven import DrivenDevice
+from dzrobot.envs.teleop.device import DrivenDevice, Gives, TeleopDevice, TeleopReading
 from dzrobot.envs.teleop.settings import (
     NONE,
     DeviceConfig,

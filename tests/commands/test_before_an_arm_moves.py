@@ -7,7 +7,7 @@ import pytest
 
 from dzrobot.cli import main
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.fakes import HOME, FakeArm
+from dzrobot.envs.franka.fake_devices import HOME, FakeArm
 from dzrobot.envs.franka.make import load_workcell, make_franka
 from dzrobot.envs.franka.teaching import assign, teach, workcell_text
 from dzrobot.errors import ConfigError, RobotError

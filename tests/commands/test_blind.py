@@ -9,7 +9,7 @@ import pytest
 from operated import Operated, operator_environment
 
 from dzrobot.cli import main
-from dzrobot.envs.franka.keyboard import Keyboard
+from dzrobot.envs.franka.operator.keyboard import Keyboard
 from dzrobot.errors import ProtocolError
 from dzrobot.rollout.evaluation.blind import BLIND_FILE, BlindEvaluation
 from dzrobot.rollout.evaluation.card import read_cases
@@ -106,7 +106,7 @@ class Agreeing(Keyboard):
 def test_at_a_terminal_trials_are_run_and_revealed(tmp_path, monkeypatch, capsys):
     for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
-    monkeypatch.setattr("dzrobot.envs.franka.console.terminal", Agreeing)
+    monkeypatch.setattr("dzrobot.envs.franka.operator.console.terminal", Agreeing)
     words = ["eval", "--env", ENV, "--env-arg", "reward={rule: operator}", "--blind", "hold",
              "random", "--episodes", "2", "--max-steps", "3", "--videos", "none"]  # fmt: skip
     out = tmp_path / "out"

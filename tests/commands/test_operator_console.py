@@ -14,10 +14,10 @@ import pytest
 from operated import Operated, operator_environment
 
 from dzrobot.cli import INTERRUPTED, STOPPED, TERMINATED, main
-from dzrobot.envs.franka.console import OperatorConsole
-from dzrobot.envs.franka.keyboard import Keyboard
-from dzrobot.envs.franka.outcomes import ArmPhase, OperatorVerdict
-from dzrobot.envs.franka.preview import Preview
+from dzrobot.envs.franka.operator.console import OperatorConsole
+from dzrobot.envs.franka.operator.keyboard import Keyboard
+from dzrobot.envs.franka.operator.operator import ArmPhase, OperatorVerdict
+from dzrobot.envs.franka.operator.preview import Preview
 from dzrobot.errors import ConfigError, StoppedError
 from dzrobot.rollout.arm.attended import leaving
 

@@ -15,8 +15,8 @@ from emulated_devices import EmulatedServos, EmulatedSpaceMouse, SourceOfEmulate
 from dzrobot.cli import main
 from dzrobot.commands.replay import load_recording
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.teleop.device import DrivenDevice
 from dzrobot.envs.teleop.devices import load_device
-from dzrobot.envs.teleop.driven import DrivenDevice
 from dzrobot.envs.teleop.settings import SpaceMouseConfig
 
 

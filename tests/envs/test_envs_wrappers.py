@@ -6,7 +6,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import dzrobot  # noqa: F401
-from dzrobot.envs.wrappers import PlainKeys
+from dzrobot.envs.adapted import PlainKeys
 from dzrobot.errors import ConfigError
 
 

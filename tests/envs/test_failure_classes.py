@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import dzrobot  # noqa: F401
+from dzrobot.envs.episodes import FailureClass
 from dzrobot.envs.expert import Expert, GraspPhase
-from dzrobot.envs.failure_classes import FailureClass
 from dzrobot.envs.libero.goal_progress import JOINT_RANGES, PLACED
 from dzrobot.registration import SUITES
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 from emulated import need_libraries
 
-from dzrobot.envs.emulators.launcher import SERIALS, EmulatorLauncher, LauncherAddress
-from dzrobot.envs.franka.camera import RealSenseCamera, list_cameras
+from dzrobot.envs.emulators.launcher import EmulatorLauncher, LauncherAddress
+from dzrobot.envs.emulators.views import SERIALS
 from dzrobot.envs.franka.camera_config import CameraConfig
+from dzrobot.envs.franka.cameras.realsense import ColorSettings, RealSenseCamera, list_cameras
 from dzrobot.envs.franka.make import make_franka
-from dzrobot.envs.franka.realsense_settings import ColorSettings
 from dzrobot.errors import ConfigError, RobotError
 
 EXTERIOR, WRIST = SERIALS

@@ -12,12 +12,12 @@ from emulated import KeptCell, need_libraries
 from dzrobot.cli import main
 from dzrobot.commands.replay import load_recording
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.emulators.launcher import SERIALS
-from dzrobot.envs.franka.arm import REMEDIES, Mode
+from dzrobot.envs.emulators.views import SERIALS
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.diagnostics import diagnose
-from dzrobot.envs.franka.keyboard import Keyboard
 from dzrobot.envs.franka.make import load_workcell
+from dzrobot.envs.franka.operator.keyboard import Keyboard
+from dzrobot.envs.panda.state import REMEDIES, Mode
 from dzrobot.errors import DatasetError
 from dzrobot.recording import EpisodeWriter
 from dzrobot.rollout.arm.attended import EndedByDriver

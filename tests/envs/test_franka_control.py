@@ -5,16 +5,16 @@ import itertools
 import numpy as np
 import pytest
 
-from dzrobot.envs.franka.arm import Mode
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.diagnostics import _mode, _states
+from dzrobot.envs.franka.drivers.gripper import FrankyGripper, HandState
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.fakes import HOME, READY, FakeArm, FakeCamera
-from dzrobot.envs.franka.gripper import FrankyGripper, NoGripper
-from dzrobot.envs.franka.hand_driver import HandState
+from dzrobot.envs.franka.fake_devices import HOME, READY, FakeArm, FakeCamera
 from dzrobot.envs.franka.make import make_franka
-from dzrobot.envs.franka.poses import angle_between, pose_of
-from dzrobot.envs.franka.ways import PoseWay
+from dzrobot.envs.franka.motion.trajectories import PoseWay
+from dzrobot.envs.franka.workcells import NoGripper
+from dzrobot.envs.panda.poses import angle_between, pose_of
+from dzrobot.envs.panda.state import Mode
 from dzrobot.errors import ConfigError, StoppedError
 
 STILL = np.zeros(7, np.float32)

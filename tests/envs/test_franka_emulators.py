@@ -16,14 +16,16 @@ import numpy as np
 import pytest
 
 from dzrobot.cli import main
-from dzrobot.envs.emulators import kinematics, wire
+from dzrobot.envs.emulators import fci_protocol as wire
 from dzrobot.envs.emulators.arm import EmulatedArm
-from dzrobot.envs.emulators.faults import Faults
-from dzrobot.envs.emulators.launcher import SERIALS, EmulatorLauncher, LauncherAddress
-from dzrobot.envs.emulators.message import StateMessage
+from dzrobot.envs.emulators.dynamics import Faults
+from dzrobot.envs.emulators.launcher import EmulatorLauncher, LauncherAddress
+from dzrobot.envs.emulators.robot_client import StateMessage
 from dzrobot.envs.emulators.robot_server import RobotServer
+from dzrobot.envs.emulators.views import SERIALS
 from dzrobot.envs.franka.camera_config import CameraConfig
-from dzrobot.envs.franka.realsense import RealSenseDriver
+from dzrobot.envs.franka.cameras.realsense import RealSenseDriver
+from dzrobot.envs.panda import kinematics
 from dzrobot.errors import RobotError
 
 
@@ -40,7 +42,9 @@ def test_jacobian_equals_finite_differences():
         kinematics.pose_difference(kinematics.forward(q + step * unit, hand), here) / step
         for unit in np.eye(7)
     ]
-    np.testing.assert_allclose(kinematics.jacobian(q, hand), np.stack(columns, 1), atol=1e-5)
+    np.testing.assert_allclose(
+        kinematics.posture(q, hand).jacobian, np.stack(columns, 1), atol=1e-5
+    )
 
 
 def test_state_message_shows_errors_in_their_bits():

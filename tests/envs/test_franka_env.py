@@ -6,31 +6,25 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
+from fake_operator import FakeOperator
 from gymnasium.utils.env_checker import check_env
 
 import dzrobot  # noqa: F401
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.franka.camera import fit
+from dzrobot.envs.franka.arm_episode import RateLimiter
 from dzrobot.envs.franka.camera_config import CameraConfig
-from dzrobot.envs.franka.clock import RateLimiter
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.console import OperatorConsole
-from dzrobot.envs.franka.dry_run import DryRunArm
+from dzrobot.envs.franka.drivers.dry_run import DryRunArm
+from dzrobot.envs.franka.drivers.franky_driver import version_hint
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.fakes import (
-    HOME,
-    FakeArm,
-    FakeCamera,
-    FakeClock,
-    FakeGripper,
-    FakeOperator,
-)
-from dzrobot.envs.franka.franky_driver import version_hint
-from dzrobot.envs.franka.keyboard import Keyboard
-from dzrobot.envs.franka.lock import ArmLock
+from dzrobot.envs.franka.fake_devices import HOME, FakeArm, FakeCamera, FakeClock, FakeGripper
 from dzrobot.envs.franka.make import make_franka
-from dzrobot.envs.franka.outcomes import OperatorVerdict
-from dzrobot.envs.franka.poses import pose_of
+from dzrobot.envs.franka.operator.console import OperatorConsole
+from dzrobot.envs.franka.operator.keyboard import Keyboard
+from dzrobot.envs.franka.operator.operator import OperatorVerdict
+from dzrobot.envs.franka.safeguards.lock_and_stop import ArmLock
+from dzrobot.envs.franka.sensing import fit
+from dzrobot.envs.panda.poses import pose_of
 from dzrobot.errors import ConfigError, RobotError, StoppedError
 from dzrobot.rollout.demonstrations.record import KeyboardActor
 from dzrobot.rollout.evaluation.evaluate import Evaluation, prepare
@@ -257,7 +251,7 @@ def test_after_an_abort_only_an_acknowledged_reset_helps():
 def test_a_dead_controller_is_noticed_in_the_same_step():
     env, arm, _ = make()
     env.reset()
-    arm.end_controller()
+    arm.stop()
     *_, truncated, info = env.step(STILL)
     assert truncated
     assert info["abort"] == "controller"

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from emulated import need_libraries, printer, rows
 
-from dzrobot.envs.emulators.faults import Faults
+from dzrobot.envs.emulators.dynamics import Faults
+from dzrobot.envs.franka.emulated import EmulatedWorkcell
 from dzrobot.envs.franka.make import connectable, load_workcell
-from dzrobot.envs.franka.workcells import EMPTY_SCENE, EmulatedWorkcell
+from dzrobot.envs.mujoco.lift_scene import EMPTY_SCENE
 from dzrobot.errors import DzrobotError, RobotError, SafetyError, StoppedError
 
 pytestmark = pytest.mark.robot

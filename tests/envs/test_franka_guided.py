@@ -9,11 +9,11 @@ from emulated import need_libraries, printer
 from dzrobot.cli import main
 from dzrobot.commands.replay import load_recording
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.franka.arm import Space
 from dzrobot.envs.franka.config import ControllerConfig, LimitsConfig
+from dzrobot.envs.franka.emulated import EmulatedWorkcell
 from dzrobot.envs.franka.make import connectable, load_workcell, make_franka
-from dzrobot.envs.franka.safety import Workspace
-from dzrobot.envs.franka.workcells import EmulatedWorkcell
+from dzrobot.envs.franka.safeguards.limits import Workspace
+from dzrobot.envs.franka.workcells import Space
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopReading
 from dzrobot.envs.teleop.devices import load_device
 from dzrobot.errors import ConfigError

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.emulators.kinematics import flange_to_hand, forward, jacobian
-from dzrobot.envs.emulators.launcher import SECOND_EXTERIOR, SERIALS
-from dzrobot.envs.franka import targets
-from dzrobot.envs.franka.arm import DisconnectedError
+from dzrobot.envs.driver_process import DisconnectedError
+from dzrobot.envs.emulators.views import SECOND_EXTERIOR, SERIALS
 from dzrobot.envs.franka.config import FrankaConfig, LimitsConfig
-from dzrobot.envs.franka.dry_run import DryRunArm
+from dzrobot.envs.franka.drivers.dry_run import DryRunArm
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.fakes import READY, FakeArm, FakeCamera
+from dzrobot.envs.franka.fake_devices import READY, FakeArm, FakeCamera
 from dzrobot.envs.franka.make import load_workcell
-from dzrobot.envs.franka.safety import RefusalError, Workspace
-from dzrobot.envs.franka.self_collision import collision_of
-from dzrobot.envs.franka.targets import HandSpace, JointSpace, joint_box
-from dzrobot.envs.franka.ways import JointWay
+from dzrobot.envs.franka.motion import action_spaces as targets
+from dzrobot.envs.franka.motion.action_spaces import HandSpace, JointSpace, joint_box
+from dzrobot.envs.franka.motion.trajectories import JointWay
+from dzrobot.envs.franka.safeguards.limits import RefusalError, Workspace
+from dzrobot.envs.franka.safeguards.self_collision import collision_of
+from dzrobot.envs.panda.kinematics import flange_to_hand, forward, posture
 from dzrobot.errors import (
     ConfigError,
     MissingDependencyError,
@@ -111,7 +111,7 @@ def test_the_hand_is_no_faster_than_it_may_be(goals):
     asked = [goal for goal in goals for _ in range(8)]
     place = READY_Q
     for target, speeds, _ in walk(asked):
-        twist = jacobian(place, HAND) @ speeds
+        twist = posture(place, HAND).jacobian @ speeds
         # What speed the joints had before is taken from them no faster than they may brake.
         assert np.linalg.norm(twist[:3]) <= 1.1 * LIMITS.speed_m_s
         place = target
@@ -242,7 +242,7 @@ def test_the_hands_workspace_ends_a_way_of_the_joints():
 
 def test_links_keep_apart():
     pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
-    from dzrobot.envs.franka.self_collision import SelfCollision
+    from dzrobot.envs.franka.safeguards.self_collision import SelfCollision
 
     near = SelfCollision(LimitsConfig(self_collision_m=0.02))
     assert near.deficits_m(READY_Q) == (0.0, 0.0)
@@ -347,7 +347,7 @@ def test_an_obstacle_has_a_size():
 
 
 def test_without_a_simulator_it_has_to_be_said_that_links_are_not_looked_at(monkeypatch):
-    from dzrobot.envs.franka import self_collision
+    from dzrobot.envs.franka.safeguards import self_collision
 
     def missing():
         raise MissingDependencyError("mujoco is not installed: pip install -e '.[libero]'.")

@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 from emulated import KeptCell, need_libraries, printer, rows
 
-from dzrobot.envs.franka.arm import DisconnectedError
-from dzrobot.envs.franka.clock import SystemClock
+from dzrobot.envs.driver_process import DisconnectedError, DriverProcess, Latest
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.fakes import FakeArm, FakeCamera
+from dzrobot.envs.franka.fake_devices import FakeArm, FakeCamera
 from dzrobot.envs.franka.make import connectable, load_workcell
-from dzrobot.envs.franka.process import DriverProcess, Latest
+from dzrobot.envs.franka.workcells import SystemClock
 from dzrobot.errors import DzrobotError, RobotError, StoppedError
 
 GAP_S = 0.2
@@ -154,7 +153,7 @@ def test_a_loop_hears_a_driver_again_that_was_late_once(echo):
 def test_a_driver_ends_with_its_parent():
     script = (
         "import os\n"
-        "from dzrobot.envs.franka.process import DriverProcess\n"
+        "from dzrobot.envs.driver_process import DriverProcess\n"
         "from test_franka_processes import Echo\n"
         "driver = DriverProcess('echo', Echo, memory=64)\n"
         "print(driver.ask('pid', timeout_s=30), flush=True); os.kill(os.getpid(), 9)"
@@ -392,7 +391,7 @@ def test_the_environments_process_imports_no_native_driver_and_ends_beside_a_stu
     script = textwrap.dedent("""
         import os, signal, sys
         import numpy as np
-        from dzrobot.envs.franka.workcells import EmulatedWorkcell
+        from dzrobot.envs.franka.emulated import EmulatedWorkcell
         from dzrobot.envs.franka.make import connectable, load_workcell
 
         values = {"reward": {"rule": "none"}, "limits": {"frame_age_s": 5.0, "state_age_s": 5.0}}

@@ -8,14 +8,15 @@ import pytest
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Part
 from dzrobot.envs.franka.camera_config import CameraConfig
-from dzrobot.envs.franka.config import ActionConfig, FrankaConfig
+from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.fakes import HOME, READY, FakeArm, FakeCamera
+from dzrobot.envs.franka.fake_devices import HOME, READY, FakeArm, FakeCamera
 from dzrobot.envs.franka.make import make_franka
-from dzrobot.envs.franka.poses import pose_of, quaternion_of
-from dzrobot.envs.franka.quantities import MEASURED, ArmLayout, Moment
-from dzrobot.envs.franka.safety import RefusalError
-from dzrobot.envs.franka.targets import _asked_pose
+from dzrobot.envs.franka.motion.action_spaces import _asked_pose
+from dzrobot.envs.franka.safeguards.limits import RefusalError
+from dzrobot.envs.panda.poses import pose_of, quaternion_of
+from dzrobot.envs.panda.quantities import MEASURED, ArmLayout, Moment
+from dzrobot.envs.panda.state import ActionConfig
 from dzrobot.errors import ConfigError
 
 PNP = load_embodiment("franka_pnp")

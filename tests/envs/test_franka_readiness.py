@@ -5,21 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fake_operator import FakeOperator
 
-from dzrobot.envs.franka.arm import REMEDIES, ControllerEndedError, Mode
 from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.emulated import EmulatedWorkcell
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.fakes import (
-    HOME,
-    FakeArm,
-    FakeCamera,
-    FakeClock,
-    FakeGripper,
-    FakeOperator,
-)
+from dzrobot.envs.franka.fake_devices import HOME, FakeArm, FakeCamera, FakeClock, FakeGripper
 from dzrobot.envs.franka.make import connectable, load_workcell
-from dzrobot.envs.franka.outcomes import ArmPhase
-from dzrobot.envs.franka.workcells import EmulatedWorkcell
+from dzrobot.envs.franka.operator.operator import ArmPhase
+from dzrobot.envs.franka.workcells import ControllerEndedError
+from dzrobot.envs.panda.state import REMEDIES, Mode
 from dzrobot.errors import RobotError, StoppedError
 
 STILL = np.zeros(7, np.float32)
@@ -60,7 +55,7 @@ def test_an_arm_in_another_mode_is_left_alone_and_says_which_lamp_and_menu(mode)
 def test_a_controller_that_ended_says_what_the_arm_shows(mode):
     env = make(arm := FakeArm())
     env.reset()
-    arm.end_controller()
+    arm.stop()
     arm._mode = mode
     *_, truncated, info = env.step(STILL)
     assert truncated
@@ -78,7 +73,7 @@ class Refusing(FakeArm):
         if self.says:
             raise ControllerEndedError("the arm refused to move its joints: no")
         self.start()
-        self.end_controller()
+        self.stop()
 
 
 @pytest.mark.parametrize("says", [True, False])

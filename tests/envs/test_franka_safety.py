@@ -8,20 +8,8 @@ from hypothesis import strategies as st
 
 from dzrobot.envs.franka.config import FrankaConfig, LimitsConfig
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.fakes import HOME, READY, FakeArm, FakeCamera
-from dzrobot.envs.franka.gripper import wants_change
-from dzrobot.envs.franka.poses import (
-    angle_between,
-    euler_of,
-    is_pose,
-    pose_of,
-    rotation_about,
-    rotation_of,
-    rotation_vector,
-    towards,
-    wrap,
-)
-from dzrobot.envs.franka.safety import (
+from dzrobot.envs.franka.fake_devices import HOME, READY, FakeArm, FakeCamera
+from dzrobot.envs.franka.safeguards.limits import (
     COLLISIONS,
     RECOVERABLE,
     Abort,
@@ -37,6 +25,16 @@ from dzrobot.envs.franka.safety import (
     classify,
     on_silence,
 )
+from dzrobot.envs.panda.poses import (
+    angle_between,
+    euler_of,
+    pose_of,
+    rotation_about,
+    rotation_of,
+    rotation_vector,
+    towards,
+)
+from dzrobot.envs.panda.quantities import wants_change
 from dzrobot.errors import SafetyError
 
 LIMITS = LimitsConfig()
@@ -116,6 +114,14 @@ def restore(arm):
     arm.joints = np.array(READY)
 
 
+def assert_is_pose(value):
+    """Raise unless ``value`` is a finite (4, 4) pose with a proper rotation."""
+    rotation = value[:3, :3]
+    np.testing.assert_allclose(rotation @ rotation.T, np.eye(3), atol=1e-4)
+    assert np.linalg.det(rotation) > 0
+    np.testing.assert_allclose(value[3], (0, 0, 0, 1), atol=1e-8)
+
+
 @MANY
 @given(CONFIG, st.lists(EVENT, min_size=1, max_size=25))
 def test_no_sequence_of_events_moves_a_target_out_of_bounds(config, events):
@@ -149,7 +155,7 @@ def test_no_sequence_of_events_moves_a_target_out_of_bounds(config, events):
                           np.array(config.limits.joints_high) - said.joints)  # fmt: skip
         assert room.min() > config.limits.joint_margin_rad
         for target in arm.moves[sent:]:
-            assert is_pose(target)
+            assert_is_pose(target)
             assert workspace.contains(target, slack=1e-6)
             inside = workspace.clip(at)
             meters = np.linalg.norm(target[:3, 3] - inside[:3, 3])
@@ -310,14 +316,6 @@ def test_straight_up_and_down_keep_their_rotation():
     for pitch in (np.pi / 2, -np.pi / 2):
         rotation = rotation_of((0.3, pitch, 0.7))
         np.testing.assert_allclose(rotation_of(euler_of(rotation)), rotation, atol=1e-6)
-
-
-@SOME
-@given(st.floats(-50, 50))
-def test_wrapping_keeps_the_angle(angle):
-    wrapped = float(wrap(angle))
-    assert -np.pi <= wrapped < np.pi + 1e-12
-    assert np.isclose(np.cos(wrapped), np.cos(angle), atol=1e-9)
 
 
 @SOME

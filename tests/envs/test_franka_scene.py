@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 from emulated import need_scene
 
-from dzrobot.envs.emulators import kinematics
 from dzrobot.envs.emulators.arm import EmulatedArm, Target
-from dzrobot.envs.emulators.dynamics import PlainDynamics
-from dzrobot.envs.emulators.faults import GRIPPER_WIDTH_M, Faults
-from dzrobot.envs.emulators.launcher import SERIALS, EmulatorLauncher, LauncherAddress
-from dzrobot.envs.emulators.scenes import LIFT, SCENES, check_scene, dynamics_of, views_of
-from dzrobot.envs.emulators.wire import Generator
+from dzrobot.envs.emulators.dynamics import GRIPPER_WIDTH_M, Faults, PlainDynamics, dynamics_of
+from dzrobot.envs.emulators.fci_protocol import Generator
+from dzrobot.envs.emulators.launcher import EmulatorLauncher, LauncherAddress
+from dzrobot.envs.emulators.scenes import LIFT, SCENES, check_scene
+from dzrobot.envs.emulators.views import SERIALS, views_of
+from dzrobot.envs.franka.arm_episode import rule_for
 from dzrobot.envs.franka.config import FrankaConfig, RewardConfig
+from dzrobot.envs.franka.emulated import EmulatedWorkcell
 from dzrobot.envs.franka.make import load_workcell, located, make_franka
-from dzrobot.envs.franka.outcomes import OperatorVerdict, rule_for
-from dzrobot.envs.franka.workcells import EMPTY_SCENE, EmulatedWorkcell
+from dzrobot.envs.franka.operator.operator import OperatorVerdict
+from dzrobot.envs.mujoco.lift_scene import EMPTY_SCENE
+from dzrobot.envs.panda import kinematics
 from dzrobot.errors import ConfigError, MissingDependencyError
 
 ZEROS = np.zeros(7)
@@ -34,7 +36,7 @@ def physics():
 @pytest.fixture
 def arm(physics):
     """An arm in the scene of start 3, at rest where Lift begins, its hand open."""
-    from dzrobot.envs.emulators.scene import READY
+    from dzrobot.envs.mujoco.lift_scene import READY
 
     physics.fingers.move(GRIPPER_WIDTH_M, 0.3, 20.0)
     physics.prepare(3)
@@ -79,7 +81,7 @@ def grasp(arm, force_n=40.0):
 
 def test_a_start_decides_where_the_cube_lies_within_what_lift_draws():
     need_scene()
-    from dzrobot.envs.emulators.scene import thing_of
+    from dzrobot.envs.emulators.scenes import thing_of
 
     cube = thing_of(LIFT)
     starts = [cube.start(number) for number in range(200)]
@@ -98,8 +100,9 @@ def test_a_start_decides_where_the_cube_lies_within_what_lift_draws():
 
 
 def test_the_scene_is_robosuites_lift(physics):
-    from dzrobot.envs.emulators.scene import BASE, READY, TABLE_TOP_M, load_model, thing_of
+    from dzrobot.envs.emulators.scenes import thing_of
     from dzrobot.envs.libero.lift import LiftEnv
+    from dzrobot.envs.mujoco.lift_scene import BASE, READY, TABLE_TOP_M, load_model
 
     env = LiftEnv(cameras=False, settle_steps=0)
     env.reset(seed=0)
@@ -156,7 +159,7 @@ def test_torques_move_it_about_as_they_move_the_arm_without_a_scene(arm):
 
 
 def test_what_is_pressed_upon_the_table_is_felt_and_stops_it(arm):
-    from dzrobot.envs.emulators.scene import TABLE_TOP_M
+    from dzrobot.envs.mujoco.lift_scene import TABLE_TOP_M
 
     go(arm, (0.5, 0.2, TABLE_TOP_M + 0.05), 1000)
     assert not arm.errors
@@ -172,7 +175,8 @@ def test_what_is_pressed_upon_the_table_is_felt_and_stops_it(arm):
 
 
 def test_fingers_hold_the_cube_by_force_and_lifting_it_is_the_goal(arm):
-    from dzrobot.envs.emulators.scene import BASE, TABLE, thing_of
+    from dzrobot.envs.emulators.scenes import thing_of
+    from dzrobot.envs.mujoco.lift_scene import BASE, TABLE
 
     cube = thing_of(LIFT).start(3)
     x, y, height = cube.position + np.subtract(TABLE, BASE) - (0.0, 0.0, 0.01)
@@ -224,7 +228,7 @@ def test_cameras_see_where_the_cube_is(arm):
 
 
 def test_what_no_camera_sees_is_left_out_of_no_image(arm, monkeypatch):
-    from dzrobot.envs.emulators import rendered
+    from dzrobot.envs.emulators import views as rendered
 
     drawing, drawn = rendered.SceneDrawing(LIFT), []
     count = drawing._shapes
@@ -282,8 +286,8 @@ def test_a_mistyped_scene_in_a_file_is_no_address_of_a_robot():
 
 def test_an_object_of_libero_stands_on_the_table_and_looks_like_itself(libero_assets):
     need_scene()
-    from dzrobot.envs.emulators.scene import TABLE_TOP_M
-    from dzrobot.envs.emulators.table_objects import CLEAR_M, object_in
+    from dzrobot.envs.emulators.scenes import CLEAR_M, object_in
+    from dzrobot.envs.mujoco.lift_scene import TABLE_TOP_M
 
     # A can, 62 mm wide and 76 mm high by its file; LIBERO stands it on its end.
     physics = dynamics_of("alphabet_soup", Faults())

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from emulated import KeptCell, need_libraries
 
-from dzrobot.envs.emulators import wire
-from dzrobot.envs.emulators.faults import Faults
+from dzrobot.envs.driver_process import DisconnectedError
+from dzrobot.envs.emulators import fci_protocol as wire
+from dzrobot.envs.emulators.dynamics import Faults
 from dzrobot.envs.emulators.launcher import LauncherAddress
 from dzrobot.envs.emulators.robot_server import RobotServer
 from dzrobot.envs.emulators.timebase import ArmClock, Timebase
-from dzrobot.envs.emulators.timekeeping import TimedCamera
-from dzrobot.envs.franka.arm import DisconnectedError
-from dzrobot.envs.franka.camera import Frame
 from dzrobot.envs.franka.camera_config import CameraConfig
-from dzrobot.envs.franka.franky_arm import FrankyArm
+from dzrobot.envs.franka.drivers.franky_arm import FrankyArm
+from dzrobot.envs.franka.emulated import TimedCamera
 from dzrobot.envs.franka.make import load_workcell
+from dzrobot.envs.franka.workcells import Frame
 
 SILENCE_S = 1.6
 """The client library gives up after 1 s without a state."""

@@ -11,17 +11,27 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from fake_operator import FakeOperator
 
 from dzrobot.cli import STOPPED, main
+from dzrobot.envs.franka.arm_episode import workcell_digest
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.facts import workcell_digest
-from dzrobot.envs.franka.fakes import HOME, FakeArm, FakeCamera, FakeClock, FakeOperator
-from dzrobot.envs.franka.lock import ArmLock, private_folder, runtime_folder
-from dzrobot.envs.franka.outcomes import ArmPhase, OperatorVerdict
-from dzrobot.envs.franka.poses import distance_between
-from dzrobot.envs.franka.safety import HARDWARE_FAULTS, RECOVERS_ALONE, SAFETY_STOPS, Abort
-from dzrobot.envs.franka.stops import Stops
+from dzrobot.envs.franka.fake_devices import HOME, FakeArm, FakeCamera, FakeClock
+from dzrobot.envs.franka.operator.operator import ArmPhase, OperatorVerdict
+from dzrobot.envs.franka.safeguards.limits import (
+    HARDWARE_FAULTS,
+    RECOVERS_ALONE,
+    SAFETY_STOPS,
+    Abort,
+)
+from dzrobot.envs.franka.safeguards.lock_and_stop import (
+    ArmLock,
+    Stops,
+    private_folder,
+    runtime_folder,
+)
+from dzrobot.envs.panda.poses import distance_between
 from dzrobot.errors import ConfigError, RobotError, StoppedError
 from dzrobot.policies.base import DEFAULT_SESSION
 from dzrobot.rollout.arm.attended import Judged
@@ -174,7 +184,8 @@ def test_the_lock_of_another_user_is_named_and_never_locks_others_out(tmp_path, 
     lock = ArmLock(ADDRESS, str(shared))
     lock.acquire()
     script = (
-        f"import os, sys; sys.path[:] = {sys.path}; from dzrobot.envs.franka.lock import ArmLock\n"
+        f"import os, sys; sys.path[:] = {sys.path}\n"
+        "from dzrobot.envs.franka.safeguards.lock_and_stop import ArmLock\n"
         f"os.setuid(65534); ArmLock({ADDRESS!r}, {str(shared)!r}).acquire()"
     )
 

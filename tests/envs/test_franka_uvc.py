@@ -10,17 +10,15 @@ import numpy as np
 import pytest
 
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.franka import diagnostics
-from dzrobot.envs.franka.arm import DisconnectedError
-from dzrobot.envs.franka.camera import UvcCamera
 from dzrobot.envs.franka.camera_config import CameraConfig
-from dzrobot.envs.franka.clock import SystemClock
+from dzrobot.envs.franka.cameras.uvc import UvcCamera, UvcDriver
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.fakes import READY, FakeArm
+from dzrobot.envs.franka.fake_devices import READY, FakeArm
 from dzrobot.envs.franka.make import make_franka
-from dzrobot.envs.franka.uvc import UvcDriver
-from dzrobot.envs.franka.workcells import RealWorkcell
+from dzrobot.envs.franka.workcells import RealWorkcell, SystemClock
 from dzrobot.errors import ConfigError, RobotError
 from dzrobot.recording.media import read_png
 

@@ -12,9 +12,9 @@ from gymnasium.utils.env_checker import check_env
 from dzrobot.cli import main
 from dzrobot.commands.replay import load_recording, replay
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.emulators.launcher import SERIALS
-from dzrobot.envs.franka.camera import RealSenseCamera
+from dzrobot.envs.emulators.views import SERIALS
 from dzrobot.envs.franka.camera_config import CameraConfig
+from dzrobot.envs.franka.cameras.realsense import RealSenseCamera
 from dzrobot.envs.franka.make import connectable, load_workcell
 from dzrobot.errors import RobotError
 from dzrobot.recording import EpisodeWriter

@@ -4,10 +4,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from dzrobot.envs.libero.arm import arm_state
-from dzrobot.envs.libero.env import LiberoEnv
 from dzrobot.envs.libero.install import import_libero
-from dzrobot.envs.libero.suites import load_init_states
+from dzrobot.envs.libero.libero_env import LiberoEnv
+from dzrobot.envs.libero.simulated import arm_state
+from dzrobot.envs.libero.suites import load_init_states, load_task
 
 pytestmark = pytest.mark.libero
 
@@ -18,7 +18,7 @@ ACTIONS = np.random.default_rng(0).uniform(-1, 1, (3, 7)).astype(np.float32)
 def test_equals_the_original_with_its_customary_loop(libero_assets):
     env = LiberoEnv(suite="libero_spatial", task_id=2)
     ours = [env.reset(seed=54)[0], *(env.step(action)[0] for action in ACTIONS)]
-    task = env.libero_task
+    task = load_task("libero_spatial", 2)
     env.close()
 
     bare = import_libero().OffScreenRenderEnv(

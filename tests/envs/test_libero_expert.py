@@ -6,8 +6,7 @@ import pytest
 
 import dzrobot  # noqa: F401
 from dzrobot.envs.expert import Expert
-from dzrobot.envs.libero.grasps import Grasp, choose_grasp, half_turn
-from dzrobot.envs.libero.scene import Boxes
+from dzrobot.envs.libero.task_scene import Boxes, Grasp, choose_grasp, half_turn
 from dzrobot.errors import SimulatorError
 
 
@@ -56,7 +55,7 @@ def test_a_box_is_held_across_its_narrow_side_and_a_bowl_by_its_rim():
 def solve(env, seed, disturb=None):
     """Return the steps to success, or None."""
     env.reset(seed=seed)
-    expert = Expert.for_env(env)
+    expert = Expert(env)
     for step in range(1, 400):
         action = expert.act({}, session="only")
         assert action.shape == (7,)

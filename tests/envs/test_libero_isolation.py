@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dzrobot.envs.libero.install import check_versions, libero_folder
-from dzrobot.envs.libero.rendering import choose_backend
+from dzrobot.envs.libero.install import libero_folder
+from dzrobot.envs.mujoco.simulator import check_versions, choose_backend
 from dzrobot.errors import DzrobotError, MissingDependencyError, SimulatorError
 
 ROOT = Path(__file__).parents[2]

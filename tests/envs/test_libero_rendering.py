@@ -5,8 +5,8 @@ import copy
 import numpy as np
 import pytest
 
-from dzrobot.envs.libero.culling import culled
-from dzrobot.envs.libero.rendering import (
+from dzrobot.envs.mujoco.culling import culled
+from dzrobot.envs.mujoco.simulator import (
     choose_backend,
     free_context,
     hand_over,

@@ -19,9 +19,8 @@ from emulated_devices import (
 )
 from pygame._sdl2 import controller
 
-from dzrobot.envs.teleop.device import DeviceLostError
+from dzrobot.envs.teleop.device import DeviceLostError, DrivenDevice
 from dzrobot.envs.teleop.devices import load_device
-from dzrobot.envs.teleop.driven import DrivenDevice
 from dzrobot.envs.teleop.gamepad import GamepadSource
 from dzrobot.envs.teleop.leader import LeaderSource
 from dzrobot.envs.teleop.settings import GamepadConfig, LeaderConfig, SpaceMouseConfig

@@ -28,7 +28,7 @@ READERS = {
 }  # fmt: skip
 """Modules from which a call of ``load``, ``loads`` or ``Unpickler`` opens a pickle."""
 
-OWN_CHILDREN = ("envs/franka/driver.py", "envs/franka/process.py")
+OWN_CHILDREN = ("envs/driver_process.py",)
 """A process and the child it started talk over a socket pair, which nobody else can open."""
 
 

@@ -11,7 +11,7 @@ from dzrobot.commands.doctor_data import read_episodes
 from dzrobot.embodiments.hand import HandMotion
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs import action_space, observation_space
-from dzrobot.envs.franka.poses import rotation_about, rotation_of, rotation_vector
+from dzrobot.envs.panda.poses import rotation_about, rotation_of, rotation_vector
 from dzrobot.recording import EpisodeWriter
 from dzrobot.rollout.demonstrations.checkup import examine
 from dzrobot.rollout.demonstrations.collection import CollectionPlan, collect

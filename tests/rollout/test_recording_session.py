@@ -6,12 +6,12 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from fake_operator import FakeOperator
 from kill_points import operations, spread, stop
 
 from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.franka.fakes import FakeOperator
-from dzrobot.envs.franka.outcomes import OperatorVerdict
+from dzrobot.envs.franka.operator.operator import OperatorVerdict
 from dzrobot.progress import TimeLeft
 from dzrobot.recording import EpisodeWriter
 from dzrobot.recording.facts import episode_facts, lost_attempts

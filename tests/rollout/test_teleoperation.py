@@ -10,7 +10,7 @@ import pytest
 from dzrobot.cli import main
 from dzrobot.commands.replay import load_recording
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.libero.arm import ArmEnv
+from dzrobot.envs.libero.simulated import ArmEnv
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopReading
 from dzrobot.envs.teleop.devices import DEVICES, Guarded
 from dzrobot.errors import ConfigError

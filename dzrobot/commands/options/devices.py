@@ -5,7 +5,7 @@ from typing import Any
 
 from dzrobot import ranks
 from dzrobot.commands.options import flags
-from dzrobot.envs.libero.rendering import DEVICE_VARIABLE
+from dzrobot.envs.mujoco.simulator import DEVICE_VARIABLE
 
 
 def add_render_device(group: Any) -> None:

@@ -16,9 +16,9 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.envs.franka.console import OperatorConsole
-from dzrobot.envs.franka.outcomes import Operator, OperatorVerdict
-from dzrobot.envs.franka.preview import Preview
+from dzrobot.envs.franka.operator.console import OperatorConsole
+from dzrobot.envs.franka.operator.operator import Operator, OperatorVerdict
+from dzrobot.envs.franka.operator.preview import Preview
 from dzrobot.errors import ConfigError, RobotError, StoppedError
 from dzrobot.recording.media import read_png
 from dzrobot.rollout.arms import AttendedArm

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.embodiments.hand import HandMotion
-from dzrobot.envs.franka.poses import rotation_about, rotation_of, rotation_vector
+from dzrobot.envs.panda.poses import rotation_about, rotation_of, rotation_vector
 
 Array = NDArray[np.floating[Any]]
 Image = NDArray[np.uint8]

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.envs.franka.console import KEYS_HELP
-from dzrobot.envs.franka.keyboard import Keyboard, terminal
-from dzrobot.envs.franka.outcomes import OperatorVerdict
+from dzrobot.envs.franka.operator.console import KEYS_HELP
+from dzrobot.envs.franka.operator.keyboard import Keyboard, terminal
+from dzrobot.envs.franka.operator.operator import OperatorVerdict
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action
 from dzrobot.recording import EpisodeWriter

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.embodiments.hand import HandMotion
-from dzrobot.envs.emulators.kinematics import damped_inverse, flange_to_hand, posture
-from dzrobot.envs.franka.clock import Clock, RateLimiter, SystemClock
+from dzrobot.envs.franka.arm_episode import RateLimiter
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.quantities import CLOSED_ABOVE, ArmLayout
+from dzrobot.envs.franka.workcells import Clock, SystemClock
+from dzrobot.envs.panda.kinematics import damped_inverse, flange_to_hand, posture
+from dzrobot.envs.panda.quantities import CLOSED_ABOVE, ArmLayout
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopDevice, TeleopReading
 from dzrobot.errors import ConfigError
 from dzrobot.modality.window import Observation

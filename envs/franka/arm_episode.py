@@ -1,0 +1,243 @@
+"""What lasts an episode on the arm: its pace, what happened in it, and when it has succeeded."""
+
+import copy
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from dzrobot.envs.franka.config import FrankaConfig, RewardConfig
+from dzrobot.envs.franka.operator.operator import OperatorVerdict
+from dzrobot.envs.franka.safeguards.limits import Abort
+from dzrobot.envs.franka.sensing import Reading
+from dzrobot.envs.franka.workcells import Clock, Scene
+from dzrobot.envs.panda.state import ArmState
+from dzrobot.errors import ConfigError
+from dzrobot.importing import load_reference
+
+Observation = Mapping[str, Any]
+
+
+class PredicateRule:
+    """Success once a predicate has held for some steps in a row.
+
+    Args:
+        holds: Takes observation and arm state.
+        steps: How many steps in a row.
+    """
+
+    def __init__(self, holds: Callable[[Observation, ArmState], bool], steps: int) -> None:
+        self._holds = holds
+        self._steps = steps
+        self._held = 0
+
+    def begin(self) -> None:
+        """Forget what held before."""
+        self._held = 0
+
+    def judge(self, observation: Observation, state: ArmState) -> OperatorVerdict:
+        """Count the steps in a row."""
+        self._held = self._held + 1 if self._holds(observation, state) else 0
+        return OperatorVerdict.SUCCESS if self._held >= self._steps else OperatorVerdict.OPEN
+
+
+def rule_for(config: RewardConfig, scene: Scene | None = None) -> PredicateRule:
+    """Return the rule that ``config`` asks for; an operator's word counts besides, always.
+
+    Raises:
+        UnknownNameError: the callback cannot be found.
+        ConfigError: the scene is to say it, and there is none.
+    """
+    match config.rule:
+        case "pose":
+            goal = np.array(config.position)
+
+            def near(_: Observation, state: ArmState) -> bool:
+                return bool(np.linalg.norm(state.pose[:3, 3] - goal) <= config.tolerance_m)
+
+            return PredicateRule(near, config.hold_steps)
+        case "callback":
+            assert config.callback is not None, "checked by the configuration"
+            return PredicateRule(
+                load_reference(config.callback, "reward.callback", Callable), config.hold_steps
+            )
+        case "scene":
+            if scene is None:
+                raise ConfigError(
+                    "reward.rule='scene' needs a workcell that knows its objects: "
+                    "workcell='emulated'. On this one let a person say it (rule: operator), or a "
+                    "pose or a function of yours"
+                )
+            return PredicateRule(lambda *_: scene.goal_holds(), config.hold_steps)
+        case "operator" | "none":
+            return PredicateRule(lambda *_: False, 1)
+
+
+_log = logging.getLogger(__name__)
+
+SETTLES_S = 0.5
+"""The arm tells the share of its last hundred commands; so long after control began, all of them
+are ours."""
+
+
+_KEPT = ("abort", "abort_message", "recoveries", "late_steps", "paused_s", "is_grasped")
+"""What of the last info of an episode is kept."""
+
+
+class RateLimiter:
+    """A fixed control rate, and how often it was missed.
+
+    Args:
+        clock: What the rate is measured by.
+        period_s: Seconds per step.
+    """
+
+    TOLERANCE = 0.1
+    """Share of a period that a step may overrun before it counts as late."""
+
+    def __init__(self, clock: Clock, period_s: float) -> None:
+        self._clock = clock
+        self._period_s = period_s
+        self._deadline_s = clock.now() + period_s
+        self.late_steps = 0
+        self.overrun_s = 0.0
+        """By how much the last step overran its slot."""
+
+    def restart(self) -> None:
+        """Begin an episode: the first slot starts now."""
+        self.begin_slot()
+        self.late_steps = 0
+        self.overrun_s = 0.0
+
+    def begin_slot(self) -> None:
+        """Let the slot of this step start now: what came before it was no delay."""
+        self._deadline_s = self._clock.now() + self._period_s
+
+    def wait(self) -> None:
+        """Sleep until the slot of this step ends; a missed slot is counted, never caught up."""
+        self.overrun_s = max(0.0, self._clock.now() - self._deadline_s)
+        if self.overrun_s > self.TOLERANCE * self._period_s:
+            self.late_steps += 1
+            self._deadline_s = self._clock.now()
+        else:
+            self._clock.sleep_until(self._deadline_s)
+        self._deadline_s += self._period_s
+
+
+class ArmEpisodeFacts:
+    """Counts what happens in one episode, and warns of a poor connection once.
+
+    Args:
+        config: The workcell.
+        lasting: What is true of all its episodes; see :func:`lasting_facts`.
+    """
+
+    def __init__(self, config: FrankaConfig, lasting: Mapping[str, Any]) -> None:
+        self._least = config.controller.least_success_rate
+        self._lasting = dict(lasting)
+        self._limited: Counter[str] = Counter()
+        self._lowest: float | None = None
+        self._controlled_since_s: float | None = None
+        self._recoveries = 0
+        self._warned = False
+
+    def note(self, state: ArmState, limited_by: tuple[str, ...], recoveries: int) -> None:
+        """Take a step's state, and what its action was limited by."""
+        self._limited.update(limited_by)
+        if recoveries != self._recoveries or not state.controlled:
+            self._recoveries = recoveries
+            self.restart()
+        if not state.controlled:
+            return
+        if self._controlled_since_s is None:
+            self._controlled_since_s = state.robot_time_s
+        if state.robot_time_s - self._controlled_since_s < SETTLES_S:
+            return
+        rate = state.success_rate
+        self._lowest = rate if self._lowest is None else min(self._lowest, rate)
+        if rate < self._least and not self._warned:
+            self._warned = True
+            _log.warning(
+                "only %.0f %% of the control commands reach the arm; below %.0f %% it moves badly "
+                "and may stop by itself: use a real-time kernel, a network port of its own, and "
+                "end other programs (`dzrobot doctor franka` looks at all of it)",
+                100 * rate, 100 * self._least,
+            )  # fmt: skip
+
+    def restart(self) -> None:
+        """Control starts over: the arm's count of commands does too."""
+        self._controlled_since_s = None
+
+    def plain(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the facts as plain values, some of them from the newest ``info``."""
+        return {
+            **{name: info[name] for name in _KEPT},
+            "success_rate": self._lowest,
+            "limited": dict(sorted(self._limited.items())),
+            # Whoever gets an info may keep and change it.
+            **copy.deepcopy(self._lasting),
+        }
+
+
+def lasting_facts(
+    config: FrankaConfig, workcell: Mapping[str, Any], libraries: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return what is true of every episode in a workcell, as plain values.
+
+    Args:
+        config: The workcell.
+        workcell: The same, without what says where its devices are.
+        libraries: Distributions of the drivers.
+    """
+    return {
+        **{f"action.{name}": value for name, value in config.action},
+        "workcell": workcell_digest(workcell),
+        "firmware": config.firmware,
+        "drivers": dict(_versions_of(libraries)),
+    }
+
+
+def workcell_digest(workcell: Mapping[str, Any]) -> str:
+    """Return eight letters that tell workcells apart; addresses and serial numbers do not count."""
+    return hashlib.sha256(json.dumps(workcell, sort_keys=True).encode()).hexdigest()[:8]
+
+
+@cache
+def _versions_of(libraries: tuple[str, ...]) -> Mapping[str, str]:
+    """Return the version of every library that is installed."""
+    found = {}
+    for name in libraries:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+class ArmEpisode:
+    """What lasts an episode.
+
+    Args:
+        start: Number of its initial state.
+        reading: What the sensors said at the start.
+        pace: Its control rate.
+        facts: Counts what happens.
+    """
+
+    def __init__(
+        self, start: int, reading: Reading, pace: RateLimiter, facts: ArmEpisodeFacts
+    ) -> None:
+        self.start = start
+        self.facts = facts
+        self.reading = reading
+        self.origin = reading.state.pose
+        self.pace = pace
+        self.paused_s = 0.0
+        self.abort = Abort.NONE
+        self.message = ""

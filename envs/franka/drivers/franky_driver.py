@@ -1,0 +1,480 @@
+"""The Franka arm through the franky library, in a process of its own.
+
+The library may make the thread that builds its robot real-time, and everything it is asked waits:
+this is the only thread here. Between questions it moves the reference along the way to the target.
+"""
+
+import contextlib
+import logging
+import time
+from typing import Any
+
+import numpy as np
+
+from dzrobot.envs.driver_process import DisconnectedError
+from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.motion.trajectories import JointWay, PoseWay, Way
+from dzrobot.envs.franka.workcells import ControllerEndedError, Space
+from dzrobot.envs.panda.poses import Array
+from dzrobot.envs.panda.state import ArmState, Mode
+from dzrobot.errors import DzrobotError, MissingDependencyError, RobotError
+
+_log = logging.getLogger(__name__)
+
+HAND_OVER_S = 3.0
+"""How long a connection is tried for: an arm sees its last client go only after a moment."""
+
+RECOVER_S = 2.0
+_ACCEPT_S = 0.5
+_TAKEN_S = 1.0
+_ENDED_S = 0.5
+_MOVING_PERIOD_S = 0.003
+_RESTING_PERIOD_S = 0.02
+
+WHEEL_INDEX = "https://timschneider42.github.io/franky/whl/by-robot-server-version"
+
+
+class FrankyDriver:
+    """One arm.
+
+    Args:
+        address: Of its controller.
+        config: Controller, thresholds, load.
+        patience: See :class:`~dzrobot.envs.driver_process.DriverProcess`.
+    """
+
+    def __init__(self, address: str, config: FrankaConfig, patience: float = 1.0) -> None:
+        self._patience = patience
+        self._address = address
+        self._config = config
+        self._robot: Any = None
+        self._tracker: Any = None
+        self._yields = False
+        self._moving = False
+        self._ended = ""
+        self._lost = ""
+        self._space = Space.HAND
+        self._way: Way | None = None
+        self._reference = np.eye(4)
+        self._rate = np.zeros(6)
+        self._clock_s = -1.0
+        self._fresh_at_s = 0.0
+
+    def open(self) -> None:
+        """Connect, and set what the workcell says about the arm."""
+        franky = library()
+        deadline = time.monotonic() + HAND_OVER_S
+        while self._robot is None:
+            try:
+                self._robot = self._construct(franky)
+            except franky.NetworkException as error:
+                if time.monotonic() > deadline:
+                    raise RobotError(
+                        f"{error} Check the address, enable FCI in Desk and unlock the brakes"
+                    ) from error
+                time.sleep(0.2)
+        settings, load = self._config.controller, self._config.load
+        self._robot.set_collision_behavior(
+            np.array(settings.collision_torque_nm), np.array(settings.collision_force_n)
+        )
+        if load is not None:
+            self._robot.set_load(load.mass_kg, list(load.center_m), list(load.inertia_kg_m2))
+        if self._config.end_effector is not None:
+            # The library wants columns one after another.
+            self._robot.set_ee(self._config.end_effector.pose.T.ravel().tolist())
+
+    def state(self) -> ArmState:
+        """Return the newest state; ``fresh_at_s`` by this machine's clock."""
+        raw = self._raw()
+        franky = library()
+        jacobian = np.asarray(self._robot.model.zero_jacobian(franky.Frame.EndEffector, raw))
+        wrench = np.asarray(raw.K_F_ext_hat_K, np.float64)
+        mode = _modes(franky)[raw.robot_mode]
+        return ArmState(
+            pose=np.array(raw.O_T_EE.matrix, np.float64),
+            twist=jacobian @ np.asarray(raw.dq, np.float64),
+            force_n=wrench[:3].copy(),
+            torque_nm=wrench[3:].copy(),
+            joints=np.array(raw.q, np.float64),
+            joint_speeds=np.array(raw.dq, np.float64),
+            mode=mode,
+            errors=error_names(raw.current_errors),
+            controlled=self._is_controlled(mode),
+            robot_time_s=self._clock_s,
+            success_rate=float(raw.control_command_success_rate),
+            fresh_at_s=self._fresh_at_s,
+        )
+
+    def about(self) -> dict[str, Any]:
+        """Return what the arm believes of its hand: frame (4, 4) at the flange, masses in kg."""
+        raw = self._raw()
+        return {
+            "flange_to_hand": np.array(raw.F_T_EE.matrix, np.float64),
+            "hand_kg": float(raw.m_ee),
+            "load_kg": float(raw.m_load),
+        }
+
+    def recover(self) -> None:
+        """Clear errors and see them cleared."""
+        franky = library()
+        self._end_motion()
+        try:
+            self._opened.recover_from_errors()
+        except franky.CommandException as error:
+            raise RobotError(
+                f"the arm's errors cannot be cleared from here: {error} Release the user stop, or "
+                "recover by hand in Desk"
+            ) from error
+        # The answer may be read from a state sent before the recovery, so only waiting tells.
+        deadline = time.monotonic() + RECOVER_S * self._patience
+        while self._opened.has_errors:
+            if time.monotonic() > deadline:
+                shown = ", ".join(error_names(self._opened.state.current_errors))
+                raise RobotError(f"the arm still shows {shown}: recover by hand in Desk")
+            time.sleep(0.005)
+
+    def start(self, space: Space) -> None:
+        """Start the controller where the arm is."""
+        franky = library()
+        self._end_motion()
+        self._space, self._yields = space, False
+        if self._config.controller.kind == "impedance":
+            self._tracker = self._make_tracker(franky)
+        self._moving, self._ended = True, ""
+        state = self._opened.state
+        here = state.O_T_EE.matrix if space is Space.HAND else state.q
+        self.command(np.array(here, np.float64), 0.0)
+        self._await_control(franky)
+
+    def home(self, joints: Array, dynamics: float) -> None:
+        """Begin to move the joints (7,) where they belong; the state tells when they are there."""
+        franky = library()
+        # A planned motion cannot take over from a controller of torques.
+        self.stop()
+        motion = franky.JointMotion(franky.JointState(joints), relative_dynamics_factor=dynamics)
+        self._opened.move(motion, asynchronous=True)
+        self._moving, self._ended = True, ""
+        # An arm that refuses says so as soon as it is asked.
+        deadline = time.monotonic() + _ACCEPT_S * self._patience
+        while self._is_planned() and self._raw().robot_mode != franky.RobotMode.Move:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_MOVING_PERIOD_S)
+        if self._ended:
+            raise ControllerEndedError(f"the arm refused to move its joints: {self._ended}")
+
+    def command(self, target: Array, over_s: float, speeds: Array | None = None) -> None:
+        """Move the reference to ``target``, evenly, within ``over_s`` of the arm's clock.
+
+        ``speeds`` are those of the joints there, where targets are joint angles. A guided arm is
+        held where it is: its reference is there at once.
+
+        A controller that has died takes targets silently: this raises.
+        """
+        self._check_commanded()
+        goal = np.array(target, np.float64)
+        if self._space is Space.GUIDED:
+            self._put(goal, np.zeros(7))
+            self._yield(False)
+        elif over_s > 0 and self._tracker is not None:
+            self._raw()
+            self._way = self._new_way(goal, over_s, speeds)
+            self._advance()
+        else:
+            self._way = None
+            self._put(goal, np.zeros(6 if self._space is Space.HAND else 7))
+
+    def give_way(self, joints: Array) -> None:
+        """Yield to a person's hand at ``joints`` (7,), until the next command."""
+        self._check_commanded()
+        self._put(np.array(joints, np.float64), np.zeros(7))
+        self._yield(True)
+
+    def _check_commanded(self) -> None:
+        """Raise ControllerEndedError where nothing takes a target any more."""
+        if self._tracker is not None:
+            if not self._tracker.is_running:
+                self._note_end()
+        elif not self._moving:
+            self._ended = self._ended or "it was not started"
+        if not self._is_commanded():
+            raise ControllerEndedError(f"the controller had ended: {self._ended}")
+
+    def stop(self) -> None:
+        """Come to rest."""
+        franky = library()
+        try:
+            if self._tracker is not None and self._tracker.is_running:
+                self._tracker.stop()
+            elif self._moving:
+                self._opened.stop()
+        except (franky.ControlException, franky.CommandException) as error:
+            _log.info("stopping: %s", str(error))
+        self._end_motion()
+
+    def tick(self) -> float:
+        """Advance the reference, and watch the arm's clock."""
+        if self._robot is None or self._lost:
+            return _RESTING_PERIOD_S
+        try:
+            self._raw()
+            self._advance()
+        except DisconnectedError as error:
+            self._lost = str(error)
+        except ControllerEndedError as error:
+            _log.info("%s", str(error))
+        return _RESTING_PERIOD_S if self._way is None else _MOVING_PERIOD_S
+
+    def translate(self, error: Exception) -> DzrobotError:
+        """Return an error of the library as one of this package."""
+        return translated(error)
+
+    def close(self) -> None:
+        """Come to rest and let the connection go."""
+        if self._robot is not None and not self._lost:
+            with contextlib.suppress(*library_errors()):
+                self.stop()
+        self._tracker = self._robot = None
+
+    @property
+    def _opened(self) -> Any:
+        if self._lost:
+            raise DisconnectedError(self._lost)
+        if self._robot is None:
+            raise DisconnectedError(
+                "the arm is not connected, or no longer; the next reset() connects it"
+            )
+        return self._robot
+
+    def _construct(self, franky: Any) -> Any:
+        kind = franky.RealtimeConfig
+        enforced = self._config.controller.realtime == "enforce"
+        return franky.Robot(
+            self._address, realtime_config=kind.Enforce if enforced else kind.Ignore
+        )
+
+    def _make_tracker(self, franky: Any) -> Any:
+        settings, limits = self._config.controller, self._config.limits
+        box = {
+            "lower_joint_limits": np.array(limits.joints_low),
+            "upper_joint_limits": np.array(limits.joints_high),
+            "max_delta_tau": settings.max_delta_tau,
+        }
+        posture = self._config.reset.joints
+        target = np.array(self._opened.state.q if posture is None else posture, np.float64)
+        try:
+            if self._space is not Space.HAND:
+                if self._space is Space.GUIDED:
+                    box["friction"] = franky.FrictionCompensationParams(
+                        coulomb=list(settings.guided_friction_nm)
+                    )
+                stiffness = np.array(settings.joint_stiffness)
+                return franky.JointImpedanceTracker(self._opened, stiffness=stiffness, **box)
+            return franky.CartesianImpedanceTracker(
+                self._opened,
+                translational_stiffness=settings.translational_stiffness,
+                rotational_stiffness=settings.rotational_stiffness,
+                translational_error_clip=np.full(3, settings.error_clip_m),
+                rotational_error_clip=np.full(3, settings.error_clip_rad),
+                posture_task=franky.PostureTask(target, settings.posture_stiffness),
+                **box,
+            )
+        except (franky.ControlException, franky.CommandException) as error:
+            raise ControllerEndedError(f"the arm refused the controller: {error}") from error
+
+    def _await_control(self, franky: Any) -> None:
+        """Return when the arm has taken the controller; it may refuse it a moment after the call.
+
+        Raises:
+            ControllerEndedError: it refused.
+        """
+        deadline = time.monotonic() + _TAKEN_S * self._patience
+        while self._tracker is not None and self._raw().robot_mode != franky.RobotMode.Move:
+            if not self._tracker.is_running:
+                self._note_end()
+                raise ControllerEndedError(f"the arm refused the controller: {self._ended}")
+            if time.monotonic() > deadline:
+                raise ControllerEndedError("the arm answered, but did not take the controller")
+            time.sleep(_MOVING_PERIOD_S)
+
+    def _raw(self) -> Any:
+        """Return the library's state, and note when the arm's clock advanced."""
+        try:
+            raw = self._opened.state
+        except library_errors() as error:
+            self._lost = f"the arm does not answer: {error}"
+            raise DisconnectedError(self._lost) from error
+        seconds = raw.time.to_sec()
+        if seconds != self._clock_s:
+            self._clock_s, self._fresh_at_s = seconds, time.monotonic()
+        return raw
+
+    def _is_commanded(self) -> bool:
+        return self._moving and (self._tracker is None or bool(self._tracker.is_running))
+
+    def _is_controlled(self, mode: Mode) -> bool:
+        if self._tracker is not None:
+            return bool(self._tracker.is_running)
+        # A planned motion ends when it arrives: idle is as good as moving.
+        return self._is_planned() and mode in (Mode.IDLE, Mode.MOVE)
+
+    def _is_planned(self) -> bool:
+        """Return whether a planned motion is under way or has arrived, and was not refused."""
+        franky = library()
+        if self._moving and self._tracker is None:
+            try:
+                self._opened.poll_motion()
+            except (franky.ControlException, franky.CommandException) as error:
+                self._moving, self._ended = False, str(error)
+        return self._moving
+
+    def _advance(self) -> None:
+        way = self._way
+        if way is None:
+            return
+        reference, rate = way.at(self._clock_s)
+        if way.is_over(self._clock_s):
+            self._way = None
+        self._put(reference, rate)
+
+    def _new_way(self, goal: Array, over_s: float, speeds: Array | None) -> Way:
+        """Return the way from the reference to the next one, from now on."""
+        if self._space is Space.HAND:
+            return PoseWay(self._reference, goal, self._clock_s, over_s, self._rate)
+        start, before = self._reference, self._rate
+        if self._way is not None:
+            # It has gone on since the last tick.
+            start, before = self._way.at(self._clock_s)
+        after = np.zeros(7) if speeds is None else np.array(speeds, np.float64)
+        braking = self._config.limits.joint_acceleration_rad_s2
+        return JointWay(start, goal, self._clock_s, over_s, before, after, braking)
+
+    def _put(self, reference: Array, rate: Array) -> None:
+        """Hand a reference to the controller."""
+        franky = library()
+        self._reference, self._rate = reference, rate
+        if self._tracker is not None and self._space is not Space.HAND:
+            self._tracker.set_target(reference, rate)
+            return
+        if self._tracker is not None:
+            self._tracker.set_target(franky.Affine(reference), franky.Twist(rate[:3], rate[3:]))
+            return
+        factor = self._config.controller.dynamics
+        motion = franky.CartesianMotion(franky.Affine(reference), relative_dynamics_factor=factor)
+        try:
+            self._opened.poll_motion()
+            self._opened.move(motion, asynchronous=True)
+        except (franky.ControlException, franky.CommandException) as error:
+            self._moving, self._ended = False, f"the motion was refused: {error}"
+            raise ControllerEndedError(self._ended) from error
+
+    def _yield(self, yields: bool) -> None:
+        """Let the joints give way to a hand, or be stiff; the library goes over smoothly."""
+        if yields is self._yields:
+            return
+        self._yields, settings = yields, self._config.controller
+        if yields:
+            damping = np.array(settings.guided_damping)
+            self._tracker.set_gains(stiffness=np.zeros(7), damping=damping)
+        else:
+            self._tracker.set_gains(stiffness=np.array(settings.joint_stiffness))
+
+    def _note_end(self) -> None:
+        """Keep why the controller ended."""
+        franky = library()
+        self._way = None
+        try:
+            self._opened.poll_motion()
+        except (franky.ControlException, franky.CommandException) as error:
+            self._ended = str(error)
+
+    def _end_motion(self) -> None:
+        """Take what the library kept about the last motion's end, so that the next can begin."""
+        franky = library()
+        self._tracker = self._way = None
+        self._moving = False
+        try:
+            self._opened.join_motion(_ENDED_S * self._patience)
+        except (franky.ControlException, franky.CommandException) as error:
+            _log.info("the last motion ended: %s", str(error))
+
+
+def library() -> Any:
+    """Return the franky library.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        import franky
+    except ImportError as error:
+        raise MissingDependencyError(MISSING) from error
+    return franky
+
+
+MISSING = (
+    "the real Franka needs `pip install -e '.[franka]'` on x86_64 Linux (the package is "
+    "franky-control; plain `franky` is something else)"
+)
+
+
+def library_errors() -> tuple[type[Exception], ...]:
+    """Return what the library may raise.
+
+    Its exceptions have no base in common; after a network error it raises a plain RuntimeError.
+    """
+    kinds = [kind for name, kind in vars(library()).items() if name.endswith("Exception")]
+    return (*kinds, RuntimeError)
+
+
+def translated(error: Exception) -> DzrobotError:
+    """Return an error of the library as one of this package: what is gone, ended or refused."""
+    franky = library()
+    shown = str(error).strip() or type(error).__name__
+    match error:
+        case franky.IncompatibleVersionException():
+            return RobotError(version_hint(shown))
+        case franky.RealtimeException():
+            return RobotError(
+                f"{shown}; install a PREEMPT_RT kernel, or set controller.realtime: ignore"
+            )
+        case franky.NetworkException() | franky.ProtocolException():
+            return DisconnectedError(f"the arm does not answer: {shown}")
+        case franky.CommandException():
+            return RobotError(f"the arm refused a command: {shown} Look at its lamp and at Desk")
+        case RuntimeError():
+            return DisconnectedError(f"the connection to the arm is broken: {shown}")
+        case _ if isinstance(error, library_errors()):
+            return ControllerEndedError(f"the arm's controller: {shown}")
+    return RobotError(f"{type(error).__name__}: {shown}")
+
+
+def error_names(errors: Any) -> tuple[str, ...]:
+    """Return the names of the errors that are set."""
+    return tuple(
+        name for name in dir(errors) if not name.startswith("_") and getattr(errors, name) is True
+    )
+
+
+def version_hint(message: str) -> str:
+    """Return what to install for a robot server of another version."""
+    numbers = [int(word) for word in message.replace(",", " ").split() if word.isdigit()]
+    server = numbers[0] if numbers else "<N>"
+    return (
+        f"the arm speaks another protocol version ({message}). Install the library built for it: "
+        f"pip install franky-control --extra-index-url {WHEEL_INDEX}/{server}/ --force-reinstall "
+        "--no-deps"
+    )
+
+
+def _modes(franky: Any) -> dict[Any, Mode]:
+    modes = franky.RobotMode
+    return {
+        modes.Idle: Mode.IDLE,
+        modes.Move: Mode.MOVE,
+        modes.Guiding: Mode.GUIDING,
+        modes.Reflex: Mode.REFLEX,
+        modes.UserStopped: Mode.USER_STOPPED,
+        modes.AutomaticErrorRecovery: Mode.RECOVERY,
+        modes.Other: Mode.OTHER,
+    }

@@ -1,0 +1,458 @@
+"""The numbers in which an arm's targets are commanded: poses of the hand, or joint angles.
+
+Each space says what the limits leave of an action, where the arm is in it, and how it is held.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.safeguards.limits import (
+    Abort,
+    LimitedTarget,
+    RefusalError,
+    Workspace,
+    check_first_target,
+)
+from dzrobot.envs.franka.safeguards.self_collision import SelfCollision, collision_of
+from dzrobot.envs.franka.workcells import Space
+from dzrobot.envs.panda.kinematics import (
+    damped_inverse,
+    forward,
+    pose_difference,
+    posture,
+)
+from dzrobot.envs.panda.poses import (
+    Array,
+    angle_between,
+    between,
+    distance_between,
+    pose_of,
+    rotation_of_quaternion,
+    towards,
+)
+from dzrobot.envs.panda.state import ArmState, desired_pose
+from dzrobot.errors import ConfigError
+
+_HOLD_M, _HOLD_RAD = 0.01, 0.05
+"""A target this near is held by keeping it: an arm that sags must not be followed down."""
+
+_ROUNDING_RAD = 1e-5
+_SHARES = (1.0, 0.5, 0.2)
+"""Of what is asked, tried one after another, before the joints brake."""
+
+SHORTFALLS = ("workspace", "self_collision", "obstacle")
+"""What targets of joints keep besides their own limits: the hand's box, and distances of links."""
+
+_LONGEST_ARM_M = 1.25
+"""The grasp point is never farther from the base."""
+
+_UNIT = 0.1
+"""How far the length of a quaternion may be from 1: a network's is not exact."""
+
+_SOLVED_M = 1e-4
+_SOLVING = 8
+
+
+@dataclass(frozen=True)
+class Held:
+    """Where an arm is to be held."""
+
+    target: Array
+    over_s: float = 0.0
+    """The reference comes to rest there within this time; 0: at once."""
+
+
+class TargetSpace(Protocol):
+    """What targets are."""
+
+    space: Space
+    collision: SelfCollision | None
+    """Looks at distances that are to be kept; None where none is, and before :meth:`prepare`."""
+
+    def prepare(self) -> None:
+        """Load what takes seconds, before anything moves; twice is harmless.
+
+        Raises:
+            MissingDependencyError: it is not installed.
+            SimulatorError: it has the wrong version.
+        """
+        ...
+
+    def begin(self, state: ArmState) -> None:
+        """Control begins where the arm is."""
+        ...
+
+    def place(self, state: ArmState) -> Array:
+        """Return where the arm is."""
+        ...
+
+    def first(self, last: Array | None, state: ArmState) -> Array:
+        """Return the first target of a controller.
+
+        Raises:
+            RefusalError: the arm is outside of what is allowed.
+        """
+        ...
+
+    def held(self, last: Array | None, state: ArmState) -> Held:
+        """Return where the arm is held."""
+        ...
+
+    def rested(self, last: Array) -> Held | None:
+        """Return where a reference comes to rest that no target follows; None: it rests."""
+        ...
+
+    def limit(self, action: Array, state: ArmState, last: Array, pace: float) -> LimitedTarget:
+        """Return the target that is commanded for the motion of an action.
+
+        Args:
+            action: Finite numbers.
+            state: Where the arm is.
+            last: Target before.
+            pace: Share of the speed.
+
+        Raises:
+            RefusalError: nothing may be commanded.
+        """
+        ...
+
+
+class HandSpace:
+    """Poses of the hand, (4, 4), that actions move on from the one before.
+
+    Where there are obstacles, the joints that lead to a target are solved for, from those measured.
+
+    Args:
+        config: Limits and scales.
+    """
+
+    space = Space.HAND
+
+    def __init__(self, config: FrankaConfig) -> None:
+        self._config = config
+        self._workspace = Workspace(config)
+        self.collision: SelfCollision | None = None
+        self._hand = np.eye(4)
+
+    def prepare(self) -> None:
+        """Load the shapes of the links, where there are obstacles."""
+        if self.collision is None:
+            self.collision = collision_of(self._config.limits, links=False)
+
+    def begin(self, state: ArmState) -> None:
+        """Learn from the arm where its hand is on its flange."""
+        self._hand = hand_on_flange(state)
+
+    def place(self, state: ArmState) -> Array:
+        """Return the hand's pose."""
+        return state.pose
+
+    def first(self, last: Array | None, state: ArmState) -> Array:
+        """Return the pose that is kept, in the box."""
+        target = self._workspace.clip(self._kept(last, state.pose))
+        check_first_target(target, state.pose, self._config.limits)
+        return target
+
+    def held(self, last: Array | None, state: ArmState) -> Held:
+        """Return the last pose where the hand is about there already, else where it is."""
+        target = self._workspace.clip(self._kept(last, state.pose))
+        if distance_between(target, state.pose) > self._config.limits.margin_m:
+            target = state.pose
+        return Held(target)
+
+    def rested(self, last: Array) -> Held | None:
+        """Return None: every target is a place to rest."""
+        return None
+
+    def limit(self, action: Array, state: ArmState, last: Array, pace: float) -> LimitedTarget:
+        """Return what the limits leave of a step."""
+        anchor = last if self._config.action.anchor == "target" else state.pose
+        step = pace * np.clip(action, -1.0, 1.0)
+        desired = desired_pose(anchor, step, self._config.action)
+        return self._clear(self._workspace.limit(desired, state.pose, last), state, last)
+
+    def _clear(self, limited: LimitedTarget, state: ArmState, last: Array) -> LimitedTarget:
+        """Return as much of the way to a target as keeps the links away from obstacles."""
+        if self.collision is None:
+            return limited
+        _, allowed = self.collision.deficits_m(state.joints)
+        for share in (*_SHARES, 0.0):
+            target = limited.target
+            cut: tuple[str, ...] = ()
+            if share < 1.0:
+                target = self._workspace.clip(between(last, target, share))
+                cut = ("way",) if share else ("obstacle",)
+            joints = solved_joints(state.joints, target, self._hand)
+            if joints is not None and self.collision.deficits_m(joints)[1] <= allowed + 1e-9:
+                return LimitedTarget(target, (*limited.by, *cut))
+        # Where the arm is, nothing is nearer than it is.
+        return LimitedTarget(self._workspace.clip(state.pose), (*limited.by, "obstacle"))
+
+    def _kept(self, last: Array | None, pose: Array) -> Array:
+        """Return the last target where the arm is about there already, else where it is."""
+        if last is None or self._config.action.anchor == "measured":
+            return pose
+        near = distance_between(last, pose) <= _HOLD_M and angle_between(last, pose) <= _HOLD_RAD
+        return last if near else pose
+
+
+class PoseSpace(HandSpace):
+    """Poses of the hand, (4, 4), that actions name: position, and angles or a quaternion.
+
+    The target goes there no faster than the limits of speed allow.
+
+    Args:
+        config: Limits.
+    """
+
+    def __init__(self, config: FrankaConfig) -> None:
+        # There is nothing that an action would be measured from; targets follow each other.
+        action = config.action.model_copy(update={"anchor": "target"})
+        super().__init__(config.model_copy(update={"action": action}))
+
+    def limit(self, action: Array, state: ArmState, last: Array, pace: float) -> LimitedTarget:
+        """Return the next target on the way to a pose."""
+        asked = _asked_pose(action)
+        limits, period = self._config.limits, self._config.period_s
+        near = towards(
+            last, asked, meters=pace * limits.speed_m_s * period,
+            radians=pace * limits.turn_rad_s * period,
+        )  # fmt: skip
+        limited = self._workspace.limit(near, state.pose, last)
+        if not np.array_equal(near, asked):
+            limited = LimitedTarget(limited.target, ("speed", *limited.by))
+        return self._clear(limited, state, last)
+
+
+class JointSpace:
+    """Joint angles, (7,), rad.
+
+    Targets are points of a trapezoid of speed for each joint, from which the joints can always
+    brake: within their box, and with the hand in the workspace and no link too near another on the
+    way. So a policy that asks for something else, or falls silent, leaves the arm where it may be.
+
+    Args:
+        config: Limits.
+    """
+
+    space = Space.JOINTS
+
+    def __init__(self, config: FrankaConfig) -> None:
+        limits = config.limits
+        self._limits = limits
+        self._low, self._high = joint_box(config)
+        self._period_s = config.period_s
+        self._speed = np.array(limits.joint_speed_rad_s)
+        self._change = limits.joint_acceleration_rad_s2 * config.period_s
+        self._workspace = Workspace(config)
+        self.collision: SelfCollision | None = None
+        self._hand = np.eye(4)
+        self._speeds = np.zeros(7)
+
+    def prepare(self) -> None:
+        """Load the shapes of the links."""
+        if self.collision is None:
+            self.collision = collision_of(self._limits, links=True)
+
+    def begin(self, state: ArmState) -> None:
+        """Begin at rest, and learn from the arm where its hand is on its flange."""
+        self._speeds = np.zeros(7)
+        self._hand = hand_on_flange(state)
+
+    def place(self, state: ArmState) -> Array:
+        """Return the joint angles."""
+        return state.joints
+
+    def first(self, last: Array | None, state: ArmState) -> Array:
+        """Return the joints that are kept, in their box."""
+        self._workspace.check_inside(state.pose)
+        target = np.clip(self._kept(last, state.joints), self._low, self._high)
+        away = float(np.abs(target - state.joints).max())
+        if not away <= self._limits.first_rad:
+            raise RefusalError(
+                Abort.FIRST_TARGET,
+                f"the first target lies {away:.2f} rad from the joints; allowed are "
+                f"{self._limits.first_rad} rad",
+            )
+        return target
+
+    def held(self, last: Array | None, state: ArmState) -> Held:
+        """Return where the joints can brake to, where they follow; else where they are."""
+        if last is None or float(np.abs(last - state.joints).max()) > self._limits.joint_step_rad:
+            self._speeds = np.zeros(7)
+            return Held(state.joints.copy())
+        return self.rested(last) or Held(last)
+
+    def rested(self, last: Array) -> Held | None:
+        """Return where the joints come to rest."""
+        if not self._speeds.any():
+            return None
+        way = [target for target, _ in self._braking(last, self._speeds)]
+        self._speeds = np.zeros(7)
+        return Held(way[-1], len(way) * self._period_s)
+
+    def limit(self, action: Array, state: ArmState, last: Array, pace: float) -> LimitedTarget:
+        """Return the next target on the way to joint angles."""
+        limits, by = self._limits, []
+        self._check_asked(action)
+        self._check_measured(state, last)
+        boxed = np.clip(action, self._low, self._high)
+        if np.abs(boxed - action).max() > _ROUNDING_RAD:
+            by.append("joints")
+        # A target that runs ahead of an arm that is blocked would build up force.
+        reach = limits.joint_step_rad
+        goal = np.clip(boxed, state.joints - reach, state.joints + reach)
+        if not np.array_equal(goal, boxed):
+            by.append("step")
+        allowed = self._shortfalls(last)
+        for share in _SHARES:
+            target, speeds, cut = self._next(last, last + share * (goal - last), pace)
+            short = self._worst(target, speeds)
+            if (short <= allowed + 1e-9).all():
+                return self._taken(target, speeds, (*by, *cut, *(() if share == 1.0 else ("way",))))
+        target, speeds = next(self._braking(last, self._speeds), (last, np.zeros(7)))
+        first = SHORTFALLS[int(np.argmax(short > allowed + 1e-9))]
+        return self._taken(target, speeds, (*by, first))
+
+    def _taken(self, target: Array, speeds: Array, by: tuple[str, ...]) -> LimitedTarget:
+        self._speeds = speeds
+        return LimitedTarget(target, by, speeds)
+
+    def _kept(self, last: Array | None, joints: Array) -> Array:
+        if last is None or float(np.abs(last - joints).max()) > _HOLD_RAD:
+            return joints
+        return last
+
+    def _check_asked(self, asked: Array) -> None:
+        low, high = np.array(self._limits.joints_low), np.array(self._limits.joints_high)
+        beyond = np.maximum(low - asked, asked - high)
+        worst = int(np.argmax(beyond))
+        if not beyond[worst] <= _ROUNDING_RAD:
+            raise RefusalError(
+                Abort.INVALID_ACTION,
+                f"joint {worst + 1} is asked for {asked[worst]:.3f} rad, which the arm does not "
+                f"have; allowed are {low[worst]} to {high[worst]} rad, measured from zero and not "
+                "from where the arm is",
+            )
+
+    def _check_measured(self, state: ArmState, last: Array) -> None:
+        self._workspace.check_inside(state.pose)
+        away = np.abs(state.joints - last)
+        if not away.max() <= self._limits.joint_lag_rad:
+            raise RefusalError(
+                Abort.NOT_FOLLOWING,
+                f"joint {int(np.argmax(away)) + 1} is {away.max():.2f} rad from its last target; "
+                f"allowed are {self._limits.joint_lag_rad} rad",
+            )
+
+    def _next(self, at: Array, goal: Array, pace: float) -> tuple[Array, Array, tuple[str, ...]]:
+        """Return target, speeds (7,) and what cut them: one period on, towards ``goal``.
+
+        A joint goes as fast as it may that can still brake before its goal.
+        """
+        period, change, before = self._period_s, self._change, self._speeds
+        away = (goal - at) / (change * period) - before / (2 * change)
+        whole = np.floor((np.sqrt(1 + 8 * np.abs(away)) - 1) / 2)
+        part = (np.abs(away) - whole * (whole + 1) / 2) / (whole + 1)
+        wished = np.sign(away) * (whole + part) * change
+        fastest = pace * self._speed
+        low, high = before - change, before + change
+        speeds = np.clip(np.clip(wished, -fastest, fastest), low, high)
+        cut = ("speed",) if (np.abs(wished) > fastest).any() else ()
+        hand = posture(at, self._hand).jacobian @ speeds
+        limits = self._limits
+        share = max(
+            float(np.linalg.norm(hand[:3])) / (pace * limits.speed_m_s),
+            float(np.linalg.norm(hand[3:])) / (pace * limits.turn_rad_s),
+        )
+        if share > 1.0:
+            speeds, cut = np.clip(speeds / share, low, high), ("speed",)
+        return at + (before + speeds) / 2 * period, speeds, cut
+
+    def _braking(self, at: Array, speeds: Array) -> Iterator[tuple[Array, Array]]:
+        """Yield targets and speeds until the joints rest."""
+        while speeds.any():
+            slower = np.sign(speeds) * np.maximum(np.abs(speeds) - self._change, 0.0)
+            at, speeds = at + (speeds + slower) / 2 * self._period_s, slower
+            yield at, speeds
+
+    def _worst(self, target: Array, speeds: Array) -> Array:
+        """Return the largest shortfalls (3,) at a target and while braking from it."""
+        places = [target, *(at for at, _ in self._braking(target, speeds))]
+        return np.max([self._shortfalls(at) for at in places], axis=0)  # type: ignore[no-any-return]
+
+    def _shortfalls(self, joints: Array) -> Array:
+        """Return by how much each of :data:`SHORTFALLS` is not kept (m or rad), (3,)."""
+        outside = self._workspace.excess(forward(joints, self._hand))
+        near = (0.0, 0.0) if self.collision is None else self.collision.deficits_m(joints)
+        return np.array([outside, *near])
+
+
+def hand_on_flange(state: ArmState) -> Array:
+    """Return where the hand is on the flange, (4, 4)."""
+    hand: Array = np.linalg.inv(forward(state.joints, np.eye(4))) @ state.pose
+    return hand
+
+
+def solved_joints(joints: Array, pose: Array, hand: Array) -> Array | None:
+    """Return joint angles (7,) near ``joints`` with the hand at ``pose``; None: not found."""
+    for _ in range(_SOLVING):
+        at = posture(joints, hand)
+        away = pose_difference(pose, at.pose)
+        if float(np.linalg.norm(away)) <= _SOLVED_M:
+            return joints
+        joints = joints + damped_inverse(at.jacobian, away)
+    return None
+
+
+def _asked_pose(action: Array) -> Array:
+    """Return the pose (4, 4) that an action names: (6,) with angles, (7,) with a quaternion."""
+    position, turn = action[:3], action[3:]
+    away = float(np.linalg.norm(position))
+    if not away <= _LONGEST_ARM_M:
+        raise RefusalError(
+            Abort.INVALID_ACTION,
+            f"the hand is asked to be {away:.2f} m from the base, which the arm does not reach; "
+            f"allowed are {_LONGEST_ARM_M} m: positions are in meters, from the base and not from "
+            "where the hand is",
+        )
+    if len(turn) == 3:
+        return pose_of(position, turn)
+    length = float(np.linalg.norm(turn))
+    if not abs(length - 1.0) <= _UNIT:
+        raise RefusalError(
+            Abort.INVALID_ACTION,
+            f"a quaternion (x, y, z, w) of length {length:.2f} is asked for; allowed is 1, give or "
+            f"take {_UNIT}",
+        )
+    pose = np.eye(4)
+    pose[:3, :3], pose[:3, 3] = rotation_of_quaternion(turn), position
+    return pose
+
+
+def joint_box(config: FrankaConfig) -> tuple[Array, Array]:
+    """Return lowest and highest joint angles (7,) of a target, rad."""
+    limits, room = config.limits, config.limits.joint_room_rad
+    return np.array(limits.joints_low) + room, np.array(limits.joints_high) - room
+
+
+def target_space(motion: str, config: FrankaConfig) -> TargetSpace:
+    """Return the space of a motion of :data:`dzrobot.envs.panda.quantities.MOTIONS`.
+
+    Raises:
+        ConfigError: the workcell's controller cannot follow it.
+    """
+    if motion == "hand_step":
+        return HandSpace(config)
+    if motion != "joint_position":
+        return PoseSpace(config)
+    if config.controller.kind != "impedance":
+        raise ConfigError(
+            f"{config.embodiment!r} commands joint angles, which controller.kind="
+            f"{config.controller.kind!r} does not follow: set it to impedance"
+        )
+    return JointSpace(config)

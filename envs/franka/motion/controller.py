@@ -1,0 +1,464 @@
+"""From actions to targets: what is asked, what the limits leave of it, and what goes wrong."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+
+from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.motion.action_spaces import HandSpace, TargetSpace
+from dzrobot.envs.franka.motion.start_path import check_start_way
+from dzrobot.envs.franka.safeguards.limits import (
+    Abort,
+    CommandTimeout,
+    LimitedTarget,
+    RefusalError,
+    check_contact,
+    check_joints,
+    classify,
+    on_silence,
+)
+from dzrobot.envs.franka.workcells import Arm, Clock, ControllerEndedError
+from dzrobot.envs.panda.poses import (
+    Array,
+    angle_between,
+    distance_between,
+    towards,
+)
+from dzrobot.envs.panda.state import ArmState, Mode, in_action_axes
+from dzrobot.errors import RobotError
+
+_log = logging.getLogger(__name__)
+
+_SETTLED_M_S = 0.01
+_SETTLED_RAD_S = 0.02
+_SETTLE_S = 2.0
+_LATE = 1.5
+"""Periods without a target after which a reference has begun to come to rest by itself."""
+
+
+class Control:
+    """Commands one arm within its limits.
+
+    Args:
+        arm: What is commanded.
+        config: Limits and scales.
+        clock: What silence is measured by.
+        space: What targets of an episode are. None: poses of the hand.
+    """
+
+    def __init__(
+        self, arm: Arm, config: FrankaConfig, clock: Clock, space: TargetSpace | None = None
+    ) -> None:
+        # The way to a start is the hand's, whatever an episode is commanded in.
+        self._hand: TargetSpace = HandSpace(config)
+        self._acts_in = space or self._hand
+        self._space: TargetSpace = self._hand
+        self._arm = arm
+        self._config = config
+        self._clock = clock
+        # The watchdog and an operator may hold the arm while a step is under way.
+        self._lock = threading.RLock()
+        self._last: Array | None = None
+        self._last_action_s = 0.0
+        self._silence = CommandTimeout.NONE
+        self._latched = threading.Event()
+        self._pace = 1.0
+        self._steps = 0
+        self._homing = False
+        self.has_traveled = False
+        """Whether the arm was moved towards a start, since control was given up last."""
+        joints = config.reset.joints
+        self._joints: Array | None = None if joints is None else np.array(joints, np.float64)
+        self.recoveries = 0
+
+    @property
+    def last_target(self) -> Array | None:
+        """The target that was commanded last, a pose or joint angles; None when not in control."""
+        return None if self._last is None else self._last.copy()
+
+    def latch(self) -> None:
+        """Stop for an operator: the arm holds at once and nothing moves until :meth:`unlatch`."""
+        self._latched.set()
+        self.hold()
+
+    def unlatch(self) -> None:
+        """Allow motion again, from the next reset on."""
+        self._latched.clear()
+
+    def check_latch(self) -> None:
+        """Raise :class:`RefusalError` while an operator's stop is latched."""
+        if self._latched.is_set():
+            raise RefusalError(Abort.OPERATOR_STOP, "an operator has stopped the arm")
+
+    def act_in(self, space: TargetSpace) -> None:
+        """Let targets of the next episodes be of another space."""
+        self._acts_in = space
+
+    def prepare(self) -> None:
+        """Load what the limits need, before anything is opened; see :meth:`TargetSpace.prepare`."""
+        self._acts_in.prepare()
+
+    def begin(self) -> None:
+        """Begin an episode where the arm is.
+
+        Raises:
+            RefusalError: the arm is outside its workspace.
+        """
+        with self._lock:
+            self._pace, self._steps, self.recoveries = 1.0, 0, 0
+            self.resume()
+
+    def resume(self) -> None:
+        """Take control where the arm is, in the episode under way.
+
+        Raises:
+            RefusalError: the arm is outside its workspace, or an operator has stopped it.
+        """
+        with self._lock:
+            self.check_latch()
+            controlled = self._arm.state().controlled
+            if not controlled or self._space is not self._acts_in:
+                if controlled:
+                    # One controller rests before another begins.
+                    self._last = None
+                    self._arm.stop()
+                self._take(self._acts_in)
+            # Where the way here ended, if that is known: a loaded arm hangs a little below.
+            target = self._space.first(self._last, self._arm.state())
+            self._last = target
+            self._arm.command(target)
+            self._heard()
+        self._settle()
+        if self._joints is None:
+            self._joints = self._arm.state().joints
+
+    def travel(self, goal: Array) -> None:
+        """Bring the arm to ``goal`` (4, 4), slowly: first up, then over.
+
+        It is under control from here on, whatever is raised: see :meth:`hold`.
+
+        Raises:
+            RobotError: it is too far, does not arrive, is stopped on the way, or would come too
+                near to an obstacle; then nothing has moved.
+            RefusalError: something was touched, or an operator has stopped the arm.
+        """
+        reset = self._config.reset
+        with self._lock:
+            self._last = None
+            state = self._arm.state()
+            if state.mode in (Mode.GUIDING, Mode.OTHER):
+                raise RobotError(f"the arm cannot be moved now; it says {state.said}")
+            self._check_reach(state.pose, goal)
+            lifted = self._lifted(state.pose, goal)
+            if self._config.limits.obstacles and self._acts_in.collision is not None:
+                check_start_way(self._acts_in.collision, state, lifted, self._joints, goal)
+            self._take(self._hand)
+            self._last, self.has_traveled = state.pose, True
+            self._heard()
+        deadline = self._clock.now() + reset.timeout_s
+        self._go(lifted, deadline)
+        if self._joints is not None:
+            self._go_home(self._joints, deadline)
+        self._go(goal, deadline)
+
+    def apply(self, action: Array, state: ArmState) -> LimitedTarget:
+        """Command what the limits leave of an action's motion and return it.
+
+        Raises:
+            RefusalError: nothing may be commanded, or the controller has ended for good.
+        """
+        with self._lock:
+            last = self._last_allowed(state)
+            pace = self._pace
+            if self._steps < self._config.slow_first_steps:
+                pace = min(pace, self._config.slow_pace)
+            if self._clock.now() - self._last_action_s > _LATE * self._config.period_s:
+                rested = self._space.rested(last)
+                last = last if rested is None else rested.target
+            limited = self._space.limit(action, state, last, pace)
+            self._heard()
+            self._steps += 1
+            try:
+                self._send(limited)
+            except ControllerEndedError as error:
+                held = self._recover_here(self._arm.state(), str(error))
+                return LimitedTarget(held, (*limited.by, "recovered"))
+            self._last = limited.target
+            return limited
+
+    def stand_by(self, state: ArmState) -> None:
+        """Keep the last target while an action is under way that does not move the arm yet.
+
+        Raises:
+            RefusalError: nothing may be commanded.
+        """
+        with self._lock:
+            rested = self._space.rested(self._last_allowed(state))
+            if rested is not None:
+                self._arm.command(rested.target, rested.over_s)
+                self._last = rested.target
+            self._heard()
+
+    def place(self, state: ArmState) -> Array:
+        """Return where the arm is, in the space of an episode's targets."""
+        return self._acts_in.place(state)
+
+    def in_action_axes(self, twist: Array, state: ArmState) -> Array:
+        """Return translation and rotation (6,) along the base axes as an action has them."""
+        action = self._config.action
+        last = self.last_target
+        anchor = state.pose if last is None or action.anchor == "measured" else last
+        return in_action_axes(anchor, twist, action)
+
+    def examine(self, state: ArmState) -> None:
+        """Look at what the arm says after a step; recover from harmless errors.
+
+        Raises:
+            RefusalError: the episode cannot continue.
+        """
+        with self._lock:
+            self.check_latch()
+            if state.mode is Mode.USER_STOPPED:
+                raise RefusalError(Abort.USER_STOP, "the user stop is pressed")
+            if state.errors or not state.controlled:
+                self._recover_here(state, "the controller has ended")
+            self._check_state(state)
+
+    def hold(self) -> None:
+        """Hold the pose the arm is at, when in control; never raises for a dead controller."""
+        with self._lock:
+            if self._last is None:
+                return
+            try:
+                if self._homing:
+                    # A planned motion of the joints takes no pose to hold.
+                    self._last = None
+                    self._arm.stop()
+                else:
+                    self._hold_here()
+            except RobotError as error:
+                _log.warning("the arm cannot be held, so it has stopped by itself: %s", str(error))
+                self._last = None
+
+    @contextlib.contextmanager
+    def held_on_error(self) -> Iterator[None]:
+        """Hold the pose the arm is at if the block raises."""
+        with contextlib.ExitStack() as guard:
+            guard.callback(self.hold)
+            yield
+            guard.pop_all()
+
+    def release(self) -> None:
+        """Give control up and come to rest."""
+        with self._lock:
+            self._last, self.has_traveled = None, False
+            self._arm.stop()
+
+    def check_silence(self) -> CommandTimeout:
+        """Hold or stop the arm when no action has come for long; return what was done."""
+        with self._lock:
+            if self._last is None:
+                return self._silence
+            silence = on_silence(self._clock.now() - self._last_action_s, self._config.limits)
+            if silence is not self._silence:
+                self._silence = silence
+                if silence is CommandTimeout.HOLD:
+                    self.hold()
+                elif silence is CommandTimeout.STOP:
+                    self.release()
+            return silence
+
+    def _last_allowed(self, state: ArmState) -> Array:
+        """Return the last target, or raise RefusalError where nothing may be commanded."""
+        self.check_latch()
+        self._check_silence()
+        if self._last is None:
+            raise RefusalError(Abort.CONTROLLER, "the arm is not under control")
+        self._check_state(state)
+        return self._last
+
+    def _check_state(self, state: ArmState) -> None:
+        check_contact(state.force_n, state.torque_nm, self._config.limits)
+        check_joints(state.joints, self._config.limits)
+
+    def _check_silence(self) -> None:
+        if self.check_silence() is CommandTimeout.STOP:
+            limit = self._config.limits.stop_after_s
+            raise RefusalError(
+                Abort.WATCHDOG, f"no action came for {limit} s, so control was given up"
+            )
+
+    def _heard(self) -> None:
+        self._last_action_s = self._clock.now()
+        self._silence = CommandTimeout.NONE
+
+    def _take(self, space: TargetSpace) -> None:
+        """Take control for targets of ``space``, where the arm is."""
+        self._last = None
+        self._space = space
+        self._arm.start(space.space)
+        space.begin(self._arm.state())
+
+    def _send(self, limited: LimitedTarget) -> None:
+        """Command a target, or let a person's hand move the arm from there."""
+        target, over_s = limited.target, self._config.period_s
+        if limited.yields:
+            self._arm.give_way(target)
+        elif limited.speeds is not None:
+            self._arm.command(target, over_s, limited.speeds)
+        else:
+            self._arm.command(target, over_s)
+
+    def _hold_here(self) -> Array:
+        held = self._space.held(self._last, self._arm.state())
+        self._arm.command(held.target, held.over_s)
+        self._last = held.target
+        return held.target
+
+    def _recover_here(self, state: ArmState, message: str) -> Array:
+        """Recover from the errors of ``state`` and hold; RefusalError where that is not to be."""
+        self._examine_dead(state, message)
+        try:
+            held = self._hold_here()
+        except ControllerEndedError as error:
+            raise RefusalError(Abort.REFLEX, f"no recovery: {error}") from error
+        # The recovery took its time, not whoever acts.
+        self._heard()
+        return held
+
+    def _examine_dead(self, state: ArmState, message: str) -> None:
+        """Recover from the errors of ``state``, or raise RefusalError."""
+        if state.mode is Mode.USER_STOPPED:
+            raise RefusalError(Abort.USER_STOP, "the user stop is pressed")
+        shown = ", ".join(state.errors) or "no error"
+        abort = classify(state.errors) if state.errors else Abort.CONTROLLER
+        if abort is not Abort.NONE:
+            raise RefusalError(abort, f"{message}; the arm says {state.said}")
+        if self.recoveries >= self._config.limits.recoveries:
+            raise RefusalError(Abort.REFLEX, f"{shown} after {self.recoveries} recoveries")
+        self.recoveries += 1
+        self._pace *= self._config.limits.recovery_pace
+        _log.warning("recovering from %s, now at %.0f %% speed", shown, 100 * self._pace)
+        try:
+            # A new controller begins where the arm is.
+            self._last = None
+            self._arm.recover()
+            self._take(self._space)
+        except RobotError as error:
+            raise RefusalError(Abort.REFLEX, f"{shown} and no recovery: {error}") from error
+
+    def _lifted(self, pose: Array, goal: Array) -> Array:
+        """Return where the hand rises to before it travels, (4, 4)."""
+        lifted, lift_m = pose.copy(), self._config.reset.lift_m
+        # Only as high as the workspace is, and not at all where the way is short.
+        if distance_between(pose, goal) > lift_m:
+            top = max(self._config.limits.workspace_high[2], pose[2, 3])
+            lifted[2, 3] = min(pose[2, 3] + lift_m, top)
+        return lifted
+
+    def _check_reach(self, pose: Array, goal: Array) -> None:
+        reach = self._config.reset.reach_m
+        distance = distance_between(pose, goal)
+        if not distance <= reach:
+            raise RobotError(
+                f"the arm is {distance:.2f} m from its start pose, allowed are {reach} m: bring it "
+                "closer by hand"
+            )
+
+    def _go(self, waypoint: Array, deadline_s: float) -> None:
+        """Bring the hand to a pose."""
+        while not self._arrived(waypoint):
+            self._check_deadline(deadline_s)
+            self._travel_step(waypoint)
+
+    def _go_home(self, joints: Array, deadline_s: float) -> None:
+        """Bring the joints where they belong, by one planned motion; then take control again."""
+        reset, period = self._config.reset, self._config.period_s
+        if self._joints_are_at(joints):
+            return
+        try:
+            with self.held_on_error():
+                with self._lock:
+                    self.check_latch()
+                    self._homing = True
+                    self._arm.home(joints, reset.joint_dynamics)
+                    self._heard()
+                while not self._joints_are_at(joints):
+                    self._check_deadline(deadline_s)
+                    self._clock.sleep_until(self._clock.now() + period)
+                    with self._lock:
+                        self.check_latch()
+                        self._check_silence()
+                        self._check_way(self._arm.state())
+                        self._heard()
+                with self._lock:
+                    self.check_latch()
+                    self._homing = False
+                    self._take(self._hand)
+                    self._last = self._arm.state().pose
+                    self._heard()
+        finally:
+            self._homing = False
+
+    def _joints_are_at(self, joints: Array) -> bool:
+        state = self._arm.state()
+        away = float(np.abs(state.joints - joints).max())
+        still = float(np.linalg.norm(state.twist[3:])) < _SETTLED_RAD_S
+        return away <= self._config.reset.joint_tolerance_rad and still
+
+    def _settle(self) -> None:
+        """Wait until a hand that was just taken under control hangs still."""
+        deadline = self._clock.now() + _SETTLE_S
+        while self._clock.now() < deadline:
+            with self._lock:
+                self.check_latch()
+                self._heard()
+            self._clock.sleep_until(self._clock.now() + self._config.period_s)
+            if float(np.linalg.norm(self._arm.state().twist[:3])) < _SETTLED_M_S / 2:
+                return
+
+    def _check_deadline(self, deadline_s: float) -> None:
+        if self._clock.now() > deadline_s:
+            raise RobotError(
+                f"the arm has not reached its start pose in {self._config.reset.timeout_s} s: is "
+                "something in its way?"
+            )
+
+    def _arrived(self, goal: Array) -> bool:
+        reset, target = self._config.reset, self._last
+        if target is None or distance_between(target, goal) > 1e-9:
+            return False
+        state = self._arm.state()
+        close = distance_between(state.pose, goal) <= reset.tolerance_m
+        turned = angle_between(state.pose, goal) <= reset.tolerance_rad
+        return close and turned and float(np.linalg.norm(state.twist[:3])) < _SETTLED_M_S
+
+    def _travel_step(self, goal: Array) -> None:
+        """Advance the moving target by one period."""
+        reset, period = self._config.reset, self._config.period_s
+        limits = self._config.limits
+        with self._lock:
+            self.check_latch()
+            self._check_silence()
+            target = self._last
+            if target is None:
+                raise RefusalError(Abort.CONTROLLER, "the arm is not under control")
+            # A target that runs ahead of an arm that is blocked would build up force.
+            if distance_between(self._arm.state().pose, target) < limits.step_m:
+                target = towards(
+                    target, goal, meters=reset.speed_m_s * period, radians=reset.turn_rad_s * period
+                )
+            self._last = target
+            self._arm.command(target, period)
+            self._heard()
+        self._clock.sleep_until(self._clock.now() + period)
+        self._check_way(self._arm.state())
+
+    def _check_way(self, state: ArmState) -> None:
+        """Look at what the arm says on its way to the start."""
+        check_contact(state.force_n, state.torque_nm, self._config.limits)
+        if state.errors or not state.controlled:
+            raise RobotError(f"the arm stopped on its way to the start pose; it says {state.said}")

@@ -1,0 +1,221 @@
+"""The person beside the arm: what they are asked and shown, and what they say."""
+
+import logging
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Protocol
+
+from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.safeguards.limits import (
+    HARDWARE_FAULTS,
+    RECOVERS_ALONE,
+    SAFETY_STOPS,
+    Abort,
+)
+from dzrobot.envs.franka.safeguards.lock_and_stop import Stop, Stops
+from dzrobot.errors import DzrobotError, StoppedError
+
+
+class OperatorVerdict(StrEnum):
+    """What is known about the task."""
+
+    OPEN = ""
+    SUCCESS = "success"
+    FAILURE = "failure"
+    DISCARDED = "discarded"
+
+
+class ArmPhase(StrEnum):
+    """What the arm is doing, as an operator sees it."""
+
+    STOPPED = "stopped"
+    STAND_CLEAR = "stand clear"
+    MOVING = "moving to the start"
+    SCENE = "scene ready?"
+    RUNNING = "running"
+    PAUSED = "paused"
+    JUDGING = "judging"
+    DONE = "done"
+
+
+class Operator(Protocol):
+    """A person beside the robot."""
+
+    def start(self) -> None:
+        """Begin to listen; twice is harmless."""
+        ...
+
+    def show(self, phase: ArmPhase, text: str) -> None:
+        """Take note of what the arm is doing."""
+        ...
+
+    def confirm(self, phase: ArmPhase, question: str) -> None:
+        """Return when they agree.
+
+        Raises:
+            StoppedError: they stopped the arm instead, or have left.
+        """
+        ...
+
+    def verdict(self) -> OperatorVerdict:
+        """Return what was said since the last call."""
+        ...
+
+    def judge(self) -> OperatorVerdict:
+        """Return the verdict on the episode that is over, asking for it.
+
+        Raises:
+            StoppedError: they stopped the arm instead, or have left.
+        """
+        ...
+
+    def reason(self) -> str:
+        """Return why the episode failed that they called a failure; empty if they do not say."""
+        ...
+
+    def wants_stop(self) -> bool:
+        """Return whether a stop was asked for since the last call."""
+        ...
+
+    def wants_pause(self) -> bool:
+        """Return whether the arm is to rest until they say otherwise."""
+        ...
+
+    def notes(self) -> list[str]:
+        """Return what was noted since the last call."""
+        ...
+
+    def close(self) -> None:
+        """Stop listening; twice is harmless."""
+        ...
+
+
+_log = logging.getLogger(__name__)
+
+PERIOD_S = 0.05
+
+
+class Watchdog:
+    """Checks twenty times a second that actions come, and whether the operator wants to stop.
+
+    Args:
+        check_silence: Holds or stops the arm when no action has come for long.
+        operator: Whose wish to stop is a stop. None: nobody is there.
+        stop: Stops the arm for the operator.
+    """
+
+    def __init__(
+        self,
+        check_silence: Callable[[], object],
+        operator: Operator | None,
+        stop: Callable[[], object],
+    ) -> None:
+        self._check_silence = check_silence
+        self._operator = operator
+        self._stop = stop
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="franka-watchdog", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stop looking."""
+        self._stopping.set()
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(PERIOD_S):
+            try:
+                if self._operator is not None and self._operator.wants_stop():
+                    self._stop()
+                self._check_silence()
+            except DzrobotError as error:
+                # The next step meets the same error, with someone there to read it.
+                _log.warning("the watchdog could not hold the arm: %s", str(error))
+
+
+class Attendance:
+    """Whose word an arm waits for.
+
+    Args:
+        config: Whose arm it is.
+        operator: The person beside the arm. None: nobody can be asked.
+    """
+
+    def __init__(self, config: FrankaConfig, operator: Operator | None) -> None:
+        self.operator = operator
+        self.unattended = False
+        """Whether nobody is asked, and a lost frame or a slow policy ends an episode only."""
+
+        self.stops = Stops(config.address, config.lock_folder)
+
+    def admit(self) -> None:
+        """Return when no stop stands: there was none, or a person has acknowledged it.
+
+        Raises:
+            StoppedError: one stands, and nobody can be asked.
+        """
+        stop = self.stops.standing()
+        if stop is None:
+            return
+        if self.unattended and stop.abort in RECOVERS_ALONE:
+            _log.warning("continuing after %s", stop)
+        elif self.operator is not None and self.asks:
+            self.operator.confirm(
+                ArmPhase.STOPPED, f"The arm was stopped ({stop}). Look at it, then press Enter."
+            )
+        else:
+            raise StoppedError(self.refusal(stop))
+        self.stops.acknowledge()
+
+    def refusal(self, stop: Stop) -> str:
+        """Return why nothing moves, and what ends that."""
+        return (
+            f"the arm was stopped ({stop}). Nothing moves until a person has looked: "
+            f"{self.stops.remedy}"
+        )
+
+    def stopped(self, abort: Abort, message: str) -> StoppedError:
+        """Let a stop stand; return the error that says so, and what ends it."""
+        self.stops.put(abort, message)
+        standing = self.stops.standing()
+        # Somebody else may have ended it already.
+        return StoppedError(message if standing is None else self.refusal(standing))
+
+    @property
+    def asks(self) -> bool:
+        """Whether somebody is asked."""
+        return self.operator is not None and not self.unattended
+
+    def ask(self, phase: ArmPhase, question: str) -> None:
+        """Return when the operator agrees; at once where nobody is to be asked.
+
+        Raises:
+            StoppedError: they stopped the arm instead.
+        """
+        if self.operator is not None and self.asks:
+            self.operator.confirm(phase, question)
+
+    def show(self, phase: ArmPhase, text: str = "") -> None:
+        """Tell the operator what the arm is doing."""
+        if self.operator is not None:
+            self.operator.show(phase, text)
+
+    def about(self, abort: Abort, message: str) -> dict[str, str]:
+        """Return what ``info`` says of an abort.
+
+        ``fault``: why the episode is no result; ``stop``: why the run is over. Both may be empty.
+        """
+        fault = f"{abort}: {message}" if abort in HARDWARE_FAULTS else ""
+        stop = ""
+        if abort is not Abort.NONE and not self._may_go_on(abort):
+            standing = self.stops.standing()
+            stop = "" if standing is None else self.refusal(standing)
+        return {"fault": fault, "stop": stop}
+
+    def _may_go_on(self, abort: Abort) -> bool:
+        if abort in SAFETY_STOPS:
+            return False
+        if self.unattended:
+            return abort in RECOVERS_ALONE
+        return self.operator is not None

@@ -1,0 +1,121 @@
+"""How near the arm's links come to each other and to boxes around it.
+
+Looked at in MuJoCo, by the shapes of robosuite's Panda.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+
+from dzrobot.envs.franka.config import LimitsConfig
+from dzrobot.envs.mujoco.lift_scene import ARM, FINGERS, load_model, load_mujoco
+from dzrobot.envs.panda.poses import Array
+from dzrobot.errors import MissingDependencyError, SimulatorError
+
+_CHAIN = (
+    ("link0",), ("link1",), ("link2",), ("link3",), ("link4",), ("link5",), ("link6",),
+    ("right_gripper",), ("finger_joint1_tip", "finger_joint2_tip"),
+)  # fmt: skip
+"""Bodies along the arm that have a shape, which link 7 has not; neighbors touch by design."""
+
+_APART = 2
+_FREE = 2
+"""The first link that can come near anything else: those before it stand where they are."""
+
+_OPEN_M = 0.04
+
+_Pairs = list[tuple[int, int]]
+
+
+class SelfCollision:
+    """Distances between links that are no neighbors, and from links to obstacles.
+
+    The hand is included, with open fingers.
+
+    Args:
+        limits: Which distances are to be kept, and the obstacles.
+
+    Raises:
+        MissingDependencyError: mujoco or robosuite is not installed.
+        SimulatorError: one of them has the wrong version.
+    """
+
+    def __init__(self, limits: LimitsConfig) -> None:
+        try:
+            self._mujoco = mujoco = load_mujoco()
+        except (MissingDependencyError, SimulatorError) as error:
+            said = "limits.obstacles are looked at" if limits.obstacles else (
+                f"limits.self_collision_m={limits.self_collision_m} is looked at"
+            )  # fmt: skip
+            raise type(error)(
+                f"{said} in a simulator: {error} To go without, say so: limits: "
+                "{self_collision_m: 0}, and no obstacles"
+            ) from error
+        boxes = {
+            f"obstacle {number}": (
+                np.add(box.low, box.high) / 2, np.subtract(box.high, box.low) / 2
+            )
+            for number, box in enumerate(limits.obstacles)
+        }  # fmt: skip
+        self._model = model = load_model(drawn=False, boxes=boxes)
+        self._data = mujoco.MjData(model)
+        for name, width in zip(FINGERS, (_OPEN_M, -_OPEN_M), strict=True):
+            self._data.qpos[model.joint(name).qposadr[0]] = width
+        self._joints = [int(model.joint(name).qposadr[0]) for name in ARM]
+        shapes = [[self._shape(body) for body in bodies] for bodies in _CHAIN]
+        links: _Pairs = [
+            pair
+            for number, here in enumerate(shapes)
+            for there in shapes[number + _APART :]
+            for pair in product(here, there)
+        ]
+        free = [shape for some in shapes[_FREE:] for shape in some]
+        others: _Pairs = list(product(free, (model.geom(name).id for name in boxes)))
+        self._checks = (
+            (limits.self_collision_m, links if limits.self_collision_m else []),
+            (limits.obstacle_m, others),
+        )
+
+    def deficits_m(self, joints: Array) -> tuple[float, float]:
+        """Return by how much links are too near to each other, and to obstacles (m); 0: not.
+
+        Args:
+            joints: Joint angles (7,), rad.
+        """
+        data = self._data
+        data.qpos[self._joints] = joints
+        self._mujoco.mj_kinematics(self._model, data)
+        own, obstacle = (self._worst(margin, pairs) for margin, pairs in self._checks)
+        return own, obstacle
+
+    def _worst(self, margin: float, pairs: Sequence[tuple[int, int]]) -> float:
+        mujoco, model, data = self._mujoco, self._model, self._data
+        worst = 0.0
+        for one, other in pairs:
+            apart = np.linalg.norm(data.geom_xpos[one] - data.geom_xpos[other])
+            if apart - model.geom_rbound[one] - model.geom_rbound[other] < margin:
+                distance = mujoco.mj_geomDistance(model, data, one, other, margin, None)
+                worst = max(worst, margin - min(margin, float(distance)))
+        return worst
+
+    def _shape(self, body: str) -> int:
+        model = self._model
+        (shape,) = (
+            geom for geom in range(model.ngeom)
+            if model.geom_bodyid[geom] == model.body(body).id and model.geom_contype[geom]
+        )  # fmt: skip
+        return int(shape)
+
+
+def collision_of(limits: LimitsConfig, *, links: bool) -> SelfCollision | None:
+    """Return what looks at distances; None where none is to be kept.
+
+    Args:
+        limits: Which are.
+        links: Whether links are kept apart from each other, besides from obstacles.
+    """
+    if limits.obstacles or (links and limits.self_collision_m > 0):
+        kept = limits if links else limits.model_copy(update={"self_collision_m": 0.0})
+        return SelfCollision(kept)
+    return None

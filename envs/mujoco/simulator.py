@@ -1,0 +1,234 @@
+"""Import MuJoCo and robosuite: versions checked, silently, writing nothing outside our cache."""
+
+import functools
+import importlib.util
+import logging
+import os
+import sys
+import types
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+from dzrobot.errors import MissingDependencyError, SimulatorError
+from dzrobot.files import cache_folder
+
+BACKENDS = ("egl", "osmesa", "glx")
+"""What MuJoCo and robosuite can draw with off screen; egl needs no display and no GPU."""
+
+DEVICE_VARIABLE = "MUJOCO_EGL_DEVICE_ID"
+"""Environment variable by which both choose a device for egl; read when the first context opens."""
+
+
+def choose_backend() -> str:
+    """Return the OpenGL backend, and set ``MUJOCO_GL`` to it where it is not set.
+
+    Must run before mujoco is imported. Without a setting it is egl, which draws with and without a
+    display.
+
+    Raises:
+        SimulatorError: ``MUJOCO_GL`` asks for something that cannot draw off screen.
+    """
+    asked = os.environ.get("MUJOCO_GL", "").strip().lower()
+    if asked and asked not in BACKENDS:
+        raise SimulatorError(
+            f"MUJOCO_GL={asked!r} cannot draw off screen here. Allowed: {', '.join(BACKENDS)}; "
+            "unset it for egl."
+        )
+    os.environ["MUJOCO_GL"] = asked or "egl"
+    return os.environ["MUJOCO_GL"]
+
+
+@functools.cache
+def check_rendering() -> None:
+    """Open and free a small context, once per process; call after robosuite is imported.
+
+    Raises:
+        SimulatorError: the backend cannot open a context.
+    """
+    opengl_error = import_module("OpenGL.error").Error
+    context_class = import_module("robosuite.utils.binding_utils").GLContext
+    try:
+        context = context_class(max_width=64, max_height=64)
+        context.make_current()
+        context.free()
+    except (ImportError, AttributeError, OSError, RuntimeError, opengl_error) as error:
+        backend = os.environ["MUJOCO_GL"]
+        other = "osmesa" if backend == "egl" else "egl"
+        raise SimulatorError(
+            f"OpenGL through {backend} does not work ({type(error).__name__}: {error}). Install "
+            "`apt-get install libegl1 libgl1 libglib2.0-0 libosmesa6`, or try "
+            f"MUJOCO_GL={other}."
+        ) from error
+
+
+def use_context(sim: Any) -> None:
+    """Make the OpenGL context of ``sim`` current, if it has one.
+
+    robosuite draws into, and frees from, whichever context happens to be current; with two
+    simulators in a process that may be the other one's.
+    """
+    if sim is not None and sim._render_context_offscreen is not None:
+        sim._render_context_offscreen.gl_ctx.make_current()
+
+
+def free_context(context: Any) -> None:
+    """Free robosuite's drawing context now: at interpreter exit it is too late."""
+    context.gl_ctx.make_current()
+    context.con.free()
+    context.gl_ctx.free()
+
+
+_UPLOADED = ("mesh_", "tex_", "mat_", "hfield_", "skin_")
+_AT_UPLOAD = {
+    "quality": ("offsamples", "shadowsize", "numslices", "numstacks", "numquads"),
+    "global_": ("offwidth", "offheight", "linewidth"),
+}
+
+
+def same_drawing(one: Any, other: Any) -> bool:
+    """Return whether two models (robosuite's) upload the same to a drawing context."""
+    one, other = one._model, other._model
+    settings = all(
+        getattr(getattr(one.vis, part), name) == getattr(getattr(other.vis, part), name)
+        for part, names in _AT_UPLOAD.items()
+        for name in names
+    )
+    return settings and all(
+        getattr(one, name).tobytes() == getattr(other, name).tobytes()
+        for name in dir(one)
+        if name.startswith(_UPLOADED)
+    )
+
+
+def hand_over(context: Any, sim: Any) -> None:
+    """Let ``sim``, which has none, draw with another scene's context; see :func:`same_drawing`.
+
+    What remains is what a new context of ``sim`` would be: meshes and textures are there, all that
+    follows from the scene's own size and pose is set again.
+    """
+    import mujoco
+
+    context.gl_ctx.make_current()
+    sim.forward()
+    sim.add_render_context(context)
+    context.sim, context.model, context.data = sim, sim.model, sim.data
+    model, drawn = sim.model._model, context.con
+    context.scn = mujoco.MjvScene(model, maxgeom=context.scn.maxgeom)
+    context.cam = mujoco.MjvCamera()
+    context.cam.fixedcamid, context.cam.type = 0, mujoco.mjtCamera.mjCAMERA_FIXED
+    context.vopt, context.pert = mujoco.MjvOption(), mujoco.MjvPerturb()
+    context.pert.active, context.pert.select, context.pert.skinselect = 0, 0, -1
+    for name, value in scene_settings(model).items():
+        setattr(drawn, name, value)
+    mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, drawn)
+
+
+def scene_settings(model: Any) -> dict[str, Any]:
+    """Return what MuJoCo writes into a drawing context from the scene's extent and map."""
+    extent, scene = model.stat.extent, model.vis.map
+    return {
+        "shadowClip": extent * scene.shadowclip,
+        "shadowScale": scene.shadowscale,
+        "fogStart": extent * scene.fogstart,
+        "fogEnd": extent * scene.fogend,
+        "fogRGBA": model.vis.rgba.fog,
+    }
+
+
+MUJOCO = "3.3.2"
+"""The version results are reported with."""
+
+ROBOSUITE = "1.4.0"
+_MUJOCO_TOO_OLD = (3, 1, 6)
+_MUJOCO_TOO_NEW = (3, 3, 3)
+_EXTRA = "pip install -e '.[libero]'"
+_log = logging.getLogger(__name__)
+
+
+def check_versions() -> None:
+    """Raise unless the simulator is one that gives LIBERO's physics and colors; imports nothing.
+
+    Raises:
+        MissingDependencyError: mujoco or robosuite is not installed.
+        SimulatorError: MuJoCo before 3.1.6 or from 3.3.3 on, or a robosuite other than 1.4.0.
+    """
+    mujoco, robosuite = installed("mujoco"), installed("robosuite")
+    if mujoco is None or robosuite is None:
+        missing = "mujoco" if mujoco is None else "robosuite"
+        raise MissingDependencyError(f"the simulator needs {missing}: run `{_EXTRA}`.")
+    if not _MUJOCO_TOO_OLD <= _numbers(mujoco) < _MUJOCO_TOO_NEW:
+        raise SimulatorError(
+            f"mujoco {mujoco} is installed; 3.3.3 darkens LIBERO's floors and 3.4 changes its "
+            f"physics, so scores would not compare. Allowed: 3.1.6 up to 3.3.2. Run "
+            f"`pip install mujoco=={MUJOCO}`."
+        )
+    if robosuite != ROBOSUITE:
+        raise SimulatorError(
+            f"robosuite {robosuite} is installed; LIBERO is written for {ROBOSUITE}. Run "
+            f"`pip install robosuite=={ROBOSUITE}`."
+        )
+
+
+def installed(distribution: str) -> str | None:
+    """Return the installed version of ``distribution``, or None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def import_robosuite() -> Any:
+    """Import and return robosuite.
+
+    Raises:
+        SimulatorError: a wrong version, or OpenGL libraries are missing.
+    """
+    check_versions()
+    choose_backend()
+    if "robosuite" not in sys.modules:
+        _quieten_robosuite()
+        point_caches_home()
+    try:
+        robosuite = import_module("robosuite")
+    except (ImportError, AttributeError, OSError) as error:
+        # PyOpenGL without its libraries fails with an AttributeError on None.
+        raise SimulatorError(
+            f"robosuite does not import ({type(error).__name__}: {error}). If OpenGL is missing: "
+            "`apt-get install libegl1 libgl1 libglib2.0-0 libosmesa6`; a Python package: "
+            f"`{_EXTRA}`."
+        ) from error
+    mujoco = import_module("mujoco")
+    if mujoco.get_mju_user_warning() is None:
+        # By itself it prints, and appends to MUJOCO_LOG.TXT in the working directory.
+        mujoco.set_mju_user_warning(_log.warning)
+    return robosuite
+
+
+def _quieten_robosuite() -> None:
+    """Give robosuite the private settings it looks for, unless the user has written some.
+
+    Without them it warns on the console and opens ``/tmp/robosuite.log``, which fails when that
+    file belongs to somebody else.
+    """
+    spec = importlib.util.find_spec("robosuite")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        if (Path(place) / "macros_private.py").is_file():
+            return
+    settings = types.ModuleType("robosuite.macros_private")
+    vars(settings).update(FILE_LOGGING_LEVEL=None, CONSOLE_LOGGING_LEVEL="ERROR")
+    sys.modules["robosuite.macros_private"] = settings
+    logging.getLogger("robosuite_logs").propagate = False
+
+
+def point_caches_home() -> None:
+    """Keep the compiled functions and font lists of libraries below our own cache."""
+    for variable, name in (("NUMBA_CACHE_DIR", "numba"), ("MPLCONFIGDIR", "matplotlib")):
+        if variable not in os.environ:
+            folder = cache_folder() / name
+            folder.mkdir(parents=True, exist_ok=True)
+            os.environ[variable] = str(folder)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
