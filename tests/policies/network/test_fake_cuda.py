@@ -22,6 +22,7 @@ from dzrobot.policies.dreamzero.network.session import (
     noise_shapes,
 )
 from dzrobot.policies.dreamzero.network.world_action import LossCounts, TrainBatch
+from dzrobot.training.run.inputs import sample_noise
 
 ROBOT = load_embodiment("oxe_droid")
 SIZES = ("5b", "14b")
