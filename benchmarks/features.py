@@ -21,13 +21,13 @@ import torch.distributed as dist
 from train_setup import recorded_frame
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.policies.dreamzero.tiny import tiny_metadata
+from dzrobot.policies.dreamzero.tiny import NewCheckpoint, tiny_metadata, write_new_checkpoint
 from dzrobot.recording import EpisodeWriter
 from dzrobot.training.recipes.read import load_recipe
 from dzrobot.training.run.build import build
-from dzrobot.training.run.process_groups import DistributedEnvironment, init_distributed
+from dzrobot.training.run.parallel import DistributedEnvironment, init_distributed
 from dzrobot.training.run.trainer import Trainer
-from dzrobot.training.tiny.network import new_weights, write_mini_checkpoint
+from dzrobot.training.tiny.init import mini_config, new_weights
 
 EPISODES, FRAMES = 4, 60
 
@@ -75,8 +75,11 @@ def fill(root: Path) -> None:
             for i in range(FRAMES):
                 writer.add_frame(*recorded_frame(robot, rng, i))
             writer.save_episode()
-    weights = new_weights(robot, 0)
-    write_mini_checkpoint(root / "start", robot, tiny_metadata(robot), weights, {})
+    content = NewCheckpoint(
+        config=mini_config(robot), metadata=tiny_metadata(robot), weights=new_weights(robot, 0),
+        recipe={},
+    )  # fmt: skip
+    write_new_checkpoint(root / "start", robot, content)
 
 
 def run_of(

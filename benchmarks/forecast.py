@@ -44,7 +44,7 @@ from dzrobot.training.forecast.rehearsal import (
     rehearse_chunks,
     rehearse_step,
 )
-from dzrobot.training.run.process_groups import init_distributed
+from dzrobot.training.run.parallel import init_distributed
 from dzrobot.training.sft_config import ModelConfig
 
 STAGES = {

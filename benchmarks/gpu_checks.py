@@ -45,9 +45,14 @@ from dzrobot.training.bench.learning import asked_recipe
 from dzrobot.training.bench.measuring import synchronize
 from dzrobot.training.forecast.rehearsal import Rehearsal, rehearse
 from dzrobot.training.run.build import build as build_run
-from dzrobot.training.run.noise import sample_noise
-from dzrobot.training.run.parallel import clean_name, parallelize, reading_outputs
-from dzrobot.training.run.process_groups import DistributedEnvironment, init_distributed
+from dzrobot.training.run.inputs import sample_noise
+from dzrobot.training.run.parallel import (
+    DistributedEnvironment,
+    clean_name,
+    init_distributed,
+    parallelize,
+    reading_outputs,
+)
 from dzrobot.training.run.trainer import Trainer, backward
 from dzrobot.training.sft_config import ParallelConfig, SFTConfig
 

@@ -20,12 +20,11 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.modality.window import Observation
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
-from dzrobot.policies.serving.background import in_background
-from dzrobot.policies.serving.client import RemotePolicy
 from dzrobot.policies.serving.connection import ConnectOptions
-from dzrobot.policies.serving.options import ServeOptions
-from dzrobot.policies.serving.server import PolicyServer
-from dzrobot.policies.serving.warmup import blank
+from dzrobot.policies.serving.endpoint import ServeOptions
+from dzrobot.policies.serving.remote_policy import RemotePolicy
+from dzrobot.policies.serving.server import PolicyServer, in_background
+from dzrobot.policies.serving.sessions import blank
 
 ROBOT = load_embodiment(EMBODIMENT)
 
@@ -132,7 +131,7 @@ def main() -> None:
     expected, here = local_plans(policy, given.plans)
     options = ServeOptions(port=0, array_port=None, max_batch=given.max_batch)
     with in_background(PolicyServer(policy, options)) as server:
-        print(server.room)
+        print(server.capacity)
         print("clients  plans/s    p50 ms    p95 ms    p99 ms  batch  equal")
         for count in map(int, given.clients.split(",")):
             done = load(server, count, given.plans, expected)

@@ -52,8 +52,8 @@ from dzrobot.training.cost.flops import (
 )
 from dzrobot.training.forecast.published import GOAL_RATES, PUBLISHED_RATES
 from dzrobot.training.recipes.architecture import run_network
-from dzrobot.training.run.noise import sample_noise
-from dzrobot.training.run.process_groups import DistributedEnvironment, init_distributed
+from dzrobot.training.run.inputs import sample_noise
+from dzrobot.training.run.parallel import DistributedEnvironment, init_distributed
 from dzrobot.training.sft_config import ModelConfig
 
 PUBLISHED = {name.lower(): rate for name, rate in PUBLISHED_RATES.items()}

@@ -28,10 +28,9 @@ from dzrobot.policies.dreamzero.network.world_action import (
 )
 from dzrobot.training.bench.measuring import record_noise, synchronize, timed
 from dzrobot.training.cost.accelerators import device_peak
-from dzrobot.training.run.noise import sample_noise
+from dzrobot.training.run.inputs import sample_noise
 from dzrobot.training.run.optimizer import Optimizer
-from dzrobot.training.run.parallel import DTYPES, clean_name, parallelize
-from dzrobot.training.run.process_groups import DistributedEnvironment
+from dzrobot.training.run.parallel import DTYPES, DistributedEnvironment, clean_name, parallelize
 from dzrobot.training.sft_config import OptimConfig, ParallelConfig
 
 PROMPT_ROWS = 100

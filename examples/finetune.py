@@ -20,7 +20,7 @@ from dzrobot import DreamZeroPolicy, Embodiment, EpisodeWriter, load_embodiment,
 from dzrobot.rollout import EpisodeRules
 from dzrobot.training import load_recipe, measure, write_tiny_checkpoint
 from dzrobot.training.data import DatasetReader, ReaderOptions
-from dzrobot.training.run.launch import leave
+from dzrobot.training.run.launch import end_process
 
 LIGHT = "dzrobot/point-v0"
 
@@ -99,4 +99,4 @@ def parse() -> argparse.Namespace:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    leave(main())
+    end_process(main())

@@ -1,13 +1,16 @@
 """Shared fixtures: where reference material lies, and what is skipped without it."""
 
 import gc
+import importlib.util
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+from dzrobot.envs.libero.assets import VARIABLE, assets_folder, manifest, verify
 from dzrobot.envs.mujoco.simulator import point_caches_home
+from dzrobot.errors import SimulatorError
 
 # What robosuite compiles in its first steps takes 20 s and more. Tests move our cache, and whatever
 # they start would compile it again.
@@ -24,7 +27,12 @@ def folder(variable: str, default: str) -> Path | None:
 
 GOLDENS = folder("DZROBOT_GOLDENS", "goldens")
 CONTRACT = folder("DZROBOT_CONTRACT", "contract")
-LIBERO_ASSETS = folder("DZROBOT_LIBERO_ASSETS", "libero_assets")
+# Looked for now: tests move our cache.
+LIBERO_ASSETS: Path | SimulatorError
+try:
+    LIBERO_ASSETS = assets_folder()
+except SimulatorError as error:
+    LIBERO_ASSETS = error
 
 
 def skip_or_fail(kind: str, reason: str) -> None:
@@ -54,12 +62,17 @@ def contract() -> Path:
 
 @pytest.fixture(scope="session")
 def libero_assets() -> Path:
-    """Return the LIBERO asset folder, with hf-libero importable."""
-    if LIBERO_ASSETS is None:
-        skip_or_fail("libero", "no LIBERO assets: set DZROBOT_LIBERO_ASSETS")
-    assert LIBERO_ASSETS is not None
-    pytest.importorskip("libero", reason="hf-libero is missing: run `dzrobot libero setup`")
-    os.environ["DZROBOT_LIBERO_ASSETS"] = str(LIBERO_ASSETS)
+    """Return the folder of LIBERO's official assets, with hf-libero importable."""
+    if importlib.util.find_spec("libero") is None:
+        skip_or_fail("libero", "hf-libero is missing: run `dzrobot libero setup`")
+    if isinstance(LIBERO_ASSETS, SimulatorError):
+        skip_or_fail("libero", str(LIBERO_ASSETS))
+    assert isinstance(LIBERO_ASSETS, Path)
+    verdict = verify(LIBERO_ASSETS, manifest())
+    if verdict.missing or verdict.altered:
+        reason = f"LIBERO assets in {LIBERO_ASSETS}: {verdict.summary}"
+        skip_or_fail("libero", f"{reason}; run `dzrobot libero setup`")
+    os.environ[VARIABLE] = str(LIBERO_ASSETS)
     return LIBERO_ASSETS
 
 

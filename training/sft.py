@@ -1,7 +1,10 @@
-"""Fine-tune DreamZero on LeRobot data: torchrun's entry, the same as ``dzrobot train``.
+r"""Fine-tune DreamZero on LeRobot data: torchrun's entry, the same as ``dzrobot train``.
 
-torchrun --nproc-per-node 8 training/sft.py libero_sft_dreamzero_5b model.model_path=...
-data.train_data_paths=... python training/sft.py tiny_cpu ...
+Usage::
+
+    torchrun --nproc-per-node 8 training/sft.py libero_sft_dreamzero_5b \
+        model.model_path=CHECKPOINT data.train_data_paths=DATASET runner.output_dir=RUN
+    python training/sft.py tiny_cpu data.train_data_paths=DATASET ...
 """
 
 import runpy

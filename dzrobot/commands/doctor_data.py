@@ -22,9 +22,9 @@ from dzrobot.rollout.demonstrations.collection import PLAN_FILE
 from dzrobot.rollout.demonstrations.commanded import check_commands
 from dzrobot.rollout.demonstrations.motion import Bench, RecordedStart
 from dzrobot.rollout.environment import EnvironmentFacts, accepted, look_at, needed_robot
+from dzrobot.training.data.column_mapping import TASK_COLUMN, frame_size, resolve
 from dzrobot.training.data.columns import episode_rows, read_data_file
 from dzrobot.training.data.lerobot import RATE_TOLERANCE, DatasetCatalog
-from dzrobot.training.data.resolution import TASK_COLUMN, frame_size, resolve
 from dzrobot.training.data.verify import first_images
 
 

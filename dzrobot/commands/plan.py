@@ -3,7 +3,7 @@
 import argparse
 
 from dzrobot.commands.options import flags
-from dzrobot.training.recipes.planned import read_planned
+from dzrobot.training.recipes.read import read_planned
 
 SUMMARY = "check a training run and tell what it will need"
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from dzrobot.commands.options import flags
-from dzrobot.training.run.plots import draw
+from dzrobot.training.run.training_curves import draw
 
 SUMMARY = "draw losses and success of runs against the training step"
 

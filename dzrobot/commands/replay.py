@@ -21,9 +21,9 @@ from dzrobot.rollout.environment import (
     made_environment,
     needed_robot,
 )
+from dzrobot.training.data.column_mapping import ColumnSource, resolve_vectors
 from dzrobot.training.data.columns import episode_rows, matrix, read_data_file
 from dzrobot.training.data.lerobot import RATE_TOLERANCE, DatasetCatalog
-from dzrobot.training.data.resolution import ColumnSource, resolve_vectors
 
 SUMMARY = "replay recorded actions"
 

@@ -14,11 +14,11 @@ from dzrobot.commands.options.weights import add_weights, read_weights
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import PlanningPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
-from dzrobot.policies.serving.options import ServeOptions
+from dzrobot.policies.serving.dialects import LARGEST_MESSAGE
+from dzrobot.policies.serving.endpoint import ServeOptions
 from dzrobot.policies.serving.recorder import Recorder
 from dzrobot.policies.serving.server import PolicyServer
-from dzrobot.policies.serving.warmup import MOST_SESSIONS
-from dzrobot.policies.serving.wire import LARGEST_MESSAGE
+from dzrobot.policies.serving.sessions import MOST_SESSIONS
 from dzrobot.rollout.policy_spec import BUILT_IN, PolicySpec, load_policy, resolve_policy
 
 SUMMARY = "let robots and simulators elsewhere use a policy of this machine"
@@ -70,7 +70,7 @@ def _say(server: PolicyServer, tag: str) -> None:
     options = server.options
     scheme = "ws" if options.certificate is None else "wss"
     host = f"[{options.host}]" if ":" in options.host else options.host
-    print(f"serving {tag}: {server.room}")
+    print(f"serving {tag}: {server.capacity}")
     for port, what in zip(
         server.ports,
         ("maps, for openpi, RoboArena and dzrobot", "bare arrays, for DreamZero's own clients"),

@@ -12,8 +12,8 @@ from dzrobot.embodiments.timing import FRAME_GRIDS
 from dzrobot.errors import ConfigError, StatisticsError
 from dzrobot.files import explained, write_json
 from dzrobot.progress import progress_bar
+from dzrobot.training.data.column_mapping import described_robot
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
-from dzrobot.training.data.described import described_robot
 from dzrobot.training.data.normalization import measure, merge
 from dzrobot.training.sft_config import EPISODE_CHOICES, EpisodeChoice
 

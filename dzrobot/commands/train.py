@@ -8,7 +8,7 @@ from dzrobot.commands.options import flags
 from dzrobot.config import field_notes
 from dzrobot.errors import ConfigError
 from dzrobot.training.recipes.read import RECIPES
-from dzrobot.training.run.launch import launch, leave, main
+from dzrobot.training.run.launch import end_process, launch, main
 from dzrobot.training.sft_config import SFTConfig
 
 SUMMARY = "fine-tune a checkpoint"
@@ -68,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
         return launch(words, args.processes)
     code = main(words)
     if "torch" in sys.modules:
-        # See launch.leave: with process groups open, the interpreter must not be torn down around
-        # them.
-        leave(code)
+        # See launch.end_process: with process groups open, the interpreter must not be torn down
+        # around them.
+        end_process(code)
     return code
 
 

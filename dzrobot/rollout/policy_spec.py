@@ -370,8 +370,8 @@ def _open_checkpoint(spec: PolicySpec, robot: Embodiment, checkpoint: "Checkpoin
 
 
 def _open_remote(spec: PolicySpec, robot: Embodiment) -> LoadedPolicy:
-    from dzrobot.policies.serving.client import RemotePolicy
     from dzrobot.policies.serving.connection import ConnectOptions
+    from dzrobot.policies.serving.remote_policy import RemotePolicy
 
     options = spec.options
     if spec.server is None:

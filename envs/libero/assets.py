@@ -3,14 +3,14 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from dzrobot.errors import SimulatorError, find, preview
-from dzrobot.files import cache_folder
+from dzrobot.files import cache_folder, write_text
 
 VARIABLE = "DZROBOT_LIBERO_ASSETS"
 """Environment variable that names a folder of assets."""
@@ -74,10 +74,14 @@ def use_own_folder() -> None:
     (own_folder() / _POINTER).unlink(missing_ok=True)
 
 
+def write_license(folder: Path) -> None:
+    """Put the license of the assets, and whose they are, beside them."""
+    write_text(folder / "LICENSE", _packaged("assets_license.md"))
+
+
 def manifest() -> tuple[Asset, ...]:
     """Return the official files, ordered by path."""
-    text = resources.files("dzrobot.envs.libero").joinpath("assets_manifest.json").read_text()
-    table = json.loads(text)
+    table = json.loads(_packaged("assets_manifest.json"))
     suites = table["suites"]
     return tuple(
         Asset(path=path, size=size, sha256=sha256, suites=tuple(suites[int(i)] for i in used))
@@ -86,14 +90,15 @@ def manifest() -> tuple[Asset, ...]:
 
 
 def needed(suites: Iterable[str] = ()) -> tuple[Asset, ...]:
-    """Return the files that the tasks of ``suites`` (none: of all suites) refer to.
+    """Return the official files; with ``suites`` those that their tasks refer to.
 
     Raises:
         UnknownNameError: no such suite.
     """
-    known = {suite: suite for asset in manifest() for suite in asset.suites}
-    wanted = {find(known, "suite", suite) for suite in suites} or set(known)
-    return tuple(asset for asset in manifest() if wanted & set(asset.suites))
+    everything = manifest()
+    known = {suite: suite for asset in everything for suite in asset.suites}
+    wanted = {find(known, "suite", suite) for suite in suites}
+    return tuple(asset for asset in everything if not wanted or wanted & set(asset.suites))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +109,6 @@ class AssetCheck:
     missing: tuple[str, ...]
     altered: tuple[str, ...]
     """Files of another size or content; scores obtained with them are no LIBERO scores."""
-
-    stand_ins: Mapping[str, str]
-    """Files that the folder itself declares not to be official (``STANDINS.json``)."""
 
     @property
     def summary(self) -> str:
@@ -131,13 +133,7 @@ def verify(folder: Path, assets: Iterable[Asset]) -> AssetCheck:
             official.append(asset.path)
         else:
             altered.append(asset.path)
-    declared = folder / "STANDINS.json"
-    return AssetCheck(
-        official=tuple(official),
-        missing=tuple(missing),
-        altered=tuple(altered),
-        stand_ins=json.loads(declared.read_text()) if declared.is_file() else {},
-    )
+    return AssetCheck(official=tuple(official), missing=tuple(missing), altered=tuple(altered))
 
 
 def report(suite: str) -> dict[str, Any]:
@@ -156,6 +152,10 @@ def matches(place: Path, asset: Asset) -> bool:
         return False
     with place.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest() == asset.sha256
+
+
+def _packaged(name: str) -> str:
+    return resources.files("dzrobot.envs.libero").joinpath(name).read_text(encoding="utf-8")
 
 
 def _pointed_to(folder: Path) -> Path:

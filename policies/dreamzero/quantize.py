@@ -53,8 +53,8 @@ def quantize_block(block: nn.Module, kind: Quantization) -> None:
     quantize(block, int8() if kind == "int8" else fp8(granularity=by_row()))
 
 
-def quantized_bytes(layer: nn.Linear, itemsize: int) -> int:
-    """Return what ``layer`` takes then, of ``itemsize`` a number that is not quantized."""
+def quantized_bytes(layer: nn.Linear, itemsize: int) -> list[int]:
+    """Return the bytes of each tensor of ``layer`` then, of ``itemsize`` a number that stays."""
     bias = 0 if layer.bias is None else layer.bias.numel()
     # A byte a weight, and at most five for scale and zero point of each output.
-    return layer.weight.numel() + 5 * layer.out_features + itemsize * bias
+    return [layer.weight.numel(), 5 * layer.out_features, itemsize * bias]

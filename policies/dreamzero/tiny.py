@@ -5,8 +5,8 @@ made from them moves the robot at random.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
 from dzrobot.policies.dreamzero.checkpoints.load import expected_shapes
 from dzrobot.policies.dreamzero.checkpoints.passport import passport_for, write_passport
 from dzrobot.policies.dreamzero.checkpoints.random_init import RandomInitSource
+from dzrobot.policies.dreamzero.checkpoints.sources import WeightSource
 from dzrobot.policies.dreamzero.checkpoints.writer import (
     SHARD_BYTES,
     ShardOptions,
@@ -123,21 +124,53 @@ def write_tiny_checkpoint(
     """
     options = options or TinyOptions()
     config = tiny_config(options.variant, embodiment)
-    metadata = tiny_metadata(embodiment, options.seed)
+    recipe = {"recipe": "random weights", "seed": options.seed}
+    content = NewCheckpoint(
+        config=config, metadata=tiny_metadata(embodiment, options.seed),
+        weights=TinyWeightsSource(expected_shapes(config), options.seed, options.dtype),
+        recipe=recipe if options.with_passport else None,
+        shards=ShardOptions(shard_bytes=options.shard_bytes),
+    )  # fmt: skip
+    return write_new_checkpoint(target, embodiment, content)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewCheckpoint:
+    """The content of a checkpoint whose tokenizer is made from the prompts."""
+
+    config: NetworkConfig
+    metadata: Mapping[str, Any]
+    """Statistics, as ``metadata.json`` holds them."""
+
+    weights: WeightSource
+    """Every tensor under its official name."""
+
+    recipe: Mapping[str, Any] | None
+    """How the weights were made, for the passport; None: no passport."""
+
+    shards: ShardOptions = field(default_factory=ShardOptions)
+
+
+def write_new_checkpoint(target: Path, embodiment: Embodiment, content: NewCheckpoint) -> Path:
+    """Write a small checkpoint in the official layout to the new folder ``target``; returns it.
+
+    Raises:
+        CheckpointError: ``target`` exists already.
+        StatisticsError: The statistics do not fit the embodiment.
+    """
+    statistics = Statistics.from_metadata(content.metadata, embodiment)
     with written_whole(target) as folder:
         (folder / METADATA_FILE).parent.mkdir(parents=True)
-        weights = TinyWeightsSource(expected_shapes(config), options.seed, options.dtype)
-        write_weights(folder, weights, ShardOptions(shard_bytes=options.shard_bytes))
-        write_json(folder / CONFIG_FILE, config.to_dict())
-        write_json(folder / METADATA_FILE, metadata)
-        (folder / TRAINING_FILE).write_text(
-            yaml.safe_dump(training_config(embodiment)), encoding="utf-8"
-        )
+        write_weights(folder, content.weights, content.shards)
+        write_json(folder / CONFIG_FILE, content.config.to_dict())
+        write_json(folder / METADATA_FILE, content.metadata)
+        training = training_config(embodiment, per_step=statistics.per_step)
+        (folder / TRAINING_FILE).write_text(yaml.safe_dump(training), encoding="utf-8")
         write_tiny_tokenizer(folder / TOKENIZER_FOLDER, embodiment)
-        if options.with_passport:
-            statistics = Statistics.from_metadata(metadata, embodiment)
-            recipe = {"recipe": "random weights", "seed": options.seed}
-            write_passport(folder, passport_for(embodiment, statistics, config, recipe=recipe))
+        if content.recipe is not None:
+            recipe = dict(content.recipe)
+            passport = passport_for(embodiment, statistics, content.config, recipe=recipe)
+            write_passport(folder, passport)
     return target
 
 
@@ -199,7 +232,7 @@ def _statistics(part: Part, scale: float, rng: np.random.Generator) -> dict[str,
     return {name: [round(float(value), 6) for value in column] for name, column in columns.items()}
 
 
-def training_config(embodiment: Embodiment, *, per_step: bool = False) -> dict[str, Any]:
+def training_config(embodiment: Embodiment, *, per_step: bool) -> dict[str, Any]:
     """Return what a published training config says on how the weights are to be used.
 
     Args:

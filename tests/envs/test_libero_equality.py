@@ -15,8 +15,15 @@ ACTIONS = np.random.default_rng(0).uniform(-1, 1, (3, 7)).astype(np.float32)
 
 
 @pytest.mark.long
-def test_equals_the_original_with_its_customary_loop(libero_assets):
-    env = LiberoEnv(suite="libero_spatial", task_id=2)
+@pytest.mark.parametrize(
+    ("suite", "task_id"),
+    [
+        *(("libero_spatial", 2), ("libero_object", 7), ("libero_goal", 5)),
+        *(("libero_10", 3), ("libero_90", 41)),
+    ],
+)
+def test_equals_the_original_with_its_customary_loop(libero_assets, suite, task_id):
+    env = LiberoEnv(suite=suite, task_id=task_id)
     ours = [env.reset(seed=54)[0], *(env.step(action)[0] for action in ACTIONS)]
     task = load_task("libero_spatial", 2)
     env.close()

@@ -16,8 +16,8 @@ from dzrobot.policies.dreamzero.checkpoints.checksums import write_checksums
 from dzrobot.training.recipes.read import load_recipe
 from dzrobot.training.sft_config import SFTConfig
 from dzrobot.training.tiny.autoencoder import AutoencoderPlan
-from dzrobot.training.tiny.fit import write_fitted_checkpoint
-from dzrobot.training.tiny.saves import FitCheckpoint
+from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
+from dzrobot.training.tiny.init import write_fitted_checkpoint
 
 run = HEAVY.run
 ROBOT = train_worlds.ROBOT

@@ -43,7 +43,7 @@ def solo():
     """Return a world of one process, this one."""
     import torch.distributed as dist
 
-    from dzrobot.training.run.process_groups import init_distributed
+    from dzrobot.training.run.parallel import init_distributed
 
     if not dist.is_initialized():
         solo.world = init_distributed("cpu")

@@ -64,7 +64,7 @@ def test_the_last_successes_are_held_out(tmp_path):
     assert held_out(1) == {1}
     assert held_out(2, episodes="all") == {2, 3}
     assert held_out(0) == set()
-    with pytest.raises(DatasetError, match=r"holdout_episodes=2 holds back every .* 2 to train on"):
+    with pytest.raises(DatasetError, match=r"holdout_episodes=2 holds out every .* which has 2"):
         held_out(2)
 
 

@@ -10,7 +10,7 @@ from data_worlds import RELATIVE, ROBOT, TASKS, record, robot, step
 from dzrobot.errors import DatasetError, UnknownNameError
 from dzrobot.recording import EpisodeWriter, VideoCodec, consolidate
 from dzrobot.training.data import DatasetReader, EpisodeSelection, ReaderOptions
-from dzrobot.training.data.verify import first_frames, offenders
+from dzrobot.training.data.verify import first_frames, video_faults
 from dzrobot.training.data.video_decoding import FrameTable, PyAvDecoder
 
 LENGTHS = (30, 25, 40, 12, 33)
@@ -74,7 +74,7 @@ def test_a_damaged_cache_is_built_anew(recorded, options, caplog, what):
     np.testing.assert_equal(again, whole)
     assert [folder.name for folder in options.cache.rglob("columns-*")] == [kept.name]
     assert {file.name: file.read_bytes() for file in kept.iterdir()} == before
-    assert "is damaged, and read again" in caplog.text
+    assert "are damaged and are copied again" in caplog.text
 
 
 def windows(reader, numbers):
@@ -219,14 +219,14 @@ def test_missing_and_corrupt_files_are_named(recorded, tmp_path, options):
 
 def test_every_file_can_be_checked(recorded, tmp_path, options):
     reader = DatasetReader(recorded["v3.0 h264 packed"], ROBOT, options)
-    assert list(offenders(reader)) == []
+    assert list(video_faults(reader)) == []
     assert [look.blank for look in first_frames(reader)] == [False, False]
     path = tmp_path / "short"
     shutil.copytree(recorded["v2.1 h264"], path)
     videos = path / "videos/chunk-000/observation.images.wrist_image"
     shutil.copy(videos / "episode_000001.mp4", videos / "episode_000000.mp4")
     (videos / "episode_000004.mp4").write_bytes(b"no video at all")
-    found = list(offenders(DatasetReader(path, ROBOT, options)))
+    found = list(video_faults(DatasetReader(path, ROBOT, options)))
     assert len(found) == 2
     assert "episode_000000.mp4 has 25 frames, the list says 30" in found[0]
     assert "episode_000004.mp4 is no readable video" in found[1]

@@ -25,8 +25,8 @@ from dzrobot.training.tiny.autoencoder import (
     fit_autoencoder,
     fit_decoder,
 )
-from dzrobot.training.tiny.network import mini_config
-from dzrobot.training.tiny.saves import FitCheckpoint
+from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
+from dzrobot.training.tiny.init import mini_config
 
 PLAN = AutoencoderPlan(steps=60, batch=2, decoder_steps=6, held_batches=3)
 SHORT = AutoencoderPlan(steps=4, batch=1, decoder_steps=3, decoder_batch=1, held_batches=2)

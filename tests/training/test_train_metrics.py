@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dzrobot.training.cost.flops import SampleCost
-from dzrobot.training.run.logs import METRICS_FILE, RunLog
 from dzrobot.training.run.metrics import LogRecord, Rates, TrainMetrics
 from dzrobot.training.run.optimizer import StepOutcome
+from dzrobot.training.run.run_log import METRICS_FILE, RunLog
 from dzrobot.training.sft_config import LoggingConfig
 
 COST = SampleCost(model_forward=4e12, executed_forward=3e12, encoders=1e12, recomputed_share=0.5)
@@ -59,7 +59,7 @@ def test_an_evaluation_is_no_time_of_a_step(solo):
     clock = Clock()
     found = metrics(clock)
     for i in range(2):
-        with found.apart():
+        with found.excluded():
             clock.now += 50.0
         clock.now += 2.0
         found.add(torch.tensor([1.0, 0.5]), outcome(), 8, [i])

@@ -4,7 +4,7 @@ import numpy as np
 import train_worker
 import train_worlds
 
-from dzrobot.training.run.open_loop import action_errors
+from dzrobot.training.run.evaluation import action_errors
 
 KEY = "libero_sim/action.actions"
 

@@ -14,7 +14,7 @@ from dzrobot.policies.dreamzero.network.world_action import (
     TrainBatch,
     training_schedule,
 )
-from dzrobot.training.run.noise import keyed_generator, sample_noise
+from dzrobot.training.run.inputs import keyed_generator, sample_noise
 from dzrobot.training.run.parallel import clean_name, parallelize
 from dzrobot.training.run.trainer import backward
 from dzrobot.training.sft_config import ParallelConfig

@@ -20,9 +20,9 @@ import train_worlds
 from dzrobot.training.run.build import build
 from dzrobot.training.run.checkpoint import training_state
 from dzrobot.training.run.export import export, gather_trained
-from dzrobot.training.run.launch import leave
+from dzrobot.training.run.launch import end_process
 from dzrobot.training.run.optimizer import global_norm
-from dzrobot.training.run.process_groups import init_distributed
+from dzrobot.training.run.parallel import init_distributed
 from dzrobot.training.run.trainer import Trainer
 
 
@@ -313,7 +313,7 @@ def main(root, output, names):
         result["seconds"] = time.monotonic() - start
         if world.is_main:
             (output / f"{name}-{world.size}.json").write_text(json.dumps(result))
-    leave(0)
+    end_process(0)
 
 
 if __name__ == "__main__":

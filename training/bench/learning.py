@@ -23,11 +23,10 @@ from dzrobot.training.data import (
     build_loader,
 )
 from dzrobot.training.data.normalization import measure
-from dzrobot.training.recipes.planned import read_planned
-from dzrobot.training.recipes.read import find_recipe, load_recipe
+from dzrobot.training.recipes.read import find_recipe, load_recipe, read_planned
 from dzrobot.training.run.build import build, open_datasets, open_initial_weights
 from dzrobot.training.run.metrics import LogRecord
-from dzrobot.training.run.process_groups import init_distributed
+from dzrobot.training.run.parallel import init_distributed
 from dzrobot.training.run.trainer import Trainer
 from dzrobot.training.sft_config import SFTConfig
 

@@ -1,7 +1,7 @@
-"""Numbers and instruction codes of a whole dataset, copied once from parquet into mapped files.
+"""Numbers and instruction codes of a whole dataset, copied once from Parquet to mapped files.
 
-Every worker maps the same files, so a hundred gigabytes of recordings cost each of them nothing but
-the pages it touches.
+All workers map the same files, so that even a hundred gigabytes of recordings cost each of them
+only the pages it touches.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ from pydantic import BaseModel, ConfigDict
 from dzrobot.documents import read_json
 from dzrobot.errors import DatasetError, preview
 from dzrobot.recording.formats import LONGEST_EPISODE
+from dzrobot.training.data.column_mapping import ResolvedColumns
 from dzrobot.training.data.lerobot import DatasetCatalog
-from dzrobot.training.data.resolution import ResolvedColumns
 
 _log = logging.getLogger(__name__)
 
@@ -35,21 +35,21 @@ Progress = Callable[[int, int], None]
 
 _READERS = 4
 MOST_ROWS = 10 * LONGEST_EPISODE
-"""Of a data file. A few bytes of Parquet can stand for any number of equal rows."""
+"""Rows of one data file. A few bytes of Parquet can encode any number of equal rows."""
 
 _FORMAT = 1
 """Raised when the layout of the cache changes."""
 
-_LISTED = "columns.json"
-_LARGEST = 2**30
-"""Bytes of that list; every instruction of a dataset stands in it."""
+_INDEX_FILE = "columns.json"
+_LARGEST_INDEX = 2**30
+"""Bytes of that file, which holds every instruction of a dataset."""
 
 _Layout = Mapping[str, tuple[tuple[int, ...], type]]
 """Shape and kind of every array of a cache."""
 
 
-class _Listed(BaseModel):
-    """What ``columns.json`` says."""
+class _CacheIndex(BaseModel):
+    """The content of ``columns.json``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -108,9 +108,7 @@ def open_columns(
     cache: Path,
     progress: Progress | None = None,
 ) -> Columns:
-    """Return the columns that ``resolution`` needs, building them if the cache has none.
-
-    What is damaged there is built again.
+    """Return the columns that ``resolution`` needs; missing or damaged ones are copied again.
 
     Episodes whose files are absent or damaged end up in ``faults``; nothing is dropped silently.
     """
@@ -121,14 +119,16 @@ def open_columns(
     layout = _layout(catalog, vectors, texts)
     if folder.exists():
         try:
-            return _written(folder, layout)
+            return _read_cache(folder, layout)
         except DatasetError as error:
-            _log.warning("what is kept of %s is damaged, and read again: %s", catalog.root, error)
+            _log.warning(
+                "the cached columns of %s are damaged and are copied again: %s", catalog.root, error
+            )
     temporary = folder.with_name(f"{folder.name}-{uuid.uuid4().hex}")
     temporary.mkdir(parents=True)
     _Builder(catalog, layout, texts, temporary).build(progress)
     _publish(temporary, folder, layout)
-    return _written(folder, layout)
+    return _read_cache(folder, layout)
 
 
 def _layout(
@@ -143,11 +143,11 @@ def _layout(
     return shapes
 
 
-def _written(folder: Path, layout: _Layout) -> Columns:
+def _read_cache(folder: Path, layout: _Layout) -> Columns:
     """Return the columns in ``folder``; raise :class:`DatasetError` where they are damaged."""
-    known = read_json(folder / _LISTED, _Listed, DatasetError, largest=_LARGEST)
+    known = read_json(folder / _INDEX_FILE, _CacheIndex, DatasetError, largest=_LARGEST_INDEX)
     if (*known.widths, *known.texts, "first_row") != tuple(layout):
-        raise DatasetError(f"{folder / _LISTED} lists other columns than were asked for")
+        raise DatasetError(f"{folder / _INDEX_FILE} lists other columns than were asked for")
     for name, (shape, kind) in layout.items():
         file = folder / _file_name(name)
         try:
@@ -159,18 +159,18 @@ def _written(folder: Path, layout: _Layout) -> Columns:
     return Columns(folder=folder, **dict(known))
 
 
-def _check_room(folder: Path, frames: int, size: int) -> None:
-    """Raise :class:`DatasetError` if the copies cannot fit, before anything is written."""
+def _check_free_space(folder: Path, frames: int, size: int) -> None:
+    """Raise :class:`DatasetError` if the disk has no room for the copies."""
     free = shutil.disk_usage(folder).free
     if size > free:
         raise DatasetError(
-            f"the lists say that the dataset has {frames:,} frames, up to {size:,} bytes in "
-            f"{folder}; there are {free:,} free: check the lengths, or set DZROBOT_CACHE"
+            f"the dataset lists {frames:,} frames, which need up to {size:,} bytes in {folder}; "
+            f"{free:,} are free: check the lengths, or set DZROBOT_CACHE to another folder"
         )
 
 
 def _publish(temporary: Path, folder: Path, layout: _Layout) -> None:
-    """Move a finished cache into place; where another process was faster, keep its result."""
+    """Move a finished cache into place; if another process was faster, keep its result."""
     try:
         temporary.rename(folder)
     except OSError:
@@ -178,7 +178,7 @@ def _publish(temporary: Path, folder: Path, layout: _Layout) -> None:
             raise
         aside = temporary
         try:
-            _written(folder, layout)
+            _read_cache(folder, layout)
         except DatasetError:
             aside = temporary.with_name(f"{temporary.name}-damaged")
             folder.rename(aside)
@@ -205,7 +205,7 @@ class _Builder:
         self._folder = folder
         self._widths = {name: shape[1] for name, (shape, _) in layout.items() if len(shape) == 2}
         frames = int(catalog.episodes.offset[-1])
-        _check_room(folder, frames, sum(prod(shape) * 8 for shape, _ in layout.values()))
+        _check_free_space(folder, frames, sum(prod(shape) * 8 for shape, _ in layout.values()))
         self._arrays = {
             name: np.lib.format.open_memmap(folder / _file_name(name), "w+", dtype, shape)
             for name, (shape, dtype) in layout.items()
@@ -219,14 +219,14 @@ class _Builder:
     def build(self, progress: Progress | None) -> None:
         groups = self._files()
         with ThreadPoolExecutor(_READERS) as readers:
-            # In slices, so that no more than a few hundred files wait in memory.
+            # In slices, so that only a few hundred files are in memory at a time.
             step = 64
             for first in range(0, len(groups), step):
                 part = groups[first : first + step]
                 for (name, ordinals), table in zip(
                     part, readers.map(self._read, [name for name, _ in part]), strict=True
                 ):
-                    self._take_file(name, ordinals, table)
+                    self._copy_file(name, ordinals, table)
                 if progress:
                     progress(min(first + step, len(groups)), len(groups))
         for array in self._arrays.values():
@@ -239,7 +239,7 @@ class _Builder:
             },
             "faults": self._faults,
         }
-        (self._folder / _LISTED).write_text(json.dumps(content))
+        (self._folder / _INDEX_FILE).write_text(json.dumps(content))
 
     def _files(self) -> list[tuple[str, list[int]]]:
         groups: dict[str, list[int]] = {}
@@ -254,17 +254,17 @@ class _Builder:
         except DatasetError as error:
             return str(error)
 
-    def _take_file(self, name: str, ordinals: list[int], table: pa.Table | str) -> None:
+    def _copy_file(self, name: str, ordinals: list[int], table: pa.Table | str) -> None:
         if isinstance(table, str):
             self._faults |= dict.fromkeys(ordinals, table)
             return
         for ordinal in ordinals:
             try:
-                self._take_episode(ordinal, table)
+                self._copy_episode(ordinal, table)
             except DatasetError as error:
                 self._faults[ordinal] = f"{name}: {error}"
 
-    def _take_episode(self, ordinal: int, table: pa.Table) -> None:
+    def _copy_episode(self, ordinal: int, table: pa.Table) -> None:
         episodes = self._catalog.episodes
         first, part = episode_rows(self._catalog, ordinal, table)
         at = slice(episodes.offset[ordinal], episodes.offset[ordinal + 1])

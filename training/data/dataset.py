@@ -18,22 +18,20 @@ from dzrobot.embodiments.timing import Timing, padded_actions, valid_anchors
 from dzrobot.embodiments.timing import window as rows_of_window
 from dzrobot.errors import ConfigError, DatasetError, find, preview
 from dzrobot.files import cache_folder
+from dzrobot.training.data.column_mapping import ColumnSource, ResolvedColumns, resolve, table_lines
 from dzrobot.training.data.columns import Columns, Progress, open_columns
 from dzrobot.training.data.embedded_images import EmbeddedImages
 from dzrobot.training.data.lerobot import FAILED, RATE_TOLERANCE, DatasetCatalog
-from dzrobot.training.data.resolution import ColumnSource, ResolvedColumns, resolve, table_lines
 from dzrobot.training.data.video_decoding import DECODERS, Videos
 from dzrobot.training.sft_config import EPISODE_CHOICES, EpisodeChoice
 
-_ARRAYS = ("episode", "start", "count", "before")
-
 Labels = Callable[[int], NDArray[np.int64]]
-"""Instruction code of every row of an episode, by ordinal; below 0 where there is none."""
+"""Instruction code of every row of an episode, by ordinal; negative where there is none."""
 
 
 @dataclass(frozen=True)
 class WindowTable:
-    """Runs of starts: window ``w`` is the ``w - before[run]``-th start of its run."""
+    """Runs of window starts: window ``w`` is the ``w - before[run]``-th start of its run."""
 
     episode: NDArray[np.int32]
     """(runs,): ordinal of the episode."""
@@ -72,16 +70,22 @@ class WindowTable:
 
     def save(self, path: Path) -> None:
         """Write the table to ``path``, an ``.npz`` file."""
-        arrays = {name: getattr(self, name) for name in _ARRAYS}
-        np.savez(path, **arrays, rest=json.dumps([self.episodes, dict(self.dropped)]))
+        np.savez(
+            path, episode=self.episode, start=self.start, count=self.count, before=self.before,
+            rest=json.dumps([self.episodes, dict(self.dropped)]),
+        )  # fmt: skip
 
     @classmethod
     def load(cls, path: Path) -> "WindowTable":
         """Read a table written by :meth:`save`."""
         with np.load(path) as known:
             episodes, dropped = json.loads(str(known["rest"]))
-            arrays = {name: known[name] for name in _ARRAYS}
+            arrays = {name: known[name] for name in ("episode", "start", "count", "before")}
             return cls(**arrays, episodes=episodes, dropped=dropped)
+
+    def identity(self) -> str:
+        """Return a text that changes with what a window number means."""
+        return str([part.tolist() for part in (self.episode, self.start, self.count)])
 
     @property
     def usable(self) -> int:
@@ -113,7 +117,7 @@ def build_windows(
     """
     runs: list[tuple[int, int, int]] = []
     dropped: Counter[str] = Counter()
-    plain = _Plain(timing)
+    plain = _SingleInstruction(timing)
     for ordinal, length in enumerate(lengths.tolist()):
         if excluded and ordinal in excluded:
             dropped[excluded[ordinal]] += 1
@@ -148,8 +152,8 @@ def require_windows(table: WindowTable, where: str, timing: Timing) -> None:
         )
 
 
-class _Plain:
-    """Starts of episodes with one instruction; equal lengths share the answer."""
+class _SingleInstruction:
+    """Starts of windows in episodes with one instruction; computed once per length."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
@@ -177,7 +181,7 @@ _log = logging.getLogger(__name__)
 Window = dict[str, Any]
 """Modality keys to arrays, as :mod:`dzrobot.modality` defines them."""
 
-DamagePolicy = Literal["refuse", "count"]
+DamagedFiles = Literal["refuse", "count"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +191,7 @@ class ReaderOptions:
     decoder: str = "pyav"
     """``pyav`` or ``torchcodec``."""
 
-    damaged: DamagePolicy = "refuse"
+    damaged: DamagedFiles = "refuse"
     """Missing and corrupt files: ``refuse`` raises and names them; ``count`` leaves the episode or
     window out, reports it and counts it."""
 
@@ -295,7 +299,7 @@ class DatasetReader:
         return "\n".join([*lines, f"  {self.windows.report()}"])
 
     def _rate_warning(self) -> str:
-        """Return what to say if the recording's rate is not the robot's, else nothing."""
+        """Return a warning if the recording's rate is not the robot's, else an empty text."""
         fps, hz = self.catalog.fps, self.embodiment.timing.control_hz
         if abs(fps - hz) <= RATE_TOLERANCE * hz:
             return ""
@@ -418,7 +422,7 @@ class DatasetReader:
         return labels
 
     def _excluded(self, selection: EpisodeSelection) -> tuple[dict[int, str], dict[int, str]]:
-        """Return what is not selected and what is not to be used by anybody, with the reason.
+        """Return the episodes that are not selected, and those that are unusable, with the reason.
 
         Raises:
             DatasetError: Under ``refuse``, something selected is damaged.

@@ -1,8 +1,8 @@
-"""Images stored inside parquet files, read a few row groups at a time; and open files after a fork.
+"""Images stored in Parquet files, read a few row groups at a time; and open files after a fork.
 
 File handles and decoders must not be used or freed after fork(): file positions are shared with the
 parent, and freeing a decoder may wait for threads that the fork did not copy. So after a fork every
-holder of open files starts empty, and what it held is kept untouched until the process ends.
+holder of open files starts empty, and its old files stay untouched until the process ends.
 """
 
 import os
@@ -26,21 +26,21 @@ _inherited: list[object] = []
 class FileHolder(Protocol):
     """Something with open files."""
 
-    def hand_over(self) -> object:
-        """Return everything that is open, and start again with nothing."""
+    def detach(self) -> object:
+        """Return all open files and forget them."""
         ...
 
 
 _holders: weakref.WeakSet[FileHolder] = weakref.WeakSet()
 
 
-def watch(holder: FileHolder) -> None:
+def empty_after_fork(holder: FileHolder) -> None:
     """Make ``holder`` start empty in every process forked from now on."""
     _holders.add(holder)
 
 
 def _after_fork() -> None:
-    _inherited.extend(holder.hand_over() for holder in list(_holders))
+    _inherited.extend(holder.detach() for holder in list(_holders))
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -58,13 +58,13 @@ class EmbeddedImages:
         self._files: OrderedDict[Path, tuple[Any, NDArray[np.int64]]] = OrderedDict()
         self._groups: OrderedDict[tuple[Path, int, str], pa.ChunkedArray] = OrderedDict()
         self._bytes = 0
-        watch(self)
+        empty_after_fork(self)
 
     def clip(self, path: Path, column: str, rows: Sequence[int]) -> NDArray[np.uint8]:
         """Return the images of ``rows`` of ``path`` as (N, H, W, 3) uint8 RGB.
 
         Raises:
-            DatasetError: The file is missing or damaged, or a image does not decode.
+            DatasetError: The file is missing or damaged, or an image does not decode.
         """
         wanted = np.asarray(rows, dtype=np.int64)
         distinct, places = np.unique(wanted, return_inverse=True)
@@ -84,8 +84,8 @@ class EmbeddedImages:
         ]
         return np.stack(images)[places]
 
-    def hand_over(self) -> object:
-        """Return everything that is open, and start again with nothing."""
+    def detach(self) -> object:
+        """Return all open files and forget them."""
         known = (self._files, self._groups)
         self._files, self._groups, self._bytes = OrderedDict(), OrderedDict(), 0
         return known
@@ -96,7 +96,7 @@ class EmbeddedImages:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        watch(self)
+        empty_after_fork(self)
 
     def _file(self, path: Path) -> tuple[Any, NDArray[np.int64]]:
         if path not in self._files:

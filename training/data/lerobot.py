@@ -43,7 +43,7 @@ FAILED, ALONE = "marked as failures", "without an intervention"
 """Why an episode is left out."""
 
 RATE_TOLERANCE = 0.01
-"""Share by which the rate of a recording may differ from the robot's without a word."""
+"""Share by which the rate of a recording may differ from the robot's without a warning."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ class DatasetCatalog:
     """Instruction by task index."""
 
     action_frame: str | None
-    """Axes of the actions, where the recording says so."""
+    """Axes of the actions, if the recording names them."""
 
     facts: Mapping[int, EpisodeFacts]
-    """What is known of episodes beyond LeRobot's lists, by number; none of foreign datasets."""
+    """Facts about episodes beyond LeRobot's lists, by number; empty for other tools' datasets."""
 
     episodes: Episodes
     uncommitted: int
@@ -120,7 +120,7 @@ class DatasetCatalog:
         info = read_info(root)
         version = info.codebase_version
         listed = _episodes_v3(root, info) if version == "v3.0" else _episodes_v2(root)
-        episodes, uncommitted = _committed(root, listed, info.total_episodes)
+        episodes, uncommitted = _recorded(root, listed, info.total_episodes)
         modality, recording = root / layout.MODALITY, root / layout.RECORDING
         writer = read_json(recording, Writer, DatasetError) if recording.exists() else Writer()
         return cls(
@@ -268,12 +268,12 @@ def read_info(root: Path) -> Info:
 
 
 class _Versioned(BaseModel):
-    """What says how the rest of ``info.json`` is to be read."""
+    """The field that determines how the rest of ``info.json`` is read."""
 
     codebase_version: str
 
 
-def _lists(path: Path) -> pa.Table:
+def _read_table(path: Path) -> pa.Table:
     """Return a table of lists without the statistics, of which there are hundreds of columns."""
     try:
         names = [name for name in pq.read_schema(path).names if not name.startswith("stats/")]
@@ -301,11 +301,11 @@ def _episodes_v3(root: Path, info: Info) -> Episodes:
     if not paths:
         raise DatasetError(f"{folder} is empty: the dataset is incomplete")
     try:
-        tables = [_lists(path) for path in paths]
+        tables = [_read_table(path) for path in paths]
         table = pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as error:
         raise DatasetError(f"the lists in {folder} do not fit together: {error}") from error
-    lists = _Lists(table, folder)
+    lists = _ListTable(table, folder)
     order = np.argsort(lists.integers("episode_index"), kind="stable")
     cameras = [name for name, column in info.features.items() if column.dtype == "video"]
     return Episodes(
@@ -323,8 +323,8 @@ def _episodes_v3(root: Path, info: Info) -> Episodes:
 
 
 @dataclass(frozen=True)
-class _Lists:
-    """Columns of a list that was read, checked one by one."""
+class _ListTable:
+    """Columns of a list, checked one by one."""
 
     table: pa.Table
     where: Path
@@ -372,7 +372,7 @@ class _Lists:
         return column
 
 
-def _committed(root: Path, listed: Episodes, total: int) -> tuple[Episodes, int]:
+def _recorded(root: Path, listed: Episodes, total: int) -> tuple[Episodes, int]:
     """Return the episodes that ``info.json`` counts: a longer list is an interrupted recording."""
     if len(listed) < total:
         raise DatasetError(
@@ -397,7 +397,7 @@ def _tasks(root: Path, version: str) -> tuple[str, ...]:
         lines = read_json_lines(root / layout.TASKS_V2, TaskRow, DatasetError)
         pairs = [(row.task_index, row.task) for row in lines]
     else:
-        table = _lists(root / layout.TASKS_V3)
+        table = _read_table(root / layout.TASKS_V3)
         # Pandas keeps the text in its index, whose column has had several names.
         texts = [name for name in table.column_names if name != "task_index"]
         if len(texts) != 1:
@@ -405,7 +405,7 @@ def _tasks(root: Path, version: str) -> tuple[str, ...]:
                 f"{root / layout.TASKS_V3} has the columns {preview(table.column_names)}; expected "
                 "task_index and one column of texts"
             )
-        lists = _Lists(table, root / layout.TASKS_V3)
+        lists = _ListTable(table, root / layout.TASKS_V3)
         numbers = lists.integers("task_index").tolist()
         pairs = list(zip(numbers, lists.texts(texts[0]), strict=True))
     ordered = sorted(pairs)
@@ -415,7 +415,7 @@ def _tasks(root: Path, version: str) -> tuple[str, ...]:
 
 
 def _sizes(root: Path) -> Iterator[tuple[str, int]]:
-    """Yield every data and video file; what a broken or circular link names is not there."""
+    """Yield every data and video file; broken and circular links are left out."""
     seen: set[tuple[int, int]] = set()
     folders = [root / "data", root / "videos"]
     while folders:

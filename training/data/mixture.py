@@ -65,13 +65,13 @@ class MixtureSource:
         """Return the weight of each reader."""
         if not self.spec.distribute_weights:
             return [self.spec.weight] * len(self.readers)
-        # Of all recorded: episodes kept back for evaluation must not change the mixture.
+        # Over all recorded windows: held-out episodes must not change the mixture.
         windows = [reader.recorded_windows for reader in self.readers]
         return [self.spec.weight * count / sum(windows) for count in windows]
 
 
 class SampleKey(NamedTuple):
-    """A slot of the sample stream and the sample that is put there."""
+    """A slot of the sample stream and its sample."""
 
     step: int
     """Optimizer step."""
@@ -113,7 +113,7 @@ class TrainingData(Dataset[Sample]):
         self._offset = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         weights = [weight for source in self.sources for weight in source.weights()]
         self.stream = SampleStream(sizes, weights, seed)
-        """Which window stands where."""
+        """Which window is at which position."""
 
         self._horizon = max(source.spec.embodiment.timing.action_horizon for source in self.sources)
 
@@ -164,8 +164,7 @@ class TrainingData(Dataset[Sample]):
         for source in self.sources:
             parts.append(repr(source.spec.embodiment))
             for reader in source.readers:
-                windows = [getattr(reader.windows, name) for name in ("episode", "start", "count")]
-                parts += [reader.catalog.identity, str([part.tolist() for part in windows])]
+                parts += [reader.catalog.identity, reader.windows.identity()]
         return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
     def without_images(self) -> "TrainingData":
@@ -182,7 +181,7 @@ class TrainingData(Dataset[Sample]):
         return "\n".join(lines)
 
     def sample_keys(self, step: int, slots: Sequence[int], global_batch: int) -> list[SampleKey]:
-        """Return what stands in ``slots`` of the ``global_batch`` samples of ``step``."""
+        """Return the samples in ``slots`` of the ``global_batch`` samples of ``step``."""
         draws = self.stream.at([step * global_batch + slot for slot in slots])
         ids = draws.epoch * len(self) + self._offset[draws.part] + draws.window
         return [SampleKey(step, slot, int(number)) for slot, number in zip(slots, ids, strict=True)]
@@ -229,7 +228,7 @@ class TrainingData(Dataset[Sample]):
 
 
 def _check_together(specs: Sequence[SourceSpec]) -> None:
-    """Raise :class:`ConfigError` unless the entries can stand in one batch."""
+    """Raise :class:`ConfigError` unless the entries fit into one batch."""
     if not specs or not all(spec.paths for spec in specs):
         raise ConfigError("no training data: give at least one path for every entry")
     for name, values in (

@@ -20,10 +20,10 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 from dzrobot.documents import validated
 from dzrobot.embodiments.spec import Embodiment, Part
 from dzrobot.errors import StatisticsError
+from dzrobot.training.data.column_mapping import frame_size
 from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.dataset import DatasetReader
 from dzrobot.training.data.provenance import PROVENANCE, Provenance, provenance
-from dzrobot.training.data.resolution import frame_size
 
 BINS = 4096
 """At most this many bins between the smallest and the largest value; at least half as many."""
@@ -184,7 +184,7 @@ class StatisticsEntry(BaseModel):
     sketch: dict[str, PartHistograms]
 
     @model_validator(mode="after")
-    def _even(self) -> Self:
+    def _check_sizes(self) -> Self:
         for key, histograms in self.sketch.items():
             kind, _, name = key.partition(".")
             table = self.statistics.get(kind, {}).get(name)
@@ -215,11 +215,11 @@ class RunningStatistics:
 
     def __add__(self, other: "RunningStatistics") -> "RunningStatistics":
         count = self.count + other.count
-        apart = other.mean - self.mean
+        difference = other.mean - self.mean
         return RunningStatistics(
             count,
-            self.mean + apart * (other.count / count),
-            self.squares + other.squares + apart**2 * (self.count * other.count / count),
+            self.mean + difference * (other.count / count),
+            self.squares + other.squares + difference**2 * (self.count * other.count / count),
             np.minimum(self.low, other.low),
             np.maximum(self.high, other.high),
         )

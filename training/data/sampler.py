@@ -1,6 +1,6 @@
-"""Which window stands at which place of the sample stream: a function of the seed and the place.
+"""Which window is at which position of the sample stream: a function of seed and position alone.
 
-Nothing is remembered between calls. Position ``p`` is sample ``p % global_batch`` of step
+No state is kept between calls. Position ``p`` is sample ``p % global_batch`` of step
 ``p // global_batch``; resuming a run needs the step number and nothing else.
 """
 
@@ -15,7 +15,7 @@ from dzrobot.errors import ConfigError
 from dzrobot.rng import seed_sequence
 
 BLOCK = 1024
-"""Positions over which weights are kept exactly, to rounding."""
+"""Positions over which weights hold exactly, up to rounding."""
 
 _SHARES = 1 << 20
 _ROUNDS = 6
@@ -24,7 +24,7 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Draws:
-    """What stands at some positions, as int64 arrays of one length."""
+    """The windows at some positions, as int64 arrays of one length."""
 
     part: NDArray[np.int64]
     """Dataset."""
@@ -33,14 +33,14 @@ class Draws:
     """Window within the dataset."""
 
     epoch: NDArray[np.int64]
-    """Times the dataset had been gone through before."""
+    """How often the dataset had been traversed before."""
 
 
 class SampleStream:
     """Endless stream over datasets of given sizes.
 
-    Each dataset is gone through in a new random order every time, each window exactly once;
-    datasets take turns by weight.
+    Each dataset is traversed in a new random order every time, each window exactly once; the
+    datasets alternate by weight.
 
     Args:
         sizes: Windows of each dataset.
@@ -61,7 +61,7 @@ class SampleStream:
         self._block = max(BLOCK, 2 * _SHARES // rarest)
 
     def at(self, positions: Sequence[int] | NDArray[np.int64]) -> Draws:
-        """Return what stands at ``positions``."""
+        """Return the windows at ``positions``."""
         where = np.asarray(positions, dtype=np.int64)
         part, turn = self._turns(where)
         sizes = np.asarray(self.sizes, dtype=np.int64)[part]

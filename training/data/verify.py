@@ -1,4 +1,4 @@
-"""Does every file of a dataset hold what the lists say?"""
+"""Whether every file of a dataset holds what its metadata says."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError
 from dzrobot.recording.quality import idle, is_blank
+from dzrobot.training.data.column_mapping import ColumnSource
 from dzrobot.training.data.columns import Progress, episode_rows, read_data_file
 from dzrobot.training.data.dataset import DatasetReader
 from dzrobot.training.data.embedded_images import EmbeddedImages
 from dzrobot.training.data.lerobot import DatasetCatalog
-from dzrobot.training.data.resolution import ColumnSource
 from dzrobot.training.data.video_decoding import FrameTable, Videos
 
 
 @dataclass(frozen=True)
 class CameraPreview:
-    """First frame of a camera, in numbers."""
+    """Size and brightness of a camera's first frame."""
 
     key: str
     shape: tuple[int, ...]
@@ -34,11 +34,11 @@ def first_frames(reader: DatasetReader) -> list[CameraPreview]:
         DatasetError: It cannot be read.
     """
     ordinal, start = reader.windows.locate(0)
-    looks = []
+    previews = []
     for key, source in reader.resolution.views.items():
         frame = reader.frames(ordinal, source, [start])[0]
-        looks.append(CameraPreview(key, frame.shape, float(frame.mean()), is_blank(frame)))
-    return looks
+        previews.append(CameraPreview(key, frame.shape, float(frame.mean()), is_blank(frame)))
+    return previews
 
 
 def first_images(
@@ -74,7 +74,7 @@ def unreadable(reader: DatasetReader) -> Iterator[str]:
 
 
 def idle_episodes(reader: DatasetReader) -> Iterator[str]:
-    """Yield a line for every episode that is used and whose numbers say nothing."""
+    """Yield a line for every used episode whose states or actions never change."""
     robot = reader.embodiment
     for ordinal in np.unique(reader.windows.episode).tolist():
         rows = reader.states(ordinal)
@@ -86,8 +86,8 @@ def idle_episodes(reader: DatasetReader) -> Iterator[str]:
             yield f"episode {int(reader.catalog.episodes.index[ordinal])}: {fault}"
 
 
-def offenders(reader: DatasetReader, progress: Progress | None = None) -> Iterator[str]:
-    """Yield a line for every episode and camera whose video does not hold what the lists say.
+def video_faults(reader: DatasetReader, progress: Progress | None = None) -> Iterator[str]:
+    """Yield a line for every episode and camera whose video differs from the metadata.
 
     Videos are opened and their frames counted and compared with the frame grid, but not decoded.
     """
@@ -123,12 +123,12 @@ def _video_fault(
     first = table.at(catalog.video_start_s(ordinal, source.column))
     if first + length > len(table.pts):
         return f"{name} has {len(table.pts) - first} frames left, the list says {length}"
-    shown = (table.pts[first : first + length] - table.pts[first]) * table.seconds_per_tick
-    apart = np.abs(shown - np.arange(length) / catalog.fps)
-    if apart.max() > 0.5 / catalog.fps:
-        frame = int(apart.argmax())
+    times = (table.pts[first : first + length] - table.pts[first]) * table.seconds_per_tick
+    deviation = np.abs(times - np.arange(length) / catalog.fps)
+    if deviation.max() > 0.5 / catalog.fps:
+        frame = int(deviation.argmax())
         return (
-            f"{name}: frame {frame} is shown {apart[frame]:.3f} s off the grid of {catalog.fps:g} "
-            "frames per second"
+            f"{name}: frame {frame} is shown {deviation[frame]:.3f} s off the grid of "
+            f"{catalog.fps:g} frames per second"
         )
     return ""

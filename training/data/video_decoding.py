@@ -1,8 +1,8 @@
-"""Frames of a video by number: no float time stamps, no decoding of what is not asked for.
+"""Frames of a video by number, without float time stamps and without decoding other frames.
 
 A table of presentation times is made once per file. To reach a frame, the reader either decodes on
-from where it is or hops to the key frame before it, whichever costs fewer frames; on H.264 and AV1
-with short distances between key frames that equals the fastest decoders (benchmarks/data.py).
+from its position or seeks to the key frame before it, whichever costs fewer frames; on H.264 and
+AV1 with short distances between key frames that equals the fastest decoders (benchmarks/data.py).
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError, MissingDependencyError, find
-from dzrobot.training.data.embedded_images import watch
+from dzrobot.training.data.embedded_images import empty_after_fork
 
 OPEN_FILES = 16
 """Videos a reader keeps open; each holds a decoder, hence megabytes."""
@@ -28,7 +28,7 @@ OPEN_FILES = 16
 
 @dataclass(frozen=True)
 class FrameTable:
-    """Presentation times of one file, in its time base, in showing order."""
+    """Presentation times of one file, in its time base and in display order."""
 
     pts: NDArray[np.int64]
     seconds_per_tick: float
@@ -71,7 +71,7 @@ class FrameTable:
 
     @classmethod
     def cached(cls, path: Path, folder: Path | None) -> "FrameTable":
-        """Return the table of ``path`` from ``folder``, made and kept there at the first time."""
+        """Return the table of ``path``, from ``folder`` if it was made before."""
         if folder is None:
             return cls.of(path)
         stat = path.stat() if path.exists() else None
@@ -116,7 +116,7 @@ class Decoder(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         ...
 
 
@@ -152,27 +152,27 @@ class PyAvDecoder:
             )
         distinct, places = np.unique(wanted, return_inverse=True)
         try:
-            images = [self._reach(int(number)) for number in distinct]
+            images = [self._frame(int(number)) for number in distinct]
         except av.FFmpegError as error:
             self._next = len(self.table.pts)
             raise DatasetError(f"{self._path} does not decode: {error}") from error
         return np.stack(images)[places]
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._decoded = iter(())
         self._container.close()
 
-    def _reach(self, number: int) -> NDArray[np.uint8]:
+    def _frame(self, number: int) -> NDArray[np.uint8]:
         key = self.table.key_before(number)
-        # A hop costs nothing measurable, so any key frame ahead is worth going to.
+        # Seeking costs nothing measurable, so any key frame ahead is worth it.
         if number < self._next or self.table.key_frames[key] > self._next:
-            self._hop(key)
+            self._seek(key)
         pts = self.table.pts[number]
         frame = self._decode_to(pts)
         if frame is None and key > 0:
             # The container landed on a later key frame: begin at the file's start instead.
-            self._hop(0)
+            self._seek(0)
             frame = self._decode_to(pts)
         if frame is None:
             raise DatasetError(f"{self._path}: frame {number} does not decode")
@@ -181,7 +181,7 @@ class PyAvDecoder:
         image: NDArray[np.uint8] = rgb.to_ndarray()
         return image
 
-    def _hop(self, key: int) -> None:
+    def _seek(self, key: int) -> None:
         self._container.seek(int(self.table.key_dts[key]), stream=self._stream, backward=True)
         self._decoded = self._container.decode(self._stream)
         self._next = int(self.table.key_frames[key])
@@ -233,7 +233,7 @@ class TorchcodecDecoder:
         return images
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._video = None
 
 
@@ -250,7 +250,7 @@ class Videos:
         self._decoder = find(DECODERS, "video decoder", decoder)
         self._cache = cache
         self._open: OrderedDict[Path, Decoder] = OrderedDict()
-        watch(self)
+        empty_after_fork(self)
 
     def clip(self, path: Path, start_s: float, numbers: Sequence[int]) -> NDArray[np.uint8]:
         """Return frames of an episode that begins at ``start_s`` within ``path``.
@@ -287,8 +287,8 @@ class Videos:
         while self._open:
             self._open.popitem()[1].close()
 
-    def hand_over(self) -> object:
-        """Return everything that is open, and start again with nothing."""
+    def detach(self) -> object:
+        """Return all open files and forget them."""
         known, self._open = self._open, OrderedDict()
         return known
 
@@ -298,4 +298,4 @@ class Videos:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        watch(self)
+        empty_after_fork(self)

@@ -20,7 +20,7 @@ from dzrobot.training.forecast.profile import (
 )
 from dzrobot.training.forecast.rehearsal import ChunkSetup
 from dzrobot.training.recipes.architecture import run_network
-from dzrobot.training.recipes.planned import read_planned
+from dzrobot.training.recipes.read import read_planned
 
 STEPS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "5B, all weights, 8 devices": ("droid_sft_dreamzero_5b", (), 8),

@@ -42,7 +42,7 @@ from dzrobot.training.forecast.operators import (
     Upload,
     accelerator_attention,
 )
-from dzrobot.training.run.noise import sample_noise
+from dzrobot.training.run.inputs import sample_noise
 from dzrobot.training.run.parallel import DTYPES, checkpoint_activations
 from dzrobot.training.run.trainer import backward
 from dzrobot.training.sft_config import ParallelConfig

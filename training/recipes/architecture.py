@@ -1,8 +1,6 @@
-"""The robot and the network of a run, as frozen values.
+"""The robots and the network of a run, as frozen values; neither weights nor torch are needed.
 
-Checks, ``plan`` and the trainer all start from them.
-
-Nothing here reads a weight or imports torch.
+Checks, ``dzrobot plan`` and the trainer all start from them.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""Everything about a recipe that can be known to be wrong before anything is loaded.
+"""Checks of a recipe before anything is loaded.
 
-Each check yields faults: a dotted field, what is wrong and what to do. All checks run, so one start
-shows every mistake. Only small text files are read and torch is not imported.
+Each check yields problems: a dotted field, what is wrong and what to do. All checks run, so one
+start shows every mistake. Only small text files are read, and torch is not imported.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,9 +10,15 @@ from pathlib import Path
 
 from dzrobot.errors import DzrobotError, suggest
 from dzrobot.training.recipes.architecture import SourcePlan, source_plans
-from dzrobot.training.recipes.check_data import mixture_faults, relative_faults, source_faults
-from dzrobot.training.recipes.check_weights import adapter_faults, network_faults, weight_faults
-from dzrobot.training.recipes.problems import Problem
+from dzrobot.training.recipes.check_inputs import (
+    Problem,
+    adapter_faults,
+    mixture_faults,
+    network_faults,
+    relative_faults,
+    source_faults,
+    weight_faults,
+)
 from dzrobot.training.sft_config import RunnerConfig, SFTConfig, uneven_batch
 
 
@@ -175,7 +181,7 @@ def _resume(config: SFTConfig) -> Iterator[Problem]:
 
 
 def folder_faults(runner: RunnerConfig) -> Iterator[Problem]:
-    """Refuse to start over where a run has been: its checkpoints and its log would be lost."""
+    """Refuse to start a new run in the folder of another: its checkpoints and log would be lost."""
     left = [
         name for name in ("checkpoints", "metrics.jsonl") if (runner.output_dir / name).exists()
     ]

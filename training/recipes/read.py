@@ -1,12 +1,15 @@
 """From ``RECIPE key=value ...`` to a checked configuration, before torch is imported."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dzrobot.config import RawConfig, place_of, read_config
 from dzrobot.errors import ConfigError, UnknownNameError, suggest
+from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.training.recipes.check import find_faults, folder_faults
+from dzrobot.training.recipes.check_inputs import known_network
 from dzrobot.training.recipes.rlinf import translate
 from dzrobot.training.sft_config import SFTConfig
 
@@ -33,15 +36,15 @@ def find_recipe(name: str) -> Path:
 
 
 def read_recipe(name: str, overrides: Sequence[str]) -> tuple[RawConfig, SFTConfig]:
-    """Return a recipe as it was written, under our names, and as a configuration.
+    """Return a recipe under our field names, as it was written and as a configuration.
 
     Args:
         name: Built-in recipe or YAML file.
         overrides: ``section.field=value`` each.
 
     Raises:
-        ConfigError: Names or values that are not ours, each with what it is here.
-        UnknownNameError: No such recipe.
+        ConfigError: Unknown names or values; other trainers' with their counterparts here.
+        UnknownNameError: There is no such recipe.
     """
     written = translate(read_config(find_recipe(name), overrides))
     try:
@@ -59,7 +62,7 @@ def read_recipe(name: str, overrides: Sequence[str]) -> tuple[RawConfig, SFTConf
 
 
 def load_recipe(name: str, overrides: Sequence[str], world_size: int) -> SFTConfig:
-    """Return the configuration of a run, checked.
+    """Return the checked configuration of a run.
 
     Args:
         name: Built-in recipe or YAML file.
@@ -67,10 +70,63 @@ def load_recipe(name: str, overrides: Sequence[str], world_size: int) -> SFTConf
         world_size: Processes of the run.
 
     Raises:
-        ConfigError: Every fault that can be known before anything is loaded.
-        UnknownNameError: No such recipe.
+        ConfigError: All faults that can be found before anything is loaded.
+        UnknownNameError: There is no such recipe.
     """
     raw, config = read_recipe(name, overrides)
     if faults := [*find_faults(config, world_size), *folder_faults(config.runner)]:
         raise raw.error([(fault.field, fault.message) for fault in faults])
     return config
+
+
+_PLACEHOLDER = "not-given"
+_NOT_NEEDED = (
+    "data.train_data_paths", "model.metadata_json_path", "model.model_path",
+    "model.tokenizer_path", "runner.resume_dir",
+)  # fmt: skip
+
+
+def read_planned(
+    name: str, overrides: Sequence[str], devices: int
+) -> tuple[SFTConfig, NetworkConfig]:
+    """Return a recipe to plan with, and the network it starts from.
+
+    Recordings, weights and tokenizer need not exist: a plan does not read them.
+
+    Args:
+        name: Built-in recipe or YAML file.
+        overrides: ``section.field=value`` each.
+        devices: Processes, one device each.
+
+    Raises:
+        ConfigError: The recipe cannot be run, or names no architecture.
+        UnknownNameError: There is no such recipe.
+    """
+    recipe = find_recipe(name)
+    written = read_config(recipe).values
+    _, config = read_recipe(name, [*_placeholders(written), *overrides])
+    faults = [
+        f"  {fault.field}: {fault.message}"
+        for fault in find_faults(config, devices)
+        if not fault.field.startswith(_NOT_NEEDED) and "_pretrained_path" not in fault.field
+    ]
+    if faults:
+        raise ConfigError("\n".join([f"{recipe} cannot be run:", *faults]))
+    base = known_network(config.model)
+    if base is None:
+        raise ConfigError(
+            "no architecture to plan with: give model.preset, or a model.model_path on this machine"
+        )
+    return config, base
+
+
+def _placeholders(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield values for fields that a plan does not use, where the recipe leaves them out."""
+    data = values.get("data")
+    sources = data.get("train_data_paths") if isinstance(data, dict) else None
+    if sources is None:
+        yield f"data.train_data_paths={_PLACEHOLDER}"
+    for i, entry in enumerate(sources if isinstance(sources, list) else []):
+        for name in ("dataset_path", "metadata_json_path"):
+            if isinstance(entry, dict) and name not in entry:
+                yield f"data.train_data_paths.{i}.{name}={_PLACEHOLDER}"

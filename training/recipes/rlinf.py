@@ -1,8 +1,8 @@
-"""Names of RLinf's recipes and of other trainers, and what each of them is here: one table.
+"""Field names of RLinf and other trainers, and their counterparts in our recipes.
 
-A recipe is read through :func:`translate`: a name of theirs is reported under its right name of
-ours, before anything is guessed by its spelling. `dzrobot import-rlinf` writes what comes out as a
-file.
+Every recipe is read through :func:`translate`: a foreign name is reported with its counterpart
+here, before any name is suggested by its spelling. ``dzrobot import-rlinf`` writes the translation
+as a file.
 """
 
 import re
@@ -23,7 +23,7 @@ SECTIONS: Mapping[str, str] = {
     "model.action_head_cfg.config": "model",
     "model.action_head_cfg": "model",
 }
-"""Their section, and where its fields are; tried in this order until none fits."""
+"""Foreign section -> section here; tried in this order until none fits."""
 
 RENAMED: Mapping[str, str] = {
     "actor.micro_batch_size": "runner.micro_batch_size",
@@ -47,7 +47,7 @@ RENAMED: Mapping[str, str] = {
     "runner.log_path": "runner.output_dir",
     "log_path": "runner.output_dir",
 }
-"""Their field, below the sections of ours, and the field of ours with the same meaning."""
+"""Foreign field, after its section was translated -> field here with the same meaning."""
 
 VALUES: Mapping[str, Mapping[str | bool, Mapping[str, Any]]] = {
     "parallel.strategy": {
@@ -76,7 +76,7 @@ VALUES: Mapping[str, Mapping[str | bool, Mapping[str, Any]]] = {
         "dreamzero_14b": {"model.preset": "14b"},
     },
 }
-"""Field of ours -> a value of theirs -> what it is in ours."""
+"""Field here -> foreign value -> fields and values here."""
 
 DROPPED: Mapping[str, str] = {
     "actor": "sections are model, data, optim, parallel, checkpoint, logging and runner",
@@ -135,19 +135,19 @@ DROPPED: Mapping[str, str] = {
     "runner.max_steps_per_rollout_epoch": "it is `dzrobot eval --max-steps`; drop it",
     "runner.task_type": "there is one kind of run; drop it",
 }
-"""Fields without a counterpart, and what to do instead; a name also stands for all below it."""
+"""Fields without a counterpart, and what to do instead; a name includes all below it."""
 
 _PRESET = re.compile(r"model/(dreamzero_\w+)(?:@.*)?")
 
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _OPEN = "???"
-"""How OmegaConf writes a value that is to be given."""
+"""How OmegaConf writes a value that the user has to give."""
 
 
 @dataclass(frozen=True)
 class Translation:
-    """A recipe under our names, and what was done to it."""
+    """A recipe under our names, and the changes that were made."""
 
     raw: RawConfig
     """The values, with the places of both names."""
@@ -159,11 +159,11 @@ class Translation:
     """(name as written, what to do instead)."""
 
     read_as: list[tuple[str, str]] = field(default_factory=list)
-    """(``field=value`` as written, what it is here)."""
+    """(``field=value`` as written, its form here)."""
 
     @property
     def faults(self) -> list[tuple[str, str]]:
-        """Return what an author of one of our recipes has to change."""
+        """Return what the author of a recipe has to change."""
         return [
             *((theirs, f"is called {ours} here") for theirs, ours in self.renamed),
             *self.dropped,
@@ -172,18 +172,18 @@ class Translation:
 
 @dataclass(frozen=True)
 class Imported:
-    """One of RLinf's recipes as one of ours."""
+    """A recipe of RLinf, translated."""
 
     values: dict[str, Any]
     dropped: list[tuple[str, str]]
     """(name as written, what to do instead)."""
 
     needed: list[str]
-    """Fields of ours that nothing in the file says."""
+    """Required fields that the file does not give."""
 
 
 def import_recipe(raw: RawConfig) -> Imported:
-    """Return what of a recipe of RLinf is of use here, and what is not."""
+    """Return a recipe of RLinf translated, with the fields that have no use here."""
     for place, value in list(_leaves(raw.values, ())):
         _put(raw.values, place, _resolved(raw.values, value))
     written = translate(raw)
@@ -202,7 +202,7 @@ def import_recipe(raw: RawConfig) -> Imported:
 
 
 def translate(raw: RawConfig) -> Translation:
-    """Return ``raw`` under our names; what is in no table stays as it was written."""
+    """Return ``raw`` under our names; names in none of the tables stay as they are."""
     done = Translation(RawConfig({}, dict(raw.origins)))
     origins: dict[Place, str] = dict(raw.origins)
     moved: list[tuple[Place, str, Any]] = []
@@ -226,7 +226,7 @@ def translate(raw: RawConfig) -> Translation:
             moved.append((place, ours, value))
     for place, ours, value in moved:
         target: Place = place_of(ours)
-        # What is written under our name stands.
+        # A value under our own name has precedence.
         if _put(done.raw.values, target, value, over=False):
             origins[target] = raw.where(place)
         else:
@@ -238,7 +238,7 @@ def translate(raw: RawConfig) -> Translation:
 
 
 def _read_values(done: Translation, origins: dict[Place, str]) -> None:
-    """Write values of theirs as ours, and note each."""
+    """Translate foreign values, and note each of them."""
     for name, meanings in VALUES.items():
         section, _, leaf = name.partition(".")
         holder = done.raw.values.get(section)
@@ -253,8 +253,8 @@ def _read_values(done: Translation, origins: dict[Place, str]) -> None:
             target: Place = place_of(ours)
             if _put(done.raw.values, target, becomes, over=False):
                 origins[target] = origins.get((section, leaf), "")
-        told = ", ".join(f"{ours}={becomes}" for ours, becomes in meaning.items())
-        done.read_as.append((f"{name}={value}", told))
+        translated = ", ".join(f"{ours}={becomes}" for ours, becomes in meaning.items())
+        done.read_as.append((f"{name}={value}", translated))
 
 
 def _presets(value: object) -> Iterator[str]:
@@ -265,12 +265,12 @@ def _presets(value: object) -> Iterator[str]:
 
 
 def _here(theirs: str) -> str:
-    """Return the name here of a field of theirs; itself, if there is none."""
+    """Return the name here of a foreign field; the name itself, if it has no counterpart."""
     name = theirs
     for section, ours in SECTIONS.items():
         if name.startswith(f"{section}."):
             inner = f"{ours}{name.removeprefix(section)}"
-            # The network's own fields are not the recipe's, but for the one that is both.
+            # Only one of the network's own fields is also a field of a recipe.
             if "action_head_cfg" in section and not inner.endswith(".max_chunk_size"):
                 continue
             name = inner

@@ -1,10 +1,10 @@
-"""From a checked recipe to everything a training run is made of, read from top to bottom.
+"""From a checked recipe to everything that a training run consists of.
 
-:func:`build` says the order: initial weights, network, datasets, prompts, the network laid out over
-the processes, stored image features, optimizer, metrics. What follows are its steps.
+:func:`build` gives the order: initial weights, network, datasets, prompts, the network sharded over
+the processes, cached image latents, optimizer, metrics. Its steps follow below it.
 
-A network is never whole in one place: it is built on the meta device, sharded, and every process
-copies its own part out of the files.
+The network is never whole in one place: it is built on the meta device, sharded, and every process
+copies its own part from the files.
 """
 
 from collections.abc import Mapping
@@ -41,21 +41,16 @@ from dzrobot.policies.dreamzero.checkpoints.sources import UnionSource, WeightSo
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.prompt import DEFAULT_TOKENIZER, PromptTokenizer
 from dzrobot.policies.dreamzero.network.world_action import (
-    EncodedImages,
-    PreparedBatch,
-    TrainBatch,
     WorldActionModel,
 )
 from dzrobot.policies.dreamzero.tiny import TinyWeightsSource
 from dzrobot.training.cost.accelerators import device_peak
 from dzrobot.training.cost.flops import sample_cost
 from dzrobot.training.data import (
-    CollatedBatch,
     EpisodeSelection,
     ReaderOptions,
     SourceSpec,
     TrainingData,
-    encode_views,
 )
 from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.recipes.architecture import (
@@ -65,17 +60,23 @@ from dzrobot.training.recipes.architecture import (
     run_network,
     source_plans,
 )
-from dzrobot.training.run.latent_cache import StoredFeatures, precompute_features
-from dzrobot.training.run.metrics import Rates, TrainMetrics
-from dzrobot.training.run.optimizer import Ema, Optimizer
-from dzrobot.training.run.parallel import DTYPES, clean_name, parallelize, shard_frozen
-from dzrobot.training.run.process_groups import DistributedEnvironment
-from dzrobot.training.run.prompt_cache import (
-    LivePrompts,
+from dzrobot.training.run.encoder_cache import (
+    PromptEncoder,
     PromptEncoding,
     Prompts,
+    precompute_features,
     precompute_prompts,
     training_prompts,
+)
+from dzrobot.training.run.inputs import NetworkInputs
+from dzrobot.training.run.metrics import Rates, TrainMetrics
+from dzrobot.training.run.optimizer import Ema, Optimizer
+from dzrobot.training.run.parallel import (
+    DTYPES,
+    DistributedEnvironment,
+    clean_name,
+    parallelize,
+    shard_frozen,
 )
 from dzrobot.training.sft_config import DataConfig, ModelConfig, SFTConfig
 
@@ -84,7 +85,7 @@ TOKENIZER_FOLDER = "tokenizer"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingComponents:
-    """What a run is made of."""
+    """Everything that a run consists of."""
 
     config: SFTConfig
     world: DistributedEnvironment
@@ -135,7 +136,7 @@ def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponent
     if config.data.cache_features:
         features = precompute_features(config, model, datasets.train, world)
         datasets = replace(datasets, train=datasets.train.without_images())
-    prompts: Prompts = stored or LivePrompts(
+    prompts: Prompts = stored or PromptEncoder(
         model, PromptTokenizer(tokenizer, text_len=network.dit.text_len)
     )
 
@@ -161,10 +162,10 @@ def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponent
 
 @dataclass(frozen=True, kw_only=True)
 class InitialWeights:
-    """The weights a run starts from; headers have been read, nothing else."""
+    """The weights a run starts from; only file headers have been read."""
 
     base: NetworkConfig
-    """What the files describe, before the run's own horizon and sizes."""
+    """The network as the files describe it, before the run's own horizon and sizes."""
 
     source: WeightSource
     """Every tensor, under canonical names; adapters of the checkpoint are merged."""
@@ -174,7 +175,7 @@ class InitialWeights:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return the hash that tells these weights from others."""
+        """Return a hash of the weights."""
         return fingerprint(self.source, self.source.tensors)
 
     @property
@@ -227,7 +228,7 @@ def _components(model: ModelConfig) -> Components:
 
 
 def network_config(config: SFTConfig, initial: InitialWeights) -> NetworkConfig:
-    """Return the network of the run; of sources with unlike horizons it has the longest."""
+    """Return the network of the run; its horizon is the longest of all sources."""
     longest = max(source_plans(config), key=lambda plan: plan.embodiment.timing.action_horizon)
     return run_network(initial.base, config.model, longest.embodiment)
 
@@ -242,7 +243,7 @@ def tokenizer_path(config: SFTConfig, initial: InitialWeights) -> str:
 
 @dataclass(frozen=True)
 class Datasets:
-    """What is trained on and what is kept for evaluation."""
+    """The samples to train on, and those held out for evaluation."""
 
     train: TrainingData
     held_out: TrainingData | None
@@ -312,8 +313,8 @@ def _last_episodes(catalog: DatasetCatalog, data: DataConfig) -> frozenset[int]:
     kept = data.holdout_episodes
     if used and kept >= len(used):
         raise DatasetError(
-            f"data.holdout_episodes={kept} holds back every episode of {catalog.root}, which has "
-            f"{len(used)} to train on: give less, or record more"
+            f"data.holdout_episodes={kept} holds out every episode of {catalog.root}, which has "
+            f"{len(used)}: lower it, or record more"
         )
     return frozenset(used[-kept:] if kept else ())
 
@@ -334,7 +335,7 @@ def shard(
     )
     compute = DTYPES[config.parallel.param_dtype]
     for parameter in model.parameters():
-        # Only what is updated needs more digits than it is used with.
+        # Only updated weights need a higher precision than they are used in.
         parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else compute)
     for name, buffer in model.named_buffers():
         owner, _, leaf = name.rpartition(".")
@@ -354,7 +355,7 @@ def shard(
 
 
 def fill(network: WorldActionModel, initial: InitialWeights, seed: int) -> None:
-    """Give every tensor of a network that has its memory its starting value.
+    """Give every tensor of an allocated network its initial value.
 
     Raises:
         CheckpointError: The weights are not those of the network.
@@ -367,7 +368,7 @@ def fill(network: WorldActionModel, initial: InitialWeights, seed: int) -> None:
 
 
 class NewAdapters(RandomInitSource):
-    """Adapters that change nothing yet: A uniform as the adapter library draws it, B zero."""
+    """Adapters without effect yet: A is uniform, as the adapter library draws it, B is zero."""
 
     origin = "newly initialized adapters"
     key = "adapter/"
@@ -379,47 +380,3 @@ class NewAdapters(RandomInitSource):
             bound = shape[1] ** -0.5
             tensor.uniform_(-bound, bound, generator=generator)
         return tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkInputs:
-    """What stands between a batch of the loader and the network: augmentation, frozen encoders."""
-
-    model: WorldActionModel
-    prompts: Prompts
-    data: TrainingData
-    """What the batches are read from."""
-
-    device: torch.device
-    augment: AugmentConfig | None = None
-    """Ranges of crop and color; None for the center crop of evaluation."""
-
-    features: StoredFeatures | None = None
-    """Latents of every sample; None where images are encoded."""
-
-    cut_prompts: bool = False
-    """Whether every prompt is zero from the length of the shortest on."""
-
-    def held_out(self, data: TrainingData) -> "NetworkInputs":
-        """Return the same for the held-out ``data``: as recorded, nothing stored, prompts whole."""
-        return replace(self, data=data, augment=None, features=None, cut_prompts=False)
-
-    def prepare(self, batch: CollatedBatch) -> PreparedBatch:
-        """Return a micro-batch after augmentation and the frozen encoders."""
-        prompt = self.prompts.embed(batch["prompt"], self.device)
-        return self.model.prepare(
-            TrainBatch(
-                images=self._images(batch),
-                state_BSM=batch["state"].to(self.device, non_blocking=True),
-                action_BAM=batch["action"].to(self.device, non_blocking=True),
-                action_mask_BAM=batch["action_mask"].to(self.device, non_blocking=True),
-                has_real_action_B=batch["has_real_action"].to(self.device, non_blocking=True),
-                prompt=prompt.cut() if self.cut_prompts else prompt,
-            )
-        )
-
-    def _images(self, batch: CollatedBatch) -> Tensor | EncodedImages:
-        if self.features is not None:
-            like = next(self.model.image_encoder.parameters())
-            return self.features.rows(batch["sample_id"], like)
-        return encode_views(batch, self.data, augment=self.augment, device=self.device)

@@ -1,11 +1,11 @@
 """Training checkpoints: sharded, written in the background, renamed when complete.
 
 A checkpoint is a folder ``step_00001000`` with one ``state`` folder (torch distributed checkpoint),
-a ``meta.json``, the files that lie beside any weights (config, statistics, passport, tokenizer) and
+a ``meta.json``, the files that accompany any weights (config, statistics, passport, tokenizer) and
 the checksums of all of them. It is written under a temporary name and renamed once every process
-has finished, so a folder with a final name is whole; everything else is ignored and cleared away.
-What a step does depends on the seed and the step number alone, so the number and the tensors are
-the whole state: there is no loader position and no random state.
+has finished, so a folder with a final name is complete; anything else is ignored and removed. A
+step depends on the seed and the step number alone, so the number and the tensors are the whole
+state: there is no loader position and no random state.
 """
 
 import logging
@@ -33,7 +33,7 @@ from dzrobot.policies.dreamzero.checkpoints.dcp import DESCRIPTION, CheckedReade
 from dzrobot.policies.dreamzero.checkpoints.directory import TRAINING_META, TRAINING_STATE
 from dzrobot.training.run.build import TrainingComponents
 from dzrobot.training.run.optimizer import Ema, Optimizer
-from dzrobot.training.run.process_groups import DistributedEnvironment
+from dzrobot.training.run.parallel import DistributedEnvironment
 from dzrobot.training.sft_config import CheckpointConfig
 
 _log = logging.getLogger(__name__)
@@ -41,25 +41,25 @@ _log = logging.getLogger(__name__)
 _PREFIX = "step_"
 _TEMPORARY = ".writing"
 _NAME = re.compile(_PREFIX + r"(\d{1,15})", re.ASCII)
-_SEALED = 2
-"""Format of meta.json since which checksums are written."""
+_CHECKSUM_FORMAT = 2
+"""First format of meta.json that comes with checksums."""
 
 _MUST_MATCH = ("base", "is_lora", "ema")
 _SHOULD_MATCH = ("seed", "global_batch_size", "statistics", "windows", "max_steps")
-"""Fields of meta.json that a resumed run must share, and those whose change is reported."""
+"""Fields of meta.json that a resumed run must share, and fields whose change is reported."""
 
 LATEST = "latest"
 """Name of the file that holds the newest checkpoint's folder name, for people and scripts."""
 
 
 class TrainingMeta(BaseModel):
-    """meta.json: what identifies the run, and where it stands."""
+    """meta.json: what identifies the run, and the steps done."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
     step: int = Field(ge=0, le=10**15)
     skips: int = Field(ge=0)
-    format: int = Field(default=1, ge=1, le=_SEALED)
+    format: int = Field(default=1, ge=1, le=_CHECKSUM_FORMAT)
     base: str | None = None
     is_lora: bool | None = None
     ema: bool | None = None
@@ -71,8 +71,8 @@ class TrainingMeta(BaseModel):
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A checkpoint on disk; :func:`verify` says whether it is whole."""
+class SavedCheckpoint:
+    """A checkpoint on disk; :func:`verify` checks its files."""
 
     path: Path
     meta: TrainingMeta
@@ -90,7 +90,7 @@ class _Pending:
     future: "Future[Any]"
 
 
-def read_checkpoint(path: Path) -> Saved:
+def read_checkpoint(path: Path) -> SavedCheckpoint:
     """Return the checkpoint in folder ``path``; none of its tensors is read.
 
     Raises:
@@ -107,10 +107,10 @@ def read_checkpoint(path: Path) -> Saved:
     name = _NAME.fullmatch(path.name)
     if name is not None and int(name[1]) != meta.step:
         raise CheckpointError(f"{path / TRAINING_META} is of step {meta.step}; copy it again")
-    return Saved(path=path, meta=meta)
+    return SavedCheckpoint(path=path, meta=meta)
 
 
-def verify(saved: Saved) -> None:
+def verify(saved: SavedCheckpoint) -> None:
     """Read every file of a checkpoint and compare it with its checksum.
 
     A checkpoint from before there were checksums is checked for completeness alone.
@@ -118,14 +118,14 @@ def verify(saved: Saved) -> None:
     Raises:
         CheckpointError: A file is missing, cut short or changed.
     """
-    if saved.meta.format >= _SEALED:
+    if saved.meta.format >= _CHECKSUM_FORMAT:
         check_checksums(saved.path)
     else:
         _log.warning("%s has no checksums: silent damage in it cannot be detected", saved.path)
     read_description(saved.path / TRAINING_STATE)
 
 
-def complete_checkpoints(folder: Path) -> list[Saved]:
+def complete_checkpoints(folder: Path) -> list[SavedCheckpoint]:
     """Return the complete checkpoints in ``folder``, oldest first; partial ones are left out."""
     found = []
     for path in _folders(folder):
@@ -144,10 +144,10 @@ def _folders(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def newest_whole(folder: Path) -> Saved | None:
-    """Return the newest checkpoint in ``folder`` that is whole, None if there never was one.
+def newest_intact(folder: Path) -> SavedCheckpoint | None:
+    """Return the newest intact checkpoint in ``folder``, None if there never was one.
 
-    Damaged ones are passed over with a warning.
+    Damaged ones are skipped with a warning.
 
     Raises:
         CheckpointError: There are checkpoints, all of them damaged.
@@ -159,13 +159,13 @@ def newest_whole(folder: Path) -> Saved | None:
             verify(saved)
         except CheckpointError as error:
             faults.append(str(error))
-            _log.warning("passing over %s: %s", path, error)
+            _log.warning("skipping %s: %s", path, error)
         else:
             return saved
     if faults:
         raise CheckpointError(
-            f"no checkpoint in {folder} is whole: {faults[0]}. Copy one back, or move the folder "
-            "away to start from step 0."
+            f"no checkpoint in {folder} is intact: {faults[0]}. Restore one from a copy, or move "
+            "the folder away to start from step 0."
         )
     return None
 
@@ -175,8 +175,8 @@ def step_folder(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"{_PREFIX}{step:08d}"
 
 
-def find_checkpoint(path: Path) -> Saved:
-    """Return the checkpoint at ``path``, or the newest whole one if ``path`` is a run folder.
+def find_checkpoint(path: Path) -> SavedCheckpoint:
+    """Return the checkpoint at ``path``, or the newest intact one if ``path`` is a run folder.
 
     Raises:
         CheckpointError: There is none, or the one that is named is damaged.
@@ -186,28 +186,28 @@ def find_checkpoint(path: Path) -> Saved:
         verify(saved)
         return saved
     for folder in (path, path / "checkpoints"):
-        if found := newest_whole(folder):
+        if found := newest_intact(folder):
             return found
     raise CheckpointError(f"no complete checkpoint {_PREFIX}* in {path} or {path / 'checkpoints'}")
 
 
 def choose_checkpoint(
     resume: Literal["auto"] | Path, folder: Path, world: DistributedEnvironment
-) -> Saved | None:
-    """Return the checkpoint to resume from. Collective: the main process looks, all get the same.
+) -> SavedCheckpoint | None:
+    """Return the checkpoint to resume from, the same one in all processes. Collective.
 
     Args:
-        resume: A checkpoint or run folder; ``auto`` for the newest whole one in ``folder``, if any.
+        resume: A checkpoint or run folder; ``auto``: the newest intact one in ``folder``, if any.
         folder: The run's own checkpoints.
         world: The processes.
 
     Raises:
-        CheckpointError: The one that is named is damaged or not there, or none is whole.
+        CheckpointError: The given one is damaged or missing, or none is intact.
     """
-    outcome: list[Saved | CheckpointError | None] = [None]
+    outcome: list[SavedCheckpoint | CheckpointError | None] = [None]
     if world.is_main:
         try:
-            outcome = [newest_whole(folder) if resume == "auto" else find_checkpoint(Path(resume))]
+            outcome = [newest_intact(folder) if resume == "auto" else find_checkpoint(Path(resume))]
         except CheckpointError as error:
             outcome = [error]
     dist.broadcast_object_list(outcome, src=0, group=world.host_group)
@@ -216,7 +216,7 @@ def choose_checkpoint(
     return outcome[0]
 
 
-def load_state(saved: Saved, state: dict[str, Any]) -> None:
+def load_state(saved: SavedCheckpoint, state: dict[str, Any]) -> None:
     """Fill the tensors of ``state`` in place from a checkpoint of any number of processes.
 
     Raises:
@@ -243,7 +243,7 @@ class CheckpointWriter:
     def __init__(
         self, folder: Path, config: CheckpointConfig, world: DistributedEnvironment
     ) -> None:
-        """Clear away what an ended process left.
+        """Remove what an interrupted process left.
 
         Raises:
             CheckpointError: ``folder`` cannot be made or written to.
@@ -252,7 +252,7 @@ class CheckpointWriter:
         self._config = config
         self._world = world
         self._pending: _Pending | None = None
-        self._sealing = ThreadPoolExecutor(1)
+        self._finalizer = ThreadPoolExecutor(1)
         if world.is_main:
             with files.explained(f"write checkpoints to {folder}", CheckpointError):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -267,7 +267,7 @@ class CheckpointWriter:
         meta: dict[str, Any],
         *,
         wait: bool = False,
-        write_beside: Callable[[Path], None] = lambda _: None,
+        write_sidecars: Callable[[Path], None] = lambda _: None,
     ) -> None:
         """Write ``state``; returns once it is copied, so that training may change it.
 
@@ -276,7 +276,7 @@ class CheckpointWriter:
             state: Nested dictionaries of tensors, sharded or not.
             meta: What identifies the run; plain values.
             wait: Return only when the checkpoint is complete.
-            write_beside: Writes what else belongs into the folder; called in the main process.
+            write_sidecars: Writes what else belongs into the folder; called in the main process.
 
         Raises:
             CheckpointError: It, or the one before, cannot be written.
@@ -287,9 +287,9 @@ class CheckpointWriter:
             with files.explained(f"write {temporary}", CheckpointError):
                 files.remove(temporary)
                 temporary.mkdir(parents=True)
-                content = {"format": _SEALED, "step": step, **meta}
+                content = {"format": _CHECKSUM_FORMAT, "step": step, **meta}
                 files.write_json(temporary / TRAINING_META, content)
-                write_beside(temporary)
+                write_sidecars(temporary)
         dist.barrier(group=self._world.host_group)
         target = str(temporary / TRAINING_STATE)
         future: Future[Any] = Future()
@@ -300,9 +300,9 @@ class CheckpointWriter:
                 save(state, checkpoint_id=target, process_group=self._world.save_group)
             future.set_result(None)
         if self._world.is_main:
-            # The main process ends only after all have written: it gathers their results into the
-            # metadata. Reading it all again for checksums must not hold up the next step.
-            future = self._sealing.submit(_seal, temporary, future)
+            # The main process finishes last: it gathers the results of all into the metadata.
+            # Reading everything again for the checksums must not delay the next step.
+            future = self._finalizer.submit(_finalize, temporary, future)
         self._pending = _Pending(step, temporary, future)
         if wait or not self._config.async_save:
             self.finish()
@@ -329,8 +329,8 @@ class CheckpointWriter:
     def _commit(self, pending: _Pending) -> None:
         final = self._folder / f"{_PREFIX}{pending.step:08d}"
         if final.exists():
-            # A step that was already saved (resumed and reached again) is replaced. A folder that
-            # is being removed must not bear a final name.
+            # A step that was saved before (resumed and reached again) is replaced. A folder that
+            # is being removed must not have a final name.
             retired = final.with_name(f"{final.name}.old{_TEMPORARY}")
             files.remove(retired)
             final.rename(retired)
@@ -345,8 +345,8 @@ class CheckpointWriter:
             files.remove(retired)
 
 
-def _seal(temporary: Path, written: "Future[Any]") -> None:
-    """Wait for what is being written, add its checksums, and flush all of it to the disk."""
+def _finalize(temporary: Path, written: "Future[Any]") -> None:
+    """Wait until the state is written, add the checksums, and flush everything to disk."""
     written.result()
     write_checksums(temporary)
     for path in sorted(temporary.rglob("*")):
@@ -367,10 +367,9 @@ def _explained(temporary: Path) -> Iterator[None]:
 
 
 def training_state(optimizer: Optimizer, ema: Ema | None) -> dict[str, Any]:
-    """Return every tensor of a run as it lies: weights, moments, average, count of updates.
+    """Return every tensor of a run as it is sharded: weights, moments, average, count of updates.
 
-    Frozen weights are not among them: they are those the run started from, which the checkpoint
-    names.
+    Frozen weights are left out: the checkpoint names the weights that the run started from.
     """
     state: dict[str, Any] = {
         "model": {name: parameter.detach() for name, parameter in optimizer.named.items()},
@@ -382,7 +381,7 @@ def training_state(optimizer: Optimizer, ema: Ema | None) -> dict[str, Any]:
     return state
 
 
-def restore(saved: Saved, components: TrainingComponents) -> None:
+def restore(saved: SavedCheckpoint, components: TrainingComponents) -> None:
     """Fill every tensor of a run from a checkpoint of any number of processes."""
     load_state(saved, training_state(components.optimizer, components.ema))
     components.optimizer.set_updates()
@@ -390,7 +389,7 @@ def restore(saved: Saved, components: TrainingComponents) -> None:
 
 
 def identity(components: TrainingComponents) -> dict[str, Any]:
-    """Return what tells this run from others."""
+    """Return what identifies this run."""
     config, data = components.config, components.datasets.train
     return {
         "base": components.initial.fingerprint,
@@ -407,33 +406,34 @@ def identity(components: TrainingComponents) -> dict[str, Any]:
     }
 
 
-def check_resumable(saved: Saved, components: TrainingComponents) -> None:
+def check_resumable(saved: SavedCheckpoint, components: TrainingComponents) -> None:
     """Check that a checkpoint belongs to this run.
 
     Raises:
-        CheckpointError: Its base weights or its kind of training are others.
+        CheckpointError: Its base weights or its kind of training differ.
     """
-    mine = identity(components)
+    here, there = identity(components), saved.meta.model_dump()
     wrong = [
-        f"{name}: checkpoint {getattr(saved.meta, name)}, run {mine[name]}"
+        f"{name}: checkpoint {there[name]}, run {here[name]}"
         for name in _MUST_MATCH
-        if getattr(saved.meta, name) != mine[name]
+        if there[name] != here[name]
     ]
     if wrong:
         raise CheckpointError(
-            f"{saved.path} is not of this run: {'; '.join(wrong)}. Resume with the weights and "
+            f"{saved.path} belongs to another run: {'; '.join(wrong)}. Resume with the weights and "
             "settings it was written with, or start from step 0 without runner.resume_dir."
         )
     runner = components.config.runner
-    # A restarted job finds its own last checkpoint: it only has to export.
+    # A restarted job that finds its own last checkpoint only has to export.
     if saved.step >= runner.max_steps and runner.resume_dir != "auto":
         raise CheckpointError(
             f"{saved.path} has done {saved.step} steps, runner.max_steps={runner.max_steps}: there "
             "is nothing left to train; raise max_steps"
         )
     for name in _SHOULD_MATCH:
-        if getattr(saved.meta, name) != mine[name]:
+        if there[name] != here[name]:
             _log.warning(
-                "%s changed from %s to %s: the run continues, but not as it would have",
-                name, getattr(saved.meta, name), mine[name],
+                "%s changed from %s to %s: the run continues, but not as it would have without the "
+                "change",
+                name, there[name], here[name],
             )  # fmt: skip

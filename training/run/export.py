@@ -38,7 +38,7 @@ from dzrobot.policies.dreamzero.checkpoints.sources import (
 )
 from dzrobot.policies.dreamzero.checkpoints.writer import ShardOptions
 from dzrobot.training.run.build import TrainingComponents, tokenizer_path
-from dzrobot.training.run.checkpoint import Saved
+from dzrobot.training.run.checkpoint import SavedCheckpoint
 from dzrobot.training.run.parallel import DTYPES
 from dzrobot.training.sft_config import CheckpointConfig
 
@@ -71,13 +71,15 @@ def export(components: TrainingComponents, step: int) -> Path:
     return target
 
 
-def export_saved(saved: Saved, target: Path | None = None, base: tuple[str, ...] = ()) -> Converted:
-    """Write what :func:`export` wrote, or would have written, at the step of a checkpoint.
+def export_saved(
+    saved: SavedCheckpoint, target: Path | None = None, base: tuple[str, ...] = ()
+) -> Converted:
+    """Write what :func:`export` would write at the step of a checkpoint.
 
     Args:
         saved: The training checkpoint.
         target: New folder; None: where the run itself exports to.
-        base: What the run started from, where that has been moved.
+        base: The weights the run started from, if they have been moved.
 
     Raises:
         CheckpointError: The base is not there or another one, or ``target`` exists.
@@ -110,9 +112,9 @@ def gather_trained(components: TrainingComponents) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class PartialExport:
-    """What lies beside the tensors that a run trains: which network they are part of, and its base.
+    """The files beside the trained tensors: the network they are part of, and its base.
 
-    The same at every step, so that it is put together once.
+    They are the same at every step, so they are made once.
     """
 
     components: TrainingComponents
@@ -135,7 +137,7 @@ class PartialExport:
 
 def _write(components: TrainingComponents, trained: dict[str, Tensor], target: Path) -> None:
     config = components.config
-    # Left by a run that was ended while it exported, or by an earlier export of this step.
+    # Left by an interrupted or earlier export of this step.
     for folder in (target, target.with_name(target.name + ADAPTERS_SUFFIX)):
         shutil.rmtree(folder, ignore_errors=True)
     own = StateDictSource(values=trained, origin="training")

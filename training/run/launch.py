@@ -1,4 +1,4 @@
-"""Starting and ending training processes: alone, under torchrun, or several of our own."""
+"""Starts and ends training processes: a single one, those of torchrun, or several of our own."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ FAULT = 2
 """Exit code of an error that is the user's to fix."""
 
 LOG_FILE = "train.log"
-"""In the run's folder: what the main process said, with the time of each line."""
+"""In the run's folder: the log of the main process, with the time of each line."""
 
 _STAMP = "%(asctime)s %(message)s"
 
@@ -58,7 +58,7 @@ def train(config: SFTConfig) -> int:
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     _log.info("loading libraries, then weights and datasets")
     from dzrobot.training.run.build import build
-    from dzrobot.training.run.process_groups import init_distributed
+    from dzrobot.training.run.parallel import init_distributed
     from dzrobot.training.run.trainer import Trainer
 
     world = init_distributed()
@@ -69,7 +69,7 @@ def train(config: SFTConfig) -> int:
 
 @contextmanager
 def _log_file(folder: Path, *, is_main: bool) -> Iterator[None]:
-    """Write what is logged to a file in ``folder`` too."""
+    """Write the log to a file in ``folder`` as well."""
     if not is_main:
         yield
         return
@@ -99,7 +99,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # Every process has said what was wrong; torch would print a page about each of them.
+    # Every process has printed its error; torch would add a page about each.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     plan = LaunchConfig(
@@ -109,7 +109,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     try:
         elastic_launch(plan, sys.executable)("-m", "dzrobot.cli", "train", *arguments)
     except ChildFailedError as error:
-        # Those that the launcher ended have none of their own.
+        # Processes that the launcher ended have no positive code.
         codes = [failure.exitcode for failure in error.failures.values()]
         return min((code for code in codes if code > 0), default=1)
     except SignalException:
@@ -118,10 +118,10 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     return 0
 
 
-def leave(code: int) -> None:
-    """End the process: all together, flushed, without the interpreter's own shutdown.
+def end_process(code: int) -> None:
+    """End the process together with all others, flushed, without the interpreter's own shutdown.
 
-    The gloo library may abort when its worker threads meet an interpreter that is going away.
+    The gloo library may abort when its worker threads outlive the interpreter.
     """
     if "torch" in sys.modules:
         import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""What a log record says: global losses, throughput, utilization, waiting, memory, skips.
+"""The metrics of a log record: global losses, throughput, utilization, waiting, memory, skips.
 
 Losses, gradient norms and skip flags stay on the device until a record is due; then one stacked
 tensor is summed over ranks and read once.
@@ -94,7 +94,7 @@ class _Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What turns samples per second into utilization."""
+    """Converts samples per second into utilization."""
 
     cost: SampleCost
     """Operations of one sample."""
@@ -140,8 +140,8 @@ class TrainMetrics:
         self._open.waited += self._clock() - before
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
-        """Leave the time inside, an evaluation's, out of rates and times per step."""
+    def excluded(self) -> Iterator[None]:
+        """Exclude the time inside, such as an evaluation's, from rates and times per step."""
         before = self._clock()
         yield
         self._since += self._clock() - before
@@ -149,7 +149,7 @@ class TrainMetrics:
     def add(
         self, losses: Tensor, outcome: StepOutcome, samples: int, sample_ids: Sequence[int]
     ) -> None:
-        """Take one step: this rank's share of (dynamics, action) loss and what the optimizer did.
+        """Add one step: this rank's share of the (dynamics, action) loss and what AdamW did.
 
         Args:
             losses: ``(2,)`` on the device; the sum over ranks is the global mean.
@@ -169,14 +169,14 @@ class TrainMetrics:
         self._unreadable += count
 
     def record(self, step: int) -> LogRecord:
-        """Close the interval and return its record; collective; only here the device is read."""
+        """Close the interval and return its record. Collective; the device is read only here."""
         rows = torch.stack(self._open.rows)
         sums = torch.cat([rows[:, :2].flatten(), rows.new_tensor([float(self._unreadable)])])
         dist.all_reduce(sums)
         peak = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0
         worst = rows.new_tensor([self._open.waited, peak / 2**30])
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-        # One transfer: a read of each number would stop the device once per number.
+        # One transfer: reading numbers one by one would stall the device each time.
         numbers = torch.cat([rows[:, 2:].flatten(), sums, worst]).tolist()
         elapsed = max(self._clock() - self._since, 1e-9)
         return self._close(step, numbers, elapsed)

@@ -1,19 +1,23 @@
-"""Recompute, compile, shard: how a network is laid out over processes, in this order.
+"""The processes of a run, and how a network is laid out over them: recompute, compile, shard.
 
-Every strategy is the same text over another mesh. ``fsdp`` shards over all ranks, ``hsdp`` within
+Every strategy is the same code over another mesh. ``fsdp`` shards over all ranks, ``hsdp`` within
 groups, ``ddp`` is groups of one rank, ``single`` one group of one rank; so mixed precision, the
 gradient norm and checkpoints behave alike everywhere. The frozen encoders are sharding roots of
 their own, outside the trained network.
 """
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -28,8 +32,77 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
-from dzrobot.training.run.process_groups import DistributedEnvironment
 from dzrobot.training.sft_config import ParallelConfig
+
+
+@dataclass(frozen=True)
+class DistributedEnvironment:
+    """This process among all processes of the run."""
+
+    rank: int
+    """Index among all processes."""
+
+    size: int
+    """Processes of the run."""
+
+    local_rank: int
+    """Index on this machine."""
+
+    local_size: int
+    """Processes on this machine."""
+
+    device: torch.device
+    """Where this process computes."""
+
+    host_group: dist.ProcessGroup
+    """Group for small host-side messages, apart from the gradient traffic."""
+
+    save_group: dist.ProcessGroup
+    """Group of the background checkpoint writer, which must not share one with the training loop.
+    """
+
+    @property
+    def is_main(self) -> bool:
+        """Return whether this process writes logs and exports."""
+        return self.rank == 0
+
+
+def init_distributed(device_type: str | None = None) -> DistributedEnvironment:
+    """Join the run that torchrun started, or make one of a single process.
+
+    Args:
+        device_type: ``cuda`` or ``cpu``; None for an accelerator where there is one.
+
+    Raises:
+        ConfigError: More processes on this machine than accelerators.
+    """
+    kind = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if kind == "cuda" and local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"process {local_rank} of this machine has no accelerator of its own: there are "
+            f"{torch.cuda.device_count()}. Start torchrun with --nproc-per-node "
+            f"{torch.cuda.device_count()}."
+        )
+    device = torch.device(kind, local_rank) if kind == "cuda" else torch.device("cpu")
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    # Offloaded gradients and checkpoints are host tensors, hence gloo next to NCCL.
+    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    return DistributedEnvironment(
+        rank=dist.get_rank(),
+        size=dist.get_world_size(),
+        local_rank=local_rank,
+        local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        device=device,
+        host_group=dist.new_group(backend="gloo"),
+        save_group=dist.new_group(backend="gloo"),
+    )
+
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -162,7 +235,7 @@ def precision(config: ParallelConfig) -> MixedPrecisionPolicy:
 def _offload(config: ParallelConfig, mesh: DeviceMesh) -> OffloadPolicy:
     if not config.cpu_offload:
         return OffloadPolicy()
-    # Pinning asks for a driver, which a machine without an accelerator has not.
+    # Pinning needs a driver, which a machine without an accelerator lacks.
     return CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
 
 

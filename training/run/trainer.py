@@ -1,9 +1,9 @@
-"""One fine-tuning run, to be read from top to bottom.
+"""One fine-tuning run, in the order in which it happens.
 
 Every step: read the micro-batches of this rank, encode images on the device, run the frozen
-encoders, draw the noise that belongs to the samples' places, differentiate, reduce gradients over
-ranks, clip, update or skip, log, save. Nothing of it depends on the number of processes, and
-nothing reads the device but a log record.
+encoders, draw the noise keyed by the samples' slots, differentiate, reduce gradients over ranks,
+clip, update or skip, log, save. None of it depends on the number of processes, and only log records
+read the device.
 """
 
 import logging
@@ -36,26 +36,25 @@ from dzrobot.training.data import (
 from dzrobot.training.run.build import TrainingComponents
 from dzrobot.training.run.checkpoint import (
     CheckpointWriter,
-    Saved,
+    SavedCheckpoint,
     check_resumable,
     choose_checkpoint,
     identity,
     restore,
     training_state,
 )
+from dzrobot.training.run.evaluation import evaluate_open_loop, evaluate_rollouts
 from dzrobot.training.run.export import PartialExport, export
-from dzrobot.training.run.logs import RunLog, describe, describe_batch
-from dzrobot.training.run.noise import sample_noise, with_given
-from dzrobot.training.run.open_loop import evaluate_open_loop
+from dzrobot.training.run.inputs import sample_noise, with_given_actions
 from dzrobot.training.run.optimizer import StepOutcome
 from dzrobot.training.run.parallel import reading_outputs
-from dzrobot.training.run.rollouts import evaluate_rollouts
+from dzrobot.training.run.run_log import RunLog, describe, describe_batch
 
 _log = logging.getLogger(__name__)
 
 
 class TooManySkipsError(DzrobotError):
-    """Step after step had a gradient that is not finite."""
+    """Too many steps in a row had a gradient that is not finite."""
 
 
 @dataclass
@@ -66,7 +65,7 @@ class Trainer:
     step: int = 0
     """Optimizer steps done."""
 
-    _stop_asked: bool = field(default=False, init=False)
+    _stop_requested: bool = field(default=False, init=False)
     _shown: bool = field(default=False, init=False)
     """Whether the first batch has been described."""
 
@@ -75,12 +74,12 @@ class Trainer:
         self._checkpoints = CheckpointWriter(
             config.runner.output_dir / "checkpoints", config.checkpoint, world
         )
-        self._beside = PartialExport(self.components)
+        self._sidecars = PartialExport(self.components)
         self._loss_options = LossOptions(action_loss_norm=config.model.action_loss_norm)
         self._count = config.accumulation(world.size)
 
     def run(self) -> bool:
-        """Train; return whether the last step was reached or a termination request came first."""
+        """Train; return whether the last step was reached, not a termination request."""
         config, world = self.components.config, self.components.world
         recipe = config.model_dump(mode="json")
         with self._stopping_on_request():
@@ -97,7 +96,7 @@ class Trainer:
 
     @contextmanager
     def _stopping_on_request(self) -> Iterator[None]:
-        """Let SIGTERM and Ctrl-C end the run after a save; what they did before comes back."""
+        """Make SIGTERM and Ctrl-C end the run after a save; restore their handlers afterwards."""
         previous = {
             number: signal.signal(number, self._on_terminate)
             for number in (signal.SIGTERM, signal.SIGINT)
@@ -109,7 +108,7 @@ class Trainer:
                 signal.signal(number, handler)
 
     def resume(self) -> None:
-        """Continue from the checkpoint that the recipe names, if any."""
+        """Resume from the checkpoint that the recipe names, if any."""
         saved = self._find_saved()
         if saved is None:
             return
@@ -118,7 +117,7 @@ class Trainer:
         self.step = saved.step
         _log.info("resumed %s at step %d", saved.path, self.step)
 
-    def _find_saved(self) -> Saved | None:
+    def _find_saved(self) -> SavedCheckpoint | None:
         runner = self.components.config.runner
         if runner.resume_dir is None:
             return None
@@ -138,12 +137,12 @@ class Trainer:
             if self.step % config.logging.log_interval == 0 or self.step == last:
                 self._write_record(log)
             self._checkpoints.poll()
-            stopping = self._all_stop()
-            acting = config.runner.rollout_interval
-            acts = not stopping and acting is not None and self.step % acting == 0
+            stopping = self._any_stop_requested()
+            interval = config.runner.rollout_interval
+            rollout_due = not stopping and interval is not None and self.step % interval == 0
             saving = self.step % config.checkpoint.save_interval == 0
-            if stopping or self.step == last or saving or acts:
-                self.save(wait=stopping or self.step == last or acts)
+            if stopping or self.step == last or saving or rollout_due:
+                self.save(wait=stopping or self.step == last or rollout_due)
             if stopping:
                 _log.info(
                     "stopped on request and saved at step %d of %d; runner.resume_dir=auto, with "
@@ -151,10 +150,10 @@ class Trainer:
                 )  # fmt: skip
                 return self.step == last
             if config.runner.eval_interval and self.step % config.runner.eval_interval == 0:
-                with self.components.metrics.apart():
+                with self.components.metrics.excluded():
                     log.note(self.step, evaluate_open_loop(self.components))
-            if acts:
-                with self.components.metrics.apart():
+            if rollout_due:
+                with self.components.metrics.excluded():
                     log.note(self.step, evaluate_rollouts(config, world, self.step))
         self._checkpoints.finish()
         return True
@@ -192,7 +191,7 @@ class Trainer:
         return outcome
 
     def _counts(self, parts: list[CollatedBatch]) -> LossCounts:
-        """Return what losses are divided by: the whole step's samples, not this micro-batch's."""
+        """Return the divisors of the losses: over the whole step, not over a micro-batch."""
         samples = float(self.components.config.runner.global_batch_size)
         if self._loss_options.action_loss_norm == "padded":
             return LossCounts(samples=samples, actions=samples)
@@ -213,7 +212,7 @@ class Trainer:
         network, step = self.components.network, batch["step"]
         noise = sample_noise(network, prepared, seed, step, slots)
         most = self.components.config.model.rtc_training_max_delay
-        noise = with_given(network, noise, (seed, step), slots, most)
+        noise = with_given_actions(network, noise, (seed, step), slots, most)
         return backward(self.components.model, prepared, noise, counts, self._loss_options)
 
     def save(self, *, wait: bool) -> None:
@@ -222,7 +221,7 @@ class Trainer:
         meta: dict[str, Any] = {"skips": components.metrics.skips, **identity(components)}
         self._checkpoints.save(
             self.step, training_state(components.optimizer, components.ema), meta, wait=wait,
-            write_beside=self._beside.write,
+            write_sidecars=self._sidecars.write,
         )  # fmt: skip
 
     def _write_record(self, log: RunLog) -> None:
@@ -243,21 +242,21 @@ class Trainer:
             f"(optim.max_skips={self.components.config.optim.max_skips}); their {len(ids)} "
             f"samples: {', '.join(map(str, ids))}\n  "
             + "\n  ".join(named)
-            + "\nLook at these recordings and their statistics, or lower optim.lr; the last "
+            + "\nCheck these recordings and their statistics, or lower optim.lr; the last "
             "checkpoint is intact."
         )
 
     def _on_terminate(self, number: int, _frame: FrameType | None) -> None:
-        self._stop_asked = True
-        # Who presses twice does not want to wait for the save.
+        self._stop_requested = True
+        # A second Ctrl-C does not wait for the save.
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def _all_stop(self) -> bool:
-        """Return whether any process was asked to stop: all must save together."""
-        asked = torch.tensor(int(self._stop_asked))
-        dist.all_reduce(asked, op=dist.ReduceOp.MAX, group=self.components.world.host_group)
-        return bool(asked.item())
+    def _any_stop_requested(self) -> bool:
+        """Return whether any process received a stop signal: all must save together."""
+        requested = torch.tensor(int(self._stop_requested))
+        dist.all_reduce(requested, op=dist.ReduceOp.MAX, group=self.components.world.host_group)
+        return bool(requested.item())
 
 
 def backward(
@@ -273,7 +272,7 @@ def backward(
         model: The network, laid out or plain.
         prepared: The samples.
         noise: Their noise.
-        counts: What sums are divided by: those of the whole step, so that parts add up.
+        counts: Divisors of the sums, over the whole step, so that micro-batches add up.
         options: How the loss is averaged.
     """
     with reading_outputs():

@@ -29,8 +29,8 @@ from dzrobot.training.data import (
     encode_views,
 )
 from dzrobot.training.data.provenance import PROVENANCE, RecordedProvenance, provenance
-from dzrobot.training.run.noise import keyed_generator
-from dzrobot.training.tiny.saves import FitCheckpoint
+from dzrobot.training.run.inputs import keyed_generator
+from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
 
 _LATENT_WEIGHT = 1e-3
 _FEW = 20
@@ -54,21 +54,21 @@ class AutoencoderPlan:
     """Noise on latents of unit variance while decoding: neighbors must look alike."""
 
     focus: float = 12.0
-    """Extra weight of what differs from the batch's mean image: cameras stand still, and a small
-    object is a few pixels that an even average would leave out."""
+    """Extra weight of what differs from the batch's mean image: cameras do not move, and a small
+    object covers few pixels, which an even average would neglect."""
 
     decoder_steps: int = 300
-    """Steps of the decoder alone, on whole samples: it must also decode what short clips never had,
-    a third latent frame and later ones."""
+    """Steps of the decoder alone, on whole samples: short clips have no third latent frame or later
+    ones, and it must decode these too."""
 
     decoder_batch: int = 2
     """Samples per such step."""
 
     held_batches: int = 16
-    """Batches after the last step, on which the latents' scale and the errors are measured."""
+    """Batches after the last step that the latents' scale and the errors are measured on."""
 
     seed: int = 0
-    """Of the order of clips and the latent noise."""
+    """Seed of the order of clips and of the latent noise."""
 
     num_workers: int = 0
     """Processes that read recordings."""
@@ -95,9 +95,9 @@ def fit_autoencoder(
     Args:
         vae: Float32, newly initialized.
         data: Opened with :func:`clip_source`.
-        plan: How.
+        plan: Steps, batches and rates.
         report: Called after every step.
-        saves: Where to resume after a stop, with the same bits as without one.
+        saves: What an interrupted fit resumes from, with bit-identical results.
     """
     saves = saves or FitCheckpoint()
     if (known := saves.result("autoencoder", vae)) is not None:
@@ -110,8 +110,8 @@ def fit_autoencoder(
         latents = vae.encode(clips)
         generator = keyed_generator("latent noise", plan.seed, step)
         noise = torch.randn(latents.shape, generator=generator)
-        shaken = latents + plan.latent_noise * latents.detach().std() * noise
-        error = (vae.decode(shaken, clamp=False) - clips).abs()
+        noisy = latents + plan.latent_noise * latents.detach().std() * noise
+        error = (vae.decode(noisy, clamp=False) - clips).abs()
         loss = (error * _weights(clips, plan.focus)).mean()
         updates.step(loss + _LATENT_WEIGHT * latents.square().mean())
         saves.keep("autoencoder", step + 1, vae, *updates.parts)
@@ -137,7 +137,7 @@ def fit_decoder(
     Args:
         vae: From :func:`fit_autoencoder`.
         data: Opened with the embodiment's own timing.
-        plan: How.
+        plan: Steps, batches and rates.
         report: Called after every step.
         saves: Those of :func:`fit_autoencoder`.
     """
@@ -161,7 +161,7 @@ def fit_decoder(
 
 
 class _Updates:
-    """An optimizer whose rate rises and falls once over ``steps``."""
+    """AdamW with a one-cycle learning rate over ``steps``."""
 
     def __init__(self, parameters: list[torch.nn.Parameter], lr: float, steps: int) -> None:
         self._parameters = parameters

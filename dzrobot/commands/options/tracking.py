@@ -8,7 +8,7 @@ from typing import Any
 
 from dzrobot.commands.options import flags
 from dzrobot.rollout.evaluation.report import Row, StepScore, Summary
-from dzrobot.training.run.wandb_logger import WandbSink, check_wandb
+from dzrobot.training.run.loggers import WandbLogger, check_wandb
 
 Tell = Callable[[int, Mapping[str, float | int | None]], None]
 """Takes a step and its numbers."""
@@ -44,7 +44,7 @@ def tracked(project: str | None, folder: Path, settings: Mapping[str, Any]) -> I
     if project is None:
         yield lambda _, __: None
         return
-    sink = WandbSink(project, folder, settings)
+    sink = WandbLogger(project, folder, settings)
     try:
         yield sink.write
     finally:

@@ -17,7 +17,7 @@ from dzrobot import files
 from dzrobot.documents import parse_json
 from dzrobot.errors import DzrobotError, ProtocolError
 from dzrobot.policies.base import MeasuredPolicy, PlanningPolicy, Policy
-from dzrobot.policies.serving.warmup import walk_window
+from dzrobot.policies.serving.sessions import walk_window
 from dzrobot.rollout.records import stored_lines, storing
 
 RUNS_FILE = "runs.jsonl"

@@ -9,6 +9,7 @@ frames, Y latent rows, X latent columns, A actions, M width of an action.
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -16,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.continuation import Continuations
@@ -49,6 +51,10 @@ _STATIC_STEPS: dict[int, frozenset[int]] = {
 _STATIC_TOTAL = 16
 _SKIPS = ((0.95, 4), (0.93, 2))
 """Above this cosine between the last two results, skip so many steps."""
+
+_PLANLESS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Attention of calls for several sessions. cuDNN's, which torch prefers on Hopper, takes the host a
+tenth of a second and more for every new shape, and nearly every such call has another size."""
 
 
 class StepPlan(Protocol):
@@ -196,7 +202,8 @@ def predict(
             start,
             ways,
         )
-        actions, videos, evaluations = call.run()
+        with sdpa_kernel(_PLANLESS) if len(members) > 1 else nullcontext():
+            actions, videos, evaluations = call.run()
         for i, action_AM, video_CFYX in zip(members, actions, videos, strict=True):
             results[i] = (action_AM, video_CFYX, start, evaluations)
     ordered = [results[i] for i in range(len(sessions))]
@@ -281,35 +288,35 @@ class _Call:
 
     def _open_cache(self, lane: Lane) -> KVCache:
         """Return a lane's cache, past included: a lone session's own, or a joint one."""
-        frames = max(1, self.start) + self._block
         if not self._is_joint(lane):
-            return self._own_cache(self.sessions[0], lane, frames)
+            return self._own_cache(self.sessions[0], lane)
         if lane.graphs is None:
-            joint = lane.allocate(frames, len(self.sessions))
+            joint = lane.allocate(max(1, self.start) + self._block, len(self.sessions))
         else:
-            most = max(frames, self.options.cached_frames(self.model.config.dit))
-            joint = lane.graphs.cache(len(lane.prompts), most)
+            joint = lane.graphs.cache(len(lane.prompts), self._most_frames)
         if self.start:
-            joint.load([self._own_cache(session, lane, frames) for session in self.sessions])
+            joint.load([self._own_cache(session, lane) for session in self.sessions])
         return joint
+
+    @property
+    def _most_frames(self) -> int:
+        return self.options.cached_frames(self.model.config.dit)
 
     def _is_joint(self, lane: Lane) -> bool:
         """Return whether the lane's cache is none of a session's own."""
         return len(self.sessions) > 1 or lane.graphs is not None
 
-    def _own_cache(self, session: SessionCache, lane: Lane, frames: int) -> KVCache:
-        """Return a session's cache with room for ``frames`` frames, kept from call to call."""
-        old, dit = session.keys_values.get(lane.number), self.model.config.dit
-        if old is None or old.rows != len(lane.prompts) or not old.fits(dit, frames):
-            # A session that never continues needs no more than its first call does.
-            most = self.options.cached_frames(dit) if self.start else frames
-            new = session.keys_values[lane.number] = lane.allocate(max(most, frames), 1)
-            if self.start and old is not None:
-                new.load([old])
-        found = session.keys_values[lane.number]
+    def _own_cache(self, session: SessionCache, lane: Lane) -> KVCache:
+        """Return a session's cache, kept from call to call.
+
+        It has room for every call from the first one on: compiled blocks depend on its strides.
+        """
+        kept = session.keys_values.get(lane.number)
+        if kept is None or kept.rows != len(lane.prompts):
+            kept = session.keys_values[lane.number] = lane.allocate(self._most_frames, 1)
         if not self.start:
-            found.length = 0
-        return found
+            kept.length = 0
+        return kept
 
     def _check_rows(self) -> None:
         wanted = {lane.number: len(lane.prompts) for lane in self.lanes}
@@ -325,8 +332,7 @@ class _Call:
         """Leave in the sessions what the next call needs."""
         for lane, cache in zip(self.lanes, caches, strict=True):
             if self._is_joint(lane) and self.options.history:
-                frames = max(1, self.start) + self._block
-                cache.store([self._own_cache(session, lane, frames) for session in self.sessions])
+                cache.store([self._own_cache(session, lane) for session in self.sessions])
         for session in self.sessions:
             session.start = start
             if not self.options.history:

@@ -40,6 +40,13 @@ class StepGraphs:
         self._newest: Sequence[ContextKV] | None = None
         self._cache: KVCache | None = None
         self._pool = torch.cuda.graph_pool_handle() if self._on_gpu else None
+        # Torch's own stream for recording is one per process, on the device that records first:
+        # from any other device nothing would be recorded.
+        self._stream = (
+            torch.cuda.Stream(self.dit.device)  # type: ignore[no-untyped-call]
+            if self._on_gpu
+            else None
+        )
 
     @property
     def _on_gpu(self) -> bool:
@@ -99,7 +106,11 @@ class StepGraphs:
                 _tensors(own), outputs, self._repeated(own, cache, contexts, outputs), rope
             )
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self.dit.device), torch.cuda.graph(graph, pool=self._pool):
+        # What other threads, as those of a server, ask of a GPU meanwhile is none of its business.
+        recording = torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        )
+        with torch.cuda.device(self.dit.device), recording:
             outputs = self.dit.step(own, cache, contexts)
         return _Recorded(_tensors(own), outputs, graph.replay, rope)
 

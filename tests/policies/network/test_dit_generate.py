@@ -1,13 +1,16 @@
 """Generation: sessions that do not touch each other, reset rules, equal results of all forms."""
 
+import functools
 from dataclasses import replace
 
 import pytest
 import torch
 
 from dzrobot.errors import ConfigError, ModalityError
+from dzrobot.policies.dreamzero.network import attention
 from dzrobot.policies.dreamzero.network import session as sessions_module
 from dzrobot.policies.dreamzero.network.generate import predict
+from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
     InferenceNoise,
@@ -76,6 +79,23 @@ def only(prediction, n):
         action_BAM=prediction.action_BAM[n : n + 1],
         videos=prediction.videos[n : n + 1],
     )
+
+
+def test_only_calls_of_one_session_may_use_a_kernel_with_a_plan_for_every_shape(
+    network, ask, monkeypatch
+):
+    allowed, attend = [], attention.scaled_dot_product_attention
+
+    def seen(*given, **named):
+        allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return attend(*given, **named)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", seen)
+    for sessions in (1, 3, 1):
+        allowed.clear()
+        asked = [ask(1, number) for number in range(sessions)]
+        predict(network, [SessionCache() for _ in asked], asked, FEW)
+        assert set(allowed) == {sessions == 1}
 
 
 def test_sessions_at_different_frames_share_a_call(network, ask):
@@ -197,6 +217,25 @@ def test_calls_compile_whole_and_only_once(network, ask):
     with torch._dynamo.config.patch(error_on_recompile=True):
         assert_same(predict(compiled, [SessionCache()], [request], FEW), plain, 1e-5)
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("kind", ["5b"])
+def test_the_second_turn_of_the_window_compiles_nothing_new(network, ask, monkeypatch):
+    traced = functools.partialmethod(torch.nn.Module.compile, backend="eager")
+    monkeypatch.setattr(torch.nn.Module, "compile", traced)
+    compiled = type(network)(network.config).eval()
+    compiled.load_state_dict(network.state_dict())
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compile_blocks(compiled.model.blocks)
+    session, options, graphs = SessionCache(), replace(FEW, dit_steps=2, solver_steps=2), []
+    for number in range(8):
+        made = predict(compiled, [session], [ask(4, number)], options)
+        assert made.starts == ((0, 3, 5, 7)[number % 4],)
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    torch._dynamo.reset()
+    # One that reads frames and one that denoises, at each place.
+    assert graphs == [2, 4, 6, 8, 8, 8, 8, 8]
 
 
 def test_video_may_stop_at_some_noise(network, ask):

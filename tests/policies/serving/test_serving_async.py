@@ -10,9 +10,9 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError, SessionError, SessionLostError
 from dzrobot.policies.base import AsyncPolicy, ContinuingPolicy, Leftover
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
-from dzrobot.policies.serving.client import RemotePolicy
 from dzrobot.policies.serving.connection import ConnectOptions
 from dzrobot.policies.serving.dialects import SUBPROTOCOL
+from dzrobot.policies.serving.remote_policy import RemotePolicy
 from dzrobot.rollout.asynchronous.engine import Engine, ThreadDesk, VirtualDesk
 from dzrobot.rollout.asynchronous.execution import ExecutionOptions, schedule
 from dzrobot.rollout.asynchronous.latency import parse_latency
@@ -157,7 +157,7 @@ def test_openpis_clients_cannot_continue_a_plan(server):
     """Their greeting and answers stay as they were; the same request is fine for our own."""
     with talking(server) as socket:
         assert "continues" not in socket.hello
-        assert "nobody announced that plans can be continued" in ask(socket, wire())
+        assert "no greeting announced that plans can be continued" in ask(socket, wire())
     with talking(server) as socket:
         plain = {name: value for name, value in wire().items() if name != "leftover"}
         assert set(ask(socket, plain)) == {"actions", "server_timing"}

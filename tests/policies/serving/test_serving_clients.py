@@ -19,7 +19,7 @@ from serving_peers import (
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from conftest import skip_or_fail
-from dzrobot.policies.serving.warmup import blank
+from dzrobot.policies.serving.sessions import blank
 
 VLLM = "/v1/realtime/robot/openpi"
 

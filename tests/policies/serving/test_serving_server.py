@@ -29,10 +29,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
-from dzrobot.policies.serving.background import in_background
-from dzrobot.policies.serving.options import ServeOptions
+from dzrobot.policies.serving.endpoint import ServeOptions
 from dzrobot.policies.serving.recorder import Recorder
-from dzrobot.policies.serving.server import PolicyServer
+from dzrobot.policies.serving.server import PolicyServer, in_background
 from dzrobot.policies.serving.sessions import ClientConnection, SessionTable
 
 
@@ -225,10 +224,10 @@ def test_web_pages_are_kept_out():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"host": "0.0.0.0"}, "give an API key, or say --insecure"),
+        ({"host": "0.0.0.0"}, "give an API key, or add --insecure"),
         ({"host": "0.0.0.0", "api_key": " "}, "the API key is empty"),
         ({"certificate": "cert.pem"}, "both a certificate and its private key"),
-        ({"port": 5000}, "both listeners on port 5000"),
+        ({"port": 5000}, "both listeners would use port 5000"),
         ({"max_sessions": 0}, "max_sessions=0"),
         ({"idle_s": 0}, "idle_s=0"),
         ({"window_s": 2}, "window_s=2"),

@@ -1,16 +1,174 @@
-"""What can be wrong with the weights a run starts from, reported from names and small files."""
+"""Checks of the datasets, statistics and weights that a recipe names; only small files are read."""
 
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dzrobot.documents import read_json
-from dzrobot.errors import CheckpointError, DzrobotError, preview
+from dzrobot.documents import read_json, read_json_lines
+from dzrobot.errors import CheckpointError, DatasetError, DzrobotError, preview, suggest
+from dzrobot.modality.stats import Statistics
+from dzrobot.policies.dreamzero.checkpoints.hub import is_hub_file, is_hub_id
 from dzrobot.policies.dreamzero.checkpoints.names import ShardIndex
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
-from dzrobot.training.recipes.architecture import CONFIG_FILE, SourcePlan, base_network, run_network
-from dzrobot.training.recipes.problems import Problem, missing_path
-from dzrobot.training.sft_config import ModelConfig, SFTConfig
+from dzrobot.recording import layout
+from dzrobot.recording.formats import EpisodeRow
+from dzrobot.training.data.lerobot import read_info
+from dzrobot.training.recipes.architecture import (
+    CONFIG_FILE,
+    METADATA_FILE,
+    SourcePlan,
+    base_network,
+    run_network,
+)
+from dzrobot.training.sft_config import ModelConfig, SFTConfig, SourceConfig
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong."""
+
+    field: str
+    """Dotted name in the recipe."""
+
+    message: str
+
+
+def missing_path(field: str, path: str, *, one_file: bool = False) -> Iterator[Problem]:
+    """Yield a problem if a local path does not exist; hub ids are looked up later.
+
+    Args:
+        field: Dotted name in the recipe.
+        path: The path as written.
+        one_file: Whether a file of a hub repository, ``owner/name/file.pth``, is allowed too.
+    """
+    known = is_hub_file(path) if one_file else False
+    if not Path(path).expanduser().exists() and not known and not is_hub_id(path):
+        form = "owner/name/file.pth" if one_file else "owner/name"
+        yield Problem(field, f"{path} does not exist; give a local path or a hub id {form}")
+
+
+def source_faults(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Problem]:
+    """Yield what is wrong with each source, and with sources that share a batch."""
+    for source in sources:
+        for path in source.paths:
+            yield from _dataset(source, Path(path).expanduser(), path)
+        yield from _statistics(config.model, source)
+    first = sources[0].embodiment
+    for source in sources[1:]:
+        robot = source.embodiment
+        if robot.image_size != first.image_size:
+            yield Problem(
+                f"{source.field}.embodiment_tag",
+                f"{robot.tag} tiles to {robot.image_size} pixels, {first.tag} to "
+                f"{first.image_size}; give both the "
+                "same view sizes and rows of tiles",
+            )
+
+
+def _dataset(source: SourcePlan, folder: Path, given: str) -> Iterator[Problem]:
+    info = folder / layout.INFO
+    if not folder.exists():
+        yield from missing_path(source.field, given)
+    elif not info.is_file():
+        yield Problem(source.field, f"{folder} is no LeRobot dataset: it has no meta/info.json")
+    else:
+        try:
+            yield from _episodes(source, folder)
+        except DatasetError as error:
+            yield Problem(source.field, str(error))
+
+
+def _episodes(source: SourcePlan, folder: Path) -> Iterator[Problem]:
+    needed = source.embodiment.timing.rows_needed
+    read_info(folder)
+    listed = folder / layout.EPISODES_V2
+    if not listed.is_file():
+        return
+    lengths = [row.length for row in read_json_lines(listed, EpisodeRow, DatasetError)]
+    if lengths and max(lengths) < needed:
+        timing = source.embodiment.timing
+        yield Problem(
+            source.field,
+            f"{folder}: the longest of {len(lengths)} episodes has {max(lengths)} steps, a sample "
+            f"of {timing.blocks} "
+            f"blocks x {timing.action_horizon} actions needs {needed}; lower model.max_chunk_size "
+            "or model.action_horizon",
+        )
+
+
+def _statistics(model: ModelConfig, source: SourcePlan) -> Iterator[Problem]:
+    field = f"{source.field}.metadata_json_path" if source.metadata else "model.metadata_json_path"
+    if source.field == "data.train_data_paths":
+        field = "model.metadata_json_path"
+    path = source.metadata
+    if path is None and model.model_path is not None:
+        folder = Path(model.model_path).expanduser()
+        if not folder.exists():
+            return
+        path = folder / METADATA_FILE
+    if path is None:
+        yield Problem(
+            field,
+            f"is needed: make one with `dzrobot stats {source.embodiment.tag} --dataset PATH`",
+        )
+        return
+    try:
+        statistics = Statistics.from_metadata(path, source.embodiment)
+    except DzrobotError as error:
+        yield Problem(field, str(error))
+        return
+    if model.relative_action_per_horizon not in (None, statistics.per_step):
+        yield Problem(
+            "model.relative_action_per_horizon",
+            f"is {model.relative_action_per_horizon}, but {path} measured relative actions "
+            + ("step by step" if statistics.per_step else "over all steps of a block together")
+            + f": set the field to {str(statistics.per_step).lower()}, or make statistics with "
+            "`dzrobot stats --recipe` and this recipe",
+        )
+
+
+def relative_faults(model: ModelConfig, sources: list[SourcePlan]) -> Iterator[Problem]:
+    """Yield where the recipe expects other relative actions than the robot has."""
+    robot = next(
+        (s.embodiment for s in sources if s.embodiment.tag == model.embodiment_tag),
+        sources[0].embodiment,
+    )
+    names = {key.partition(".")[2] for key in robot.relative_keys}
+    if model.relative_action is not None and model.relative_action != bool(names):
+        yield Problem(
+            "model.relative_action",
+            f"is {model.relative_action}, but {robot.tag} measures {preview(names)} from the "
+            "state; the embodiment "
+            "decides (Part.reference): drop this field or choose another embodiment",
+        )
+    if model.relative_action_keys is not None and set(model.relative_action_keys) != names:
+        yield Problem(
+            "model.relative_action_keys",
+            f"are {preview(model.relative_action_keys)}, {robot.tag} has {preview(names)} "
+            "(Part.reference)",
+        )
+
+
+def mixture_faults(config: SFTConfig) -> Iterator[Problem]:
+    """Yield what is wrong with the list of sources itself."""
+    kinds = {type(entry) for entry in config.data.train_data_paths}
+    if len(kinds) > 1:
+        yield Problem(
+            "data.train_data_paths",
+            "plain folders and mixture entries are mixed; write all as entries",
+        )
+    tags = [
+        entry.embodiment_tag
+        for entry in config.data.train_data_paths
+        if isinstance(entry, SourceConfig)
+    ]
+    if tags and config.model.embodiment_tag not in tags:
+        yield Problem(
+            "model.embodiment_tag",
+            f"{config.model.embodiment_tag!r} is none of the mixture's: "
+            f"{', '.join(tags)}.{suggest(config.model.embodiment_tag, tags)}",
+        )
 
 
 def weight_faults(model: ModelConfig) -> Iterator[Problem]:
@@ -21,17 +179,17 @@ def weight_faults(model: ModelConfig) -> Iterator[Problem]:
         if name.endswith("_pretrained_path")
     }
     given = [name for name, value in parts.items() if value is not None]
-    ways = {
+    origins = {
         "model_path": model.model_path is not None,
         "the *_pretrained_path files": bool(given),
         "random_init": model.random_init,
     }
-    chosen = [way for way, is_used in ways.items() if is_used]
+    chosen = [name for name, is_used in origins.items() if is_used]
     if len(chosen) != 1:
         yield Problem(
             "model.model_path",
             f"weights come from {' and '.join(chosen) or 'nowhere'}; give exactly one of "
-            f"{', '.join(ways)}",
+            f"{', '.join(origins)}",
         )
     if given and len(given) < len(parts):
         yield Problem(
@@ -119,8 +277,8 @@ def _checkpoint(path: str) -> Iterator[Problem]:
 def adapter_faults(model: ModelConfig) -> Iterator[Problem]:
     """Yield adapter settings that do not go with the kind of training."""
     if not model.is_lora:
-        for name in ("lora_rank", "lora_alpha"):
-            if getattr(model, name) is not None:
+        for name, value in (("lora_rank", model.lora_rank), ("lora_alpha", model.lora_alpha)):
+            if value is not None:
                 yield Problem(
                     f"model.{name}",
                     "is set, but is_lora is false: full training has no adapters; choose one",
@@ -151,18 +309,18 @@ def network_faults(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Pro
 def _is_preset(model: ModelConfig, network: NetworkConfig) -> Iterator[Problem]:
     if model.preset is None or model.model_path is None:
         return
-    wanted = base_network(model, None)
+    here, wanted = asdict(network.dit), asdict(base_network(model, None).dit)
     names = ("model_type", "dim", "in_dim", "out_dim", "num_layers")
-    unlike = [
-        f"{name}={getattr(network.dit, name)} instead of {getattr(wanted.dit, name)}"
+    differences = [
+        f"{name}={here[name]} instead of {wanted[name]}"
         for name in names
-        if getattr(network.dit, name) != getattr(wanted.dit, name)
+        if here[name] != wanted[name]
     ]
-    if unlike:
+    if differences:
         yield Problem(
             "model.preset",
-            f"the checkpoint is no {model.preset} network ({', '.join(unlike)}); choose the recipe "
-            "of its size, or model.preset=null",
+            f"the checkpoint is no {model.preset} network ({', '.join(differences)}); choose the "
+            "recipe of its size, or model.preset=null",
         )
 
 
@@ -197,10 +355,10 @@ def _fits(network: NetworkConfig, sources: list[SourcePlan]) -> Iterator[Problem
 
 
 def known_network(model: ModelConfig) -> NetworkConfig | None:
-    """Return the network the run starts from, None where no local file or preset says it.
+    """Return the network the run starts from, None if neither a local file nor a preset gives it.
 
     Raises:
-        DzrobotError: What is there describes no network.
+        DzrobotError: The file describes no network.
     """
     file = model.config_path
     if model.model_path is not None:

@@ -1,4 +1,4 @@
-"""What a stopped fit resumes from: one file, always whole."""
+"""What an interrupted fit resumes from: one file, replaced as a whole."""
 
 import io
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from dzrobot.files import explained, remove, write_bytes
 from dzrobot.policies.dreamzero.checkpoints.unpickling import load_tensors
 
 
-class _Kept(BaseModel):
-    """What the file holds."""
+class _FitState(BaseModel):
+    """The content of the file."""
 
     model_config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -31,11 +31,11 @@ class _Kept(BaseModel):
 
 @dataclass
 class FitCheckpoint:
-    """The file of a fit in several parts; without ``path`` nothing is kept.
+    """The checkpoint of a fit in several parts; without ``path`` nothing is written.
 
     Args:
         path: The file; :meth:`clear` removes it.
-        identity: What the fit is of. A file of anything else is refused.
+        identity: Options and data of the fit. The file of another fit is refused.
         every: Steps between saves.
     """
 
@@ -44,12 +44,12 @@ class FitCheckpoint:
     every: int = 20
 
     def __post_init__(self) -> None:
-        """Read the file if it is there, else check that it can be written, before work is spent.
+        """Read the file if it exists, else check that it can be written before the fit begins.
 
         Raises:
             CheckpointError: it is unreadable, of another fit, or cannot be written.
         """
-        self._kept = _Kept(identity=dict(self.identity), results={})
+        self._state = _FitState(identity=dict(self.identity), results={})
         if self.path is None:
             return
         with explained(f"write {self.path}", CheckpointError):
@@ -64,7 +64,7 @@ class FitCheckpoint:
     def _read(self, path: Path) -> None:
         advice = f"remove {path} to start again"
         try:
-            kept = validated(load_tensors(path), _Kept, str(path), CheckpointError)
+            kept = validated(load_tensors(path), _FitState, str(path), CheckpointError)
         except CheckpointError as error:
             raise CheckpointError(f"{path} is unreadable ({error}); {advice}") from error
         identity = kept.identity
@@ -75,50 +75,50 @@ class FitCheckpoint:
                 f"{path} is of a fit with other options ({'; '.join(lines)}); "
                 f"give the same again, or {advice}"
             )
-        self._kept = kept
+        self._state = kept
 
     def restore(self, part: str, module: nn.Module, *others: Any) -> int:
-        """Put back what :meth:`keep` last kept in ``part``; return its step, 0 without one.
+        """Restore what :meth:`keep` last saved in ``part``; return its step, 0 without one.
 
         Raises:
-            CheckpointError: what was kept does not fit.
+            CheckpointError: the saved state does not fit.
         """
-        if self._kept.part != part:
+        if self._state.part != part:
             return 0
         self._load(module, *others)
-        return self._kept.step
+        return self._state.step
 
     def keep(self, part: str, step: int, module: nn.Module, *others: Any) -> None:
-        """Keep the place after ``step`` steps, if it is one to keep."""
+        """Save the state after ``step`` steps, every :attr:`every` steps."""
         if step % self.every == 0:
             states = [other.state_dict() for other in others]
             self._write(part=part, step=step, module=module.state_dict(), others=states)
 
     def result(self, part: str, module: nn.Module) -> float | None:
-        """Return the result of ``part``, its module put back; None if it was not finished.
+        """Return the result of ``part``, its module restored; None if it was not finished.
 
         Raises:
-            CheckpointError: what was kept does not fit.
+            CheckpointError: the saved state does not fit.
         """
-        if part in self._kept.results and self._kept.part == f"after {part}":
+        if part in self._state.results and self._state.part == f"after {part}":
             self._load(module)
-        return self._kept.results.get(part)
+        return self._state.results.get(part)
 
     def finish(self, part: str, result: float, module: nn.Module) -> float:
-        """Keep that ``part`` ended in ``result``; return it."""
-        self._kept.results[part] = result
+        """Save that ``part`` finished with ``result``; return it."""
+        self._state.results[part] = result
         self._write(part=f"after {part}", module=module.state_dict())
         return result
 
     def clear(self) -> None:
-        """Remove the file: what the fit was for is there."""
+        """Remove the file."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
     def _load(self, module: nn.Module, *others: Any) -> None:
         try:
-            module.load_state_dict(self._kept.module)
-            for other, state in zip(others, self._kept.others, strict=True):
+            module.load_state_dict(self._state.module)
+            for other, state in zip(others, self._state.others, strict=True):
                 other.load_state_dict(state)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
@@ -126,13 +126,13 @@ class FitCheckpoint:
             ) from error
 
     def _write(self, **values: Any) -> None:
-        """Keep ``values`` in place of what was kept.
+        """Replace the saved state by ``values``.
 
         Raises:
             CheckpointError: the file cannot be written.
         """
-        identity, results = self._kept.identity, self._kept.results
-        self._kept = _Kept(identity=identity, results=results, **values)
+        identity, results = self._state.identity, self._state.results
+        self._state = _FitState(identity=identity, results=results, **values)
         if self.path is not None:
             content = io.BytesIO()
             torch.save({"identity": identity, "results": results, **values}, content)

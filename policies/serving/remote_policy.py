@@ -26,7 +26,6 @@ from dzrobot.policies.history import frame_offsets, reads_next
 from dzrobot.policies.serving.connection import Connection, ConnectOptions, ServerAnswer
 from dzrobot.policies.serving.dialects import (
     Dialect,
-    wire_names,
     write_leftover,
     write_observation,
 )
@@ -34,20 +33,20 @@ from dzrobot.policies.serving.dialects import (
 
 @dataclass(frozen=True, kw_only=True)
 class ClientTiming:
-    """How long plans took, in milliseconds; medians and 95th percentiles."""
+    """Times of plans in milliseconds: medians and 95th percentiles."""
 
     plans: int
     round_trip_p50: float
     round_trip_p95: float
     server_p50: float | None
-    """None: the server does not say."""
+    """None: the server does not report it."""
 
     sent_bytes: int
     received_bytes: int
 
     @property
     def text(self) -> str:
-        """Return it for people."""
+        """Return it as one line of text."""
         server = "unknown" if self.server_p50 is None else f"{self.server_p50:.1f} ms"
         return (
             f"{self.plans} plans from the server: round trip {self.round_trip_p50:.1f} ms "
@@ -58,25 +57,25 @@ class ClientTiming:
 
 @dataclass(eq=False)
 class _Episode:
-    """One episode; a new one is a new object."""
+    """One episode; every episode is an object of its own."""
 
     seen: deque[Observation]
     number: int | None
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Session id on the wire: a server never sees one twice."""
+    """Session id sent to the server, which never sees one twice."""
 
     plans: int = 0
     pending: deque[NDArray[np.float32]] = field(default_factory=deque)
     stacks: bool = False
-    """Whether an observation held several frames: steps and frames are then not the same."""
+    """Whether an observation held several frames: a step is then not a frame."""
 
-    life: int = 0
-    """Of the connection that the episode began on."""
+    generation: int = 0
+    """Generation of the connection that the episode began on."""
 
 
 @dataclass(frozen=True, eq=False)
 class RemoteTicket:
-    """The question for one plan, as things stood when it was asked."""
+    """A request for one plan, from the newest observation when it was made."""
 
     session: str
     episode: _Episode
@@ -84,14 +83,13 @@ class RemoteTicket:
 
 
 class RemotePolicy:
-    """Acts as the policy of a server does; one plan is fetched, and a part of it executed.
+    """Acts as the policy of a server does: fetches a plan and executes a part of it.
 
-    Where the server is dzrobot's, actions are equal to the bit to those of its policy in this
-    process. Of other servers, those are understood that speak the dialect of openpi, RoboArena,
-    DreamZero or vLLM-Omni.
+    With dzrobot's own server, actions equal those of its policy in this process, bit for bit.
+    Servers that speak the dialect of openpi, RoboArena, DreamZero or vLLM-Omni work too.
 
-    An episode whose connection broke is over: what the server remembered of it is gone, and every
-    further action would be one of another policy. :meth:`reset` begins a new one.
+    An episode ends when its connection breaks: the server's memory of it is gone, and further
+    actions would be those of another policy. :meth:`reset` begins a new one.
 
     Args:
         server: ``ws://host:port``, ``wss://...``, or with the path of vLLM-Omni.
@@ -100,7 +98,7 @@ class RemotePolicy:
         options: How the connection is made.
 
     Raises:
-        ServerError: it cannot be reached, or lets nobody in.
+        ServerError: it cannot be reached, or refuses the connection.
         ConfigError: it serves another robot, or ``execute`` is more than is planned.
     """
 
@@ -131,7 +129,7 @@ class RemotePolicy:
                 f"execute={self.execute}, but {horizon} actions are planned: choose 1 to {horizon}"
             )
         history = greeting.history if greeting is not None else embodiment.history
-        # A server without sessions has no past either.
+        # A server without sessions has no memory either.
         remembers = first.sessions and history != "off"
         self._offsets = frame_offsets(embodiment, "recent") if remembers else (0,)
         self._connections: dict[str, Connection] = {"": first}
@@ -182,7 +180,7 @@ class RemotePolicy:
             SessionLostError: the connection broke during the episode.
             ServerError: the server refuses, or answers what is no plan.
         """
-        episode = self._see(obs, session, frames=self.reads_frames(session=session))
+        episode = self._observe(obs, session, frames=self.reads_frames(session=session))
         if not episode.pending:
             plan = self._plan(self._ticket(episode, session))
             episode.pending.extend(plan[: self.execute])
@@ -211,18 +209,18 @@ class RemotePolicy:
         Returns:
             ``actions`` (H, A) float32 in physical units, and ``timing`` in milliseconds.
         """
-        episode = self._see(obs, session, frames=True)
+        episode = self._observe(obs, session, frames=True)
         plan = self._plan(self._ticket(episode, session))
         return {"actions": plan, "timing": dict(self._answers[-1].timing)}
 
     def longest_delay(self, method: Method) -> int:
-        """Return the most rows of a running plan that the server says it can continue so.
+        """Return the most rows of a running plan that the server can continue by ``method``.
 
         Args:
             method: How the new plan is made to begin with them.
 
         Returns:
-            0 of servers that are not dzrobot's: their wire has no words for a running plan.
+            0 for other servers than dzrobot's: their protocols cannot express a running plan.
         """
         greeting = self._connections[""].greeting
         return 0 if greeting is None else greeting.continues.get(method, 0)
@@ -233,20 +231,20 @@ class RemotePolicy:
         Raises:
             ModalityError, SessionLostError: As :meth:`act`.
         """
-        # Whether a plan will be requested from it is not known: the request looks for its images.
-        self._see(obs, session, frames=self.reads_frames(session=session, asked=False))
+        # Whether a plan will be requested from it is unknown: the request checks for its images.
+        self._observe(obs, session, frames=self.reads_frames(session=session, asked=False))
 
     def request(
         self, *, session: str = DEFAULT_SESSION, leftover: Leftover | None = None
     ) -> RemoteTicket:
-        """Return the question for a plan from the newest observation on; nothing is sent.
+        """Return a request for a plan from the newest observation on; nothing is sent yet.
 
         Args:
-            session: Whose.
-            leftover: What the robot executes in the meantime; None: the plan starts over.
+            session: Which session.
+            leftover: What the robot executes meanwhile; None: the plan starts afresh.
 
         Raises:
-            ConfigError: the server does not say that it can continue a plan so.
+            ConfigError: the server does not announce that it can continue a plan this way.
             SessionError: nothing was observed in the session.
         """
         if leftover is not None:
@@ -268,7 +266,7 @@ class RemotePolicy:
             return None
         actions, answer = self._plan(ticket), self._answers[-1]
         if answer.targets is None:
-            # Of foreign servers, what the network predicted stays there.
+            # Other servers do not send what the network predicted.
             return Plan(actions=actions, targets=actions, normalized=actions, timing=answer.timing)
         return Plan(
             actions=actions,
@@ -281,11 +279,11 @@ class RemotePolicy:
         """Start a new episode in ``session``; without a name, end all sessions.
 
         Args:
-            session: Which.
+            session: Which session.
             episode: Number that keyed noise depends on, where the server is dzrobot's.
 
         Raises:
-            SessionError: the server has room for one session alone.
+            SessionError: the server can hold only one session.
         """
         if session is not None:
             check_session(session)
@@ -299,14 +297,14 @@ class RemotePolicy:
         for connection in self._connections.values():
             connection.close()
 
-    def _see(self, obs: Observation, session: str, *, frames: bool) -> _Episode:
+    def _observe(self, obs: Observation, session: str, *, frames: bool) -> _Episode:
         check_session(session)
         seen = read_observation(obs, self.embodiment, frames=frames)
         episode = self._episodes.get(session) or self._begin(session, None)
-        if episode.plans and episode.life != self._connection(session).life:
+        if episode.plans and episode.generation != self._connection(session).generation:
             raise SessionLostError(
                 f"the connection to {self._server} broke during the episode of session "
-                f"{session!r}, and what the server remembered of it is gone: call "
+                f"{session!r}, and the server's memory of it is gone: call "
                 f"reset({session!r}) to begin a new one"
             )
         episode.seen.extend(seen)
@@ -317,9 +315,8 @@ class RemotePolicy:
         others = [name for name in self._episodes if name != session]
         if self._dialect in (Dialect.DREAMZERO, Dialect.VLLM) and others:
             raise SessionError(
-                f"session {session!r} beside {others[0]!r}: {self._server} is no server of "
-                "dzrobot, and its kind keeps one episode at a time; reset() first, or use one "
-                "server for each"
+                f"session {session!r} beside {others[0]!r}: {self._server} is no dzrobot server "
+                "and holds one episode at a time; reset() first, or use one server for each"
             )
         seen: deque[Observation] = deque(maxlen=1 - min(self._offsets))
         episode = _Episode(seen, number)
@@ -332,9 +329,9 @@ class RemotePolicy:
             return
         connection = self._connection(session)
         if self._dialect is Dialect.OPENPI:
-            # Nothing on openpi's wire ends an episode but the end of its connection.
+            # In openpi's protocol only closing the connection ends an episode.
             connection.close()
-        elif connection.life == episode.life:
+        elif connection.generation == episode.generation:
             connection.reset(episode.name)
 
     def _connection(self, session: str) -> Connection:
@@ -349,12 +346,12 @@ class RemotePolicy:
     def _plan(self, ticket: RemoteTicket) -> NDArray[np.float32]:
         episode, connection = ticket.episode, self._connection(ticket.session)
         if not episode.plans:
-            # Nothing is lost yet: a connection that broke in between may be made again.
+            # Nothing is lost yet: a broken connection may be opened again.
             connection.ensure()
             if self._dialect is Dialect.DZROBOT and episode.number is not None:
                 connection.reset(episode.name, episode.number)
-            episode.life = connection.life
-        answer = connection.ask(ticket.message, first=not episode.plans)
+            episode.generation = connection.generation
+        answer = connection.request_plan(ticket.message, first=not episode.plans)
         plan = self._checked(answer)
         episode.plans += 1
         self._plans += 1
@@ -366,11 +363,11 @@ class RemotePolicy:
     def _message(self, episode: _Episode) -> dict[str, Any]:
         offsets = self._offsets if episode.plans else (0,)
         newest = len(episode.seen) - 1
-        picked = [episode.seen[max(0, newest + offset)] for offset in offsets]
-        check_seen(picked, self.embodiment)
-        observation: dict[str, Any] = dict(picked[-1])
-        if len(picked) > 1:
-            frames = stacked(picked, self.embodiment)
+        chosen = [episode.seen[max(0, newest + offset)] for offset in offsets]
+        check_seen(chosen, self.embodiment)
+        observation: dict[str, Any] = dict(chosen[-1])
+        if len(chosen) > 1:
+            frames = stacked(chosen, self.embodiment)
             observation.update({view.key: frames[view.key] for view in self.embodiment.views})
         message = write_observation(observation, self.embodiment)
         if self._dialect is not Dialect.OPENPI:
@@ -381,7 +378,7 @@ class RemotePolicy:
         return self._rows(answer.actions, self.execute)
 
     def _rows(self, plan: object, least: int) -> NDArray[np.float32]:
-        """Return a plan of the server, or what it was made from, checked."""
+        """Return rows that the server sent, checked."""
         robot, given = self.embodiment, shorten(plan)
         if isinstance(plan, np.ndarray):
             given = f"{plan.dtype} {plan.shape}"
@@ -404,8 +401,8 @@ class RemotePolicy:
                 )
             return
         arena = robot.wire.arena
-        told: Mapping[str, Any] = connection.metadata
-        if arena is None or "needs_session_id" not in told:
+        metadata = connection.metadata
+        if arena is None or "needs_session_id" not in metadata:
             return
         own = {
             "n_external_cameras": arena.n_external_cameras,
@@ -413,12 +410,13 @@ class RemotePolicy:
             "needs_stereo_camera": arena.needs_stereo_camera,
             "action_space": arena.action_space,
         }
-        unlike = [f"{k}: {told[k]} there, {v} here" for k, v in own.items() if told.get(k, v) != v]
-        size = told.get("image_resolution")
+        differences = [
+            f"{k}: {metadata[k]} there, {v} here" for k, v in own.items() if metadata.get(k, v) != v
+        ]
+        size = metadata.get("image_resolution")
         if size is not None and tuple(size) != robot.views[0].resolution:
-            unlike.append(f"image_resolution: {size} there, {robot.views[0].resolution} here")
-        if unlike:
+            differences.append(f"image_resolution: {size} there, {robot.views[0].resolution} here")
+        if differences:
             raise ConfigError(
-                f"{self._server} and {robot.tag} do not fit: {'; '.join(unlike)}; it wants "
-                f"{len(wire_names(robot))} keys of another robot"
+                f"{self._server} does not serve {robot.tag}: {'; '.join(differences)}"
             )

@@ -1,11 +1,15 @@
-"""Which column of a dataset feeds which modality key: stated, never inferred from widths."""
+"""Which column of a dataset feeds which modality key: stated, never inferred from widths.
 
-from collections.abc import Iterator, Mapping
+And the other way round: a robot whose parts are the columns of a dataset, for its statistics.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dzrobot.embodiments.spec import Embodiment, Part, View
-from dzrobot.errors import DatasetError, ModalityError, preview
-from dzrobot.recording.formats import ModalityEntry
+from dzrobot.embodiments.timing import Timing
+from dzrobot.errors import DatasetError, ModalityError, preview, suggest
+from dzrobot.recording.formats import Modality, ModalityEntry
 from dzrobot.training.data.lerobot import DatasetCatalog
 
 TASK_COLUMN = "task_index"
@@ -28,11 +32,11 @@ class ColumnSource:
     """``image``, ``video``, ``vector``, ``text`` or ``task`` (an index into the task table)."""
 
     stated_by: str
-    """Who says so: ``modality.json``, ``embodiment`` or ``alias``."""
+    """Where that is stated: ``modality.json``, ``embodiment`` or ``alias``."""
 
     @property
     def cell(self) -> str:
-        """The column as a reader would write it: ``action[14:21]``."""
+        """The column with its range: ``action[14:21]``."""
         return self.column if self.start is None else f"{self.column}[{self.start}:{self.stop}]"
 
 
@@ -90,7 +94,7 @@ def resolve_vectors(catalog: DatasetCatalog, embodiment: Embodiment) -> Mapping[
 
 
 def _check_frame(catalog: DatasetCatalog, embodiment: Embodiment) -> None:
-    """Refuse actions in other axes: the same numbers would be other motions."""
+    """Refuse actions in another frame: the same numbers would mean other motions."""
     there, here = catalog.action_frame, embodiment.action_frame
     if there is not None and here is not None and there != here:
         raise DatasetError(
@@ -125,7 +129,7 @@ def _refuse(catalog: DatasetCatalog, embodiment: Embodiment, faults: list[str]) 
 
 
 class _Collect:
-    """Gathers faults, so that all are reported at once."""
+    """Collects faults, so that all are reported together."""
 
     def __init__(self, faults: list[str]) -> None:
         self._faults = faults
@@ -224,10 +228,16 @@ def _text(catalog: DatasetCatalog, key: str, column: str, *stated_by: str) -> Co
 
 
 def _entry(catalog: DatasetCatalog, kind: str, name: str) -> ModalityEntry | None:
-    if catalog.modality is None:
-        return None
-    table: Mapping[str, ModalityEntry] = getattr(catalog.modality, kind)
-    return table.get(name)
+    return _entries(catalog, kind).get(name)
+
+
+def _entries(catalog: DatasetCatalog, kind: str) -> Mapping[str, ModalityEntry]:
+    given = catalog.modality or Modality()
+    tables = {
+        "video": given.video, "state": given.state, "action": given.action,
+        "annotation": given.annotation,
+    }  # fmt: skip
+    return tables[kind]
 
 
 def _named(catalog: DatasetCatalog, key: str, column: str) -> tuple[str, str]:
@@ -250,9 +260,9 @@ def _choose(
 
 
 def _width(catalog: DatasetCatalog, key: str, column: str) -> int:
-    feature = catalog.features[column]
-    if feature.dtype in ("image", "video", "string") or len(feature.shape) != 1:
-        raise DatasetError(f"{key}: {column} is {feature}, no vector of numbers")
+    feature = catalog.features.get(column)
+    if feature is None or len(feature.shape) != 1 or feature.dtype in ("image", "video", "string"):
+        raise DatasetError(f"{key}: {column} is {feature or 'missing'}, no vector of numbers")
     return feature.shape[0]
 
 
@@ -263,3 +273,79 @@ def table_lines(resolution: ResolvedColumns) -> Iterator[str]:
     for row in rows:
         cells = (text.ljust(width) for text, width in zip(row, widths, strict=False))
         yield "  ".join((*cells, row[3])).rstrip()
+
+
+_HORIZON = 16
+"""Horizon of a robot without a description. Its actions are absolute, so no number needs it."""
+
+
+def described_robot(
+    tag: str,
+    dataset: str,
+    columns: Mapping[str, str],
+    videos: Sequence[str],
+    *,
+    use_modality: bool,
+) -> Embodiment:
+    """Return a robot whose parts are columns of ``dataset``, or entries of its modality.json.
+
+    Args:
+        tag: Name of the robot, and of its entry in metadata.json.
+        dataset: Folder or hub name.
+        columns: ``state`` and ``action`` -> column.
+        videos: Columns of the cameras.
+        use_modality: Whether ``meta/modality.json`` cuts the columns into parts; entries without
+            ``original_key`` are of ``columns``.
+
+    Raises:
+        DatasetError: A column is not there or of another kind, or there is no modality.json.
+    """
+    catalog = DatasetCatalog.open(dataset)
+    for column in (*columns.values(), *videos):
+        if column not in catalog.features:
+            raise DatasetError(
+                f"{dataset} has no column {column!r}.{suggest(column, catalog.features)} It has "
+                f"{preview(catalog.features, 20)}"
+            )
+    if imageless := [name for name in videos if name not in catalog.cameras]:
+        raise DatasetError(f"{imageless[0]} holds no images; these do: {preview(catalog.cameras)}")
+    views = tuple(_camera_view(catalog, column) for column in videos)
+    parts = {
+        kind: tuple(
+            _cut(catalog, kind, columns[kind]) if use_modality
+            else [_whole(catalog, kind, columns[kind])]
+        )
+        for kind in ("state", "action")
+    }  # fmt: skip
+    return Embodiment(
+        tag=tag, views=views, state=parts["state"], action=parts["action"],
+        tiles=(tuple(view.key for view in views),), prompt="{task}",
+        timing=Timing(control_hz=catalog.fps, action_horizon=_HORIZON, blocks=1),
+    )  # fmt: skip
+
+
+def _camera_view(catalog: DatasetCatalog, column: str) -> View:
+    sides = [side for side in catalog.features[column].shape if side > 4]
+    size = (sides[0], sides[1]) if len(sides) == 2 else (256, 256)
+    return View(
+        key=f"video.{column.rpartition('.')[2]}", feature=column, size=size, resolution=size
+    )
+
+
+def _whole(catalog: DatasetCatalog, kind: str, column: str) -> Part:
+    name = column.rpartition(".")[2]
+    return Part(key=f"{kind}.{name}", feature=column, dim=_width(catalog, f"{kind}.{name}", column))
+
+
+def _cut(catalog: DatasetCatalog, kind: str, column: str) -> Iterator[Part]:
+    entries = _entries(catalog, kind)
+    if not entries:
+        raise DatasetError(
+            f"{catalog.root} has no meta/modality.json with an entry for {kind}: leave "
+            "--use-modality-json out to take whole columns"
+        )
+    for name, entry in entries.items():
+        feature = entry.original_key or column
+        start = entry.start or 0
+        stop = _width(catalog, f"{kind}.{name}", feature) if entry.end is None else entry.end
+        yield Part(key=f"{kind}.{name}", feature=feature, start=start, dim=stop - start)

@@ -1,14 +1,9 @@
-"""Where log records go: a JSONL file always, TensorBoard, Weights & Biases, the terminal.
+"""The log of a run: metric loggers, progress line, a description before the first step."""
 
-And what a run says about itself before its first step.
-"""
-
-import json
 import logging
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -24,73 +19,28 @@ from torch import nn
 from dzrobot.progress import TimeLeft
 from dzrobot.training.data import CollatedBatch
 from dzrobot.training.run.build import TrainingComponents
+from dzrobot.training.run.loggers import (
+    METRICS_FILE,
+    JsonlLogger,
+    MetricLogger,
+    TensorBoardLogger,
+    WandbLogger,
+)
 from dzrobot.training.run.metrics import LogRecord
 from dzrobot.training.run.parallel import shard_table
-from dzrobot.training.run.plots import METRICS_FILE
-from dzrobot.training.run.wandb_logger import WandbSink
 from dzrobot.training.sft_config import LoggingConfig
 
 _log = logging.getLogger(__name__)
 
 _SHOWN = ("/mean", "/success")
-"""Ends of the names of an evaluation's numbers that are logged; the rest is in the file alone."""
-
-
-class Sink(Protocol):
-    """Takes numbers by name."""
-
-    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
-        """Take the numbers of one step."""
-        ...
-
-    def close(self) -> None:
-        """Write out what is pending."""
-        ...
-
-
-class JsonlSink:
-    """Appends one JSON object per line; a number that is not finite becomes null."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Line buffered: a killed run keeps every finished line.
-        self._file = path.open("a", buffering=1)
-
-    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
-        """Append one line."""
-        self._file.write(
-            json.dumps({"step": step} | {k: _finite(v) for k, v in numbers.items()}) + "\n"
-        )
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-class TensorBoardSink:
-    """Writes scalars below ``train/``."""
-
-    def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
-
-    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
-        """Write each number as a scalar."""
-        for name, value in numbers.items():
-            if value is not None:
-                self._writer.add_scalar(f"train/{name}", value, step)  # type: ignore[no-untyped-call]
-
-    def close(self) -> None:
-        """Flush and close."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+"""Suffixes of the metrics of an evaluation that are printed; the others are only in the file."""
 
 
 class RunLog:
-    """All sinks of one run and its progress line; silent on all but the main process."""
+    """All metric loggers of one run and its progress line; silent on all but the main process."""
 
-    def __init__(self, sinks: list[Sink], progress: Progress | None) -> None:
-        self._sinks = sinks
+    def __init__(self, loggers: list[MetricLogger], progress: Progress | None) -> None:
+        self._loggers = loggers
         self._progress = progress
         self._task = progress.add_task("train", total=None, numbers="") if progress else None
         self._total = 0
@@ -100,14 +50,14 @@ class RunLog:
     def open(
         cls, config: LoggingConfig, folder: Path, recipe: Mapping[str, Any], *, is_main: bool
     ) -> "RunLog":
-        """Open the sinks that ``config`` asks for in ``folder``."""
+        """Open the loggers that ``config`` asks for in ``folder``."""
         if not is_main:
             return cls([], None)
-        sinks: list[Sink] = [JsonlSink(folder / METRICS_FILE)]
+        loggers: list[MetricLogger] = [JsonlLogger(folder / METRICS_FILE)]
         if config.tensorboard:
-            sinks.append(TensorBoardSink(folder / "tensorboard"))
+            loggers.append(TensorBoardLogger(folder / "tensorboard"))
         if config.wandb_project is not None:
-            sinks.append(WandbSink(config.wandb_project, folder, recipe))
+            loggers.append(WandbLogger(config.wandb_project, folder, recipe))
         columns = (
             TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=20), TimeElapsedColumn(),
             TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[numbers]}"),
@@ -115,7 +65,7 @@ class RunLog:
         console = Console(stderr=True)
         # A file or pipe gets plain log lines instead of a moving one.
         return cls(
-            sinks,
+            loggers,
             Progress(*columns, console=console, refresh_per_second=2)
             if console.is_terminal
             else None,
@@ -129,23 +79,23 @@ class RunLog:
             self._progress.update(self._task, completed=step, total=total)
 
     def write(self, record: LogRecord) -> None:
-        """Write a log record everywhere."""
+        """Write a log record to all loggers."""
         numbers = record.as_dict()
         step = int(numbers.pop("step") or 0)
-        for sink in self._sinks:
-            sink.write(step, numbers)
+        for logger in self._loggers:
+            logger.write(step, numbers)
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, numbers=_short(record))
-        elif self._sinks:
+        elif self._loggers:
             left = self._left.estimate(step, self._total)
             _log.info("step %d of %d, %s left: %s", step, self._total, left, _short(record))
 
     def note(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Write numbers that are not part of every record, such as an evaluation."""
-        for sink in self._sinks:
-            sink.write(step, numbers)
+        """Write metrics that are not part of every record, such as those of an evaluation."""
+        for logger in self._loggers:
+            logger.write(step, numbers)
         means = [f"{name} {value:.4f}" for name, value in numbers.items() if name.endswith(_SHOWN)]
-        if self._sinks and means:
+        if self._loggers and means:
             _log.info("step %d: %s", step, ", ".join(means))
 
     def __enter__(self) -> "RunLog":
@@ -156,8 +106,8 @@ class RunLog:
     def __exit__(self, *_: object) -> None:
         if self._progress is not None:
             self._progress.stop()
-        for sink in self._sinks:
-            sink.close()
+        for logger in self._loggers:
+            logger.close()
 
 
 def _short(record: LogRecord) -> str:
@@ -169,10 +119,6 @@ def _short(record: LogRecord) -> str:
         f"{record.samples_per_s:.2f} samples/s{mfu} "
         f"wait {record.data_wait_pct:.0f}% skips {record.skips}"
     )
-
-
-def _finite(value: float | int | None) -> float | int | None:
-    return value if value is None or math.isfinite(value) else None
 
 
 def describe(components: TrainingComponents, step: int) -> str:
@@ -220,7 +166,7 @@ def _shard_lines(network: nn.Module) -> list[str]:
     shown: list[str] = []
     previous: tuple[int, int] | None = None
     for name, whole, local in rows:
-        # Equal blocks are named once.
+        # Equal blocks are listed once.
         if (whole, local) == previous:
             continue
         count = sum(row[1:] == (whole, local) for row in rows)

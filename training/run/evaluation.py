@@ -1,10 +1,11 @@
-"""Open-loop evaluation: how far predicted actions are from recorded ones, in the robot's own units.
+"""Evaluation during training: action errors on held-out windows, and success in an environment.
 
-Windows of held-out episodes are denoised from pure noise; every block sees the recorded past, as in
-training. This needs nothing but the training forward pass, so it runs sharded and batched.
+Open loop, windows of held-out episodes are denoised from pure noise; every block is given the
+recorded past, as in training. That needs nothing but the training forward pass, so it runs sharded
+and batched.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from torch import Tensor
 from dzrobot.policies.dreamzero.network.diffusion import inference_schedule
 from dzrobot.policies.dreamzero.network.dit import Controls, TrainInputs
 from dzrobot.policies.dreamzero.network.world_action import PreparedBatch
+from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
+from dzrobot.rollout.policy_spec import PolicySpec
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.training.data import (
     CollatedBatch,
     LoaderPlan,
@@ -23,7 +27,11 @@ from dzrobot.training.data import (
     build_loader,
 )
 from dzrobot.training.run.build import TrainingComponents
-from dzrobot.training.run.noise import sample_noise
+from dzrobot.training.run.checkpoint import step_folder
+from dzrobot.training.run.inputs import sample_noise
+from dzrobot.training.run.loggers import SUCCESS
+from dzrobot.training.run.parallel import DistributedEnvironment
+from dzrobot.training.sft_config import SFTConfig
 
 
 @torch.no_grad()
@@ -133,3 +141,45 @@ def _named(
             yield f"open_loop/{key}/step_{step:02d}", float(value)
         for dim, value in enumerate(mean.mean(axis=0)):
             yield f"open_loop/{key}/dim_{dim:02d}", float(value)
+
+
+def evaluate_rollouts(
+    config: SFTConfig, world: DistributedEnvironment, step: int
+) -> Mapping[str, float]:
+    """Return success and episodes of the policy saved at ``step``. Collective; rank 0 runs them.
+
+    The policy is opened from its checkpoint, as a user would open it. Meanwhile a second network is
+    in the memory of the main process.
+
+    Args:
+        config: The run's; names the environment and the episodes.
+        world: The processes.
+        step: A step whose checkpoint is complete.
+    """
+    found: list[Any] = [None]
+    if world.is_main:
+        found = [_success_of_step(config, str(world.device), step)]
+    dist.broadcast_object_list(found, src=0, group=world.host_group)
+    numbers: Mapping[str, float] = found[0]
+    return numbers
+
+
+def _success_of_step(config: SFTConfig, device: str, step: int) -> dict[str, float]:
+    runner = config.runner
+    spec = EvalSpec(
+        protocol=PROTOCOLS["custom"], env=runner.rollout_env, episodes=runner.rollout_episodes,
+        seed=runner.seed,
+    )  # fmt: skip
+    policy = PolicySpec(
+        name=str(step_folder(runner.output_dir, step)), embodiment=config.model.embodiment_tag,
+        device=device,
+    )  # fmt: skip
+    prepared = prepare(Evaluation(spec=spec, policy=policy))
+    folder = runner.output_dir / "rollouts" / f"step_{step:08d}"
+    options = RunOptions(workers=0, videos="failures")
+    total = evaluate(prepared, folder, options).total
+    return {
+        SUCCESS: total.successes / max(1, total.episodes),
+        "rollout/episodes": total.episodes,
+        "rollout/errors": total.errors,
+    }

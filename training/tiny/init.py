@@ -1,4 +1,9 @@
-"""From recordings to the checkpoint that ``dzrobot init`` writes; a stopped fit resumes."""
+"""The small policy that ``dzrobot init`` writes: a few million parameters, the 5B's structure.
+
+Unlike :mod:`dzrobot.policies.dreamzero.tiny` it is meant to be trained: its video autoencoder is
+fitted to recordings (:mod:`dzrobot.training.tiny.autoencoder`), its transformer by the ordinary
+trainer. The prompt and image encoders stay random, as frozen features.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -8,12 +13,28 @@ from typing import Any
 import torch
 
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.policies.dreamzero.checkpoints.directory import read_metadata
-from dzrobot.policies.dreamzero.checkpoints.load import official_state
-from dzrobot.policies.dreamzero.checkpoints.sources import StateDictSource, UnionSource
-from dzrobot.policies.dreamzero.checkpoints.writer import refuse_existing
+from dzrobot.policies.dreamzero.checkpoints.directory import (
+    read_metadata,
+)
+from dzrobot.policies.dreamzero.checkpoints.load import expected_shapes, official_state
+from dzrobot.policies.dreamzero.checkpoints.sources import (
+    StateDictSource,
+    UnionSource,
+)
+from dzrobot.policies.dreamzero.checkpoints.writer import (
+    refuse_existing,
+)
+from dzrobot.policies.dreamzero.network.config import (
+    DiTConfig,
+    HeadConfig,
+    ImageConfig,
+    NetworkConfig,
+    TextConfig,
+    VaeConfig,
+)
 from dzrobot.policies.dreamzero.network.vae import Vae
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
+from dzrobot.policies.dreamzero.tiny import NewCheckpoint, TinyWeightsSource, write_new_checkpoint
 from dzrobot.progress import progress_bar
 from dzrobot.training.data import SourceSpec, TrainingData
 from dzrobot.training.tiny.autoencoder import (
@@ -23,8 +44,71 @@ from dzrobot.training.tiny.autoencoder import (
     fit_decoder,
     images_metadata,
 )
-from dzrobot.training.tiny.network import mini_config, new_weights, write_mini_checkpoint
-from dzrobot.training.tiny.saves import FitCheckpoint
+from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
+
+_VOCABULARY = 768
+_TEXT_WIDTH = 64
+_IMAGE_WIDTH = 96
+_LATENTS = 24
+
+LAST_LAYERS = frozenset(
+    f"action_head.model.{name}"
+    for name in (
+        "head.head.weight",
+        "head.head.bias",
+        *(f"action_decoder.layer2.{n}" for n in "Wb"),
+    )
+)
+"""What a new network's predictions are multiplied by."""
+
+
+def mini_config(embodiment: Embodiment) -> NetworkConfig:
+    """Return the config of a small 5B-style network that fits ``embodiment``.
+
+    Raises:
+        ConfigError: the tiled image is not divided by the autoencoder's and the patch's stride.
+    """
+    vae = VaeConfig(version="2.2", dim=8, dec_dim=8, z_dim=_LATENTS, num_res_blocks=1)
+    height, width = embodiment.image_size
+    patch = 2 * vae.spatial_stride
+    timing = embodiment.timing
+    config = NetworkConfig(
+        dit=DiTConfig(
+            model_type="ti2v",
+            dim=192, ffn_dim=576, freq_dim=64, num_heads=4, num_layers=6, hidden_size=128,
+            in_dim=_LATENTS, out_dim=_LATENTS, concat_first_frame_latent=False,
+            text_dim=_TEXT_WIDTH, text_len=96, clip_dim=_IMAGE_WIDTH,
+            frame_seqlen=(height // patch) * (width // patch),
+            max_chunk_size=timing.blocks,
+            num_frame_per_block=len(timing.frame_offsets) // vae.temporal_stride,
+            num_action_per_block=timing.action_horizon,
+        ),
+        text=TextConfig(
+            vocab=_VOCABULARY, dim=_TEXT_WIDTH, dim_attn=_TEXT_WIDTH, dim_ffn=128, num_heads=4,
+            num_layers=2,
+        ),
+        image=ImageConfig(vision_dim=_IMAGE_WIDTH, vision_heads=4, vision_layers=3, embed_dim=32),
+        vae=vae,
+        head=HeadConfig(
+            action_horizon=timing.action_horizon, num_frames=timing.frames,
+            target_video_height=height, target_video_width=width,
+        ),
+    )  # fmt: skip
+    config.check_size(height, width)
+    return config
+
+
+def new_weights(embodiment: Embodiment, seed: int) -> UnionSource:
+    """Return random float32 weights of a small network for ``embodiment``.
+
+    The last layers are zero, so that the first prediction is no motion at all and early gradients
+    stay small.
+    """
+    shapes = expected_shapes(mini_config(embodiment))
+    zeros = {name: torch.zeros(shape) for name, shape in shapes.items() if name in LAST_LAYERS}
+    random = TinyWeightsSource(shapes, seed, torch.float32)
+    return UnionSource(sources=(random, StateDictSource(values=zeros)))
+
 
 _VAE_PREFIX = "action_head.vae."
 
@@ -69,7 +153,10 @@ def write_fitted_checkpoint(
     vae = {name: tensor for name, tensor in state.items() if name.startswith(_VAE_PREFIX)}
     weights = UnionSource(sources=(new_weights(embodiment, plan.seed), StateDictSource(values=vae)))
     statistics = read_metadata(metadata)
-    write_mini_checkpoint(output, embodiment, statistics, weights, recipe)
+    content = NewCheckpoint(
+        config=network.config, metadata=statistics, weights=weights, recipe=recipe
+    )
+    write_new_checkpoint(output, embodiment, content)
     saves.clear()
     return recipe
 

@@ -1,4 +1,4 @@
-"""Curves of runs: losses against the step, success against the step. PNG, or a page with all."""
+"""Training curves: losses and success against the step, as PNG files and as one page."""
 
 import io
 import json
@@ -13,12 +13,9 @@ from dzrobot.documents import read_json
 from dzrobot.errors import DatasetError, MissingDependencyError
 from dzrobot.files import whole_lines, write_bytes, write_text
 from dzrobot.rollout.evaluation.report import STEPS_FILE, StepScore
-
-METRICS_FILE = "metrics.jsonl"
-"""In the folder of a run: one line for every log record or evaluation."""
+from dzrobot.training.run.loggers import METRICS_FILE, SUCCESS
 
 LOSSES = ("loss", "dynamics_loss", "action_loss")
-SUCCESS = "rollout/success"
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,7 @@ def _page(
 ) -> str:
     from jinja2 import Environment
 
-    # Names are folders of the user's: what looks like markup in them is none.
+    # Names are those of the user's folders: markup in them is escaped.
     template = Environment(autoescape=True).from_string(_TEMPLATE)
     inner = {title: svg[svg.index("<svg") :] for title, svg in figures.items()}
     tables = [(curve, list(_rows(curve))) for curve in plots.get("success", [])]

@@ -1,0 +1,264 @@
+"""Where a server listens and who may connect; its HTTP endpoint: probes and Prometheus metrics."""
+
+import hmac
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from websockets.asyncio.server import ServerConnection
+from websockets.http11 import Request, Response
+
+from dzrobot.errors import ConfigError, MissingDependencyError
+from dzrobot.policies.serving.dialects import LARGEST_MESSAGE, VLLM_PATH
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Address, access and limits of a server."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """For clients that expect a map (openpi, RoboArena); 0: the system chooses."""
+
+    array_port: int | None = 5000
+    """For clients that expect a bare array (DreamZero's, Arena, RoboLab); None: not served."""
+
+    api_key: str | None = None
+    """Key that clients must present; None: any client that reaches the port may connect."""
+
+    insecure: bool = False
+    """Whether other machines may connect without a key."""
+
+    certificate: Path | None = None
+    private_key: Path | None = None
+    """Files for TLS; both or neither."""
+
+    max_sessions: int | None = None
+    """Episodes at a time; None: as many as memory allows, up to 256."""
+
+    max_connections: int = 256
+    max_message: int = LARGEST_MESSAGE
+    """Bytes of one message."""
+
+    max_batch: int = 1
+    """Sessions that plan in one call. 1: the actions of a session do not depend on the others, not
+    even in the last bits."""
+
+    window_s: float = 0.0
+    """How long a request waits for others to share its call, in seconds."""
+
+    handshake_s: float = 10.0
+    """Seconds to open a connection."""
+
+    idle_s: float = 1800.0
+    """Seconds between two messages of a connection."""
+
+    room_s: float = 60.0
+    """Seconds that a new session waits for a free seat."""
+
+    forget_s: float = 600.0
+    """Seconds after which a session ends that its client left for a newer one without a reset."""
+
+    drain_s: float = 30.0
+    """Seconds to finish running requests when the server is stopped."""
+
+    restart_lost: bool = False
+    """Whether a session that has ended restarts when it is used again; else that is an error."""
+
+    def __post_init__(self) -> None:
+        counts = {
+            "max_sessions": self.max_sessions, "max_connections": self.max_connections,
+            "max_message": self.max_message, "max_batch": self.max_batch,
+        }  # fmt: skip
+        seconds = {
+            "handshake_s": self.handshake_s, "idle_s": self.idle_s, "room_s": self.room_s,
+            "forget_s": self.forget_s, "drain_s": self.drain_s,
+        }  # fmt: skip
+        faults = [
+            *self._access_faults(),
+            *(f"{k}={v} must be at least 1" for k, v in counts.items() if v is not None and v < 1),
+            *(f"{k}={v} must be above 0" for k, v in seconds.items() if not v > 0),
+        ]
+        if not 0 <= self.window_s <= 1:
+            faults.append(f"window_s={self.window_s} must lie between 0 and 1")
+        if faults:
+            raise ConfigError("the server cannot start: " + "; ".join(faults))
+
+    def _access_faults(self) -> list[str]:
+        faults = []
+        if self.host not in LOOPBACK and self.api_key is None and not self.insecure:
+            faults.append(
+                f"host={self.host} lets other machines use this policy: give an API key, or add "
+                "--insecure"
+            )
+        if self.api_key is not None and not self.api_key.strip():
+            faults.append("the API key is empty")
+        if (self.certificate is None) != (self.private_key is None):
+            faults.append("TLS needs both a certificate and its private key")
+        for port in (self.port, self.array_port or 0):
+            if not 0 <= port < 65536:
+                faults.append(f"port {port} must lie between 0 and 65535")
+        if self.port and self.port == self.array_port:
+            faults.append(f"both listeners would use port {self.port}")
+        return faults
+
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_BATCHES = (1, 2, 4, 8, 16, 32)
+
+
+class ServerMetrics:
+    """Counters of one server; a registry of its own, so that servers of one process do not mix.
+
+    Raises:
+        MissingDependencyError: prometheus_client is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import prometheus_client as prometheus
+        except ImportError as error:
+            raise MissingDependencyError(
+                "the server needs prometheus_client for its metrics: pip install -e '.[serve]'"
+            ) from error
+        self._render = prometheus.generate_latest
+        self.registry: Any = prometheus.CollectorRegistry()
+        own: dict[str, Any] = {"registry": self.registry, "namespace": "dzrobot"}
+        self.requests: Any = prometheus.Counter(
+            "requests", "Requests, by dialect, endpoint and outcome",
+            ("dialect", "endpoint", "outcome"), **own,
+        )  # fmt: skip
+        self.refused: Any = prometheus.Counter(
+            "refused_connections", "Connections refused before they were opened", ("reason",), **own
+        )
+        self.received: Any = prometheus.Counter("received_bytes", "Bytes of messages", **own)
+        self.sent: Any = prometheus.Counter("sent_bytes", "Bytes of answers", **own)
+        self.late: Any = prometheus.Counter(
+            "late_requests", "Answers after their deadline, or after the plan before was used up",
+            **own,
+        )  # fmt: skip
+        self.connections: Any = prometheus.Gauge("connections", "Open connections", **own)
+        self.sessions: Any = prometheus.Gauge("sessions", "Open sessions", **own)
+        self.room: Any = prometheus.Gauge("sessions_room", "Sessions that fit", **own)
+        self.session_bytes: Any = prometheus.Gauge(
+            "session_bytes", "Bytes of memory that one session takes", **own
+        )
+        self.queue: Any = prometheus.Histogram(
+            "queue_seconds", "Waiting for the network", buckets=_SECONDS, **own
+        )
+        self.part: Any = prometheus.Histogram(
+            "plan_seconds", "Parts of a call", ("part",), buckets=_SECONDS, **own
+        )
+        self.batch: Any = prometheus.Histogram(
+            "batch_sessions", "Sessions of one call", buckets=_BATCHES, **own
+        )
+
+    def text(self) -> bytes:
+        """Return all of them as text."""
+        rendered: bytes = self._render(self.registry)
+        return rendered
+
+
+RETRY_AFTER_S = 5
+_PATHS = ("/", VLLM_PATH)
+_SCHEMES = ("Api-Key ", "Bearer ")
+
+
+class HttpEndpoint:
+    """Answers plain HTTP requests, and accepts or refuses WebSocket connections.
+
+    Args:
+        options: Holds the API key.
+        metrics: What ``/metrics`` returns; refusals are counted there.
+        failure: Returns why the server should be replaced, or ''.
+        unready: Returns why no connection is accepted now, or ''.
+    """
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        metrics: ServerMetrics,
+        *,
+        failure: Callable[[], str],
+        unready: Callable[[], str],
+    ) -> None:
+        self._key = options.api_key
+        self._metrics = metrics
+        self._failure, self._unready = failure, unready
+
+    def answer(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Return the answer to an HTTP request, or None where a WebSocket is accepted."""
+        path = request.path.partition("?")[0]
+        match path:
+            case "/healthz" | "/health":
+                return _state(connection, self._failure())
+            case "/readyz":
+                return _state(connection, self._failure() or self._unready())
+        if not self._has_key(request):
+            return self._refuse(
+                connection, HTTPStatus.UNAUTHORIZED, "key",
+                "this server requires a key: send Authorization: Api-Key KEY",
+            )  # fmt: skip
+        if path == "/metrics":
+            response = connection.respond(HTTPStatus.OK, self._metrics.text().decode())
+            del response.headers["Content-Type"]
+            response.headers["Content-Type"] = CONTENT_TYPE
+            return response
+        if path not in _PATHS:
+            return self._refuse(
+                connection, HTTPStatus.NOT_FOUND, "path", f"not found; WebSocket paths are {_PATHS}"
+            )
+        if reason := self._failure() or self._unready():
+            response = self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE, "room", reason)
+            response.headers["Retry-After"] = str(RETRY_AFTER_S)
+            return response
+        return None
+
+    def _has_key(self, request: Request) -> bool:
+        if self._key is None:
+            return True
+        given = request.headers.get_all("Authorization")
+        if len(given) != 1:
+            return False
+        for scheme in _SCHEMES:
+            if given[0].startswith(scheme):
+                key = given[0].removeprefix(scheme).encode()
+                return hmac.compare_digest(key, self._key.encode())
+        return False
+
+    def _refuse(
+        self, connection: ServerConnection, status: HTTPStatus, reason: str, text: str
+    ) -> Response:
+        self._metrics.refused.labels(reason).inc()
+        return connection.respond(status, f"{text}\n")
+
+
+def tls(options: ServeOptions) -> ssl.SSLContext | None:
+    """Return the TLS of ``options``, or None.
+
+    Raises:
+        ConfigError: certificate and key cannot be read, or do not belong together.
+    """
+    if options.certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(options.certificate, options.private_key)
+    except OSError as error:
+        raise ConfigError(
+            f"TLS with {options.certificate} and {options.private_key}: {error}"
+        ) from error
+    return context
+
+
+def _state(connection: ServerConnection, reason: str) -> Response:
+    if reason:
+        return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}\n")
+    return connection.respond(HTTPStatus.OK, "OK\n")

@@ -1,0 +1,131 @@
+"""What a GPU would be given to do, at the true widths: nothing that makes the host wait for it."""
+
+from collections import Counter
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fake_cuda import CUDA, SOLVER_STEPS, counted, cut, fake_cuda, known_prompt, placed
+
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.modality.augment import draw_augmentation
+from dzrobot.modality.video import encode_views
+from dzrobot.policies.dreamzero.network.generate import predict
+from dzrobot.policies.dreamzero.network.lanes import lanes_of
+from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
+from dzrobot.policies.dreamzero.network.session import (
+    GenerateOptions,
+    InferenceNoise,
+    InferenceRequest,
+    SessionCache,
+    noise_shapes,
+)
+from dzrobot.policies.dreamzero.network.world_action import LossCounts, TrainBatch
+from dzrobot.training.run.inputs import sample_noise
+
+ROBOT = load_embodiment("oxe_droid")
+SIZES = ("5b", "14b")
+FEW = GenerateOptions(dit_steps=SOLVER_STEPS, solver_steps=SOLVER_STEPS)
+WINDOW = (0, 3, 5, 7)
+
+
+def request(config, size, frames):
+    shapes = noise_shapes(config, config.latent_size(*size))
+    video, action = (torch.empty(shape, dtype=torch.bfloat16, device=CUDA) for shape in shapes)
+    return InferenceRequest(
+        images_THW3=torch.empty(frames, *size, 3, dtype=torch.uint8),
+        state_SM=torch.empty(1, config.dit.max_state_dim),
+        prompt=known_prompt(config, 1),
+        negative=known_prompt(config, 2),
+        noise=InferenceNoise(video, action),
+    )
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_chunks_mix_no_devices_and_make_the_host_wait_for_none(name):
+    config = cut(name)
+    size = config.target_size or ROBOT.image_size
+    with fake_cuda():
+        network, session = placed(config), SessionCache()
+        for turn in range(2):
+            for place in WINDOW:
+                asked = request(config, size, 4 if turn or place else 1)
+                with counted() as counter:
+                    made = predict(network, [session], [asked], FEW)
+                assert made.starts == (place,)
+                assert made.action_BAM.device == CUDA
+                assert counter.misplaced == {}
+                # Tables of a new place are sent once; from then on nothing waits.
+                assert turn == 0 or not any(sent.is_blocking for sent in counter.uploads)
+
+
+def batch_of(config, size=2):
+    """Return what a trainer sends of ``size`` samples, and makes of it on the device."""
+    timing, dit = ROBOT.timing, config.dit
+
+    def sent(*shape, dtype=torch.float32):
+        return torch.empty(size, *shape, dtype=dtype).to(CUDA, non_blocking=True)
+
+    views = {
+        view.key: sent(timing.frames, *view.resolution, 3, dtype=torch.uint8)
+        for view in ROBOT.views
+    }
+    draws = [draw_augmentation(0, number) for number in range(size)]
+    actions = (timing.actions, dit.action_dim)
+    return TrainBatch(
+        images=encode_views(views, ROBOT, draws),
+        state_BSM=sent(timing.blocks, dit.max_state_dim),
+        action_BAM=sent(*actions),
+        action_mask_BAM=sent(*actions, dtype=torch.bool),
+        has_real_action_B=sent(dtype=torch.bool),
+        prompt=PromptEmbedding(
+            sent(dit.text_len, dit.text_dim, dtype=torch.bfloat16), (20,) * size
+        ),
+    )
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_training_step_forward_mixes_no_devices_and_makes_the_host_wait_for_none(name):
+    config = cut(name)
+    with fake_cuda(), torch.no_grad():
+        network = placed(config)
+        for step in range(2):
+            with counted() as counter:
+                prepared = network.prepare(batch_of(config))
+                noise = sample_noise(config, prepared, 0, step, range(2))
+                losses = network.loss(prepared, noise, LossCounts(samples=2.0, actions=2.0))
+            assert losses.loss.device == CUDA
+            assert counter.misplaced == {}
+            assert step == 0 or not any(sent.is_blocking for sent in counter.uploads)
+
+
+class Stream(SimpleNamespace):
+    """What torch builds for processors refuse to make."""
+
+    def __init__(self, device):
+        super().__init__(device=device)
+
+
+def test_every_device_records_on_a_stream_of_its_own(monkeypatch):
+    """Torch's own one belongs to the device that records first."""
+    recorded = []
+
+    class Recording(nullcontext):
+        def __init__(self, graph, pool=None, stream=None, capture_error_mode="global"):
+            super().__init__()
+            recorded.append((stream and stream.device, capture_error_mode))
+
+    devices, config = [torch.device(f"cuda:{number}") for number in range(2)], cut("5b", 1)
+    with fake_cuda(), torch.no_grad():
+        first, second = (placed(config, device) for device in devices)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=list))
+        monkeypatch.setattr(torch.cuda, "device", nullcontext)
+        monkeypatch.setattr(torch.cuda, "graph", Recording)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        lanes = lanes_of(first.model, 2, second.model, graphs=True)
+        asked = request(config, config.target_size, 1)
+        predict(first, [SessionCache()], [asked], FEW, lanes)
+    # One step that reads frames and one that denoises, on each.
+    assert Counter(recorded) == {(device, "thread_local"): 2 for device in devices}

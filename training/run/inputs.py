@@ -1,0 +1,112 @@
+"""What the network is given for a batch of the loader: images, prompts, and keyed noise.
+
+Random numbers depend on what they are for, never on which process draws them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dzrobot.modality.augment import AugmentConfig
+from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.network.diffusion import (
+    DiffusionNoise,
+    NoiseShape,
+    draw_given,
+    draw_noise,
+)
+from dzrobot.policies.dreamzero.network.world_action import (
+    EncodedImages,
+    PreparedBatch,
+    TrainBatch,
+    WorldActionModel,
+)
+from dzrobot.rng import torch_seed
+from dzrobot.training.data import CollatedBatch, TrainingData, encode_views
+from dzrobot.training.run.encoder_cache import Prompts, StoredLatents
+
+
+def keyed_generator(purpose: str, *key: int | str) -> torch.Generator:
+    """Return a new CPU generator; equal arguments give equal draws."""
+    return torch.Generator().manual_seed(torch_seed(purpose, *key))
+
+
+def sample_noise(
+    config: NetworkConfig, prepared: PreparedBatch, seed: int, step: int, slots: Sequence[int]
+) -> DiffusionNoise:
+    """Return the noise of a micro-batch: each sample's follows from seed, step and slot alone."""
+    latents = prepared.latents_BCFYX
+    channels, frames, rows, columns = latents.shape[1:]
+    actions, width = prepared.action_BAM.shape[1:]
+    generators = [keyed_generator("noise", seed, step, slot) for slot in slots]
+    shape = NoiseShape(latent=(channels, frames, rows, columns), action=(actions, width))
+    return draw_noise(config.dit, config.head, shape, generators, latents.device)
+
+
+def with_given_actions(
+    config: NetworkConfig,
+    noise: DiffusionNoise,
+    key: tuple[int, int],
+    slots: Sequence[int],
+    most: int,
+) -> DiffusionNoise:
+    """Return ``noise`` with the first actions of every block given, up to ``most`` of them.
+
+    Args:
+        config: The network.
+        noise: Of a micro-batch.
+        key: Seed and step.
+        slots: Of its samples.
+        most: ``rtc_training_max_delay``; 0 leaves everything as it is.
+    """
+    if not most:
+        return noise
+    generators = [keyed_generator("given actions", *key, slot) for slot in slots]
+    given = draw_given(config.dit, noise.action_BAM.shape[1], most, generators)
+    return replace(noise, given_BA=given.to(noise.action_BAM.device))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkInputs:
+    """Turns batches of the loader into inputs of the network: augmentation, frozen encoders."""
+
+    model: WorldActionModel
+    prompts: Prompts
+    data: TrainingData
+    """The data that the batches are read from."""
+
+    device: torch.device
+    augment: AugmentConfig | None = None
+    """Ranges of crop and color; None for the center crop of evaluation."""
+
+    features: StoredLatents | None = None
+    """Latents of every sample; None where images are encoded."""
+
+    cut_prompts: bool = False
+    """Whether every prompt is zero from the length of the shortest on."""
+
+    def held_out(self, data: TrainingData) -> "NetworkInputs":
+        """Return the same for held-out ``data``: no augmentation, no cache, whole prompts."""
+        return replace(self, data=data, augment=None, features=None, cut_prompts=False)
+
+    def prepare(self, batch: CollatedBatch) -> PreparedBatch:
+        """Return a micro-batch after augmentation and the frozen encoders."""
+        prompt = self.prompts.embed(batch["prompt"], self.device)
+        return self.model.prepare(
+            TrainBatch(
+                images=self._images(batch),
+                state_BSM=batch["state"].to(self.device, non_blocking=True),
+                action_BAM=batch["action"].to(self.device, non_blocking=True),
+                action_mask_BAM=batch["action_mask"].to(self.device, non_blocking=True),
+                has_real_action_B=batch["has_real_action"].to(self.device, non_blocking=True),
+                prompt=prompt.cut() if self.cut_prompts else prompt,
+            )
+        )
+
+    def _images(self, batch: CollatedBatch) -> Tensor | EncodedImages:
+        if self.features is not None:
+            like = next(self.model.image_encoder.parameters())
+            return self.features.rows(batch["sample_id"], like)
+        return encode_views(batch, self.data, augment=self.augment, device=self.device)

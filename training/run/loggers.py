@@ -1,0 +1,137 @@
+"""Metric loggers: a JSONL file, TensorBoard, Weights & Biases; of training runs and evaluations."""
+
+import json
+import math
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from dzrobot.errors import ConfigError
+from dzrobot.files import explained, write_text
+from dzrobot.importing import required
+
+METRICS_FILE = "metrics.jsonl"
+"""In the folder of a run: one line for every log record or evaluation."""
+
+SUCCESS = "rollout/success"
+"""Metric of an evaluation in an environment during training."""
+
+ID_FILE = "wandb_run_id"
+"""In the folder of a run or evaluation: the id of its W&B run, which a later command resumes."""
+
+
+class MetricLogger(Protocol):
+    """Receives metrics by name."""
+
+    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
+        """Log the metrics of one step."""
+        ...
+
+    def close(self) -> None:
+        """Write out what is pending."""
+        ...
+
+
+class JsonlLogger:
+    """Appends one JSON object per line; a number that is not finite becomes null."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Line buffered: a killed run keeps every finished line.
+        self._file = path.open("a", buffering=1)
+
+    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
+        """Append one line."""
+        self._file.write(
+            json.dumps({"step": step} | {k: _finite(v) for k, v in numbers.items()}) + "\n"
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoardLogger:
+    """Writes scalars below ``train/``."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+
+    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
+        """Write each number as a scalar."""
+        for name, value in numbers.items():
+            if value is not None:
+                self._writer.add_scalar(f"train/{name}", value, step)  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._writer.close()  # type: ignore[no-untyped-call]
+
+
+def check_wandb(what: str) -> None:
+    """Raise unless the package is installed; nothing is loaded.
+
+    Args:
+        what: Field or flag that asks for it.
+
+    Raises:
+        MissingDependencyError: it is missing.
+    """
+    required(what, "wandb", "wandb")
+
+
+class WandbLogger:
+    """Logs to a Weights & Biases project; a run resumed in the same folder continues its W&B run.
+
+    Args:
+        project: Name of the project.
+        folder: Folder of the run or evaluation; made if it is missing.
+        config: Settings shown with the W&B run.
+
+    Raises:
+        MissingDependencyError: the package is not installed.
+        ConfigError: it cannot start (no login, no network), or the folder cannot be written to.
+    """
+
+    def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:
+        check_wandb("Weights & Biases")
+        import wandb
+
+        try:
+            self._run = wandb.init(
+                project=project, dir=str(folder), name=folder.name, config=dict(config),
+                id=_run_id(folder), resume="allow",
+            )  # fmt: skip
+        except wandb.Error as error:
+            raise ConfigError(
+                f"Weights & Biases did not start: {error}. Run `wandb login` once, or set "
+                f"WANDB_MODE=offline to keep the metrics in {folder} for `wandb sync`"
+            ) from error
+
+    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
+        """Log the numbers of one step."""
+        self._run.log(
+            {name: value for name, value in numbers.items() if value is not None}, step=step
+        )
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+def _run_id(folder: Path) -> str:
+    """Return the id of the W&B run of ``folder``, a new one the first time."""
+    file = folder / ID_FILE
+    with explained(f"write {file}", ConfigError):
+        if file.exists():
+            return file.read_text(encoding="ascii").strip()
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(file, run_id := uuid.uuid4().hex[:12])
+    return run_id
+
+
+def _finite(value: float | int | None) -> float | int | None:
+    return value if value is None or math.isfinite(value) else None
