@@ -211,7 +211,7 @@ class Published:
     def is_running(self):
         return True
 
-    def tell(self, *words):
+    def notify(self, *words):
         pass
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.motion.trajectories import JointTrajectory, PoseTrajectory, Trajectory
+from dzrobot.envs.franka.motion.trajectories import ArmTrajectory, JointTrajectory, PoseTrajectory
 from dzrobot.envs.franka.workcells import ControllerEndedError, Space
 from dzrobot.envs.panda.poses import Array
 from dzrobot.envs.panda.state import ArmState, Mode
@@ -54,7 +54,7 @@ class FrankyDriver:
         self._ended = ""
         self._lost = ""
         self._space = Space.CARTESIAN
-        self._trajectory: Trajectory | None = None
+        self._trajectory: ArmTrajectory | None = None
         self._reference = np.eye(4)
         self._rate = np.zeros(6)
         self._clock_s = -1.0
@@ -337,7 +337,7 @@ class FrankyDriver:
             self._trajectory = None
         self._put(reference, rate)
 
-    def _new_trajectory(self, goal: Array, over_s: float, speeds: Array | None) -> Trajectory:
+    def _new_trajectory(self, goal: Array, over_s: float, speeds: Array | None) -> ArmTrajectory:
         """Return the trajectory from the current reference to ``goal``, starting now."""
         if self._space is Space.CARTESIAN:
             return PoseTrajectory(self._reference, goal, self._clock_s, over_s, self._rate)

@@ -11,7 +11,7 @@ _BLEND = 0.5
 """Share of a segment over which the reference's twist blends to a new one."""
 
 
-class Trajectory(Protocol):
+class ArmTrajectory(Protocol):
     """Moves the reference from one target to the next."""
 
     def at(self, now_s: float) -> tuple[Array, Array]:
