@@ -100,7 +100,7 @@ def _of_stage(kernels: Kernels, name: str) -> Kernels:
 def rehearse(run: Callable[[OperatorCounter], None], device: torch.device = META) -> Rehearsal:
     """Return what ``run`` runs on ``device``."""
     counter = OperatorCounter(device)
-    with accelerator_attention(), Constructors(counter, device), counter:
+    with accelerator_attention(), Constructors(counter), counter:
         run(counter)
     return Rehearsal(
         eager=eager(counter.calls), compiled=compiled(counter.calls), uploads=counter.uploads,
