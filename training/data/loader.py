@@ -18,7 +18,6 @@ from dzrobot.modality.augment import AugmentConfig, draw_augmentation, draw_drop
 from dzrobot.training.config import uneven_batch
 from dzrobot.training.data.mixture import Sample, SampleKey, TrainingData
 
-
 SHARED_MEMORY = Path("/dev/shm")
 """Where workers leave their batches for the training process."""
 

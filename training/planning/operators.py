@@ -50,6 +50,13 @@ _WIDEST_HEAD = 256
 """Of what flash attention takes."""
 
 
+RECORDED = "recorded step"
+"""Stage of what graphs launch as one."""
+
+BETWEEN = "between recorded steps"
+"""Stage of what follows the first of them: it is launched while the device still runs one."""
+
+
 class HostReadError(DzrobotError):
     """The host reads what the device has computed, so it would wait for the device."""
 
@@ -104,7 +111,7 @@ class OperatorCounter(TorchDispatchMode):
     """Records the operators on ``device`` that run inside of it, forward and backward."""
 
     def __init__(self, device: torch.device) -> None:
-        """Count on ``device``: the meta device or one that computes; ``cuda`` is the current one."""
+        """Count on ``device``, the meta device or one that computes."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.uploads: Counter[Upload] = Counter()
@@ -113,6 +120,9 @@ class OperatorCounter(TorchDispatchMode):
 
         self.link_bytes = 0.0
         """Bytes that this device sends to its neighbors; see :meth:`send`."""
+
+        self.replays = 0
+        """Steps that graphs launch as one; see :meth:`recorded`."""
 
         self.device = indexed(device)
         self._stage = ""
@@ -143,6 +153,14 @@ class OperatorCounter(TorchDispatchMode):
             yield
         finally:
             self._stage = before
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record what runs inside as one step that graphs would launch as one."""
+        self.replays += 1
+        with self.stage(RECORDED):
+            yield
+        self._stage = BETWEEN
 
     def send(self, bytes_: float) -> None:
         """Add to what is sent to neighbors; collectives are no operators of one device."""
@@ -331,7 +349,8 @@ class Constructors(TorchFunctionMode):
     ) -> Any:
         """Run ``func``."""
         result = func(*args, **(kwargs or {}))
-        if func in (torch.tensor, torch.as_tensor) and result.device == self._counter.device != _HOST:
+        made = func in (torch.tensor, torch.as_tensor)
+        if made and result.device == self._counter.device != _HOST:
             self._counter.sent(result, is_blocking=True)
         return result
 
