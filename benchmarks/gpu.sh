@@ -7,13 +7,13 @@
 #   benchmarks/gpu.sh --device cpu --size tiny --parts devices,packed
 #
 # PYTHON names the interpreter. Nothing is fetched from a network: packages that it lacks are taken
-# from .gpu/wheels, where benchmarks/pack_gpu.sh has put them.
+# from .gpu/wheels, where benchmarks/pack_gpu.sh has put them for Python 3.12.
 set -eu
 root="$(cd "$(dirname "$0")/.." && pwd)"
 python="${PYTHON:-python3}"
 wheels="$root/.gpu/wheels"
 paths="$root"
-if ls "$wheels"/*.whl >/dev/null 2>&1; then
+if ls "$wheels"/*.whl >/dev/null 2>&1 && "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))'; then
     site="${TMPDIR:-/tmp}/dzrobot-gpu-$(id -u)"
     if [ ! "$site/installed" -nt "$wheels" ]; then
         rm -rf "$site"
