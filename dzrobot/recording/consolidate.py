@@ -11,7 +11,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import av
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -45,6 +44,8 @@ def consolidate(root: Path, *, data_mb: float = 100, video_mb: float = 200) -> N
     Raises:
         DatasetError: Not a v3.0 dataset, or another writer is at work.
     """
+    import av
+
     info = read_json(root / layout.INFO, Info, DatasetError)
     if info.codebase_version != "v3.0":
         raise DatasetError(
@@ -177,6 +178,8 @@ def _path(root: Path, prefix: str, where: dict[str, int]) -> Path:
 
 def _append_packets(target: Path, group: Sequence[_Stored], fps: Fraction) -> None:
     """Copy the compressed frames of ``group`` one after the other into ``target``."""
+    import av
+
     before = 0
     with av.open(str(target), "w", format="mp4") as output:
         stream: Any = None

@@ -54,8 +54,6 @@ def train(config: SFTConfig) -> int:
     Returns:
         The exit code.
     """
-    # Fragmentation costs large batches some gigabytes; must be set before the allocator starts.
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     _log.info("loading libraries, then weights and datasets")
     from dzrobot.training.run.build import build
     from dzrobot.training.run.parallel import init_distributed
