@@ -22,7 +22,7 @@ from gpu_parts import Outcome, Request
 
 from dzrobot import files
 from dzrobot.commands.options import flags
-from dzrobot.config import FrozenConfig
+from dzrobot.configuration import FrozenConfig
 from dzrobot.documents import parse_json, read_json_lines
 from dzrobot.errors import ConfigError, DzrobotError, suggest
 from dzrobot.progress import progress_bar

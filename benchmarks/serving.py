@@ -20,11 +20,10 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.modality.window import Observation
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
-from dzrobot.policies.serving.background import in_background
-from dzrobot.policies.serving.client import RemotePolicy
 from dzrobot.policies.serving.connection import ConnectOptions
-from dzrobot.policies.serving.options import ServeOptions
-from dzrobot.policies.serving.server import PolicyServer
+from dzrobot.policies.serving.endpoint import ServeOptions
+from dzrobot.policies.serving.remote_policy import RemotePolicy
+from dzrobot.policies.serving.server import PolicyServer, in_background
 from dzrobot.policies.serving.warmup import blank
 
 ROBOT = load_embodiment(EMBODIMENT)

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.modality.augment import draw_augmentation
-from dzrobot.modality.video import encode_views
+from dzrobot.modality.video import draw_augmentation, encode_views
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
 from dzrobot.policies.dreamzero.network.world_action import (

@@ -13,11 +13,10 @@ from types import ModuleType
 from typing import NoReturn
 
 from dzrobot import __version__
-from dzrobot.commands.options.signals import Terminated
 from dzrobot.documents import shorten
 from dzrobot.errors import DzrobotError, StoppedError, suggest
 from dzrobot.importing import current_folder_importable
-from dzrobot.ranks import is_first_to_say
+from dzrobot.process import Terminated, is_first_to_say
 
 COMMANDS = {
     "eval": ("eval", "evaluate a policy in an environment"),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dzrobot.policies.dreamzero.bundled import default_checkpoint
     from dzrobot.policies.dreamzero.options import PolicyOptions
     from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
-    from dzrobot.policies.serving.client import RemotePolicy
+    from dzrobot.policies.serving.remote_policy import RemotePolicy
 
 __all__ = [
     "BatchPolicy",
@@ -32,7 +32,7 @@ __getattr__, __dir__ = lazy_exports(
         "DreamZeroPolicy": "dzrobot.policies.dreamzero.policy",
         "Policy": "dzrobot.policies.base",
         "PolicyOptions": "dzrobot.policies.dreamzero.options",
-        "RemotePolicy": "dzrobot.policies.serving.client",
+        "RemotePolicy": "dzrobot.policies.serving.remote_policy",
         "default_checkpoint": "dzrobot.policies.dreamzero.bundled",
     },
 )

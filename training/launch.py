@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dzrobot.errors import DzrobotError
-from dzrobot.ranks import is_first_to_say
+from dzrobot.process import is_first_to_say
 from dzrobot.training.config import SFTConfig
 from dzrobot.training.recipe import load_recipe
 

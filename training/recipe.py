@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from dzrobot.config import RawConfig, place_of, read_config
+from dzrobot.configuration import RawConfig, place_of, read_config
 from dzrobot.errors import ConfigError, UnknownNameError, suggest
 from dzrobot.training.config import SFTConfig
 from dzrobot.training.rlinf import translate

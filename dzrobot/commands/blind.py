@@ -35,7 +35,7 @@ from dzrobot.rollout.evaluation.evaluate import (
     prepare,
 )
 from dzrobot.rollout.evaluation.report import Score, summarize
-from dzrobot.rollout.photos import photo_file
+from dzrobot.rollout.footage import photo_file
 from dzrobot.rollout.records import Record, RecordFile, locked
 from dzrobot.rollout.workers import KeptEnvironment
 

@@ -12,7 +12,7 @@ from dzrobot.errors import ConfigError
 from dzrobot.files import explained, write_json
 from dzrobot.rollout.evaluation.comparison import Comparison, Results, compare, read_results
 from dzrobot.rollout.evaluation.report import wilson
-from dzrobot.rollout.evaluation.statistics import compare_counts
+from dzrobot.rollout.evaluation.significance import compare_counts
 from dzrobot.rollout.pages.predicted import quick_scores
 from dzrobot.rollout.pages.quality import QUALITIES, Along, ScoredRun, quality_rows
 

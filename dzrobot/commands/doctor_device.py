@@ -7,7 +7,7 @@ from contextlib import closing
 
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.arm import add_teleop_settings
-from dzrobot.config import load_config
+from dzrobot.configuration import load_config
 from dzrobot.envs.teleop.device import TeleopDevice, TeleopReading
 from dzrobot.envs.teleop.devices import DEVICES, load_device
 from dzrobot.envs.teleop.leader import offsets_at

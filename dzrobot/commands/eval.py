@@ -26,7 +26,6 @@ from dzrobot.commands.options.evaluation import (
 )
 from dzrobot.commands.options.execution import add_execution
 from dzrobot.commands.options.keys import add_key
-from dzrobot.commands.options.signals import terminable
 from dzrobot.commands.options.tracking import check_tracking, numbers_of, tracked
 from dzrobot.commands.perturb import add_perturbation, evaluate_perturbed
 from dzrobot.commands.results import conclude, say_what_it_is, title
@@ -34,12 +33,12 @@ from dzrobot.commands.steps import evaluate_steps
 from dzrobot.commands.variants import Variant
 from dzrobot.documents import parse_json
 from dzrobot.errors import ConfigError, ProtocolError
-from dzrobot.policies.serving.client import RemotePolicy
+from dzrobot.policies.serving.remote_policy import RemotePolicy
+from dzrobot.process import terminable
 from dzrobot.progress import progress_bar
 from dzrobot.rollout.environment import make_environment
 from dzrobot.rollout.evaluation.card import card_digest
 from dzrobot.rollout.evaluation.comparison import read_results
-from dzrobot.rollout.evaluation.distributed import Ranks, join
 from dzrobot.rollout.evaluation.evaluate import (
     EvalProgress,
     PreparedEvaluation,
@@ -48,6 +47,7 @@ from dzrobot.rollout.evaluation.evaluate import (
     evaluate,
     prepare,
 )
+from dzrobot.rollout.evaluation.ranks import Ranks, join
 from dzrobot.rollout.evaluation.report import Summary
 from dzrobot.rollout.workers import KeptEnvironment
 

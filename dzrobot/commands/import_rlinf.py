@@ -6,7 +6,7 @@ import textwrap
 import yaml
 
 from dzrobot.commands.options import flags
-from dzrobot.config import read_config
+from dzrobot.configuration import read_config
 from dzrobot.errors import ConfigError
 from dzrobot.files import explained, write_text
 from dzrobot.training.rlinf import import_recipe

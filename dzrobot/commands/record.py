@@ -17,24 +17,23 @@ from dzrobot.errors import ConfigError
 from dzrobot.importing import is_reference, load_reference
 from dzrobot.progress import TimeLeft
 from dzrobot.recording import EpisodeWriter
-from dzrobot.recording.quality import too_short
+from dzrobot.recording.checks import too_short
 from dzrobot.rollout.arm.attended import Attended, EndedByDriver
-from dzrobot.rollout.arms import check_conventions
-from dzrobot.rollout.demonstrations.intervention import WatchedPolicy
-from dzrobot.rollout.demonstrations.noise import NoisyActions
 from dzrobot.rollout.demonstrations.record import (
     KEYBOARD_HELP,
     KEYBOARD_NUMBERS,
     CallableActor,
     KeyboardActor,
+    NoisyActions,
     RecordedEnv,
     RecordedEpisode,
     ReplayActor,
 )
-from dzrobot.rollout.demonstrations.session import RecordingGoal, Tally, record_session
-from dzrobot.rollout.demonstrations.teleoperation import Teleoperator, steering
+from dzrobot.rollout.demonstrations.tally import RecordingGoal, Tally, record_session
+from dzrobot.rollout.demonstrations.teleoperation import Teleoperator, WatchedPolicy, steering
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
+    check_conventions,
     look_at,
     made_environment,
     needed_robot,

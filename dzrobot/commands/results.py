@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from dzrobot.rollout.evaluation.report import Summary, failures_line, measures_line, table
-from dzrobot.rollout.predictions import predictions_size
+from dzrobot.rollout.footage import predictions_size
 
 
 def folder_name(suites: Sequence[str] | None, env: str) -> str:

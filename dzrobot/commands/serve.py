@@ -14,11 +14,11 @@ from dzrobot.commands.options.weights import add_weights, read_weights
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import PlanningPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
-from dzrobot.policies.serving.options import ServeOptions
+from dzrobot.policies.serving.endpoint import ServeOptions
+from dzrobot.policies.serving.msgpack_arrays import LARGEST_MESSAGE
 from dzrobot.policies.serving.recorder import Recorder
 from dzrobot.policies.serving.server import PolicyServer
 from dzrobot.policies.serving.warmup import MOST_SESSIONS
-from dzrobot.policies.serving.wire import LARGEST_MESSAGE
 from dzrobot.rollout.policy_spec import BUILT_IN, PolicySpec, load_policy, resolve_policy
 
 SUMMARY = "let robots and simulators elsewhere use a policy of this machine"

@@ -22,7 +22,7 @@ from dzrobot.commands.results import conclude
 from dzrobot.commands.variants import Variant
 from dzrobot.errors import ConfigError
 from dzrobot.files import write_json
-from dzrobot.rollout.evaluation.distributed import Ranks
+from dzrobot.rollout.evaluation.ranks import Ranks
 from dzrobot.rollout.evaluation.report import SWEEP_FILE, Summary, Sweep, SweepScore
 from dzrobot.rollout.protocol import plan_episodes
 

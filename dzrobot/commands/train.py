@@ -5,7 +5,7 @@ import os
 import sys
 
 from dzrobot.commands.options import flags
-from dzrobot.config import field_notes
+from dzrobot.configuration import field_notes
 from dzrobot.errors import ConfigError
 from dzrobot.training.config import SFTConfig
 from dzrobot.training.launch import launch, leave, main

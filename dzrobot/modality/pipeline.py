@@ -9,12 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.modality.augment import Augmentation
 from dzrobot.modality.stats import Statistics
-from dzrobot.modality.text import prompt_of
 from dzrobot.modality.vectors import Vectors
-from dzrobot.modality.video import encode_views
-from dzrobot.modality.window import Window, array, check_keys
+from dzrobot.modality.video import Augmentation, encode_views
+from dzrobot.modality.window import Window, array, check_keys, prompt_of
 
 
 class EncodedVectors(TypedDict):

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from dzrobot.documents import read_json, validated
 from dzrobot.errors import DatasetError
 from dzrobot.files import explained, replacing
-from dzrobot.recording import files, layout
+from dzrobot.recording import folder, formats
 from dzrobot.recording.commit import listed_files, read_rows, write_rows
 from dzrobot.recording.formats import Count, Info, Seconds
 
@@ -45,12 +45,12 @@ def consolidate(root: Path, *, data_mb: float = 100, video_mb: float = 200) -> N
     Raises:
         DatasetError: Not a v3.0 dataset, or another writer is at work.
     """
-    info = read_json(root / layout.INFO, Info, DatasetError)
+    info = read_json(root / formats.INFO, Info, DatasetError)
     if info.codebase_version != "v3.0":
         raise DatasetError(
             f"{root} is {info.codebase_version}: only v3.0 keeps many episodes in a file"
         )
-    handle = files.lock(root)
+    handle = folder.lock(root)
     try:
         with explained(f"pack {root}", DatasetError):
             _pack(root, info, data_mb, video_mb)
@@ -58,7 +58,7 @@ def consolidate(root: Path, *, data_mb: float = 100, video_mb: float = 200) -> N
         raise DatasetError(f"a file of {root} cannot be read: {error}") from error
     finally:
         handle.close()
-        shutil.rmtree(root / layout.ASIDE, ignore_errors=True)
+        shutil.rmtree(root / formats.ASIDE, ignore_errors=True)
 
 
 def _pack(root: Path, info: Info, data_mb: float, video_mb: float) -> None:
@@ -76,7 +76,7 @@ def _pack(root: Path, info: Info, data_mb: float, video_mb: float) -> None:
     for path in [*root.glob("data/*/*.parquet"), *root.glob("videos/*/*/*.mp4")]:
         if path not in keep:
             path.unlink()
-    files.remove_unfinished(root)
+    folder.remove_unfinished(root)
 
 
 def _checked(root: Path, table: pa.Table, cameras: Sequence[str]) -> list[dict[str, Any]]:
@@ -133,11 +133,11 @@ def _join(
     """Write joined files under new numbers and point ``rows`` to them."""
     stored = _stored(root, rows, prefix)
     number = 1 + max(
-        row[f"{prefix}/chunk_index"] * layout.CHUNK_SIZE + row[f"{prefix}/file_index"]
+        row[f"{prefix}/chunk_index"] * formats.CHUNK_SIZE + row[f"{prefix}/file_index"]
         for row in rows
     )
     for group in _groups(stored, limit_mb * MEGABYTE):
-        where = layout.place(number)
+        where = formats.place(number)
         number += 1
         write(_path(root, prefix, where), group)
         for one in group:
@@ -171,7 +171,7 @@ def _groups(stored: Sequence[_Stored], limit: float) -> list[list[_Stored]]:
 
 
 def _path(root: Path, prefix: str, where: dict[str, int]) -> Path:
-    kind = layout.DATA_PATH if prefix == "data" else layout.VIDEO_PATH
+    kind = formats.DATA_PATH if prefix == "data" else formats.VIDEO_PATH
     return root / kind["v3.0"].format(video_key=prefix.removeprefix("videos/"), **where)
 
 

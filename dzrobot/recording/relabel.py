@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError
 from dzrobot.files import explained, replacing
-from dzrobot.recording import column_statistics, files, layout
-from dzrobot.recording.change import Change, changing
+from dzrobot.recording import column_statistics, folder, formats
+from dzrobot.recording.folder import Change, changing
 from dzrobot.recording.lists import RecordingLists
 
 REWARD = "next.reward"
@@ -89,9 +89,9 @@ def drop(root: Path, episodes: Collection[int], progress: Progress | None = None
     """
     with _locked(root) as lists, changing(root) as change:
         gone = _known(lists, episodes)
-        if (root / layout.COLLECTION).exists():
+        if (root / formats.COLLECTION).exists():
             raise DatasetError(
-                f"{root} follows a plan ({layout.COLLECTION}), attempt by attempt: collect to "
+                f"{root} follows a plan ({formats.COLLECTION}), attempt by attempt: collect to "
                 "another folder"
             )
         if len(gone) == len(lists.rows):
@@ -137,11 +137,11 @@ def described(root: Path) -> list[str]:
 
 @contextmanager
 def _locked(root: Path) -> Iterator[RecordingLists]:
-    if not (root / layout.INFO).is_file():
-        raise DatasetError(f"{root} holds no {layout.INFO}: give the folder of a recording")
-    with explained(f"change {root}", DatasetError), files.lock(root) as held:
-        held.callback(shutil.rmtree, root / layout.ASIDE, ignore_errors=True)
-        files.remove_unfinished(root)
+    if not (root / formats.INFO).is_file():
+        raise DatasetError(f"{root} holds no {formats.INFO}: give the folder of a recording")
+    with explained(f"change {root}", DatasetError), folder.lock(root) as held:
+        held.callback(shutil.rmtree, root / formats.ASIDE, ignore_errors=True)
+        folder.remove_unfinished(root)
         try:
             yield RecordingLists.read(root)
         except pa.ArrowException as error:
@@ -240,7 +240,7 @@ def _renumber(lists: RecordingLists, kept: Sequence[int], first: Sequence[int]) 
 def _write(lists: RecordingLists, change: Change) -> None:
     lists.write(change.folder)
     if not lists.facts:
-        change.removed.append(str(layout.FACTS))
+        change.removed.append(str(formats.FACTS))
 
 
 def _all_files(lists: RecordingLists) -> set[str]:

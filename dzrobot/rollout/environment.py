@@ -1,26 +1,96 @@
-"""Making the environment of a case, with what its robot and its protocol ask for."""
+"""What the core knows of an environment, and making the environment of an episode."""
 
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, runtime_checkable
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
+from numpy.typing import NDArray
 from pydantic import Strict
 
 import dzrobot  # noqa: F401 (registers the ids)
 from dzrobot.documents import shorten, validated
-from dzrobot.embodiments.hand import HandMotion
 from dzrobot.embodiments.registry import EMBODIMENTS
-from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError, suggest
+from dzrobot.embodiments.spec import Embodiment, HandMotion
+from dzrobot.errors import ConfigError, ErrorCapture, ProtocolError, UnknownNameError, suggest
 from dzrobot.importing import current_folder_importable, load_module
-from dzrobot.rollout.arms import AttendedArm, check_conventions
-from dzrobot.rollout.failures import ErrorCapture
 from dzrobot.rollout.protocol import EpisodeSpec, Protocol
+
+ALL_STEPS = 1_000_000
+"""More steps than an episode has."""
+
+
+@runtime_checkable
+class AttendedArm(typing.Protocol):
+    """An environment that drives an arm, real or emulated, which people stand beside."""
+
+    is_real: bool
+    """Whether metal moves."""
+
+    address: str | None
+    """Where the arm is reached; None for one that is made here. An address is taken at its word."""
+
+    judged_by_operator: bool
+    """Whether a person says if an episode succeeded."""
+
+    def attend(self, operator: Any, *, unattended: bool = False) -> None:
+        """Say who looks after the arm, before the first reset."""
+        ...
+
+    def rest(self) -> None:
+        """Stop the arm at once, from any thread."""
+        ...
+
+    def operator_stop(self) -> Exception:
+        """Stop the arm for a person, from any thread; nothing moves until one has looked.
+
+        Returns:
+            What says so, and what ends it.
+        """
+        ...
+
+    def images(self) -> Mapping[str, NDArray[np.uint8]]:
+        """Return the newest image (H, W, 3) of every camera."""
+        ...
+
+    def reported(self, info: dict[str, Any], outcome: Any) -> dict[str, Any]:
+        """Return ``info`` with a person's verdict."""
+        ...
+
+
+def slowed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``arguments`` for a first trial: every step at the workcell's ``slow_pace``."""
+    return {**arguments, "slow_first_steps": ALL_STEPS}
+
+
+def check_conventions(env: gym.Env[Any, Any], robot: Embodiment) -> None:
+    """Check that ``env`` reads actions as ``robot`` writes them: axes and rate.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    stated = getattr(env.unwrapped, "embodiment", None)
+    if stated is None:
+        return
+    frame = stated.action_frame
+    if frame is not None and robot.action_frame is not None and frame != robot.action_frame:
+        raise ConfigError(
+            f"the environment reads actions in the frame {frame!r}, the policy was made for "
+            f"{robot.action_frame!r}: set action.frame of the workcell to {robot.action_frame!r}, "
+            f"or describe the policy's robot with action_frame={frame!r}"
+        )
+    rate, wanted = stated.timing.control_hz, robot.timing.control_hz
+    if rate != wanted:
+        raise ConfigError(
+            f"the environment takes {rate:g} actions per second, the policy was made for "
+            f"{wanted:g}: set control_hz of the workcell to {wanted:g}, or describe the policy's "
+            "robot with that rate"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +135,7 @@ class EnvironmentFacts:
         """Robot that policies for it are made for: the built-in description, if its tag has one.
 
         A workcell may depart from that, in the axes of its actions for example; see
-        :func:`~dzrobot.rollout.arms.check_conventions`.
+        :func:`~dzrobot.rollout.environment.check_conventions`.
         """
         own = self.embodiment
         return None if own is None else EMBODIMENTS.get(own.tag, own)

@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import CheckpointError, ConfigError, UnknownNameError, preview, suggest
+from dzrobot.errors import (
+    CheckpointError,
+    ConfigError,
+    ErrorCapture,
+    UnknownNameError,
+    preview,
+    suggest,
+)
 from dzrobot.importing import is_reference, load_reference
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy
@@ -19,7 +26,6 @@ from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.rng import numpy_generator
 from dzrobot.rollout.asynchronous.execution import check_holds, hold_command
 from dzrobot.rollout.episode import PolicyActor
-from dzrobot.rollout.failures import ErrorCapture
 
 if TYPE_CHECKING:
     from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
@@ -333,7 +339,7 @@ def _check_device(name: str) -> None:
 def _open_checkpoint(spec: PolicySpec, robot: Embodiment, checkpoint: "Checkpoint") -> LoadedPolicy:
     import torch
 
-    from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
+    from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
     from dzrobot.policies.dreamzero.checkpoints.load import open_base
     from dzrobot.policies.dreamzero.network.generate import step_plan
     from dzrobot.policies.dreamzero.options import WeightOptions
@@ -370,8 +376,8 @@ def _open_checkpoint(spec: PolicySpec, robot: Embodiment, checkpoint: "Checkpoin
 
 
 def _open_remote(spec: PolicySpec, robot: Embodiment) -> LoadedPolicy:
-    from dzrobot.policies.serving.client import RemotePolicy
     from dzrobot.policies.serving.connection import ConnectOptions
+    from dzrobot.policies.serving.remote_policy import RemotePolicy
 
     options = spec.options
     if spec.server is None:

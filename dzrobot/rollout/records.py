@@ -12,8 +12,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from dzrobot import files
 from dzrobot.documents import parse_json, read_bytes, shorten
 from dzrobot.errors import ProtocolError
-from dzrobot.rollout.episode import LONGEST_CLASS, EpisodeResult
-from dzrobot.rollout.measures import Measures
+from dzrobot.rollout.episode import LONGEST_CLASS, EpisodeResult, Measures
 from dzrobot.rollout.protocol import Count, EpisodeSpec
 
 RECORDS_FILE = "records.jsonl"

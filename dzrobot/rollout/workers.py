@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import gymnasium as gym
 
-from dzrobot.errors import ProtocolError, StoppedError
+from dzrobot.errors import EpisodeError, ErrorCapture, ProtocolError, StoppedError
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import (
     DEFAULT_SESSION,
@@ -28,9 +28,8 @@ from dzrobot.policies.base import (
     ChunkedPolicy,
     Policy,
 )
-from dzrobot.rollout.ablation import Ablation, ablated
+from dzrobot.process import end_with_parent
 from dzrobot.rollout.asynchronous.engine import EngineActor, Engines
-from dzrobot.rollout.batching import Gathering
 from dzrobot.rollout.environment import make_environment
 from dzrobot.rollout.episode import (
     Actor,
@@ -38,19 +37,15 @@ from dzrobot.rollout.episode import (
     EpisodeRules,
     PolicyActor,
     plan_times,
+    reads_frames,
     run_episode,
 )
-from dzrobot.rollout.failures import EpisodeError, ErrorCapture
-from dzrobot.rollout.frames import reads_frames
-from dzrobot.rollout.perturbation import Perturbation, perturbed
-from dzrobot.rollout.photos import Photographed, photo_file
+from dzrobot.rollout.footage import EpisodeVideo, Photographed, PredictingActor, Wanted, photo_file
+from dzrobot.rollout.perturbation import Ablation, Perturbation, ablated, perturbed
 from dzrobot.rollout.policy_spec import PrivilegedActor
-from dzrobot.rollout.predictions import PredictingActor
-from dzrobot.rollout.processes import end_with_parent
 from dzrobot.rollout.protocol import EpisodeSpec
-from dzrobot.rollout.queue import CaseQueue, EnvironmentKey, environment_key
+from dzrobot.rollout.queue import CaseQueue, EnvironmentKey, Gathering, environment_key
 from dzrobot.rollout.records import ERROR_FOLDER, Record, storing
-from dzrobot.rollout.video import EpisodeVideo, Wanted
 
 
 @dataclass(frozen=True, kw_only=True)

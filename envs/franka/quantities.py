@@ -12,8 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike
 
-from dzrobot.embodiments.hand import HandMotion
-from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, Part
+from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, HandMotion, Part
 from dzrobot.envs.franka.arm import ArmState
 from dzrobot.envs.franka.axes import in_hand_axes
 from dzrobot.envs.franka.config import ActionConfig, FrankaConfig

@@ -4,8 +4,8 @@ from typing import Literal
 
 import numpy as np
 
-from dzrobot.embodiments.hand import HandMotion
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.embodiments.spec import HandMotion
 from dzrobot.envs.libero.sim import ArmSetup, Raw, Simulation
 from dzrobot.envs.libero.simulated import Observation, SimulatedArmEnv, SimulatedRobot
 from dzrobot.envs.spaces import action_space

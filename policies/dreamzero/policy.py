@@ -34,10 +34,6 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
 from dzrobot.policies.dreamzero.checkpoints.passport import (
     check_compatible,
 )
-from dzrobot.policies.dreamzero.continuing import Continuing
-from dzrobot.policies.dreamzero.episode import SessionState, Ticket
-from dzrobot.policies.dreamzero.footprint import footprint
-from dzrobot.policies.dreamzero.imagined import ImaginedVideo
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.lanes import lanes_of
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
@@ -50,7 +46,8 @@ from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import is_offloaded
 from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions
 from dzrobot.policies.dreamzero.parts import PolicyParts, load_parts
-from dzrobot.policies.dreamzero.request import Requests
+from dzrobot.policies.dreamzero.request import Continuing, Requests
+from dzrobot.policies.dreamzero.session_state import ImaginedVideo, SessionState, Ticket, footprint
 
 __all__ = ["DreamZeroPolicy", "PolicyOptions", "PolicyParts", "WeightOptions"]
 

@@ -21,7 +21,7 @@ from websockets.sync.client import ClientConnection, connect
 from dzrobot.documents import shorten, validated
 from dzrobot.errors import ConfigError, ProtocolError, ServerError, SessionLostError
 from dzrobot.policies.serving.dialects import SUBPROTOCOL, VLLM_PATH, Dialect, Greeting
-from dzrobot.policies.serving.wire import LARGEST_MESSAGE, pack, unpack
+from dzrobot.policies.serving.msgpack_arrays import LARGEST_MESSAGE, pack, unpack
 
 _PING_S, _PONG_S = 60, 600
 _TRY_AGAIN = 503

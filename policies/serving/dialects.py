@@ -20,7 +20,7 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ModalityError, ProtocolError, preview, suggest
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Leftover, Method, Plan
-from dzrobot.policies.serving.wire import pack
+from dzrobot.policies.serving.msgpack_arrays import pack
 
 SUBPROTOCOL = Subprotocol("dzrobot.v1")
 VLLM_PATH = "/v1/realtime/robot/openpi"

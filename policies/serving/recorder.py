@@ -20,9 +20,9 @@ import numpy as np
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import DzrobotError
 from dzrobot.policies.serving.dialects import ClientRequest
+from dzrobot.policies.serving.msgpack_arrays import pack, unpack
 from dzrobot.policies.serving.scheduler import ScheduledPlan
 from dzrobot.policies.serving.sessions import ClientConnection, Session
-from dzrobot.policies.serving.wire import pack, unpack
 from dzrobot.recording import EpisodeWriter
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from dzrobot.errors import DzrobotError, ServerError
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import ContinuingPolicy, Leftover, Plan, PlanningPolicy
-from dzrobot.policies.serving.metrics import ServerMetrics
+from dzrobot.policies.serving.counters import ServerMetrics
 from dzrobot.policies.serving.sessions import Session
 
 _log = logging.getLogger(__name__)

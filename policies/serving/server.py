@@ -5,8 +5,10 @@ import contextlib
 import functools
 import itertools
 import logging
+import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar, get_args
 
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -23,6 +25,7 @@ from dzrobot.policies.base import (
     PlanningPolicy,
     check_continuing,
 )
+from dzrobot.policies.serving.counters import ServerMetrics
 from dzrobot.policies.serving.dialects import (
     SUBPROTOCOL,
     VLLM_PATH,
@@ -35,14 +38,12 @@ from dzrobot.policies.serving.dialects import (
     write_error,
     write_reset,
 )
-from dzrobot.policies.serving.door import HttpEndpoint, tls
-from dzrobot.policies.serving.metrics import ServerMetrics
-from dzrobot.policies.serving.options import ServeOptions
+from dzrobot.policies.serving.endpoint import HttpEndpoint, ServeOptions, tls
+from dzrobot.policies.serving.msgpack_arrays import pack, unpack
 from dzrobot.policies.serving.recorder import Recorder
 from dzrobot.policies.serving.scheduler import ScheduledPlan, Scheduler
 from dzrobot.policies.serving.sessions import ClientConnection, Session, SessionTable
 from dzrobot.policies.serving.warmup import SessionCapacity, warm_up
-from dzrobot.policies.serving.wire import pack, unpack
 
 _log = logging.getLogger(__name__)
 
@@ -427,3 +428,43 @@ async def _while_open(socket: ServerConnection, work: Coroutine[Any, Any, T]) ->
     finally:
         answer.cancel()
         gone.cancel()
+
+
+@contextmanager
+def in_background(server: PolicyServer) -> Iterator[PolicyServer]:
+    """Yield ``server`` once it lets clients in; drain and end it afterwards.
+
+    Raises:
+        ConfigError: it cannot be started.
+    """
+    started = threading.Event()
+    failures: list[BaseException] = []
+    handle: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def live() -> None:
+        stop = asyncio.Event()
+        handle.append((asyncio.get_running_loop(), stop))
+        await server.run(stop, ready=started.set)
+
+    def run() -> None:
+        work = live()
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(work)
+        loop.run_until_complete(asyncio.wait([task]))
+        if error := task.exception():
+            failures.append(error)
+        loop.close()
+        started.set()
+
+    thread = threading.Thread(target=run, name="policy server", daemon=True)
+    thread.start()
+    started.wait()
+    try:
+        if failures:
+            raise failures[0]
+        yield server
+    finally:
+        if not failures and thread.is_alive():
+            loop, stop = handle[0]
+            loop.call_soon_threadsafe(stop.set)
+        thread.join()

@@ -9,9 +9,8 @@ import numpy as np
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import PlanningPolicy
-from dzrobot.policies.history import RECENT
-from dzrobot.policies.serving.options import ServeOptions
+from dzrobot.policies.base import RECENT, PlanningPolicy
+from dzrobot.policies.serving.endpoint import ServeOptions
 
 MOST_SESSIONS = 256
 """Where memory would allow more."""

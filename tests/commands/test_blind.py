@@ -13,7 +13,7 @@ from dzrobot.envs.franka.keyboard import Keyboard
 from dzrobot.errors import ProtocolError
 from dzrobot.rollout.evaluation.blind import BLIND_FILE, BlindEvaluation
 from dzrobot.rollout.evaluation.card import read_cases
-from dzrobot.rollout.photos import photo_file
+from dzrobot.rollout.footage import photo_file
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
 from dzrobot.rollout.records import RecordFile
 

@@ -5,10 +5,9 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from dzrobot.embodiments.layouts import quadrants
-from dzrobot.embodiments.prompts import NEGATIVE, PROMPTS
 from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View
+from dzrobot.embodiments.templates import NEGATIVE, PROMPTS, quadrants
 from dzrobot.errors import ConfigError
 
 LIBERO, FRANKA, DROID = (EMBODIMENTS[tag] for tag in ("libero_sim", "franka_pnp", "oxe_droid"))

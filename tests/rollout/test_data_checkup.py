@@ -8,8 +8,8 @@ import pytest
 
 from dzrobot.cli import main
 from dzrobot.commands.doctor_data import read_episodes
-from dzrobot.embodiments.hand import HandMotion
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.embodiments.spec import HandMotion
 from dzrobot.envs import action_space, observation_space
 from dzrobot.envs.franka.poses import rotation_about, rotation_of, rotation_vector
 from dzrobot.recording import EpisodeWriter

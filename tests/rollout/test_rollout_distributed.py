@@ -12,9 +12,9 @@ from torch.distributed import TCPStore
 from dzrobot.cli import main
 from dzrobot.commands.options.devices import compute_device, render_variables
 from dzrobot.errors import ConfigError, ProtocolError
-from dzrobot.rollout.evaluation import distributed
-from dzrobot.rollout.evaluation.distributed import PART, Ranks, join
+from dzrobot.rollout.evaluation import ranks as distributed
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, assist, evaluate, prepare
+from dzrobot.rollout.evaluation.ranks import PART, Ranks, join
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
 from dzrobot.rollout.queue import environment_key

@@ -15,7 +15,7 @@ import yaml
 
 from dzrobot.cli import main
 from dzrobot.errors import ConfigError
-from dzrobot.ranks import is_first_to_say
+from dzrobot.process import is_first_to_say
 from dzrobot.training.launch import LOG_FILE, _log_file
 from dzrobot.training.recipe import load_recipe
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dzrobot.errors import ConfigError
-from dzrobot.modality.augment import AugmentConfig, draw_augmentation, draw_dropped_view
+from dzrobot.modality.video import AugmentConfig, draw_augmentation, draw_dropped_view
 from dzrobot.training.config import uneven_batch
 from dzrobot.training.data.mixture import Sample, SampleKey, TrainingData
 

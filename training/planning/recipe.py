@@ -6,7 +6,7 @@ Nothing here imports torch.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dzrobot.config import read_config
+from dzrobot.configuration import read_config
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.training.config import SFTConfig

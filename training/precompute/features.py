@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
-from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
+from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.sources import StateDictSource
 from dzrobot.policies.dreamzero.network.world_action import EncodedImages, WorldActionModel
 from dzrobot.progress import progress_bar

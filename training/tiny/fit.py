@@ -10,8 +10,8 @@ import torch
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.policies.dreamzero.checkpoints.directory import read_metadata
 from dzrobot.policies.dreamzero.checkpoints.load import official_state
+from dzrobot.policies.dreamzero.checkpoints.shards import refuse_existing
 from dzrobot.policies.dreamzero.checkpoints.sources import StateDictSource, UnionSource
-from dzrobot.policies.dreamzero.checkpoints.writer import refuse_existing
 from dzrobot.policies.dreamzero.network.vae import Vae
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.progress import progress_bar

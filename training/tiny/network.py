@@ -22,16 +22,16 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
 )
 from dzrobot.policies.dreamzero.checkpoints.load import expected_shapes
 from dzrobot.policies.dreamzero.checkpoints.passport import passport_for, write_passport
-from dzrobot.policies.dreamzero.checkpoints.sources import (
-    StateDictSource,
-    UnionSource,
-    WeightSource,
-)
-from dzrobot.policies.dreamzero.checkpoints.writer import (
+from dzrobot.policies.dreamzero.checkpoints.shards import (
     ShardOptions,
     write_json,
     write_weights,
     written_whole,
+)
+from dzrobot.policies.dreamzero.checkpoints.sources import (
+    StateDictSource,
+    UnionSource,
+    WeightSource,
 )
 from dzrobot.policies.dreamzero.network.config import (
     DiTConfig,

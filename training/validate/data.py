@@ -6,7 +6,7 @@ from pathlib import Path
 from dzrobot.documents import read_json_lines
 from dzrobot.errors import DatasetError, DzrobotError, preview, suggest
 from dzrobot.modality.stats import Statistics
-from dzrobot.recording import layout
+from dzrobot.recording import formats as layout
 from dzrobot.recording.formats import EpisodeRow
 from dzrobot.training.architecture import METADATA_FILE, SourcePlan
 from dzrobot.training.config import ModelConfig, SFTConfig, SourceConfig

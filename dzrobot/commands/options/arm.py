@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.signals import Terminated
+from dzrobot.process import Terminated
 from dzrobot.rollout.arm.attended import Attended, OperatorOptions, attended
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dzrobot import ranks
+from dzrobot import process as ranks
 from dzrobot.commands.options import flags
 from dzrobot.envs.libero.rendering import DEVICE_VARIABLE
 

@@ -17,8 +17,7 @@ from dzrobot.commands.results import folder_name
 from dzrobot.embodiments.spec import History
 from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
 from dzrobot.policies.dreamzero.options import Noise, PolicyOptions
-from dzrobot.rollout.arms import slowed
-from dzrobot.rollout.environment import look_at
+from dzrobot.rollout.environment import look_at, slowed
 from dzrobot.rollout.evaluation.evaluate import PREDICTED_EPISODES, Evaluation
 from dzrobot.rollout.policy_spec import BUILT_IN, REMOTE, PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec

@@ -4,8 +4,7 @@ import argparse
 from typing import Any, get_args
 
 from dzrobot.commands.options import flags
-from dzrobot.rollout.asynchronous.execution import Execution, ExecutionOptions
-from dzrobot.rollout.asynchronous.latency import WAYS, parse_latency
+from dzrobot.rollout.asynchronous.execution import WAYS, Execution, ExecutionOptions, parse_latency
 
 
 def add_execution(group: Any) -> None:

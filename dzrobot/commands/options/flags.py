@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dzrobot.config import check_path, parse_value
+from dzrobot.configuration import check_path, parse_value
 from dzrobot.documents import shorten
 from dzrobot.errors import ConfigError
 

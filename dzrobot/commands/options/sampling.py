@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dzrobot.config import load_config, read_config
+from dzrobot.configuration import load_config, read_config
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.training.architecture import run_embodiment
 from dzrobot.training.config import DataConfig, ModelConfig

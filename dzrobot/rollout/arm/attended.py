@@ -21,7 +21,7 @@ from dzrobot.envs.franka.outcomes import Operator, OperatorVerdict
 from dzrobot.envs.franka.preview import Preview
 from dzrobot.errors import ConfigError, RobotError, StoppedError
 from dzrobot.recording.media import read_png
-from dzrobot.rollout.arms import AttendedArm
+from dzrobot.rollout.environment import AttendedArm
 
 LEAVE_S = 5.0
 """How long a run may take to hold, stop and close the arm before it can be ended by force."""

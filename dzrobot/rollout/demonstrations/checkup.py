@@ -10,8 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from dzrobot.embodiments.hand import HandMotion
-from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.spec import Embodiment, HandMotion
 from dzrobot.errors import ConfigError
 from dzrobot.rollout.demonstrations import conventions
 from dzrobot.rollout.demonstrations.conventions import (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dzrobot.embodiments.hand import HandMotion
+from dzrobot.embodiments.spec import HandMotion
 from dzrobot.rollout.demonstrations.checkup import Finding
 from dzrobot.rollout.demonstrations.conventions import (
     Array,

@@ -9,8 +9,7 @@ from typing import Any, Self
 import gymnasium as gym
 import numpy as np
 
-from dzrobot.embodiments.hand import HandMotion
-from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.spec import Embodiment, HandMotion
 from dzrobot.rollout.demonstrations import conventions
 from dzrobot.rollout.demonstrations.conventions import (
     AGREES,

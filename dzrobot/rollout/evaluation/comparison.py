@@ -8,7 +8,7 @@ from typing import Any
 
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.evaluation.card import read_card, read_cases, refuse_unlike
-from dzrobot.rollout.evaluation.statistics import (
+from dzrobot.rollout.evaluation.significance import (
     PairCounts,
     adjusted_interval,
     count_pairs,

@@ -14,10 +14,8 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import BatchPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
-from dzrobot.rollout.ablation import Ablation
 from dzrobot.rollout.asynchronous.engine import Engines, check_policy
-from dzrobot.rollout.asynchronous.execution import ExecutionOptions, Schedule, schedule
-from dzrobot.rollout.asynchronous.latency import ZERO
+from dzrobot.rollout.asynchronous.execution import ZERO, ExecutionOptions, Schedule, schedule
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
     check_fits,
@@ -31,16 +29,19 @@ from dzrobot.rollout.evaluation.card import (
     read_cases,
     refuse_unlike,
 )
-from dzrobot.rollout.evaluation.distributed import Ranks
+from dzrobot.rollout.evaluation.ranks import Ranks
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
 from dzrobot.rollout.evaluation.usage import measured, read_uses
-from dzrobot.rollout.perturbation import PERTURBATION, Perturbation
+from dzrobot.rollout.footage import (
+    PredictingPolicy,
+    Wanted,
+    remove_unfinished,
+)
+from dzrobot.rollout.perturbation import PERTURBATION, Ablation, Perturbation
 from dzrobot.rollout.policy_spec import LoadedPolicy, PolicySpec, load_policy, resolve_policy
-from dzrobot.rollout.predictions import PredictingPolicy, remove_unfinished_predictions
 from dzrobot.rollout.protocol import EpisodeSpec, EvalSpec, plan_episodes, shard_of
 from dzrobot.rollout.queue import CaseQueue, LocalQueue
 from dzrobot.rollout.records import Record, RecordFile, locked, storing
-from dzrobot.rollout.video import Wanted, remove_unfinished
 from dzrobot.rollout.workers import Acting, KeptEnvironment, RolloutSettings, WorkerPool
 
 PREDICTED_EPISODES = 100
@@ -287,7 +288,6 @@ def evaluate(
                 _run(settings, acting, options, queue, keep)
         finally:
             remove_unfinished(output)
-            remove_unfinished_predictions(output)
             summary = summarize(records.records.values(), part, read_uses(output))
             write_summary(output, summary, prepared.card)
     return summary

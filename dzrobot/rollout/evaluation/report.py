@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 from rich.table import Table
 from rich.text import Text
 
 from dzrobot.files import write_json
-from dzrobot.rollout.episode import percentiles
+from dzrobot.rollout.episode import Measures, percentiles
 from dzrobot.rollout.evaluation.usage import RunUse, shares
-from dzrobot.rollout.measures import Average, averages
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.records import Record, ordered, storing
 
@@ -109,6 +109,17 @@ class Sweep(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Average:
+    """Of one measure over the episodes that have it."""
+
+    mean: float
+    half_width: float | None
+    """Of the 95 % interval of the mean; None of a single episode."""
+
+    episodes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """What an evaluation found."""
 
@@ -191,7 +202,7 @@ def summarize(
         timing={**_timing(done), **shares(uses)},
         errors=tuple((r.case, r.error) for r in listed if r.error is not None),
         causes=Counter(r.ended or "exception" for r in listed if r.error is not None),
-        measures=averages([(r.steps or 0, r.measures) for r in done if r.measures], Z_95),
+        measures=averages([(r.steps or 0, r.measures) for r in done if r.measures]),
     )
 
 
@@ -289,3 +300,47 @@ def _timing(records: Sequence[Record]) -> dict[str, float]:
         for kind in ("p50", "p95"):
             found[f"{name}_{kind}"] = percentiles([t[kind] for t in times])["p50"]
     return found
+
+
+AVERAGED = (
+    "seconds",
+    "idle_ratio",
+    "stale_ratio",
+    "late",
+    "reaction_mean_s",
+    "reaction_p95_s",
+    "seam_jump",
+    "jerk",
+    "smoothness",
+    "path_ratio",
+)
+"""Measures of a summary. ``seconds``: simulated time of the episode; ``idle_ratio`` and
+``stale_ratio``: held and stale steps per step; the rest as in :class:`Measures`."""
+
+
+def averages(measured: Sequence[tuple[int, Measures]]) -> dict[str, Average]:
+    """Return the mean of every measure.
+
+    Args:
+        measured: Steps and measures of every episode.
+    """
+    found: dict[str, Average] = {}
+    rows = [_measured(steps, one) for steps, one in measured if steps]
+    for name in AVERAGED:
+        values = [value for row in rows if (value := row[name]) is not None]
+        if not values:
+            continue
+        spread = None
+        if len(values) > 1:
+            spread = Z_95 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+        found[name] = Average(mean=float(np.mean(values)), half_width=spread, episodes=len(values))
+    return found
+
+
+def _measured(steps: int, one: Measures) -> dict[str, float | None]:
+    derived = {
+        "seconds": steps / one.hz,
+        "idle_ratio": one.held_steps / steps,
+        "stale_ratio": one.stale_steps / steps,
+    }
+    return {**derived, **{name: getattr(one, name) for name in AVERAGED if name not in derived}}

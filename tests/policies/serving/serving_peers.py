@@ -12,9 +12,8 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import SessionError
 from dzrobot.modality.window import read_observation
 from dzrobot.policies.base import Footprint
-from dzrobot.policies.serving.background import in_background
-from dzrobot.policies.serving.options import ServeOptions
-from dzrobot.policies.serving.server import PolicyServer
+from dzrobot.policies.serving.endpoint import ServeOptions
+from dzrobot.policies.serving.server import PolicyServer, in_background
 
 DROID = load_embodiment("oxe_droid")
 MINI = load_embodiment("libero_mini")

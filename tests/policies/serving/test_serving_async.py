@@ -10,12 +10,11 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError, SessionError, SessionLostError
 from dzrobot.policies.base import AsyncPolicy, ContinuingPolicy, Leftover
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
-from dzrobot.policies.serving.client import RemotePolicy
 from dzrobot.policies.serving.connection import ConnectOptions
 from dzrobot.policies.serving.dialects import SUBPROTOCOL
+from dzrobot.policies.serving.remote_policy import RemotePolicy
 from dzrobot.rollout.asynchronous.engine import Engine, ThreadDesk, VirtualDesk
-from dzrobot.rollout.asynchronous.execution import ExecutionOptions, schedule
-from dzrobot.rollout.asynchronous.latency import parse_latency
+from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_latency, schedule
 
 QUICK = ConnectOptions(connect_s=5, first_s=60, later_s=60)
 SIM = load_embodiment("libero_sim")

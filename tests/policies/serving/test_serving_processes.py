@@ -20,8 +20,8 @@ from serving_peers import MINI, Remembering, serving
 
 from dzrobot.cli import main
 from dzrobot.errors import ServerError
-from dzrobot.policies.serving.client import RemotePolicy
 from dzrobot.policies.serving.connection import ConnectOptions
+from dzrobot.policies.serving.remote_policy import RemotePolicy
 from dzrobot.policies.serving.warmup import blank
 
 HERE = Path(__file__).parent

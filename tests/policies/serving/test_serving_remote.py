@@ -36,8 +36,8 @@ from dzrobot.policies.base import Policy
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
-from dzrobot.policies.serving.client import RemotePolicy
 from dzrobot.policies.serving.connection import ConnectOptions
+from dzrobot.policies.serving.remote_policy import RemotePolicy
 
 QUICK = ConnectOptions(connect_s=0.5, first_s=30, later_s=30)
 PLAN = np.arange(24 * 8, dtype=np.float32).reshape(24, 8)
@@ -319,7 +319,7 @@ def test_the_command_evaluates_through_a_server(tmp_path, capsys):
 def test_serving_needs_no_torch():
     """The packages that the machine beside the robot imports."""
     program = (
-        "import sys; import dzrobot.policies.serving.client, dzrobot.policies.serving.server, "
+        "import sys; import dzrobot.policies.serving.remote_policy, dzrobot.policies.serving.server, "
         "dzrobot.commands.eval, dzrobot.commands.serve, dzrobot.rollout.policy_spec; "
         "assert 'torch' not in sys.modules"
     )

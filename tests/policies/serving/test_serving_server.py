@@ -29,10 +29,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
-from dzrobot.policies.serving.background import in_background
-from dzrobot.policies.serving.options import ServeOptions
+from dzrobot.policies.serving.endpoint import ServeOptions
 from dzrobot.policies.serving.recorder import Recorder
-from dzrobot.policies.serving.server import PolicyServer
+from dzrobot.policies.serving.server import PolicyServer, in_background
 from dzrobot.policies.serving.sessions import ClientConnection, SessionTable
 
 

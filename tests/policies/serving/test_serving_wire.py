@@ -11,7 +11,7 @@ from serving_peers import ARENA, DROID, MINI, frame
 
 from dzrobot.errors import DzrobotError, ProtocolError
 from dzrobot.policies.serving.dialects import arena_greeting, read_request, wire_names
-from dzrobot.policies.serving.wire import pack, unpack
+from dzrobot.policies.serving.msgpack_arrays import pack, unpack
 
 NUMBERS = ["u1", "<i4", "<i8", "<f2", "<f4", "<f8", "|b1"]
 

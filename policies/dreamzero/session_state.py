@@ -1,18 +1,56 @@
 """All that lasts one episode of one session: frames seen, the network's memory, pending actions."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dzrobot.embodiments.spec import Embodiment, History
 from dzrobot.modality.window import Observation, Window, stacked
-from dzrobot.policies.base import Leftover, Plan
-from dzrobot.policies.dreamzero.imagined import ImaginedVideo
+from dzrobot.policies.base import RECENT, Footprint, Leftover, Plan, frame_offsets, reads_next
+from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.session import SessionCache
-from dzrobot.policies.history import RECENT, frame_offsets, reads_next
+from dzrobot.policies.dreamzero.network.vae import Decoding, Vae
+
+
+class ImaginedVideo:
+    """What was predicted since the network last started over, a part for each plan.
+
+    The decoder carries frames over from part to part, like the encoder. Each part is decoded once:
+    what is carried stays here from the first question on.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a part."""
+        self.parts: list[Tensor] = []
+        """Normalized latents (C, F, Y, X) of each plan."""
+
+        self._decoding: Decoding | None = None
+        self._decoded = 0
+        self._newest: Tensor | None = None
+
+    def newest_frames(self, vae: Vae) -> Tensor:
+        """Return the frames (3, T, H, W) in [-1, 1] of the newest of at least one part."""
+        if self._decoding is None:
+            self._decoding = Decoding(vae)
+        for latents in self.parts[self._decoded :]:
+            self._newest = self._decoding.more(latents[None])[0].clamp(-1, 1)
+            self._decoded += 1
+        assert self._newest is not None, "at least one part"
+        return self._newest
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield what takes memory."""
+        yield from self.parts
+        if self._decoding is not None:
+            yield from self._decoding.tensors()
+        if self._newest is not None:
+            yield self._newest
 
 
 class SessionState:
@@ -116,3 +154,48 @@ class Ticket:
     """What relative actions are measured from, there and back."""
 
     leftover: Leftover | None
+
+
+_MEMORY = Path("/proc/meminfo")
+
+_PROMPTS = 2
+"""Cached rows per session: with and without guidance."""
+
+
+def footprint(episode: SessionState, device: torch.device) -> Footprint:
+    """Return the bytes that ``episode`` holds and that are free on ``device``.
+
+    Shared prompt embeddings are not counted: they stay however many sessions there are.
+    """
+    if device.type == "cuda":
+        # What torch keeps for itself but does not use is as good as free.
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + unused
+    else:
+        free = _available()
+    taken = sum(tensor.untyped_storage().nbytes() for tensor in _tensors(episode))
+    return Footprint(session=taken, free=free)
+
+
+def session_bytes(config: NetworkConfig, itemsize: int) -> int:
+    """Return the bytes of keys and values of one session's history, ``itemsize`` a number."""
+    dit = config.dit
+    frames = 1 + max(dit.max_chunk_size, 1) * dit.num_frame_per_block
+    tokens = frames * dit.frame_seqlen + dit.num_action_per_block + dit.num_state_per_block
+    return itemsize * _PROMPTS * 2 * dit.num_layers * tokens * dit.dim
+
+
+def _tensors(episode: SessionState) -> Iterator[Tensor]:
+    yield from episode.video.tensors()
+    if episode.memory is not None:
+        memory = episode.memory
+        yield from (cache.data for cache in memory.keys_values.values())
+        yield from (t for t in (memory.image_PE, memory.first_frame_CFYX) if t is not None)
+
+
+def _available() -> int:
+    for line in _MEMORY.read_text(encoding="ascii").splitlines():
+        name, _, amount = line.partition(":")
+        if name == "MemAvailable":
+            return 1024 * int(amount.split()[0])
+    raise RuntimeError(f"{_MEMORY} does not say how much memory is available")

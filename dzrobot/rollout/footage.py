@@ -1,15 +1,15 @@
-"""What a policy predicted and planned, kept beside what happened; for reports.
+"""Images kept of episodes: videos, photos of initial states, and predicted frames for reports.
 
-Of every plan: the frames that were seen, the frames that were predicted for the same steps, the
-planned actions and where the time went. Nothing here changes what the policy does.
+Nothing here changes what a policy does.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
+import cv2
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
@@ -19,19 +19,130 @@ from dzrobot.documents import read_json
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
 from dzrobot.errors import ProtocolError
-from dzrobot.files import write_json
+from dzrobot.files import write_bytes, write_json
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action, Plan
-from dzrobot.recording.media import VideoCodec, VideoFile
+from dzrobot.recording.media import VideoCodec, VideoFile, encode_png
 from dzrobot.rollout.episode import PlansShown, PolicyActor
+from dzrobot.rollout.records import storing
 
+Wanted = Literal["all", "failures", "none"]
+Image = NDArray[np.uint8]
+
+VIDEO_FOLDER = "videos"
+PHOTO_FOLDER = "starts"
 PREDICTION_FOLDER = "predictions"
+FALLBACK_FPS = 20.0
 _PARTIAL = "unfinished"
+
+
+class EpisodeVideo:
+    """The video of one episode, one frame per observation; kept or dropped when it is over.
+
+    The environment's own upright image comes first, then every view in the order of its key, as
+    the policy is given it.
+    """
+
+    def __init__(self, folder: Path, name: str, env: gym.Env[Any, Any]) -> None:
+        self._folder = folder / VIDEO_FOLDER
+        self._name = name
+        self._path = self._folder / _PARTIAL / f"{name}.mp4"
+        self._env = env
+        fps = float(env.metadata["render_fps"]) if "render_fps" in env.metadata else FALLBACK_FPS
+        self._file = VideoFile(self._path, fps, VideoCodec(gop=20, crf=20))
+        self._frames = 0
+
+    def add(self, observation: Observation) -> None:
+        """Append what is seen now."""
+        shown = self._env.render() if self._env.render_mode == "rgb_array" else None
+        images = [] if shown is None else [np.asarray(shown, np.uint8)]
+        images += [np.asarray(view, np.uint8) for view in views(observation).values()]
+        if images:
+            self._file.add(side_by_side(images))
+            self._frames += 1
+
+    def close(self, *, keep: bool, ending: str) -> str | None:
+        """Finish the video; return its path below the results folder, None if it is not kept."""
+        if self._frames == 0:
+            keep = False
+        else:
+            self._file.close()
+        if not keep:
+            self._path.unlink(missing_ok=True)
+            return None
+        # Moved when it is complete: whatever lies beside is the partial work of a killed run.
+        final = self._folder / f"{self._name}-{ending}.mp4"
+        self._path.replace(final)
+        return str(final.relative_to(self._folder.parent))
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the partial videos and predictions that killed runs left below ``folder``."""
+    for kind in (VIDEO_FOLDER, PREDICTION_FOLDER):
+        shutil.rmtree(folder / kind / _PARTIAL, ignore_errors=True)
+
+
+def views(observation: Observation) -> Mapping[str, Image]:
+    """Return the images (H, W, 3) of ``observation``; the newest where there is a stack."""
+    found = {}
+    for key in sorted(observation):
+        if key.startswith("video."):
+            image = np.asarray(observation[key])
+            found[key] = image[-1] if image.ndim == 4 else image
+    return found
+
+
+def side_by_side(images: list[Image]) -> Image:
+    """Return one image of even height and width with ``images`` at equal height."""
+    height = max(image.shape[0] for image in images)
+    height += height % 2
+    scaled = []
+    for image in images:
+        width = round(image.shape[1] * height / image.shape[0])
+        size = (width + width % 2, height)
+        same = image.shape[:2] == size[::-1]
+        scaled.append(image if same else cv2.resize(image, size, interpolation=cv2.INTER_AREA))
+    joined: Image = np.concatenate(scaled, axis=1)
+    return joined
+
+
+def photo_file(folder: Path, case: str) -> Path:
+    """Return where the photo of the initial state of ``case`` is in the results folder."""
+    return folder / PHOTO_FOLDER / f"{case}.png"
+
+
+class Photographed(gym.Wrapper[Any, Any, Any, Any]):
+    """Keeps what all cameras see after a reset, side by side; that of the last reset counts.
+
+    Args:
+        env: Whose observations have images.
+        path: Of the photo.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], path: Path) -> None:
+        super().__init__(env)
+        self._path = path
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset ``env`` and keep the photo.
+
+        Raises:
+            ProtocolError: it cannot be written.
+        """
+        observation, info = self.env.reset(seed=seed, options=options)
+        seen = list(views(observation).values())
+        if seen:
+            with storing(self._path.parent):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(self._path, encode_png(side_by_side(seen)))
+        return observation, info
+
 
 LOSSLESS = VideoCodec(gop=20, crf=0, pixel_format="yuv444p")
 """Scores are computed from these frames; only the rounding to YUV is lost."""
 
-Image = NDArray[np.uint8]
 _Rows = Annotated[tuple[tuple[float, ...], ...], Field(strict=False)]
 
 
@@ -123,11 +234,6 @@ def predictions_size(folder: Path) -> int:
     """Return the bytes that the predictions in ``folder`` take."""
     files = (folder / PREDICTION_FOLDER).rglob("*")
     return sum(file.stat().st_size for file in files if file.is_file())
-
-
-def remove_unfinished_predictions(folder: Path) -> None:
-    """Remove what killed runs left half written below ``folder``."""
-    shutil.rmtree(folder / PREDICTION_FOLDER / _PARTIAL, ignore_errors=True)
 
 
 @dataclass

@@ -1,8 +1,15 @@
-"""Which process this is among those that torchrun, or a launcher like it, started together."""
+"""Processes of one run: its ranks, workers that end with their parent, and SIGTERM as Ctrl-C."""
 
+import ctypes
 import hashlib
+import multiprocessing
 import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from dzrobot.errors import ConfigError
 
@@ -54,3 +61,45 @@ def _number(variable: str, alone: int) -> int:
             "number; unset it where there is none"
         )
     return int(text)
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when the one that started it is gone.
+
+    A worker in the middle of a long episode reads no pipe, so that it would not notice for as long
+    as the episode takes. Elsewhere than on Linux, and there too, a closed pipe ends it later.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # It may have ended before the kernel was told.
+    if os.getppid() != parent.pid:
+        os._exit(1)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as a service manager or a cluster sends it."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Raise :class:`Terminated` in the block when SIGTERM comes.
+
+    A line of results that is being written is finished: its file is closed, and so flushed, on the
+    way out. Worker processes are ended by what started them.
+    """
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        # A second one, sent by an impatient manager, must not cut the tidying short.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

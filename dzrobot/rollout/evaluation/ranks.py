@@ -21,15 +21,15 @@ from uuid import uuid4
 
 from pydantic import ConfigDict
 
-from dzrobot import files, ranks
+from dzrobot import files
+from dzrobot import process as ranks
 from dzrobot.documents import parse_json
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.evaluation.card import refuse_unlike
-from dzrobot.rollout.predictions import PREDICTION_FOLDER, prediction_files
+from dzrobot.rollout.footage import PREDICTION_FOLDER, VIDEO_FOLDER, prediction_files
 from dzrobot.rollout.protocol import Count, EpisodeSpec
 from dzrobot.rollout.queue import EnvironmentKey, pick
 from dzrobot.rollout.records import ERROR_FOLDER, Record, storing
-from dzrobot.rollout.video import VIDEO_FOLDER
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from dzrobot.errors import DatasetError, StoppedError
 from dzrobot.progress import TimeLeft
-from dzrobot.recording.facts import episode_facts, lost_attempts, note_lost
 from dzrobot.recording.formats import LostAttempt
+from dzrobot.recording.lists import episode_facts, lost_attempts, note_lost
 from dzrobot.rollout.demonstrations.record import (
     DISCARDED,
     RecordedEnv,

@@ -1,4 +1,4 @@
-"""What an episode holds that training can do nothing with, seen while it is recorded or read."""
+"""Defects of an episode that make it useless for training, detected while recording or reading."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,9 +1,12 @@
-"""Prompt templates of the published checkpoints, byte for byte: they are an interface, not prose.
+"""Prompt templates and tilings of the published checkpoints.
 
-``{task}`` stands for the instruction, already lower-cased (docs/model.md, section 5).
+Templates are byte for byte: they are an interface, not prose. ``{task}`` stands for the
+instruction, already lower-cased (docs/model.md, section 5).
 """
 
 from collections.abc import Mapping
+
+from dzrobot.errors import ConfigError
 
 _MULTI_VIEW = "A multi-view video shows that a robot {task} The video is split into "
 _AGAIN = " The robot {task}"
@@ -76,3 +79,24 @@ PROMPTS: Mapping[str, str] = {
     "mecka_hands": HUMAN,
 }
 """Template of each embodiment the published checkpoints know, by tag."""
+
+
+Tiles = tuple[tuple[str | None, ...], ...]
+
+
+def side_by_side(exterior: str, wrist: str) -> Tiles:
+    """Return two views in a row: LIBERO, Franka."""
+    return ((exterior, wrist),)
+
+
+def wrist_on_top(left: str, right: str, wrist: str) -> Tiles:
+    """Return the wrist view stretched over two exterior views: DROID."""
+    return ((wrist,), (left, right))
+
+
+def quadrants(*keys: str) -> Tiles:
+    """Return views top left, bottom left, top right, the rest black: AgiBot, xDOF, YAM."""
+    if not 1 <= len(keys) <= 3:
+        raise ConfigError(f"quadrants take one to three views, got {len(keys)}: {', '.join(keys)}")
+    top_left, bottom_left, top_right = (*keys, None, None)[:3]
+    return ((top_left, top_right), (bottom_left, None))
