@@ -203,7 +203,11 @@ def _type_name(annotation: Any) -> str:
         case None:
             if annotation is type(None):
                 return "null"
-            return "..." if annotation is ... else getattr(annotation, "__name__", str(annotation))
+            return (
+                "..."
+                if annotation is ...
+                else (annotation.__name__ if isinstance(annotation, type) else str(annotation))
+            )
         case origin:
             return f"{origin.__name__}[{', '.join(map(_type_name, inner))}]"
 

@@ -5,8 +5,8 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,15 @@ def cache_folder() -> Path:
 
 
 @contextmanager
+def undone_on_error(undo: Callable[[], object]) -> Iterator[None]:
+    """Call ``undo`` if the block raises, Ctrl-C included."""
+    with ExitStack() as stack:
+        stack.callback(undo)
+        yield
+        stack.pop_all()
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; what is written there replaces ``path`` in one step.
 
@@ -45,12 +54,9 @@ def replacing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}{TEMPORARY}")
     remove(temporary)
-    try:
+    with undone_on_error(lambda: remove(temporary)):
         yield temporary
         move(temporary, path)
-    except BaseException:
-        remove(temporary)
-        raise
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -80,7 +80,10 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
-        if getattr(event, "tag", None) is not None:
+        if (
+            isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent)
+            and event.tag is not None
+        ):
             raise _refusal(f"the tag {event.tag!r}; write the value without, text in quotes", event)
         before = self._count
         self._depth += 1

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.embodiments.spec import Embodiment, History
+from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, History, Part
 from dzrobot.errors import ConfigError, ModalityError, SessionError
 from dzrobot.modality.window import Observation
 
@@ -374,3 +374,41 @@ def reads_next(offsets: Sequence[int], left: int, every: int) -> bool:
     """
     # The plan at step `left + i * every` is shown frames from there on back; the frame is step 0.
     return any(-offset >= left and (-offset - left) % every == 0 for offset in offsets)
+
+
+def check_holds(robot: Embodiment, when: str, instead: str = "") -> None:
+    """Raise ConfigError where nothing says how ``robot`` is left as it is."""
+    if unknown := [part.key for part in robot.action if part.hold is None]:
+        raise ConfigError(
+            f"{', '.join(unknown)} of {robot.tag!r}: nothing says how it holds still {when}; give "
+            f"the part hold={HOLD_ZERO!r} (differences from step to step) or a state key (absolute "
+            f"numbers){instead}"
+        )
+
+
+def hold_command(
+    robot: Embodiment, seen: Observation, last: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    """Return the action (A,) that leaves ``robot`` as it is.
+
+    Args:
+        robot: Every part of its action says how; see ``Part.hold``.
+        seen: The newest observation.
+        last: The last command; None: there was none.
+    """
+    values, start = [], 0
+    for part in robot.action:
+        before = None if last is None else last[start : start + part.dim]
+        values.append(_held(part, seen, before))
+        start += part.dim
+    return np.concatenate(values)
+
+
+def _held(part: Part, seen: Observation, last: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    assert part.hold is not None, "see check_holds"
+    if part.hold != HOLD_ZERO:
+        return np.asarray(seen[part.hold] if last is None else last, np.float32)
+    held = np.zeros(part.dim, np.float32)
+    if part.gripper is not None and last is not None:
+        held[part.gripper.index] = last[part.gripper.index]
+    return held

@@ -3,13 +3,20 @@
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.arm import add_attention, add_teleop_settings, looked_after
-from dzrobot.commands.replay import add_workcell, load_recording, workcell_arguments
+from dzrobot.commands.options.arm import (
+    add_attention,
+    add_teleop_settings,
+    add_workcell,
+    read_operator,
+    workcell_arguments,
+)
+from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
 from dzrobot.envs.teleop.devices import DEVICES, load_device
@@ -18,7 +25,7 @@ from dzrobot.importing import is_reference, load_reference
 from dzrobot.progress import TimeLeft
 from dzrobot.recording import EpisodeWriter
 from dzrobot.recording.checks import too_short
-from dzrobot.rollout.arm.attended import Attended, EndedByDriver
+from dzrobot.rollout.arm.attended import Attended, EndedByDriver, attended
 from dzrobot.rollout.demonstrations.record import (
     KEYBOARD_HELP,
     KEYBOARD_NUMBERS,
@@ -44,6 +51,12 @@ from dzrobot.rollout.policy_spec import PolicySpec, load_factory, load_policy, r
 SUMMARY = "record demonstrations on the robot"
 
 INSTEAD = {"--only-success": "failures are left out unless --keep-failures is given"}
+
+COMMON = (
+    "--env", "--workcell", "--output", "--keyboard", "--policy", "--teleop", "--episodes",
+    "--attempts", "--keep-failures", "--max-steps", "--video", "--preview",
+)  # fmt: skip
+"""Flags that ``--help`` shows; ``--help-all`` shows every one."""
 
 KEYBOARD = "keyboard"
 """Drives without being a device to hold: what other tools call ``--teleop keyboard``."""
@@ -104,7 +117,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--max-steps", type=flags.whole(1), default=240, help="steps per episode")
     parser.add_argument("--seed", type=flags.seed, default=0, help="of the first episode's start")
-    parser.add_argument("--version", choices=["v2.1", "v3.0"], default="v2.1")
+    parser.add_argument(
+        "--version", choices=["v2.1", "v3.0"], default="v2.1", help="of the LeRobot format"
+    )
     parser.add_argument("--video", action="store_true", help="store images as video")
     parser.add_argument(
         "--recipe", type=flags.text,
@@ -129,9 +144,10 @@ def run(arguments: argparse.Namespace) -> int:
         _check_noise(arguments, facts)
         env = NoisyActions(env, arguments.noise)
     actor = _actor(arguments, env, facts)
-    log = arguments.output.with_name(f"{arguments.output.name}.operator.jsonl")
+    operator = read_operator(arguments)
+    log = operator.log or arguments.output.with_name(f"{arguments.output.name}.operator.jsonl")
     with (
-        looked_after(arguments, "dzrobot record", log, asks_reason=True) as people,
+        attended(replace(operator, title="dzrobot record", log=log, asks_reason=True)) as people,
         closing(env),
         _ended_by(actor, env) as driven,
     ):
@@ -258,7 +274,7 @@ def _sample(arguments: argparse.Namespace, robot: Embodiment) -> tuple[Timing, s
     if arguments.recipe is None:
         return robot.timing, robot.tag
     # Recording needs nothing of training otherwise.
-    from dzrobot.commands.options.sampling import recipe_sections, robot_of_run
+    from dzrobot.commands.options.recipe import recipe_sections, robot_of_run
 
     sections = recipe_sections(arguments.recipe)
     planned, _, _ = robot_of_run(robot.tag, [str(arguments.output)], sections)

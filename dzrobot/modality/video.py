@@ -44,8 +44,12 @@ class AugmentConfig:
     """Modality keys of the views that may be black."""
 
     def __post_init__(self) -> None:
-        for name in ("brightness", "contrast", "saturation"):
-            if not 0 <= (value := getattr(self, name)) <= 1:
+        for name, value in (
+            ("brightness", self.brightness),
+            ("contrast", self.contrast),
+            ("saturation", self.saturation),
+        ):
+            if not 0 <= value <= 1:
                 raise ConfigError(f"{name}={value} must lie from 0 to 1")
         if not 0 <= self.hue <= 0.5:
             raise ConfigError(f"hue={self.hue} must lie from 0 to 0.5 turns")

@@ -26,6 +26,7 @@ from dzrobot.files import (
     move,
     remove,
     replacing,
+    undone_on_error,
     write_bytes,
     write_json,
 )
@@ -66,16 +67,13 @@ def changing(root: Path) -> Iterator[Change]:
     prepared = root / _PREPARED
     remove(prepared)
     prepared.mkdir(parents=True)
-    try:
+    with undone_on_error(lambda: remove(prepared)):
         change = Change(prepared)
         yield change
         write_json(prepared / _REMOVED, change.removed)
         for path in prepared.rglob("*"):
             flush(path)
         move(prepared, root / _COMMITTED)
-    except BaseException:
-        remove(prepared)
-        raise
     finish(root)
 
 

@@ -12,9 +12,8 @@ import pyarrow as pa
 from dzrobot.documents import read_json, read_json_lines, validated
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import DatasetError
-from dzrobot.files import explained, write_json
+from dzrobot.files import explained, undone_on_error, write_json
 from dzrobot.recording import column_statistics, folder, formats
-from dzrobot.recording import open_episode as frames
 from dzrobot.recording.commit import (
     WRITER,
     FinishedEpisode,
@@ -25,7 +24,14 @@ from dzrobot.recording.commit import (
 )
 from dzrobot.recording.formats import EpisodeFacts, Info, Rate
 from dzrobot.recording.media import VideoCodec, describe_video
-from dzrobot.recording.open_episode import Feature, OpenEpisode
+from dzrobot.recording.open_episode import (
+    Feature,
+    OpenEpisode,
+    arrow_schema,
+    check_same,
+    describe,
+    modality,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -76,12 +82,11 @@ class EpisodeWriter:
             MetaFilesV3(self._root) if version == "v3.0" else MetaFilesV2(self._root, version)
         )
         self._lock = folder.lock(self._root)
-        try:
-            with explained(f"record to {self._root}", DatasetError):
-                self._episodes, self._rows, self._tasks = self._open()
-        except BaseException:
-            self._lock.close()
-            raise
+        with (
+            undone_on_error(self._lock.close),
+            explained(f"record to {self._root}", DatasetError),
+        ):
+            self._episodes, self._rows, self._tasks = self._open()
         self._episode: OpenEpisode | None = None
 
     @property
@@ -157,7 +162,7 @@ class EpisodeWriter:
         episode, self._episode = self._episode, None
         described = self._features | episode.extra_features
         if self._episodes:
-            frames.check_same(self._features, described)
+            check_same(self._features, described)
         self._features = described
         with explained(f"save an episode in {self._root}", DatasetError):
             finished = self._finish(episode)
@@ -191,7 +196,7 @@ class EpisodeWriter:
         self.close()
 
     def _base_features(self) -> dict[str, Feature]:
-        table = frames.describe(self._embodiment, dtype="video" if self._codec else "image")
+        table = describe(self._embodiment, dtype="video" if self._codec else "image")
         if self._codec:
             for view in self._embodiment.views:
                 table[view.feature]["info"] = describe_video(
@@ -255,7 +260,7 @@ class EpisodeWriter:
             )
         described = _described(info)
         extra = described.keys() - self._features.keys()
-        frames.check_same(
+        check_same(
             {name: value for name, value in described.items() if name not in extra}, self._features
         )
 
@@ -270,7 +275,7 @@ class EpisodeWriter:
             if task not in self._tasks:
                 self._tasks.append(task)
         columns = episode.columns() | self._standard_columns(episode)
-        schema = frames.arrow_schema(self._features)
+        schema = arrow_schema(self._features)
         table = pa.table({name: columns[name] for name in schema.names}, schema=schema)
         data = self._root / formats.ASIDE / "episode" / "data.parquet"
         images = any(feature["dtype"] == "image" for feature in self._features.values())
@@ -316,7 +321,7 @@ class EpisodeWriter:
         }
         if version == "v3.0":
             info |= {"data_files_size_in_mb": 100, "video_files_size_in_mb": 200}
-        write_json(self._root / formats.MODALITY, frames.modality(self._embodiment))
+        write_json(self._root / formats.MODALITY, modality(self._embodiment))
         write_json(self._root / formats.INFO, info)
 
 

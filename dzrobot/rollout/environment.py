@@ -3,8 +3,9 @@
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, runtime_checkable
 
 import gymnasium as gym
@@ -63,6 +64,24 @@ class AttendedArm(typing.Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class OperatorOptions:
+    """How the operator of an arm is involved in a run."""
+
+    title: str = "dzrobot"
+    unattended: bool = False
+    """Whether the arm moves without asking first, and a lost frame or a slow policy ends no run."""
+
+    preview: int | None = None
+    """Port of the page with the images; None: no page."""
+
+    log: Path | None = None
+    """File of events with their times. None: none is written."""
+
+    asks_reason: bool = False
+    """Whether the operator is asked why an episode failed."""
+
+
 def slowed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``arguments`` for a first trial: every step at the workcell's ``slow_pace``."""
     return {**arguments, "slow_first_steps": ALL_STEPS}
@@ -74,7 +93,7 @@ def check_conventions(env: gym.Env[Any, Any], robot: Embodiment) -> None:
     Raises:
         ConfigError: it does not.
     """
-    stated = getattr(env.unwrapped, "embodiment", None)
+    stated = facts_of(env).embodiment
     if stated is None:
         return
     frame = stated.action_frame
@@ -95,39 +114,42 @@ def check_conventions(env: gym.Env[Any, Any], robot: Embodiment) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentFacts:
-    """What an environment says of itself, in attributes of ``env.unwrapped``; all may be absent."""
+    """What an environment states in attributes of ``env.unwrapped``; all may be absent."""
 
-    embodiment: Embodiment | None
+    embodiment: Embodiment | None = None
     """Whose keys, sizes and actions it has."""
 
-    control_hz: float | None
+    control_hz: float | None = None
     """Steps per second; None: the embodiment's."""
 
-    init_states: int | None
+    init_states: int | None = None
     """Initial states of its task, numbered from 0; None: it has no numbers."""
 
-    hand: HandMotion | None
+    task: str | None = None
+    """Instruction, where it is known before the first reset."""
+
+    hand: HandMotion | None = None
     """Which numbers of state and action move its hand, and what they mean."""
 
-    hand_position: slice | None
+    hand_position: slice | None = None
     """Where in the concatenated state the position of the hand is, in meters."""
 
-    opengl: str | None
+    opengl: str | None = None
     """Backend that it draws with, where the images may depend on it."""
 
-    moves_an_arm: bool
+    moves_an_arm: bool = False
     """Whether it drives an arm, real or emulated."""
 
-    is_real: bool
+    is_real: bool = False
     """Whether metal moves."""
 
-    workcell: Mapping[str, Any] | None
-    """What a result depends on of the place that the arm stands in; None: no arm."""
+    workcell: Mapping[str, Any] | None = None
+    """What a result depends on of the arm's workcell; None: no arm."""
 
-    perturbations: tuple[str, ...]
+    perturbations: tuple[str, ...] = ()
     """Axes along which its scene can be made harder."""
 
-    libraries: tuple[str, ...]
+    libraries: tuple[str, ...] = ()
     """Distributions whose versions a result depends on, beyond those of every evaluation."""
 
     @property
@@ -142,38 +164,36 @@ class EnvironmentFacts:
 
 
 def facts_of(env: gym.Env[Any, Any]) -> EnvironmentFacts:
-    """Return what ``env`` says of itself; it need not have been reset.
+    """Return what ``env`` states; it need not have been reset.
 
     Raises:
-        ConfigError: its embodiment is something else.
+        ConfigError: its embodiment or hand is something else.
     """
     inner = env.unwrapped
-    own = getattr(inner, "embodiment", None)
+    # Attributes of foreign classes, by the names that docs/extend/environment.md promises.
+    stated = {
+        field.name: value
+        for field in fields(EnvironmentFacts)
+        if (value := getattr(inner, field.name, None)) is not None
+    }
+    own, hand = stated.get("embodiment"), stated.get("hand")
     if own is not None and not isinstance(own, Embodiment):
         raise ConfigError(
             f"{type(inner).__name__}.embodiment is a {type(own).__name__}; give an Embodiment, "
             "such as load_embodiment('libero_sim')"
         )
-    hand = getattr(inner, "hand", None)
     if hand is not None and not isinstance(hand, HandMotion):
         raise ConfigError(
             f"{type(inner).__name__}.hand is a {type(hand).__name__}; give a HandMotion, or "
             "leave it out"
         )
-    rate = getattr(inner, "control_hz", None)
-    return EnvironmentFacts(
-        embodiment=own,
-        control_hz=own.timing.control_hz if rate is None and own is not None else rate,
-        init_states=getattr(inner, "init_states", None),
-        hand=hand,
-        hand_position=getattr(inner, "hand_position", None) if hand is None else hand.position,
-        opengl=getattr(inner, "opengl", None),
-        moves_an_arm=isinstance(inner, AttendedArm),
-        is_real=isinstance(inner, AttendedArm) and inner.is_real,
-        workcell=getattr(inner, "workcell", None),
-        perturbations=tuple(getattr(inner, "perturbations", ())),
-        libraries=tuple(getattr(inner, "libraries", ())),
-    )
+    if own is not None:
+        stated.setdefault("control_hz", own.timing.control_hz)
+    if hand is not None:
+        stated["hand_position"] = hand.position
+    is_arm = isinstance(inner, AttendedArm)
+    stated |= {"moves_an_arm": is_arm, "is_real": is_arm and stated.get("is_real", False)}
+    return EnvironmentFacts(**stated)
 
 
 def look_at(
@@ -182,7 +202,7 @@ def look_at(
     arguments: Mapping[str, Any],
     check: Callable[[gym.Env[Any, Any]], None] = lambda _: None,
 ) -> EnvironmentFacts:
-    """Return what ``env`` says of itself; it is made and closed, not reset.
+    """Return what ``env`` states; it is made and closed, not reset.
 
     Args:
         env: Its name.

@@ -56,8 +56,9 @@ def omitter(env: gym.Env[Any, Any]) -> Callable[[], None] | None:
     if not isinstance(inner, FrameSkippingEnv):
         return None
     while isinstance(env, gym.Wrapper):
-        # Asked of the class: an instance passes the question on to what it wraps.
-        if not isinstance(env, _BLIND) and not getattr(type(env), "takes_missing_frames", False):
+        # Of the class: an instance would answer for what it wraps.
+        takes = any(vars(cls).get("takes_missing_frames") for cls in type(env).__mro__)
+        if not isinstance(env, _BLIND) and not takes:
             return None
         env = env.env
     return inner.omit_frames

@@ -98,7 +98,7 @@ class Record:
     """What a robot's environment said besides: aborts, recoveries, drivers, workcell."""
 
     def __post_init__(self) -> None:
-        absent = [name for name in _FINISHED if getattr(self, name) is None]
+        absent = [name for name in _FINISHED if vars(self)[name] is None]
         if self.error is None and absent:
             raise ValueError(f"{absent[0]} is null; an episode that has no error has one")
         if self.error is not None and self.success is not None:
@@ -113,7 +113,7 @@ class Record:
                 failed, task=outcome.task, steps=outcome.steps, ended=outcome.ended,
                 robot=outcome.robot,
             )  # fmt: skip
-        kept = {name: getattr(outcome, name) for name in _RESULT}
+        kept = {name: value for name, value in vars(outcome).items() if name in _RESULT}
         return cls(**_about(case), **kept, video=video, error=None)
 
     @classmethod
@@ -256,7 +256,7 @@ def _check_known(record: Record, known: Mapping[str, Mapping[str, Any]], where: 
             "away and evaluate again"
         )
     for name, value in about.items():
-        given = getattr(record, name)
+        given = vars(record)[name]
         if given != value:
             raise ProtocolError(
                 f"{where}: {name} is {shorten(given)}, but {value!r} in this evaluation; move the "

@@ -548,8 +548,8 @@ class DreamZeroPolicy:
 
 def _check_fast(options: PolicyOptions, network: WorldActionModel) -> None:
     """Raise ConfigError where what is to make the network faster cannot be had."""
-    for name in ("compile", "graphs"):
-        if getattr(options, name) and is_offloaded(network.model):
+    for name, wanted in (("compile", options.compile), ("graphs", options.graphs)):
+        if wanted and is_offloaded(network.model):
             raise ConfigError(
                 f"{name}=True, and with the memory that was given blocks of the transformer wait "
                 f"on the host: what is compiled or recorded cannot fetch its weights; give more "

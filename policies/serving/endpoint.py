@@ -73,13 +73,13 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         faults = [*self._door_faults()]
-        counts = ("max_sessions", "max_connections", "max_message", "max_batch")
-        for name in counts:
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                faults.append(f"{name}={getattr(self, name)} must be at least 1")
+        given = vars(self)
+        for name in ("max_sessions", "max_connections", "max_message", "max_batch"):
+            if given[name] is not None and given[name] < 1:
+                faults.append(f"{name}={given[name]} must be at least 1")
         for name in ("handshake_s", "idle_s", "room_s", "forget_s", "drain_s"):
-            if not getattr(self, name) > 0:
-                faults.append(f"{name}={getattr(self, name)} must be above 0")
+            if not given[name] > 0:
+                faults.append(f"{name}={given[name]} must be above 0")
         if not 0 <= self.window_s <= 1:
             faults.append(f"window_s={self.window_s} must lie between 0 and 1")
         if faults:

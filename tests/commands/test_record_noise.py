@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dzrobot.cli import main
-from dzrobot.commands.replay import load_recording
+from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.teleop.devices import load_device
 from dzrobot.errors import ConfigError

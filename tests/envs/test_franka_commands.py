@@ -10,7 +10,7 @@ import pytest
 from emulated import KeptCell, need_libraries
 
 from dzrobot.cli import main
-from dzrobot.commands.replay import load_recording
+from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.emulators.launcher import SERIALS
 from dzrobot.envs.franka.arm import REMEDIES, Mode

@@ -7,7 +7,7 @@ import pytest
 from emulated import need_libraries, printer
 
 from dzrobot.cli import main
-from dzrobot.commands.replay import load_recording
+from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.franka.arm import Space
 from dzrobot.envs.franka.config import ControllerConfig, LimitsConfig

@@ -8,7 +8,7 @@ import pytest
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
-from dzrobot.policies.base import Plan
+from dzrobot.policies.base import Plan, hold_command
 from dzrobot.rollout.asynchronous.engine import (
     Engine,
     EngineActor,
@@ -19,12 +19,7 @@ from dzrobot.rollout.asynchronous.engine import (
     path_ratio,
     seam_jump,
 )
-from dzrobot.rollout.asynchronous.execution import (
-    ExecutionOptions,
-    hold_command,
-    parse_latency,
-    schedule,
-)
+from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_latency, schedule
 
 ROBOT = load_embodiment("libero_mini")
 HORIZON = ROBOT.timing.action_horizon

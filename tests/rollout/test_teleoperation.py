@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dzrobot.cli import main
-from dzrobot.commands.replay import load_recording
+from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.libero.arm import ArmEnv
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopReading

@@ -20,8 +20,9 @@ from dzrobot.envs.franka.console import OperatorConsole
 from dzrobot.envs.franka.outcomes import Operator, OperatorVerdict
 from dzrobot.envs.franka.preview import Preview
 from dzrobot.errors import ConfigError, RobotError, StoppedError
+from dzrobot.process import Terminated
 from dzrobot.recording.media import read_png
-from dzrobot.rollout.environment import AttendedArm
+from dzrobot.rollout.environment import AttendedArm, OperatorOptions
 
 LEAVE_S = 5.0
 """How long a run may take to hold, stop and close the arm before it can be ended by force."""
@@ -33,24 +34,6 @@ ENDED = "ended by key"
 """How an episode ended that its driver ended, with no word on whether it succeeded."""
 
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OperatorOptions:
-    """How an arm is looked after."""
-
-    title: str = "dzrobot"
-    unattended: bool = False
-    """Nobody is asked before the arm moves; a lost frame or a slow policy does not end the run."""
-
-    preview: int | None = None
-    """Port of the page with the images; None: no page."""
-
-    log: Path | None = None
-    """Where everything that happens is written with its time. None: nowhere."""
-
-    asks_reason: bool = False
-    """Whether a person who calls an episode a failure is asked why."""
 
 
 @dataclass
@@ -159,13 +142,20 @@ def attended(attention: OperatorOptions) -> Iterator[Attended]:
 
     Raises:
         ConfigError: the preview's port cannot be had.
+        Terminated: the block was ended by SIGTERM.
     """
+    if attention.log is not None:
+        attention.log.parent.mkdir(parents=True, exist_ok=True)
     seen = sys.stdin.isatty() and sys.stdout.isatty()
     console = OperatorConsole(attention.title, log=attention.log) if seen else None
     people = Attended(attention, console)
     try:
         with leaving(people.rest):
             yield people
+    except KeyboardInterrupt as ended:
+        if ended.args == (signal.SIGTERM.name,):
+            raise Terminated from ended
+        raise
     finally:
         people.close()
 

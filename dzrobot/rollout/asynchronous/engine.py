@@ -29,13 +29,13 @@ from dzrobot.policies.base import (
     Plan,
     Policy,
     check_continuing,
+    hold_command,
 )
 from dzrobot.rollout.asynchronous.execution import (
     Execution,
     Latency,
     Schedule,
     forecast,
-    hold_command,
     steps_of,
 )
 from dzrobot.rollout.episode import Measures, policy_reads_frames, reset_policy

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dzrobot.documents import read_bytes, shorten
-from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, Part
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
-from dzrobot.modality.window import Observation
+from dzrobot.policies.base import check_holds
 
 Kind = Literal["zero", "seconds", "steps", "lognormal", "file", "measured"]
 
@@ -287,44 +286,6 @@ def _asynchronous(
             )
         )
     return steps
-
-
-def check_holds(robot: Embodiment, when: str, instead: str = "") -> None:
-    """Raise ConfigError where nothing says how ``robot`` is left as it is."""
-    if unknown := [part.key for part in robot.action if part.hold is None]:
-        raise ConfigError(
-            f"{', '.join(unknown)} of {robot.tag!r}: nothing says how it holds still {when}; give "
-            f"the part hold={HOLD_ZERO!r} (differences from step to step) or a state key (absolute "
-            f"numbers){instead}"
-        )
-
-
-def hold_command(
-    robot: Embodiment, seen: Observation, last: NDArray[np.float32] | None
-) -> NDArray[np.float32]:
-    """Return the action (A,) that leaves ``robot`` as it is.
-
-    Args:
-        robot: Every part of its action says how; see ``Part.hold``.
-        seen: The newest observation.
-        last: The last command; None: there was none.
-    """
-    values, start = [], 0
-    for part in robot.action:
-        before = None if last is None else last[start : start + part.dim]
-        values.append(_held(part, seen, before))
-        start += part.dim
-    return np.concatenate(values)
-
-
-def _held(part: Part, seen: Observation, last: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    assert part.hold is not None, "see check_holds"
-    if part.hold != HOLD_ZERO:
-        return np.asarray(seen[part.hold] if last is None else last, np.float32)
-    held = np.zeros(part.dim, np.float32)
-    if part.gripper is not None and last is not None:
-        held[part.gripper.index] = last[part.gripper.index]
-    return held
 
 
 def forecast(taken_s: Sequence[float], plan: Schedule) -> int:

@@ -17,12 +17,12 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.franka.console import KEYS_HELP
 from dzrobot.envs.franka.keyboard import Keyboard, terminal
 from dzrobot.envs.franka.outcomes import OperatorVerdict
+from dzrobot.files import undone_on_error
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import Action
+from dzrobot.policies.base import Action, check_holds, hold_command
 from dzrobot.recording import EpisodeWriter
 from dzrobot.recording.checks import EpisodeWatch
 from dzrobot.rng import seed_sequence
-from dzrobot.rollout.asynchronous.execution import check_holds, hold_command
 from dzrobot.rollout.episode import Actor, EpisodeResult, EpisodeRules, run_episode
 
 SENSOR_TIMES = ("frame_time_s.", "state_time_s", "time_s")
@@ -187,11 +187,8 @@ def record_episode(
         rules: Where the episode begins and ends.
         keep_all: Whether episodes without success are kept too.
     """
-    try:
+    with undone_on_error(writer.discard):
         outcome = run_episode(env, actor, rules)
-    except BaseException:
-        writer.discard()
-        raise
     # A pause is no slowness of the loop.
     seconds = env.elapsed_s - float(env.info.get("paused_s", 0.0))
     late = int(env.info.get("late_steps", 0))

@@ -22,9 +22,8 @@ from dzrobot.envs.franka.quantities import CLOSED_ABOVE, ArmLayout
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopDevice, TeleopReading
 from dzrobot.errors import ConfigError
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import Action
+from dzrobot.policies.base import Action, check_holds, hold_command
 from dzrobot.rollout.arm.attended import ENDED, EndedByDriver
-from dzrobot.rollout.asynchronous.execution import check_holds, hold_command
 from dzrobot.rollout.environment import facts_of, needed_robot
 from dzrobot.rollout.episode import Actor
 

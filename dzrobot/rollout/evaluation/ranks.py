@@ -21,8 +21,7 @@ from uuid import uuid4
 
 from pydantic import ConfigDict
 
-from dzrobot import files
-from dzrobot import process as ranks
+from dzrobot import files, process
 from dzrobot.documents import parse_json
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.evaluation.card import refuse_unlike
@@ -401,18 +400,16 @@ class HelperQueue(_SharedQueue):
         self._sent += 1
 
 
-def join() -> Ranks | None:
-    """Return the processes that were started together; None where this one was started alone.
+def join() -> Ranks:
+    """Return the processes that were started together with this one.
 
     Raises:
         ConfigError: the environment does not say where they meet.
         ProtocolError: they do not find each other.
     """
-    size, rank = ranks.world_size(), ranks.rank()
-    if size <= 1:
-        return None
     from torch.distributed.rendezvous import rendezvous
 
+    size, rank = process.world_size(), process.rank()
     try:
         with _reachable():
             store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=PATIENCE_S)))

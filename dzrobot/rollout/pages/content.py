@@ -185,7 +185,7 @@ def _outcome(
         "video": video,
         "predicted": None if predicted is None else asdict(predicted),
         "measures": None if record.measures is None else asdict(record.measures),
-        **{name: getattr(record, name) for name in kept},
+        **{name: value for name, value in vars(record).items() if name in kept},
     }
 
 

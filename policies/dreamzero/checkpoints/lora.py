@@ -205,12 +205,9 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     """
     file = folder / ADAPTER_CONFIG
     config = read_json(file, AdapterConfig, CheckpointError)
-    odd = [
-        f"{name}={getattr(config, name)!r:.40}"
-        for name, plain in _PLAIN.items()
-        if getattr(config, name) != plain
-    ]
-    odd += [name for name in ("rank_pattern", "alpha_pattern") if getattr(config, name)]
+    given = dict(config)
+    odd = [f"{name}={given[name]!r:.40}" for name, plain in _PLAIN.items() if given[name] != plain]
+    odd += [name for name in ("rank_pattern", "alpha_pattern") if given[name]]
     if odd:
         raise CheckpointError(
             f"{file} has {preview(odd)}; only plain LoRA of one rank and one alpha is supported: "

@@ -319,7 +319,8 @@ def test_the_command_evaluates_through_a_server(tmp_path, capsys):
 def test_serving_needs_no_torch():
     """The packages that the machine beside the robot imports."""
     program = (
-        "import sys; import dzrobot.policies.serving.remote_policy, dzrobot.policies.serving.server, "
+        "import sys; "
+        "import dzrobot.policies.serving.remote_policy, dzrobot.policies.serving.server, "
         "dzrobot.commands.eval, dzrobot.commands.serve, dzrobot.rollout.policy_spec; "
         "assert 'torch' not in sys.modules"
     )

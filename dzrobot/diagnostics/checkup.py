@@ -10,10 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from dzrobot.embodiments.spec import Embodiment, HandMotion
-from dzrobot.errors import ConfigError
-from dzrobot.rollout.demonstrations import conventions
-from dzrobot.rollout.demonstrations.conventions import (
+from dzrobot.diagnostics import conventions
+from dzrobot.diagnostics.conventions import (
     AGREES,
     UNCHANGED,
     Array,
@@ -21,7 +19,9 @@ from dzrobot.rollout.demonstrations.conventions import (
     Repair,
     RotationReading,
 )
-from dzrobot.rollout.demonstrations.motion import Bench, Motions, RecordedStart
+from dzrobot.diagnostics.motion import Bench, Motions, RecordedStart
+from dzrobot.embodiments.spec import Embodiment, HandMotion
+from dzrobot.errors import ConfigError
 
 LOOKED_AT = 2
 """Episodes in which the hand's motion and the first images are compared."""

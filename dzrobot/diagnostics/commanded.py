@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dzrobot.embodiments.spec import HandMotion
-from dzrobot.rollout.demonstrations.checkup import Finding
-from dzrobot.rollout.demonstrations.conventions import (
+from dzrobot.diagnostics.checkup import Finding
+from dzrobot.diagnostics.conventions import (
     Array,
     aligned,
     as_stated,
     looks_absolute,
     steps_of,
 )
+from dzrobot.embodiments.spec import HandMotion
 from dzrobot.rollout.demonstrations.record import RecordedActions
 
 LATEST_ROWS = 5

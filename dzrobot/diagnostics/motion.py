@@ -9,9 +9,8 @@ from typing import Any, Self
 import gymnasium as gym
 import numpy as np
 
-from dzrobot.embodiments.spec import Embodiment, HandMotion
-from dzrobot.rollout.demonstrations import conventions
-from dzrobot.rollout.demonstrations.conventions import (
+from dzrobot.diagnostics import conventions
+from dzrobot.diagnostics.conventions import (
     AGREES,
     UNCHANGED,
     Array,
@@ -20,6 +19,7 @@ from dzrobot.rollout.demonstrations.conventions import (
     Repair,
     RotationReading,
 )
+from dzrobot.embodiments.spec import Embodiment, HandMotion
 from dzrobot.rollout.demonstrations.record import RecordedActions, replay
 from dzrobot.rollout.environment import accepted, made_environment
 
@@ -216,17 +216,17 @@ class Motions:
             yield from conventions.row_repairs()
         if now.rotation > AGREES:
             yield from conventions.turn_repairs(hand)
-        for part, share, what in (
-            (0, now.translation, "translation"), (1, now.rotation, "turn"),
+        for part, share, columns in (
+            (0, now.translation, hand.translation), (1, now.rotation, hand.turn),
         ):  # fmt: skip
             if share > AGREES:
-                yield from self._scale(chosen, part, what)
+                yield from self._scale(chosen, part, columns)
         if now.translation > AGREES:
             yield from conventions.motion_repairs(hand, reading)
 
-    def _scale(self, chosen: Repair, part: int, what: str) -> Iterator[Repair]:
+    def _scale(self, chosen: Repair, part: int, columns: slice) -> Iterator[Repair]:
         """Yield the factor by which translation (0) or turn (1) is off, found in a few rounds."""
-        factor, columns = 1.0, getattr(self._hand, what)
+        factor = 1.0
         for _ in range(_REFINED):
             change = conventions.scaled(columns, factor)
             tried = chosen.then(Repair(what="", said="", change=change))
@@ -265,10 +265,9 @@ class Motions:
             for recording, states in zip(self._recordings, self.repeated(repair), strict=True)
         ]
         return Misfit(
-            *(
-                float(np.mean([getattr(one, name) for one in found]))
-                for name in ("translation", "rotation", "fingers")
-            )
+            translation=float(np.mean([one.translation for one in found])),
+            rotation=float(np.mean([one.rotation for one in found])),
+            fingers=float(np.mean([one.fingers for one in found])),
         )
 
     def _actions(self, recording: RecordedActions, repair: Repair) -> Array:

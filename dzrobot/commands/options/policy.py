@@ -1,12 +1,45 @@
-"""Flags that say which weights are opened, and where they compute."""
+"""Flags that say which weights are opened, where they compute, and with which server's key."""
 
 import argparse
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dzrobot import process
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.devices import compute_device
 from dzrobot.errors import ConfigError
+
+
+def add_render_device(group: Any) -> None:
+    """Declare ``--render-device``."""
+    group.add_argument(
+        "--render-device", type=flags.numbers, metavar="N,N",
+        help="EGL devices that simulators draw with, such as 1 or 0-3: processes of torchrun share "
+        "them out, then the simulators of each (default: the first one)",
+    )  # fmt: skip
+
+
+def compute_device(named: str) -> str:
+    """Return the device of this process: of several, each has a GPU of its own."""
+    if named == "cuda" and process.local_world_size() > 1:
+        return f"cuda:{process.local_rank()}"
+    return named
+
+
+def render_variables(devices: Sequence[int] | None) -> tuple[Mapping[str, str], ...]:
+    """Return the environment variables of this process's simulators, in turn.
+
+    Args:
+        devices: Numbers of the machine's EGL devices. None: nothing is set.
+    """
+    if devices is None:
+        return ()
+    from dzrobot.envs.libero.rendering import DEVICE_VARIABLE
+
+    rank = process.local_rank()
+    own = devices[rank :: process.local_world_size()] or (devices[rank % len(devices)],)
+    return tuple({DEVICE_VARIABLE: str(device)} for device in own)
+
 
 OFFLOAD_LOG = "dzrobot.policies.dreamzero.checkpoints.load"
 """Logger that says where weights lie."""
@@ -94,3 +127,25 @@ def _memory(bytes_: int | None, device: str) -> int | None:
         )
     logging.getLogger(OFFLOAD_LOG).setLevel(logging.INFO)
     return bytes_
+
+
+def add_key(group: Any) -> None:
+    """Declare ``--api-key-file``: a key on the command line could be read by other users."""
+    group.add_argument(
+        "--api-key-file", type=flags.path, metavar="FILE",
+        help="whose first line is the server's key (default: the variable DZROBOT_API_KEY)",
+    )  # fmt: skip
+
+
+def add_speed(group: Any) -> None:
+    """Declare what makes the network faster on a GPU."""
+    group.add_argument(
+        "--compile", action="store_true", default=None,
+        help="compile the network's blocks: faster on a GPU, last bits vary, the first plan takes "
+        "minutes",
+    )  # fmt: skip
+    group.add_argument(
+        "--graphs", action="store_true", default=None,
+        help="on a GPU: record its work for every place of the memory's window, and launch it as "
+        "one; goes together with --compile",
+    )  # fmt: skip
