@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import importlib
-import importlib.util
 import io
 import logging
 import os
@@ -108,9 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def available() -> dict[str, str]:
-    """Return the commands that are installed, each with the full name of its module."""
-    modules = {name: f"dzrobot.commands.{module}" for name, (module, _) in COMMANDS.items()}
-    return {name: module for name, module in modules.items() if importlib.util.find_spec(module)}
+    """Return the commands, each with the full name of its module."""
+    return {name: f"dzrobot.commands.{module}" for name, (module, _) in COMMANDS.items()}
 
 
 def guarded(program: str, argv: Sequence[str], module: str) -> int:
@@ -255,12 +253,11 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _overview() -> str:
-    known = available()
-    width = max(map(len, known), default=0)
+    width = max(map(len, COMMANDS))
     lines = []
     for job, group in GROUPS.items():
         lines += ["", f"{job}:"]
-        lines += [f"  {name:<{width}}  {group[name][1]}" for name in group if name in known]
+        lines += [f"  {name:<{width}}  {group[name][1]}" for name in group]
     return "\n".join(
         [
             f"dzrobot {__version__}: DreamZero policies on LIBERO and on a real Franka",

@@ -1,6 +1,5 @@
 """One strict way from a YAML file and ``key=value`` overrides to a frozen, typed configuration."""
 
-import os
 import re
 import types
 import typing
@@ -19,6 +18,7 @@ from pydantic import (
 
 from dzrobot.documents import read_bytes, shorten
 from dzrobot.errors import ConfigError, suggest
+from dzrobot.files import check_path
 from dzrobot.yaml_values import DEEPEST, LARGEST, Place, dotted, read_yaml
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -26,13 +26,6 @@ Model = TypeVar("Model", bound=BaseModel)
 _POSITION = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z")
 _SHOWN = 40
 """Faults that one error lists."""
-
-_PATH_BYTES = 4095
-_NAME_BYTES = 255
-"""What Linux takes, whatever the file system."""
-
-_FOLDERS = 256
-"""In one path; making a folder costs a call inside a call for each above it."""
 
 
 class FrozenConfig(BaseModel):
@@ -210,16 +203,6 @@ def _type_name(annotation: Any) -> str:
             )
         case origin:
             return f"{origin.__name__}[{', '.join(map(_type_name, inner))}]"
-
-
-def check_path(path: Path) -> None:
-    """Raise ValueError for a path that no file system takes: too long, as a whole or in a part."""
-    whole, part = len(os.fsencode(path)), max(map(len, map(os.fsencode, path.parts)), default=0)
-    if whole > _PATH_BYTES or part > _NAME_BYTES or len(path.parts) > _FOLDERS:
-        raise ValueError(
-            f"got a path of {whole} bytes in {len(path.parts)} folders with a name of {part}; "
-            f"allowed: {_PATH_BYTES} bytes, {_FOLDERS} folders and {_NAME_BYTES} bytes each"
-        )
 
 
 def _bent(value: object, taken: object) -> Iterator[tuple[object, object]]:

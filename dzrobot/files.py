@@ -29,6 +29,23 @@ _ADVICE = {
 """What to do about a refusal of the operating system."""
 
 
+_PATH_BYTES = 4095
+_NAME_BYTES = 255
+"""What Linux takes, whatever the file system."""
+_FOLDERS = 256
+"""In one path; making a folder costs a call inside a call for each above it."""
+
+
+def check_path(path: Path) -> None:
+    """Raise ValueError for a path that no file system takes: too long, as a whole or in a part."""
+    whole, part = len(os.fsencode(path)), max(map(len, map(os.fsencode, path.parts)), default=0)
+    if whole > _PATH_BYTES or part > _NAME_BYTES or len(path.parts) > _FOLDERS:
+        raise ValueError(
+            f"got a path of {whole} bytes in {len(path.parts)} folders with a name of {part}; "
+            f"allowed: {_PATH_BYTES} bytes, {_FOLDERS} folders and {_NAME_BYTES} bytes each"
+        )
+
+
 def cache_folder() -> Path:
     """Return ``DZROBOT_CACHE``, else ~/.cache/dzrobot: the one folder written to unasked."""
     named = os.environ.get("DZROBOT_CACHE")

@@ -1,4 +1,4 @@
-"""What a policy is: observation in, action out, one session per episode that runs at a time."""
+"""What a policy is: observation in, action out, one session per concurrent episode."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence

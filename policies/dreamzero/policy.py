@@ -46,8 +46,14 @@ from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import is_offloaded
 from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions
 from dzrobot.policies.dreamzero.parts import PolicyParts, load_parts
-from dzrobot.policies.dreamzero.request import Continuing, Requests
-from dzrobot.policies.dreamzero.session_state import ImaginedVideo, SessionState, Ticket, footprint
+from dzrobot.policies.dreamzero.session_state import (
+    Continuing,
+    ImaginedVideo,
+    Requests,
+    SessionState,
+    Ticket,
+    footprint,
+)
 
 __all__ = ["DreamZeroPolicy", "PolicyOptions", "PolicyParts", "WeightOptions"]
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dzrobot.configuration import check_path, parse_value
+from dzrobot.configuration import parse_value
 from dzrobot.documents import shorten
 from dzrobot.errors import ConfigError
+from dzrobot.files import check_path
 
 MANY = 1_000_000
 """More than any count that a command takes: a typo is said before memory is asked for."""

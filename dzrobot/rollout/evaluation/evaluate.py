@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dzrobot import files
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import BatchPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
-from dzrobot.rollout.asynchronous.engine import Engines, check_policy
-from dzrobot.rollout.asynchronous.execution import ZERO, ExecutionOptions, Schedule, schedule
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
     check_fits,
@@ -29,7 +27,6 @@ from dzrobot.rollout.evaluation.card import (
     read_cases,
     refuse_unlike,
 )
-from dzrobot.rollout.evaluation.ranks import Ranks
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
 from dzrobot.rollout.evaluation.usage import measured, read_uses
 from dzrobot.rollout.footage import (
@@ -43,6 +40,11 @@ from dzrobot.rollout.protocol import EpisodeSpec, EvalSpec, plan_episodes, shard
 from dzrobot.rollout.queue import CaseQueue, LocalQueue
 from dzrobot.rollout.records import Record, RecordFile, locked, storing
 from dzrobot.rollout.workers import Acting, KeptEnvironment, RolloutSettings, WorkerPool
+
+if TYPE_CHECKING:
+    from dzrobot.rollout.asynchronous.engine import Engines
+    from dzrobot.rollout.asynchronous.execution import ExecutionOptions, Schedule
+    from dzrobot.rollout.evaluation.ranks import Ranks
 
 PREDICTED_EPISODES = 100
 """Most episodes of which predictions are kept unasked."""
@@ -70,7 +72,7 @@ class Evaluation:
     batched: bool = False
     """Whether the policy acts for several episodes in one call; the last bits then vary."""
 
-    execution: ExecutionOptions | None = None
+    execution: "ExecutionOptions | None" = None
     """How plans are executed that take time to make. None: time stands still meanwhile."""
 
 
@@ -112,7 +114,7 @@ class RunOptions:
     variables: Sequence[Mapping[str, str]] = ()
     """Environment variables of the ``workers``, in turn: where each one draws, say."""
 
-    ranks: Ranks | None = None
+    ranks: "Ranks | None" = None
     """The processes that run the evaluation together. None: this one alone."""
 
     def __post_init__(self) -> None:
@@ -164,7 +166,7 @@ class PreparedEvaluation:
     card: Mapping[str, Any] = field(repr=False)
     """All that the results depend on."""
 
-    schedule: Schedule | None = None
+    schedule: "Schedule | None" = None
     """How plans are executed, where time passes while they are made."""
 
     @property
@@ -205,6 +207,8 @@ def prepare(evaluation: Evaluation) -> PreparedEvaluation:
     facts = _check_spaces(cases, arguments, robot, needed=needed)
     ready = load_policy(replace(found, spec=policy))
     if timed is not None:
+        from dzrobot.rollout.asynchronous.engine import check_policy
+
         check_policy(ready.policy, timed)
     if evaluation.batched and not isinstance(ready.policy, BatchPolicy):
         raise ConfigError(
@@ -433,20 +437,24 @@ def _predicts(prepared: PreparedEvaluation, options: RunOptions) -> bool:
     return options.predictions
 
 
-def _engines(prepared: PreparedEvaluation) -> Engines | None:
+def _engines(prepared: PreparedEvaluation) -> "Engines | None":
     if prepared.schedule is None:
         return None
+    from dzrobot.rollout.asynchronous.engine import Engines
+
     hands = {name: facts.hand_position for name, facts in prepared.facts.items()}
     return Engines(prepared.schedule, prepared.evaluation.spec.seed, hands)
 
 
 def _schedule(
     evaluation: Evaluation, facts: EnvironmentFacts, robot: Embodiment
-) -> Schedule | None:
+) -> "Schedule | None":
     """Return how plans are executed; None where time stands still while they are made."""
     options, execute = evaluation.execution, evaluation.policy.options.execute
     if options is None:
         return None
+    from dzrobot.rollout.asynchronous.execution import ZERO, schedule
+
     if evaluation.batched:
         raise ConfigError(
             "--batch acts for several episodes in one call, whose plans are then due together: "
@@ -502,7 +510,7 @@ def _changes_named(
     spec: EvalSpec,
     options: PolicyOptions,
     robot: Embodiment,
-    timed: Schedule | None,
+    timed: "Schedule | None",
     perturbation: Perturbation | None,
 ) -> EvalSpec:
     """Return the spec, which also says what else departs from the protocol."""
