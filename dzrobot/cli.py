@@ -15,7 +15,7 @@ from dzrobot import __version__
 from dzrobot.documents import shorten
 from dzrobot.errors import DzrobotError, StoppedError, suggest
 from dzrobot.importing import current_folder_importable
-from dzrobot.process import Terminated, is_first_to_say
+from dzrobot.process import Terminated, is_first_to_report
 
 GROUPS = {
     "evaluate": {
@@ -123,7 +123,7 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
         with current_folder_importable():
             return _run(program, argv, importlib.import_module(module))
     except DzrobotError as error:
-        _say(f"{program}: {error}")
+        _report(f"{program}: {error}")
         return STOPPED if isinstance(error, StoppedError) else FAULT
     except BrokenPipeError:
         # Whoever read our output has gone, as `head` does: nothing to tell, and nobody to tell it.
@@ -133,24 +133,24 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
     except OSError as error:
         # No room, no permission, a folder in the place of a file, a name too long.
         place = f"{shorten(str(error.filename), 200)}: " if error.filename else ""
-        _say(f"{program}: {place}{error.strerror or error}")
+        _report(f"{program}: {place}{error.strerror or error}")
         return FAULT
     except KeyboardInterrupt as error:
         terminated = isinstance(error, Terminated)
-        _say(f"{program}: {'terminated' if terminated else 'interrupted'}")
+        _report(f"{program}: {'terminated' if terminated else 'interrupted'}")
         return TERMINATED if terminated else INTERRUPTED
 
 
-def _say(message: str) -> None:
+def _report(message: str) -> None:
     """Print ``message`` to stderr; of the processes that torchrun started, one does."""
-    if is_first_to_say(message):
+    if is_first_to_report(message):
         print(message, file=sys.stderr)
 
 
 def _run(program: str, argv: Sequence[str], command: ModuleType) -> int:
-    parser, said = build_parser(program, command), io.StringIO()
+    parser, captured = build_parser(program, command), io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(captured):
             # argparse of Python 3.11 takes the "--" of `--seed=--` for its own and leaves a list.
             if bare := next((word for word in argv if word.endswith("=--")), None):
                 parser.error(f"{bare!r}: -- is no value")
@@ -161,11 +161,11 @@ def _run(program: str, argv: Sequence[str], command: ModuleType) -> int:
             if unknown:
                 _refuse(parser, unknown, vars(command).get("INSTEAD", {}))
     except SystemExit as stop:
-        # argparse has said what is wrong; whoever called main() gets a code back.
-        if message := said.getvalue().rstrip("\n"):
-            _say(message)
+        # argparse has explained the error; the caller of main() gets an exit code.
+        if message := captured.getvalue().rstrip("\n"):
+            _report(message)
         return int(stop.code or 0)
-    sys.stderr.write(said.getvalue())
+    sys.stderr.write(captured.getvalue())
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     code: int = command.run(arguments)
     return code

@@ -47,7 +47,7 @@ def check_path(path: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """Return ``DZROBOT_CACHE``, else ~/.cache/dzrobot: the one folder written to unasked."""
+    """Return ``DZROBOT_CACHE``, else ~/.cache/dzrobot: the one folder written to by default."""
     named = os.environ.get("DZROBOT_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "dzrobot"
 

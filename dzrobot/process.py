@@ -34,18 +34,20 @@ def local_world_size() -> int:
     return _number("LOCAL_WORLD_SIZE", 1)
 
 
-def is_first_to_say(message: str) -> bool:
-    """Return whether no other process of this launch and machine has said ``message``.
+def is_first_to_report(message: str) -> bool:
+    """Return whether no other process of this launch and machine has reported ``message``.
 
-    Whoever fails first speaks: torchrun ends the others at once, the main process among them.
+    The first process that fails reports: torchrun ends the others at once, the main one too.
     """
     place = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if place is None:
         return os.environ.get("RANK", "0") == "0"
     # One folder a process, in one folder a start of all of them.
-    said = Path(place).parents[1] / f"said-{hashlib.sha256(message.encode()).hexdigest()[:16]}"
+    marker = (
+        Path(place).parents[1] / f"reported-{hashlib.sha256(message.encode()).hexdigest()[:16]}"
+    )
     try:
-        said.touch(exist_ok=False)
+        marker.touch(exist_ok=False)
     except FileExistsError:
         return False
     except OSError:
@@ -76,7 +78,7 @@ def end_with_parent() -> None:
     if parent is None or sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # It may have ended before the kernel was told.
+    # It may have ended before the kernel was asked.
     if os.getppid() != parent.pid:
         os._exit(1)
 

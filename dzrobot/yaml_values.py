@@ -31,7 +31,7 @@ def read_yaml(text: str, source: str) -> tuple[Any, dict[Place, int]]:
 
     Raises:
         ConfigError: it is no YAML, or has what no configuration needs: tags, several documents,
-            keys that are no text or number, a key twice, an alias inside of what it stands for,
+            keys that are no text or number, a key twice, an alias inside of its own anchor,
             too much of anything.
     """
     try:
@@ -93,7 +93,7 @@ class _Loader(yaml.SafeLoader):
         self._depth -= 1
         if isinstance(event, yaml.AliasEvent):
             if id(node) not in self._sizes:
-                raise _refusal(f"*{event.anchor} stands inside of itself", event)
+                raise _refusal(f"*{event.anchor} is inside of itself", event)
             self._count += self._sizes[id(node)]
         else:
             self._count += 1

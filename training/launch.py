@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dzrobot.errors import DzrobotError
-from dzrobot.process import is_first_to_say
+from dzrobot.process import is_first_to_report
 from dzrobot.training.config import SFTConfig
 from dzrobot.training.recipe import load_recipe
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         config = load_recipe(arguments[0], arguments[1:], int(os.environ.get("WORLD_SIZE", "1")))
         return train(config)
     except DzrobotError as error:
-        if is_first_to_say(str(error)):
+        if is_first_to_report(str(error)):
             sys.stderr.write(f"{error}\n")
             sys.stderr.flush()
         return FAULT

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     stops = Stops(arguments.address, arguments.lock_folder)
     stop = stops.standing()
     if stop is None:
-        print(f"no stop stands for {arguments.address}")
+        print(f"no stop is in force for {arguments.address}")
         return 0
     print(f"{arguments.address} was stopped: {stop}")
     if not arguments.yes:

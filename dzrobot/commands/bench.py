@@ -25,7 +25,7 @@ from dzrobot.training.bench.document import (
 SUMMARY = "measure the speed of training, acting and simulating, or forecast it"
 
 PAIRS = 5
-"""Rounds of two builds in turns, unless it is said how many."""
+"""Rounds of two builds in turns, by default."""
 
 _SETTINGS = tuple(BenchSettings.model_fields)
 

@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "give two or more results folders, or one and --published K/N or --predictions"
         )
-    asked = {"any_execution": arguments.force, "any_perturbation": arguments.perturbed}
-    found = compare(runs, arguments.seed, **asked) if len(runs) > 1 else ()
+    allowed = {"any_execution": arguments.force, "any_perturbation": arguments.perturbed}
+    found = compare(runs, arguments.seed, **allowed) if len(runs) > 1 else ()
     console = Console(width=None if Console().is_terminal else WIDTH, highlight=False)
     if found:
         print_comparison(console, found)
@@ -136,7 +136,7 @@ def _predictions_table(runs: Sequence[Results]) -> Table:
     for row in quality_rows(scored):
         for quality, along in row.along.items():
             table.add_row(
-                row.name, f"{row.successes}/{row.episodes}", QUALITIES[quality], *_told(along)
+                row.name, f"{row.successes}/{row.episodes}", QUALITIES[quality], *_cells(along)
             )
         table.add_section()
     table.caption = (
@@ -146,7 +146,7 @@ def _predictions_table(runs: Sequence[Results]) -> Table:
     return table
 
 
-def _told(along: Along) -> Iterator[str]:
+def _cells(along: Along) -> Iterator[str]:
     for mean in (along.of_successes, along.of_failures):
         yield "-" if mean is None else f"{mean:.3g}"
     found = along.correlation

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot record``."""
     parser.description = (
         "Record episodes as a LeRobot dataset, until so many have succeeded. The same command "
-        "goes on where an earlier one ended; a crash costs the episode under way and no other. "
+        "continues where an earlier one ended; a crash costs the episode under way and no other. "
         f"Keyboard: {KEYBOARD_HELP}."
     )
     add_workcell(parser)
@@ -108,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--keep-failures", action="store_true",
-        help="keep failures too, with their reason; training leaves them out unless asked",
+        help="keep failures too, with their reason; training leaves them out by default",
     )  # fmt: skip
     parser.add_argument(
         "--noise", type=flags.number(0, 10), default=0.0, metavar="STD",
@@ -282,8 +282,8 @@ def _sample(arguments: argparse.Namespace, robot: Embodiment) -> tuple[Timing, s
 
 
 def _line(done: RecordedEpisode) -> str:
-    said = "kept" if done.kept else "not kept"
-    text = f"{done.frames} frames, {done.outcome.ended}, {said}"
+    status = "kept" if done.kept else "not kept"
+    text = f"{done.frames} frames, {done.outcome.ended}, {status}"
     if done.reason not in ("", done.outcome.ended):
         text += f": {done.reason}"
     if done.interventions:

@@ -68,10 +68,10 @@ async def _until_stopped(server: PolicyServer, tag: str) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    return await server.run(stop, ready=lambda: _say(server, tag))
+    return await server.run(stop, ready=lambda: _print_addresses(server, tag))
 
 
-def _say(server: PolicyServer, tag: str) -> None:
+def _print_addresses(server: PolicyServer, tag: str) -> None:
     options = server.options
     scheme = "ws" if options.certificate is None else "wss"
     host = f"[{options.host}]" if ":" in options.host else options.host

@@ -79,7 +79,7 @@ def examine(
         yield Finding(
             "warn",
             "motion",
-            "cannot be told: the environment does not say which numbers move its "
+            "cannot be judged: the environment does not say which numbers move its "
             "hand (attribute `hand`, a HandMotion)",
         )
     else:
@@ -165,8 +165,8 @@ def read_rotation(
             )
         )
         return stated, found
-    what = "rotation order" if "order" in other.said else "rotation form"
-    found.append(Finding("fail", f"{what} of the state", f"it is written {other.said}"))
+    what = "rotation order" if "order" in other.note else "rotation form"
+    found.append(Finding("fail", f"{what} of the state", f"it is written {other.note}"))
     return other, found
 
 
@@ -221,7 +221,7 @@ def check_motion(
     reading, found = read_rotation(episodes, bench, hand)
     motions = Motions(bench, episodes, hand, reading)
     motion = motions.compare()
-    found += [Finding("fail", fault.what, fault.said) for fault in motion.faults]
+    found += [Finding("fail", fault.what, fault.note) for fault in motion.faults]
     parts = (
         f"translation {100 * motion.after.translation:.0f} %, rotation "
         f"{100 * motion.after.rotation:.0f} %, fingers {100 * motion.after.fingers:.0f} % of each "
@@ -231,8 +231,8 @@ def check_motion(
         end = " once that is changed" if motion.faults else ""
         found.append(Finding("ok", "motion", f"as recorded{end}: {parts} apart"))
     elif motion.faults:
-        said = f"{parts} apart once that is changed: rows that are missing, or something else"
-        found.append(Finding("warn", "motion", said))
+        note = f"{parts} apart once that is changed: rows that are missing, or something else"
+        found.append(Finding("warn", "motion", note))
     elif noise:
         found.append(
             Finding(
@@ -243,8 +243,8 @@ def check_motion(
             )
         )
     else:
-        said = f"{parts} apart, and no change of convention mends it"
-        found.append(Finding("fail", "motion", f"{said}: another simulator or controller"))
+        note = f"{parts} apart, and no change of convention mends it"
+        found.append(Finding("fail", "motion", f"{note}: another simulator or controller"))
     known = all(one.recording.start is not None for one in episodes)
     if known and reading == conventions.as_stated(hand):
         antipodes = check_antipodes(episodes, motions.repeated(motion.repair), hand, motion.repair)
@@ -254,7 +254,7 @@ def check_motion(
             Finding(
                 "warn",
                 "axis-angle",
-                "cannot be told: the recording does not say which initial states it began from",
+                "cannot be judged: the recording does not say which initial states it began from",
             )
         )
     return motion.repair, found
@@ -269,20 +269,20 @@ def check_success(
         return Finding(
             "warn",
             "success",
-            "cannot be told: the recording does not say which initial states it began from",
+            "cannot be judged: the recording does not say which initial states it began from",
         )
     if not wanted:
         return Finding("warn", "success", "no episode that was looked at succeeded")
     won = sum(bench.succeeds(one, np.asarray(one.actions)) for one in wanted)
-    said = f"{won} of {len(wanted)} succeed again"
+    note = f"{won} of {len(wanted)} succeed again"
     if won >= LOW_SHARE * len(wanted):
-        return Finding("ok", "success", said)
+        return Finding("ok", "success", note)
     if repair is not UNCHANGED:
         mended = sum(
             bench.succeeds(one, repair.change(one.actions.astype(float), one.states.astype(float)))
             for one in wanted
         )
-        said += f", and {mended} of {len(wanted)} once the actions are changed as said"
+        note += f", and {mended} of {len(wanted)} once the actions are changed as said"
     if noise:
-        said += f"; noise of {noise:g} was added to what was executed"
-    return Finding("warn" if noise or repair is not UNCHANGED else "fail", "success", said)
+        note += f"; noise of {noise:g} was added to what was executed"
+    return Finding("warn" if noise or repair is not UNCHANGED else "fail", "success", note)

@@ -66,7 +66,7 @@ class Repair:
     what: str
     """Name of the fault."""
 
-    said: str
+    note: str
     """What was found, for a person."""
 
     change: Change = lambda actions, states: actions
@@ -89,7 +89,7 @@ class Repair:
         first, last = sorted((self, other), key=lambda repair: repair.changes_rows)
         return Repair(
             what=f"{self.what}, {other.what}",
-            said=f"{self.said}; {other.said}",
+            note=f"{self.note}; {other.note}",
             change=lambda actions, states: last.change(first.change(actions, states), states),
             recorded_every=self.recorded_every * other.recorded_every,
             replayed_every=self.replayed_every * other.replayed_every,
@@ -98,7 +98,7 @@ class Repair:
         )
 
 
-UNCHANGED = Repair(what="", said="")
+UNCHANGED = Repair(what="", note="")
 """Nothing is wrong."""
 
 
@@ -106,7 +106,7 @@ UNCHANGED = Repair(what="", said="")
 class RotationReading:
     """A way to read the three numbers of a rotation."""
 
-    said: str
+    note: str
     matrix: Callable[[Array], Array]
     """Takes (3,), returns (3, 3)."""
 
@@ -165,7 +165,7 @@ def misfit(
 
 
 def aligned(recorded: Array, replayed: Array, lag: int = 0) -> tuple[Array, Array]:
-    """Return both, cut so that recorded row t stands beside replayed row t + ``lag``."""
+    """Return both, cut so that recorded row t is beside replayed row t + ``lag``."""
     one, other = recorded[max(0, -lag) :], replayed[max(0, lag) :]
     count = min(len(one), len(other))
     return one[:count], other[:count]
@@ -189,14 +189,14 @@ def gripper_repairs(hand: HandMotion) -> Iterator[Repair]:
 
     yield Repair(
         what="gripper sign",
-        said=f"+1 {opens} in the recording and {closes} in the environment: change the sign of "
+        note=f"+1 {opens} in the recording and {closes} in the environment: change the sign of "
         f"action[{hand.gripper}]",
         change=mapped(lambda g: -g),
     )
     for sign, high in ((1.0, closes), (-1.0, opens)):
         yield Repair(
             what="gripper range",
-            said=f"action[{hand.gripper}] is 0 or 1, where 1 {high}; the environment takes -1 and "
+            note=f"action[{hand.gripper}] is 0 or 1, where 1 {high}; the environment takes -1 and "
             f"+1, and +1 {closes}: use {'2 g - 1' if sign > 0 else '1 - 2 g'}",
             change=mapped(lambda g, sign=sign: sign * (2 * g - 1)),  # type: ignore[misc]
         )
@@ -206,12 +206,12 @@ def turn_repairs(hand: HandMotion) -> Iterator[Repair]:
     """Yield what may be wrong with the turn of an action, but for its scale."""
     yield Repair(
         what="rotation order",
-        said="an action's rotation is written z, y, x: reverse its three numbers",
+        note="an action's rotation is written z, y, x: reverse its three numbers",
         change=lambda actions, _: _with(actions, hand.turn, actions[:, hand.turn][:, ::-1]),
     )
     yield Repair(
         what="rotation sign",
-        said="an action's rotation turns the other way: change its sign",
+        note="an action's rotation turns the other way: change its sign",
         change=lambda actions, _: _with(actions, hand.turn, -actions[:, hand.turn]),
     )
 
@@ -226,7 +226,7 @@ def row_repairs() -> Iterator[Repair]:
         rows = "row" if abs(lag) == 1 else f"row {abs(lag)}"
         yield Repair(
             what=f"off by {'one' if abs(lag) == 1 else abs(lag)}",
-            said=f"each observation stands beside the action of the {rows} {which} it: move the "
+            note=f"each observation is in the row of the action of the {rows} {which} it: move the "
             f"actions {abs(lag)} {way}",
             change=lambda actions, _, lag=lag: np.concatenate(  # type: ignore[misc]
                 [np.repeat(actions[:1], max(0, -lag), axis=0), actions]
@@ -241,7 +241,7 @@ def motion_repairs(hand: HandMotion, reading: RotationReading) -> Iterator[Repai
     for rate in RATES:
         yield Repair(
             what="frame rate",
-            said=f"each row lasts {rate} steps of the environment: it was recorded {rate} times "
+            note=f"each row lasts {rate} steps of the environment: it was recorded {rate} times "
             "slower",
             change=lambda actions, _, rate=rate: np.repeat(actions, rate, axis=0),  # type: ignore[misc]
             replayed_every=rate,
@@ -249,7 +249,7 @@ def motion_repairs(hand: HandMotion, reading: RotationReading) -> Iterator[Repai
         )
         yield Repair(
             what="frame rate",
-            said=f"{rate} rows last one step of the environment: it was recorded {rate} times "
+            note=f"{rate} rows last one step of the environment: it was recorded {rate} times "
             "faster",
             change=lambda actions, _, rate=rate: actions[::rate],  # type: ignore[misc]
             recorded_every=rate,
@@ -257,7 +257,7 @@ def motion_repairs(hand: HandMotion, reading: RotationReading) -> Iterator[Repai
         )
     yield Repair(
         what="action frame",
-        said="translation and rotation are along the hand's axes, the environment takes them along "
+        note="translation and rotation are along the hand's axes, the environment takes them along "
         "the base's",
         change=lambda actions, states: _in_base_axes(actions, states, hand, reading),
     )
@@ -267,7 +267,7 @@ def absolute_repairs(hand: HandMotion, reading: RotationReading) -> Iterator[Rep
     """Yield actions that are poses instead of differences of poses."""
     yield Repair(
         what="absolute instead of delta",
-        said="actions are target poses, the environment takes differences: subtract the state's "
+        note="actions are target poses, the environment takes differences: subtract the state's "
         f"pose and divide by {hand.translation_m:g} m and {hand.rotation_rad:g} rad",
         change=lambda actions, states: differences(actions, states, hand, reading),
     )

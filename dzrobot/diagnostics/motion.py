@@ -229,7 +229,7 @@ class Motions:
         factor = 1.0
         for _ in range(_REFINED):
             change = conventions.scaled(columns, factor)
-            tried = chosen.then(Repair(what="", said="", change=change))
+            tried = chosen.then(Repair(what="", note="", change=change))
             recorded, replayed = self._steps(tried, part)
             more = conventions.scale_of(recorded, replayed)
             if not 1e-3 < more < 1e3:
@@ -240,7 +240,7 @@ class Motions:
         if abs(factor - 1) > AGREES:
             yield Repair(
                 what=f"delta scale of the {'translation' if part == 0 else 'rotation'}",
-                said=f"the hand moved {factor:.3g} times as far as these actions move it: multiply "
+                note=f"the hand moved {factor:.3g} times as far as these actions move it: multiply "
                 f"action[{columns.start}:{columns.stop}] by {factor:.3g}",
                 change=conventions.scaled(columns, factor),
             )

@@ -72,10 +72,10 @@ def load_recording(
             something else than those of the environment.
     """
     catalog = path if isinstance(path, DatasetCatalog) else DatasetCatalog.open(path)
-    said = catalog.facts.get(episode, EpisodeFacts(episode_index=episode))
+    stated = catalog.facts.get(episode, EpisodeFacts(episode_index=episode))
     if facts is not None:
         _check_rate(catalog, facts)
-        _check_actions(catalog, said, facts)
+        _check_actions(catalog, stated, facts)
     numbers = catalog.episodes.index.tolist()
     if episode not in numbers:
         raise DatasetError(
@@ -90,7 +90,7 @@ def load_recording(
         table = read_data_file(catalog, catalog.data_file(ordinal), list(widths))
         _, rows = episode_rows(catalog, ordinal, table)
         values = {name: matrix(rows[name], name, width) for name, width in widths.items()}
-        start = _checked_start(values, said)
+        start = _checked_start(values, stated)
     except DatasetError as error:
         raise DatasetError(
             f"{catalog.root}: episode {episode} cannot be replayed: {error}"
@@ -99,10 +99,10 @@ def load_recording(
         _joined(values, [sources[key] for key in keys])
         for keys in (robot.action_keys, robot.state_keys)
     )
-    return RecordedActions(action, state, start, said.seed, said.success)
+    return RecordedActions(action, state, start, stated.seed, stated.success)
 
 
-def _checked_start(values: Mapping[str, NDArray[np.float32]], said: EpisodeFacts) -> int | None:
+def _checked_start(values: Mapping[str, NDArray[np.float32]], stated: EpisodeFacts) -> int | None:
     """Return where the episode began; its frames must be there, in their order.
 
     Each row says it in recordings of an environment, the list of facts in collections.
@@ -116,7 +116,7 @@ def _checked_start(values: Mapping[str, NDArray[np.float32]], said: EpisodeFacts
     if not np.array_equal(frames, np.arange(len(frames))):
         raise DatasetError("frame_index does not count its rows from 0")
     if START not in values:
-        return None if said.init_state_id == NO_START else said.init_state_id
+        return None if stated.init_state_id == NO_START else stated.init_state_id
     starts = values[START]
     start = int(starts[0, 0])
     if not NO_START <= start <= _LAST_START or (starts != start).any():
@@ -137,16 +137,16 @@ def _check_rate(catalog: DatasetCatalog, facts: EnvironmentFacts) -> None:
         )
 
 
-def _check_actions(catalog: DatasetCatalog, said: EpisodeFacts, facts: EnvironmentFacts) -> None:
+def _check_actions(catalog: DatasetCatalog, stated: EpisodeFacts, facts: EnvironmentFacts) -> None:
     """Refuse actions of another scale or anchor, where recording and workcell say theirs."""
     if facts.workcell is None:
         return
-    known = said.model_dump()
+    known = stated.model_dump()
     for name, here in facts.workcell.get("action", {}).items():
         there = known.get(f"action.{name}", here)
         if there != here:
             raise DatasetError(
-                f"episode {said.episode_index} of {catalog.root} was recorded with "
+                f"episode {stated.episode_index} of {catalog.root} was recorded with "
                 f"action.{name} = {there}, the workcell has {here}: set it to {there}"
             )
 
@@ -256,7 +256,7 @@ def _rate(catalog: DatasetCatalog, facts: EnvironmentFacts) -> Iterator[Finding]
     if hz is not None and abs(catalog.fps - hz) > RATE_TOLERANCE * hz:
         yield Finding(
             "warn", "frame rate", f"info.json says {catalog.fps:g} rows per second, the "
-            f"environment takes {hz:g}; what its motion says stands below",
+            f"environment takes {hz:g}; see what its motion says below",
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, get_args
 
-from dzrobot.embodiments.templates import NEGATIVE, TILES_TOLD
+from dzrobot.embodiments.templates import NEGATIVE, PROMPT_TILES
 from dzrobot.embodiments.timing import Timing
 from dzrobot.errors import ConfigError, preview, suggest
 
@@ -395,12 +395,12 @@ def _prompt_faults(prompt: str) -> Iterable[str]:
 
 def _told_faults(prompt: str, tiles: Sequence[Sequence[str | None]]) -> Iterable[str]:
     """Yield where a published prompt tells the network of other tiles than it is shown."""
-    told = TILES_TOLD.get(prompt)
+    described = PROMPT_TILES.get(prompt)
     shown = tuple(tuple(key is not None for key in row) for row in tiles)
-    if told is not None and shown != told:
+    if described is not None and shown != described:
         yield (
-            f"the prompt tells of the tiles {_rows(told)}, and tiles are {_rows(shown)} (rows from "
-            "the top): tile the views as it says, or write a prompt that tells of these"
+            f"the prompt describes the tiles {_rows(described)}, and tiles are {_rows(shown)} "
+            "(rows from the top): tile the views as it says, or write a prompt for these"
         )
 
 

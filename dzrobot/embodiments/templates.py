@@ -50,14 +50,14 @@ HUMAN = "A single view video shows that a human {task}"
 
 _QUADRANTS = ((True, True), (True, False))
 
-TILES_TOLD: Mapping[str, tuple[tuple[bool, ...], ...]] = {
+PROMPT_TILES: Mapping[str, tuple[tuple[bool, ...], ...]] = {
     TWO_VIEWS: ((True, True),),
     THREE_VIEWS: ((True,), (True, True)),
     HEAD_AND_HANDS: _QUADRANTS,
     TOP_AND_SIDES: _QUADRANTS,
     HUMAN: ((True,),),
 }
-"""Template -> the tiles that it tells of, rows from the top: a view, or (False) black."""
+"""Template -> the tiles that it describes, rows from the top: a view, or (False) black."""
 
 NEGATIVE = (
     "Vibrant colors, overexposed, static, blurry details, text, subtitles, style, artwork, "

@@ -60,7 +60,7 @@ def check_seen(observations: Sequence[Observation], embodiment: Embodiment) -> N
             raise ModalityError(
                 f"a plan is to be made from an observation without {preview(missing)}, number "
                 f"{len(observations) - ago} of {len(observations)}: its images were left out. "
-                "Leave them out only where reads_frames() of the policy said that it looks at none"
+                "Leave them out only where reads_frames() of the policy returned False"
             )
 
 

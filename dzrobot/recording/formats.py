@@ -156,7 +156,7 @@ class TaskRow(BaseModel):
 
 
 class ModalityEntry(BaseModel):
-    """Where one modality key lies; what is not said is the key's usual column, whole."""
+    """Where one modality key lies; what is absent is the key's usual column, whole."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -1,4 +1,4 @@
-"""What is said of recorded episodes, changed afterwards; and episodes taken out of a recording."""
+"""Labels of recorded episodes changed afterwards, and episodes removed from a recording."""
 
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Relabeling:
-    """What is to be said of an episode; None leaves it as it is."""
+    """New labels of an episode; None leaves one as it is."""
 
     success: bool | None = None
     reason: str | None = None
@@ -43,7 +43,7 @@ class Relabeling:
 
 
 def relabel(
-    root: Path, episodes: Collection[int], said: Relabeling, progress: Progress | None = None
+    root: Path, episodes: Collection[int], labels: Relabeling, progress: Progress | None = None
 ) -> None:
     """Change what the recording in ``root`` says of ``episodes``: all of it, or nothing.
 
@@ -53,24 +53,24 @@ def relabel(
     Args:
         root: Folder of a recording of this package, of any format.
         episodes: Their numbers.
-        said: What is to be said.
+        labels: The new ones.
         progress: Called with data files done and data files in all.
 
     Raises:
         DatasetError: no such episode, a reason for a success, an empty instruction, or the
             recording cannot be changed.
     """
-    if said.task is not None and not said.task.strip():
+    if labels.task is not None and not labels.task.strip():
         raise DatasetError("the instruction is empty: give the task as text")
     with _locked(root) as lists, changing(root) as change:
         chosen = _known(lists, episodes)
         edits: Edits = {episode: {} for episode in chosen}
-        _mark(lists, chosen, said)
-        if said.success is not None and _has_plain_reward(lists):
+        _mark(lists, chosen, labels)
+        if labels.success is not None and _has_plain_reward(lists):
             for episode in chosen:
-                edits[episode][REWARD] = _reward(said.success, lists.rows[episode]["length"])
-        if said.task is not None:
-            _instruct(lists, chosen, said.task, edits)
+                edits[episode][REWARD] = _reward(labels.success, lists.rows[episode]["length"])
+        if labels.task is not None:
+            _instruct(lists, chosen, labels.task, edits)
         wanted = {episode: edit for episode, edit in edits.items() if edit}
         _rewrite(lists, change, wanted, {n: n for n in range(len(lists.rows))}, progress)
         _write(lists, change)
@@ -156,18 +156,18 @@ def _known(lists: RecordingLists, episodes: Collection[int]) -> list[int]:
     return sorted(set(episodes))
 
 
-def _mark(lists: RecordingLists, episodes: Sequence[int], said: Relabeling) -> None:
+def _mark(lists: RecordingLists, episodes: Sequence[int], labels: Relabeling) -> None:
     for episode in episodes:
         row = lists.facts.setdefault(episode, {"episode_index": episode})
-        if said.success is not None:
-            row["success"] = said.success
+        if labels.success is not None:
+            row["success"] = labels.success
         failed = row.get("success") is False
-        if said.reason is not None and not failed:
+        if labels.reason is not None and not failed:
             raise DatasetError(
                 f"episode {episode} of {lists.root} is not marked as a failure: a reason needs one"
             )
-        if said.reason is not None:
-            row["reason"] = said.reason
+        if labels.reason is not None:
+            row["reason"] = labels.reason
         if not failed:
             row.pop("reason", None)
         if len(row) == 1:

@@ -116,7 +116,7 @@ class Gathering(Generic[T]):
         return left if otherwise is None else min(left, otherwise)
 
     def take(self, askers: int) -> list[T]:
-        """Return the requests whose wait is over, and forget them; empty: they go on waiting.
+        """Return the requests whose wait is over, and forget them; empty: they keep waiting.
 
         Args:
             askers: How many could ask at the same time.

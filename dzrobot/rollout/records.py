@@ -95,7 +95,7 @@ class Record:
     """How it failed, in the environment's words; records of earlier versions do not have it."""
 
     robot: Mapping[str, Fact | Mapping[str, Fact]] | None = None
-    """What a robot's environment said besides: aborts, recoveries, drivers, workcell."""
+    """Further facts from a robot's environment: aborts, recoveries, drivers, workcell."""
 
     def __post_init__(self) -> None:
         absent = [name for name in _FINISHED if vars(self)[name] is None]

@@ -131,7 +131,7 @@ class SessionState:
         return reads_next(offsets, len(self._pending), every)
 
     def window(self, offsets: Sequence[int]) -> Window:
-        """Return the frames at ``offsets`` from the newest; the first stands for earlier ones.
+        """Return the frames at ``offsets`` from the newest; the first is repeated for earlier ones.
 
         The first plan of an episode is made from the newest frame alone.
         """
@@ -314,7 +314,7 @@ class Continuing:
         self._rows = rows
 
     def leftover(self, ticket: Ticket) -> Continuation | None:
-        """Return what the network is told of the running plan, from the state of the request."""
+        """Return what the network continues of the running plan, from the state of the request."""
         left = ticket.leftover
         if left is None:
             return None

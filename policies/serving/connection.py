@@ -163,13 +163,13 @@ class Connection:
         spent = 1000 * (time.perf_counter() - began)
         if isinstance(answer, str):
             raise ServerError(f"{self._server} refuses: {answer.strip()[-2000:]}")
-        actions, told = self._read(answer)
-        timing = told.get("server_timing")
+        actions, content = self._read(answer)
+        timing = content.get("server_timing")
         numbers = timing.items() if isinstance(timing, dict) else ()
         return ServerAnswer(
             actions=actions,
-            targets=told.get("targets"),
-            normalized=told.get("normalized"),
+            targets=content.get("targets"),
+            normalized=content.get("normalized"),
             round_trip_ms=spent,
             timing={str(k): float(v) for k, v in numbers if isinstance(v, int | float)},
             sent_bytes=len(message),
@@ -231,14 +231,14 @@ class Connection:
     def _greeted(self, socket: ClientConnection, message: bytes | str) -> None:
         if isinstance(message, str):
             raise ServerError(f"{self._server} says: {message[:500]}")
-        told = unpack(message)
-        if not isinstance(told, dict):
-            raise ServerError(f"{self._server} greets with {shorten(told)}, which is no map")
-        self.metadata = {str(key): value for key, value in told.items()}
+        content = unpack(message)
+        if not isinstance(content, dict):
+            raise ServerError(f"{self._server} greets with {shorten(content)}, which is no map")
+        self.metadata = {str(key): value for key, value in content.items()}
         if socket.subprotocol == SUBPROTOCOL:
             self.dialect = Dialect.DZROBOT
             where = f"the greeting of {self._server}"
-            greeting = validated(told, Greeting, where, ProtocolError)
+            greeting = validated(content, Greeting, where, ProtocolError)
             if self.greeting is not None and greeting != self.greeting:
                 raise ServerError(
                     f"{self._server} now serves another policy than when this run began; start over"
@@ -246,7 +246,7 @@ class Connection:
             self.greeting = greeting
         elif self._server.partition("?")[0].endswith(VLLM_PATH):
             self.dialect = Dialect.VLLM
-        elif "needs_session_id" in told:
+        elif "needs_session_id" in content:
             self.dialect = Dialect.DREAMZERO
 
     def _exchange(self, message: bytes, wait_s: float) -> bytes | str:
@@ -268,33 +268,33 @@ class Connection:
 
     def _read(self, answer: bytes) -> tuple[NDArray[Any], dict[str, Any]]:
         """Return the actions, and the map that they came in."""
-        told = unpack(answer)
-        if isinstance(told, np.ndarray):
-            return told, {}
-        if not isinstance(told, dict):
-            raise ServerError(f"{self._server} answered {shorten(told)}, which is no plan")
-        if told.get("type") == "error":
-            kind = SessionLostError if told.get("kind") == "SessionLostError" else ServerError
-            raise kind(f"{self._server} refuses: {str(told.get('message'))[:2000]}")
-        actions = told.get("actions", told.get("action"))
+        content = unpack(answer)
+        if isinstance(content, np.ndarray):
+            return content, {}
+        if not isinstance(content, dict):
+            raise ServerError(f"{self._server} answered {shorten(content)}, which is no plan")
+        if content.get("type") == "error":
+            kind = SessionLostError if content.get("kind") == "SessionLostError" else ServerError
+            raise kind(f"{self._server} refuses: {str(content.get('message'))[:2000]}")
+        actions = content.get("actions", content.get("action"))
         if not isinstance(actions, np.ndarray):
             raise ServerError(
-                f"{self._server} answered a map with {shorten(sorted(map(str, told)))}, which "
+                f"{self._server} answered a map with {shorten(sorted(map(str, content)))}, which "
                 "holds no array of actions"
             )
-        return actions, told
+        return actions, content
 
     def _drop(self) -> None:
-        """Forget a connection; who had an episode on it is told by its next life."""
+        """Forget a connection; the next one tells whoever had an episode on it."""
         self._socket = None
         self.life += 1
 
 
 def _refusal(server: str, error: InvalidStatus) -> str:
     status = error.response.status_code
-    said = (error.response.body or b"").decode(errors="replace").strip()[:500]
+    reason = (error.response.body or b"").decode(errors="replace").strip()[:500]
     advice = "; give the key with --api-key-file" if status == 401 else ""
-    return f"{server} lets nobody in (HTTP {status}: {said or 'no reason given'}){advice}"
+    return f"{server} lets nobody in (HTTP {status}: {reason or 'no reason given'}){advice}"
 
 
 def _reason(error: Exception) -> str:

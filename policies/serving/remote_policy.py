@@ -405,8 +405,8 @@ class RemotePolicy:
                 )
             return
         arena = robot.wire.arena
-        told: Mapping[str, Any] = connection.metadata
-        if arena is None or "needs_session_id" not in told:
+        stated: Mapping[str, Any] = connection.metadata
+        if arena is None or "needs_session_id" not in stated:
             return
         own = {
             "n_external_cameras": arena.n_external_cameras,
@@ -414,8 +414,10 @@ class RemotePolicy:
             "needs_stereo_camera": arena.needs_stereo_camera,
             "action_space": arena.action_space,
         }
-        unlike = [f"{k}: {told[k]} there, {v} here" for k, v in own.items() if told.get(k, v) != v]
-        size = told.get("image_resolution")
+        unlike = [
+            f"{k}: {stated[k]} there, {v} here" for k, v in own.items() if stated.get(k, v) != v
+        ]
+        size = stated.get("image_resolution")
         if size is not None and tuple(size) != robot.views[0].resolution:
             unlike.append(f"image_resolution: {size} there, {robot.views[0].resolution} here")
         if unlike:

@@ -122,7 +122,7 @@ REFUSED = {
     "must divide the widest row of 3": {
         "tiles": (("video.image", "video.wrist_image"), ("video.image", None, None))
     },
-    r"the prompt tells of the tiles view view, and tiles are view / view \(rows from": {
+    r"the prompt describes the tiles view view, and tiles are view / view \(rows from": {
         "tiles": (("video.image",), ("video.wrist_image",))
     },
     "need the same size": {"views": (VIEW, replace(LIBERO.views[1], size=(128, 128)))},

@@ -294,7 +294,7 @@ def test_without_initial_states_the_rest_is_judged(good, bench):
     blind = [replace(e, recording=replace(e.recording, start=None, seed=None)) for e in good]
     named, found = faults([acted(times(GRIPPER, -1))(e) for e in blind], bench, ROBOT, HAND)
     assert named.keys() == {"gripper sign"}
-    unknown = {line.what for line in found if "cannot be told" in line.found}
+    unknown = {line.what for line in found if "cannot be judged" in line.found}
     assert unknown == {"axis-angle", "success"}
 
 

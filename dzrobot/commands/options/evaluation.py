@@ -91,7 +91,7 @@ def add_studies(group: Any) -> None:
     group.add_argument(
         "--blind", type=flags.text, nargs="+", metavar="POLICY",
         help="arm: several policies (checkpoints, module:factory, ws:// addresses of servers) from "
-        "the same starts, in a drawn order that the operator is not told before all trials are "
+        "the same starts, in a drawn order that the operator does not learn before all trials are "
         "done; all are loaded at once",
     )  # fmt: skip
 
@@ -279,9 +279,9 @@ def _execution(arguments: argparse.Namespace) -> ExecutionOptions | None:
     Raises:
         ConfigError: an unknown latency, or guidance of an execution that has none.
     """
-    asked = arguments.execution is not None or arguments.latency is not None
+    chosen = arguments.execution is not None or arguments.latency is not None
     guided = arguments.rtc_strength is not None or arguments.rtc_weights != "linear"
-    if not (asked or guided):
+    if not (chosen or guided):
         return None
     options = ExecutionOptions(
         execution=arguments.execution or "sync",
@@ -290,7 +290,7 @@ def _execution(arguments: argparse.Namespace) -> ExecutionOptions | None:
         strength=arguments.rtc_strength,
         weights=arguments.rtc_weights,
     )
-    return options if asked else None
+    return options if chosen else None
 
 
 def check_logger(arguments: argparse.Namespace) -> None:

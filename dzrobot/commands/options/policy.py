@@ -117,7 +117,7 @@ def read_weights(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _memory(bytes_: int | None, device: str) -> int | None:
-    """Return the bytes of ``--memory``; what comes of it is then told as weights are loaded."""
+    """Return the bytes of ``--memory``; the outcome is logged as weights are loaded."""
     if bytes_ is None:
         return None
     if device == "cpu":

@@ -427,7 +427,7 @@ def log_dimensionless_jerk(positions: NDArray[np.floating], hz: float) -> float 
     """Return the log dimensionless jerk of positions (T, 3); higher is smoother.
 
     Comparable between movements of different length and speed (Balasubramanian et al. 2015). None
-    of fewer than four positions, and of a hand that stands still or moves without any jerk.
+    of fewer than four positions, and of a hand that rests or moves without any jerk.
     """
     if len(positions) < 4:
         return None

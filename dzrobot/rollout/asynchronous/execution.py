@@ -157,7 +157,7 @@ _SOFT = 3
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionOptions:
-    """What is asked for."""
+    """What the user wants."""
 
     execution: Execution = "sync"
     latency: Latency | None = None
@@ -253,27 +253,27 @@ def schedule(
 def _asynchronous(
     options: ExecutionOptions,
     known: tuple[int | None, int, float],
-    asked: int | None,
+    wanted: int | None,
     usual: int | None,
 ) -> int:
     """Return the steps from one request to the next."""
     delay, horizon, rate = known
     if delay is None:
-        if asked is None:
+        if wanted is None:
             raise ConfigError(
                 f"execution {options.execution!r} without knowing how long plans take: say with "
                 f"--execute after how many of {horizon} steps the next plan is asked for"
             )
-        if asked >= horizon:
+        if wanted >= horizon:
             raise ConfigError(
-                f"execute={asked} of {horizon} steps: execution {options.execution!r} asks for the "
-                f"next plan while steps are left; choose 1 to {horizon - 1}"
+                f"execute={wanted} of {horizon} steps: execution {options.execution!r} requests "
+                f"the next plan while steps are left; choose 1 to {horizon - 1}"
             )
-        return asked
+        return wanted
     least = max(delay, 1)
     soft = max(least, horizon - delay - horizon // _SOFT)
     fitting = usual if usual is not None and least <= usual <= horizon - delay else soft
-    steps = asked or fitting
+    steps = wanted or fitting
     if not least <= steps <= horizon - delay:
         raise ConfigError(
             f"a delay of d={delay} steps, requests every s={steps} and plans of H={horizon}: "

@@ -219,12 +219,12 @@ def record_episode(
 
 def _reason(outcome: EpisodeResult, abort_message: str) -> str:
     """Return why an episode failed: a person's words, else the environment's, else how it ended."""
-    said = str((outcome.robot or {}).get("reason", ""))
-    return said or outcome.failure_class or abort_message or outcome.ended
+    reason = str((outcome.robot or {}).get("reason", ""))
+    return reason or outcome.failure_class or abort_message or outcome.ended
 
 
 def _facts(robot: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the arm's environment said that the recording does not say itself."""
+    """Return what the arm's environment reported beyond the recording."""
     known = ("late_steps", "reason")
     return {
         name: value
@@ -388,7 +388,7 @@ class NoisyActions(gym.ActionWrapper[Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; without a seed, the draws go on."""
+        """Begin an episode; without a seed, the draws continue."""
         if seed is not None:
             self._draws = _draws(seed)
         return self.env.reset(seed=seed, options=options)

@@ -1,7 +1,7 @@
-"""A recording of so many successes, over as many runs as it takes.
+"""A recording of a given number of successes, over as many runs as that takes.
 
 What counts lies in the recording: its episodes with their facts, and the attempts that left none.
-So a run that was stopped, or killed, goes on where it was.
+So a run that was stopped, or killed, continues where it was.
 """
 
 import itertools

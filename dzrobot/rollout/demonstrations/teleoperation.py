@@ -1,7 +1,7 @@
 """A person who steers a robot by a device: what it says becomes actions of an environment.
 
-Nothing moves unasked: an action comes of the device while its deadman is held, and otherwise of
-nobody, which holds the robot still.
+Nothing moves without the operator: while the deadman is held, actions come from the device;
+otherwise the robot is held still.
 """
 
 import logging
@@ -43,7 +43,7 @@ LEAD_RAD = 0.2
 """How far joints that move a hand are asked to be ahead of where they are."""
 
 LOST = "device lost"
-"""How an episode ended whose device said nothing any more."""
+"""How an episode ended whose device went silent."""
 
 _STILL_HELD = "the deadman was held as the episode began: let it go once, and it steers"
 
@@ -133,7 +133,7 @@ class HandCommands:
 
 
 class JointCommands:
-    """Joint angles of a Franka: those of a leader that stands like it, or that move its hand.
+    """Joint angles of a Franka: those of a leader arm in the same posture, or that move its hand.
 
     Args:
         layout: Where they are in the action.
@@ -310,7 +310,7 @@ class Teleoperator:
         """
         self._engaged, self._closed, self._presses = False, False, 0
         self._let_go = not self.device.has_deadman
-        self._said, self._ends = "", False
+        self._refusal, self._ends = "", False
         self._last: Action | None = None
         if self._rate is not None:
             self._rate.restart()
@@ -373,13 +373,13 @@ class Teleoperator:
         return LOST if self.lost is not None else ENDED if self._ends else ""
 
     def _follows(self, reading: TeleopReading, seen: Observation, last: Action | None) -> bool:
-        """Follow the device, or begin to where it stands so that nothing jumps."""
+        """Follow the device, or begin to follow it so that nothing jumps."""
         refusal = _STILL_HELD
         if self._let_go:
             refusal = self._commands.refusal(reading, seen, follows=self._engaged)
-        if refusal and not self._said:
+        if refusal and not self._refusal:
             _log.warning("%s", refusal)
-        self._said = refusal
+        self._refusal = refusal
         if refusal or self._engaged:
             return not refusal
         # A button that was pressed meanwhile asked for nothing.
@@ -464,7 +464,7 @@ def steering(person: Teleoperator, env: gym.Env[Any, Any]) -> Iterator[gym.Env[A
 class WatchedPolicy:
     """A policy under a person's hand, as an actor.
 
-    While the person holds the deadman, their action is carried out and the policy is not asked.
+    While the person holds the deadman, their action is carried out and the policy does not act.
     When they let go, the policy begins anew from what it sees then: its plan was made for a place
     where the robot no longer is.
 

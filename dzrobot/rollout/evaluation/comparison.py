@@ -29,7 +29,7 @@ COMPARED = ("policy", "changes")
 """Fields of a card that may differ: they are what is compared."""
 
 EXECUTION = "execution"
-"""One that may differ where that is said."""
+"""One that may differ on request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +141,8 @@ def compare(
     if len(runs) < 2:
         raise ConfigError("give two or more results folders to compare")
     first, *others = runs
-    asked = {EXECUTION: any_execution, PERTURBATION: any_perturbation}
-    left_out = (*COMPARED, *(name for name, wanted in asked.items() if wanted))
+    allowed = {EXECUTION: any_execution, PERTURBATION: any_perturbation}
+    left_out = (*COMPARED, *(name for name, wanted in allowed.items() if wanted))
     for other in others:
         check_same_conditions(first, other.card, f"in {other.name}", left_out)
     shared = [[name for name in first.finished if name in other.finished] for other in others]

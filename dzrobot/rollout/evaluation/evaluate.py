@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dzrobot.rollout.evaluation.ranks import Ranks
 
 PREDICTED_EPISODES = 100
-"""Most episodes of which predictions are kept unasked."""
+"""Most episodes of which predictions are kept by default."""
 
 RANKS_FOLDER = "ranks"
 """Below a results folder: what processes beside the main one have not yet delivered."""
@@ -514,19 +514,19 @@ def _changes_named(
     perturbation: Perturbation | None,
 ) -> EvalSpec:
     """Return the spec, which also says what else departs from the protocol."""
-    protocol, said = spec.protocol, []
+    protocol, changes = spec.protocol, []
     history = protocol.history or robot.history
     if options.history not in (None, history):
-        said.append(f"history {options.history}, not {history}")
+        changes.append(f"history {options.history}, not {history}")
     if options.noise not in (None, protocol.noise):
-        said.append(f"noise {options.noise}, not {protocol.noise}")
+        changes.append(f"noise {options.noise}, not {protocol.noise}")
     if timed is not None:
         latency = timed.options.latency
         taken = "real time" if latency is None else f"latency {latency.text}"
-        said.append(f"execution {timed.options.execution} every {timed.execute} steps, {taken}")
+        changes.append(f"execution {timed.options.execution} every {timed.execute} steps, {taken}")
     if perturbation is not None:
-        said.append(f"perturbation {perturbation.text}")
-    return replace(spec, policy_changes=tuple(said))
+        changes.append(f"perturbation {perturbation.text}")
+    return replace(spec, policy_changes=tuple(changes))
 
 
 def _check_spaces(

@@ -264,7 +264,7 @@ class Ranks:
 
     def _beat(self) -> None:
         count = 0
-        # Without the store, the others have ended: whoever uses it next is told.
+        # Without the store, the others have ended: the next use of it raises.
         with suppress(ProtocolError):
             while not self._over.is_set():
                 self._mail.write(f"beat/{self.rank}", str(count))
@@ -468,5 +468,5 @@ def _reachable() -> Iterator[None]:
         reason = str(error).partition("\n")[0]
         raise ProtocolError(
             f"the processes of this run do not reach each other any more ({reason}); the same "
-            "command goes on where it stopped"
+            "command continues where it stopped"
         ) from error

@@ -140,8 +140,8 @@ class Summary:
     """EpisodeSpec and message of every episode without a result."""
 
     causes: Mapping[str, int]
-    """How many of these by cause: what the environment said (a fault of the hardware, discarded by
-    a person), or ``exception``."""
+    """How many of these by cause: as the environment states it (a hardware fault, discarded by the
+    operator), or ``exception``."""
 
     measures: Mapping[str, Average] = field(default_factory=dict)
     """Where time passed while the policy thought."""
@@ -184,7 +184,7 @@ def summarize(
 
     Args:
         records: In any order.
-        cases: All of the evaluation, or of the part that is told of.
+        cases: All of the evaluation, or of the part that is summarized.
         uses: How busy its runs kept the policy.
     """
     listed = ordered(records, cases)

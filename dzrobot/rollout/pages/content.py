@@ -25,7 +25,7 @@ LETTERS = ("A", "B")
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Results):
-    """One results folder, as it stands on a page."""
+    """One results folder, as a page shows it."""
 
     letter: str
     summary: Summary
@@ -166,8 +166,8 @@ def episode_rows(
 
 
 def _instruction(content: Content, case: EpisodeSpec) -> str:
-    told = (run.records.get(case.name) for run in content.runs)
-    return next((record.task for record in told if record is not None and record.task), "")
+    records = (run.records.get(case.name) for run in content.runs)
+    return next((record.task for record in records if record is not None and record.task), "")
 
 
 def _outcome(

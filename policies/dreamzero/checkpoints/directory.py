@@ -65,7 +65,7 @@ METADATA_FILE = Path("experiment_cfg/metadata.json")
 TRAINING_FILE = Path("experiment_cfg/conf.yaml")
 TOKENIZER_FOLDER = "tokenizer"
 TRAINING_META = "meta.json"
-"""In one of our own training checkpoints: where the run stands."""
+"""In one of our own training checkpoints: the state of the run."""
 
 TRAINING_STATE = "state"
 """In one of our own training checkpoints: the folder of its tensors."""

@@ -187,47 +187,47 @@ def recorded_base(passport: Passport | None) -> str | None:
     return path if isinstance(path, str) else None
 
 
-def check_passport(passport: Passport, asked: Passport, origin: str) -> None:
+def check_passport(passport: Passport, wanted: Passport, origin: str) -> None:
     """Check that a checkpoint was made for what is asked of it.
 
     Args:
         passport: The checkpoint's.
-        asked: Of the one embodiment to run or train, from :func:`passport_for`.
+        wanted: Of the one embodiment to run or train, from :func:`passport_for`.
         origin: The checkpoint's path, for the message.
 
     Raises:
         CheckpointError: It was not; lists every difference.
     """
     lines = [
-        f"  {name}: checkpoint {_shown(held)}, asked {_shown(wanted)}"
-        for name, held, wanted in differences(passport, asked)
+        f"  {name}: checkpoint {_shown(held)}, wanted {_shown(other)}"
+        for name, held, other in differences(passport, wanted)
     ]
     if lines:
         raise CheckpointError(
-            "\n".join([f"{origin} was made for something else than it is asked to do:", *lines])
+            "\n".join([f"{origin} was made for something else:", *lines])
             + "\nChoose the embodiment and statistics it was trained with, or another checkpoint."
         )
 
 
-def differences(passport: Passport, asked: Passport) -> Iterator[tuple[str, object, object]]:
+def differences(passport: Passport, wanted: Passport) -> Iterator[tuple[str, object, object]]:
     """Yield (what, in the checkpoint, asked) wherever both are recorded and differ."""
     pairs: list[tuple[str, object, object]] = [
-        ("frame size", passport.frame_size, asked.frame_size),
-        ("base weights", passport.base, asked.base),
-        ("transform version", passport.transforms, asked.transforms),
+        ("frame size", passport.frame_size, wanted.frame_size),
+        ("base weights", passport.base, wanted.base),
+        ("transform version", passport.transforms, wanted.transforms),
     ]
-    for tag, wanted in asked.embodiments.items():
+    for tag, expected in wanted.embodiments.items():
         if tag not in passport.embodiments:
             yield "embodiment", ", ".join(sorted(passport.embodiments)) or "none", tag
             continue
         held = passport.embodiments[tag]
         pairs += [
-            (f"{tag} action horizon", passport.horizon(tag), asked.horizon(tag)),
-            (f"{tag} state numbers", held.state_dim, wanted.state_dim),
-            (f"{tag} action numbers", held.action_dim, wanted.action_dim),
-            (f"{tag} relative actions", held.relative, wanted.relative),
-            (f"{tag} action frame", held.action_frame, wanted.action_frame),
-            (f"{tag} statistics", held.statistics, wanted.statistics),
+            (f"{tag} action horizon", passport.horizon(tag), wanted.horizon(tag)),
+            (f"{tag} state numbers", held.state_dim, expected.state_dim),
+            (f"{tag} action numbers", held.action_dim, expected.action_dim),
+            (f"{tag} relative actions", held.relative, expected.relative),
+            (f"{tag} action frame", held.action_frame, expected.action_frame),
+            (f"{tag} statistics", held.statistics, expected.statistics),
         ]
     for name, held_value, wanted_value in pairs:
         if held_value is not None and wanted_value is not None and held_value != wanted_value:
@@ -324,7 +324,7 @@ policy = DreamZeroPolicy.from_pretrained("THIS_FOLDER", embodiment="{robot}", we
 
 
 class License(BaseModel):
-    """Under what terms weights may be used, as front matter says it; None: not said."""
+    """Under what terms weights may be used, as front matter states it; None: not stated."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 

@@ -351,7 +351,7 @@ class RandomInitSource(ABC):
 
     @property
     def layout(self) -> str:
-        """Return what stands where a source of files names their layout."""
+        """Return the origin, where a source of files names their layout."""
         return self.origin
 
     @cached_property

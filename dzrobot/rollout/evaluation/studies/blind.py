@@ -209,10 +209,10 @@ def _prepared(
     console: Console, request: EvaluationRequest, candidates: dict[str, Variant]
 ) -> tuple[PreparedEvaluation, ...]:
     """Load every policy; check that an arm is moved, and that all are evaluated alike."""
-    asked = [request.varied(own).resolved() for own in candidates.values()]
-    for line in dict.fromkeys(line for one in asked for line in one.notes):
+    resolved = [request.varied(own).resolved() for own in candidates.values()]
+    for line in dict.fromkeys(line for one in resolved for line in one.notes):
         console.print(line, soft_wrap=True, markup=False)
-    found = tuple(prepare(one.evaluation) for one in asked)
+    found = tuple(prepare(one.evaluation) for one in resolved)
     first, *others = found
     if not first.moves_an_arm:
         raise ConfigError(

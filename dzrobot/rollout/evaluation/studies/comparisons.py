@@ -40,7 +40,7 @@ class Baseline:
         Raises:
             ProtocolError: the evaluation of ``card`` is under other conditions.
         """
-        check_same_conditions(self.results, card, "asked for now")
+        check_same_conditions(self.results, card, "now")
         return replace(options, enough=self._enough) if self.stop_early else options
 
     def decided(self, own: Results) -> bool:
@@ -98,14 +98,14 @@ def evaluate_perturbed(session: EvaluationSession, axes: Sequence[str]) -> int:
     Raises:
         ConfigError: a perturbation is unknown or given twice, or there is no output folder.
     """
-    asked = [Perturbation.read(text) for text in axes]
-    if len(set(asked)) < len(asked):
+    perturbations = [Perturbation.read(text) for text in axes]
+    if len(set(perturbations)) < len(perturbations):
         raise ConfigError("--perturb names one axis and level twice; keep one")
     output, console = session.request.output, session.console
     if output is None:
         raise ConfigError("--perturb writes several folders: choose their parent with --output DIR")
     folders, complete = [], True
-    for perturbation in (None, *asked):
+    for perturbation in (None, *perturbations):
         text = None if perturbation is None else perturbation.text
         name = UNPERTURBED if text is None else text.replace(":", "-")
         console.print(name, markup=False)
