@@ -7,8 +7,6 @@ from dzrobot.commands.options import flags
 from dzrobot.envs.franka.stops import Stops
 from dzrobot.errors import ConfigError
 
-SUMMARY = "let a stopped arm move again"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot acknowledge``."""

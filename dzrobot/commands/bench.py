@@ -22,8 +22,6 @@ from dzrobot.training.bench.document import (
     read_result,
 )
 
-SUMMARY = "measure the speed of training, acting and simulating, or forecast it"
-
 PAIRS = 5
 """Rounds of two builds in turns, by default."""
 

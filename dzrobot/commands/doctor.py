@@ -15,8 +15,6 @@ from dzrobot.envs.teleop.devices import DEVICES
 from dzrobot.errors import ConfigError
 from dzrobot.progress import Show, progress_bar
 
-SUMMARY = "check a workcell, a dataset, or a device that people steer with"
-
 _JOINTS = 7
 
 _COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}

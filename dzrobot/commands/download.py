@@ -11,8 +11,6 @@ from dzrobot.commands.options import flags
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.hub import fetch_to
 
-SUMMARY = "fetch a published checkpoint or dataset"
-
 Kind = Literal["model", "dataset"]
 
 

@@ -20,8 +20,6 @@ from dzrobot.errors import CheckpointError, ConfigError, preview
 from dzrobot.rollout.evaluation.report import print_conclusion
 from dzrobot.rollout.evaluation.studies.runner import EvaluationSession, in_all_processes
 
-SUMMARY = "evaluate a policy in an environment"
-
 COMMON = (
     "--suite", "--env", "--env-arg", "--protocol", "--tasks", "--episodes", "--checkpoint",
     "--policy", "--server", "--device", "--output", "--workers", "--videos",

@@ -11,8 +11,6 @@ from dzrobot.errors import ConfigError
 from dzrobot.files import explained, write_text
 from dzrobot.training.rlinf import import_recipe
 
-SUMMARY = "write one of RLinf's recipes as one of ours"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``dzrobot import-rlinf``."""

@@ -48,8 +48,6 @@ from dzrobot.rollout.environment import (
 from dzrobot.rollout.episode import Actor, PolicyActor
 from dzrobot.rollout.policy_spec import PolicySpec, load_factory, load_policy, resolve_policy
 
-SUMMARY = "record demonstrations on the robot"
-
 INSTEAD = {"--only-success": "failures are left out unless --keep-failures is given"}
 
 COMMON = (

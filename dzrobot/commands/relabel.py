@@ -8,8 +8,6 @@ from dzrobot.errors import ConfigError
 from dzrobot.progress import progress_bar
 from dzrobot.recording.relabel import Relabeling, described, drop, relabel
 
-SUMMARY = "change success, reason or instruction of recorded episodes, or drop some"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot relabel``."""

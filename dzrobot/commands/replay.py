@@ -19,13 +19,7 @@ from dzrobot.embodiments.spec import Part
 from dzrobot.errors import StoppedError
 from dzrobot.rollout.arm.attended import attended
 from dzrobot.rollout.demonstrations.record import replay
-from dzrobot.rollout.environment import (
-    look_at,
-    made_environment,
-    needed_robot,
-)
-
-SUMMARY = "replay recorded actions"
+from dzrobot.rollout.environment import look_at, made_environment, needed_robot
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

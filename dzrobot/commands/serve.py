@@ -20,8 +20,6 @@ from dzrobot.policies.serving.server import PolicyServer
 from dzrobot.policies.serving.warmup import MOST_SESSIONS
 from dzrobot.rollout.policy_spec import BUILT_IN, PolicySpec, load_policy, resolve_policy
 
-SUMMARY = "let robots and simulators elsewhere use a policy of this machine"
-
 COMMON = (
     "--embodiment", "--device", "--host", "--port", "--array-port", "--api-key-file", "--cert",
     "--key", "--max-sessions", "--max-batch", "--batch-window-ms", "--record",

@@ -21,8 +21,6 @@ from dzrobot.rollout.evaluation.studies.candidates import (
 )
 from dzrobot.rollout.evaluation.studies.runner import EvaluationSession, in_all_processes
 
-SUMMARY = "find the best of several checkpoints, and measure it on other episodes"
-
 COMMON = (
     "--suite", "--env", "--env-arg", "--protocol", "--tasks", "--episodes", "--confirm",
     "--device", "--output", "--workers", "--videos",

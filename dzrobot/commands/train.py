@@ -11,8 +11,6 @@ from dzrobot.training.config import SFTConfig
 from dzrobot.training.launch import launch, leave, main
 from dzrobot.training.recipe import RECIPES
 
-SUMMARY = "fine-tune a checkpoint"
-
 INSTEAD = {
     "--config-name": "the recipe is the first word: dzrobot train NAME",
     "--config-path": "the recipe is the first word: dzrobot train FILE.yaml",

@@ -11,13 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dzrobot.diagnostics.checkup import Finding
-from dzrobot.diagnostics.conventions import (
-    Array,
-    aligned,
-    as_stated,
-    looks_absolute,
-    steps_of,
-)
+from dzrobot.diagnostics.conventions import Array, aligned, as_stated, looks_absolute, steps_of
 from dzrobot.embodiments.spec import HandMotion
 from dzrobot.rollout.demonstrations.record import RecordedActions
 

@@ -8,11 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from dzrobot.diagnostics.checkup import (
-    LOOKED_AT,
-    Finding,
-    examine,
-)
+from dzrobot.diagnostics.checkup import LOOKED_AT, Finding, examine
 from dzrobot.diagnostics.commanded import check_commands
 from dzrobot.diagnostics.motion import Bench, RecordedStart
 from dzrobot.documents import read_json, shorten
@@ -22,12 +18,7 @@ from dzrobot.progress import Show
 from dzrobot.recording.formats import EpisodeFacts
 from dzrobot.rollout.demonstrations.collection import PLAN_FILE
 from dzrobot.rollout.demonstrations.record import NO_START, RecordedActions
-from dzrobot.rollout.environment import (
-    EnvironmentFacts,
-    accepted,
-    look_at,
-    needed_robot,
-)
+from dzrobot.rollout.environment import EnvironmentFacts, accepted, look_at, needed_robot
 from dzrobot.training.data.columns import episode_rows, matrix, read_data_file
 from dzrobot.training.data.lerobot import RATE_TOLERANCE, DatasetCatalog
 from dzrobot.training.data.resolution import (

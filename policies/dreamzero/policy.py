@@ -28,19 +28,12 @@ from dzrobot.policies.base import (
     check_sessions,
     observations_of,
 )
-from dzrobot.policies.dreamzero.checkpoints.directory import (
-    Checkpoint,
-)
-from dzrobot.policies.dreamzero.checkpoints.passport import (
-    check_compatible,
-)
+from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
+from dzrobot.policies.dreamzero.checkpoints.passport import check_compatible
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.lanes import lanes_of
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
-from dzrobot.policies.dreamzero.network.prompt import (
-    PromptCache,
-    PromptTokenizer,
-)
+from dzrobot.policies.dreamzero.network.prompt import PromptCache, PromptTokenizer
 from dzrobot.policies.dreamzero.network.session import InferenceRequest, SessionCache
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import is_offloaded

@@ -25,12 +25,7 @@ from dzrobot.policies.base import (
     reads_next,
 )
 from dzrobot.policies.serving.connection import Connection, ConnectOptions, ServerAnswer
-from dzrobot.policies.serving.dialects import (
-    Dialect,
-    wire_names,
-    write_leftover,
-    write_observation,
-)
+from dzrobot.policies.serving.dialects import Dialect, wire_names, write_leftover, write_observation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,13 +31,7 @@ from dzrobot.policies.base import (
     check_continuing,
     hold_command,
 )
-from dzrobot.rollout.asynchronous.execution import (
-    Execution,
-    Latency,
-    Schedule,
-    forecast,
-    steps_of,
-)
+from dzrobot.rollout.asynchronous.execution import Execution, Latency, Schedule, forecast, steps_of
 from dzrobot.rollout.episode import Measures, policy_reads_frames, reset_policy
 from dzrobot.rollout.protocol import EpisodeSpec
 

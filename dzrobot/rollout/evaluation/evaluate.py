@@ -14,12 +14,7 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import BatchPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
-from dzrobot.rollout.environment import (
-    EnvironmentFacts,
-    check_fits,
-    environment_arguments,
-    look_at,
-)
+from dzrobot.rollout.environment import EnvironmentFacts, check_fits, environment_arguments, look_at
 from dzrobot.rollout.evaluation.card import (
     build_card,
     keep_card,
@@ -29,11 +24,7 @@ from dzrobot.rollout.evaluation.card import (
 )
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
 from dzrobot.rollout.evaluation.usage import measured, read_uses
-from dzrobot.rollout.footage import (
-    PredictingPolicy,
-    Wanted,
-    remove_unfinished,
-)
+from dzrobot.rollout.footage import PredictingPolicy, Wanted, remove_unfinished
 from dzrobot.rollout.perturbation import PERTURBATION, Ablation, Perturbation
 from dzrobot.rollout.policy_spec import LoadedPolicy, PolicySpec, load_policy, resolve_policy
 from dzrobot.rollout.protocol import EpisodeSpec, EvalSpec, plan_episodes, shard_of

@@ -7,12 +7,7 @@ from typing import Any
 
 from dzrobot.errors import ConfigError
 from dzrobot.rollout.evaluation.card import card_digest
-from dzrobot.rollout.evaluation.comparison import (
-    Comparison,
-    Results,
-    compare,
-    read_results,
-)
+from dzrobot.rollout.evaluation.comparison import Comparison, Results, compare, read_results
 from dzrobot.rollout.evaluation.report import Row, Summary, summarize
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.records import Record

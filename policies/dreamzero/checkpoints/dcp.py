@@ -36,11 +36,7 @@ from dzrobot.documents import validated
 from dzrobot.errors import CheckpointError, preview
 from dzrobot.policies.dreamzero.checkpoints.names import DIT, canonical, canonical_table
 from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo
-from dzrobot.policies.dreamzero.checkpoints.unpickling import (
-    check_archive,
-    load_listed,
-    load_piece,
-)
+from dzrobot.policies.dreamzero.checkpoints.unpickling import check_archive, load_listed, load_piece
 
 DESCRIPTION = ".metadata"
 """The file that says which tensors there are and where their pieces lie."""

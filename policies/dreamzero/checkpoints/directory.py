@@ -27,10 +27,7 @@ from dzrobot.policies.dreamzero.checkpoints.lora import (
     read_adapter_config,
     short_name,
 )
-from dzrobot.policies.dreamzero.checkpoints.names import (
-    check_part_names,
-    is_adapter,
-)
+from dzrobot.policies.dreamzero.checkpoints.names import check_part_names, is_adapter
 from dzrobot.policies.dreamzero.checkpoints.passport import (
     CARD_FILE,
     PASSPORT_FILE,

@@ -23,11 +23,7 @@ from dzrobot.rollout.evaluation.evaluate import (
     prepare,
 )
 from dzrobot.rollout.evaluation.report import Summary, logged_numbers, print_card, title
-from dzrobot.rollout.evaluation.studies.variants import (
-    EvaluationRequest,
-    ResolvedRequest,
-    Variant,
-)
+from dzrobot.rollout.evaluation.studies.variants import EvaluationRequest, ResolvedRequest, Variant
 from dzrobot.rollout.workers import KeptEnvironment
 
 if TYPE_CHECKING:
