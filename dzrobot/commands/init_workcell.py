@@ -17,7 +17,6 @@ from dzrobot.envs.franka.workcells import EmulatedWorkcell
 from dzrobot.errors import ConfigError, RobotError
 from dzrobot.files import explained, write_text
 
-
 _PLACES = ((0.45, 0.0, 0.3), (0.3, -0.25, 0.02), (0.6, 0.25, 0.5))
 """Where the emulated hand is guided to, one question after another: a start and two corners (m)."""
 
