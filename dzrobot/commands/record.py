@@ -26,18 +26,22 @@ from dzrobot.progress import TimeLeft
 from dzrobot.recording import EpisodeWriter
 from dzrobot.recording.checks import too_short
 from dzrobot.rollout.arm.attended import Attended, EndedByDriver, attended
-from dzrobot.rollout.demonstrations.record import (
+from dzrobot.rollout.arm.teleoperation import (
     KEYBOARD_HELP,
     KEYBOARD_NUMBERS,
-    CallableActor,
     KeyboardActor,
+    Teleoperator,
+    WatchedPolicy,
+    steering,
+)
+from dzrobot.rollout.demonstrations.record import (
+    CallableActor,
     NoisyActions,
     RecordedEnv,
     RecordedEpisode,
     ReplayActor,
 )
 from dzrobot.rollout.demonstrations.tally import RecordingGoal, Tally, record_session
-from dzrobot.rollout.demonstrations.teleoperation import Teleoperator, WatchedPolicy, steering
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
     check_conventions,

@@ -21,7 +21,8 @@ from dzrobot.envs.franka.make import load_workcell
 from dzrobot.errors import DatasetError
 from dzrobot.recording import EpisodeWriter
 from dzrobot.rollout.arm.attended import EndedByDriver
-from dzrobot.rollout.demonstrations.record import KeyboardActor, RecordedEnv, record_episode
+from dzrobot.rollout.arm.teleoperation import KeyboardActor
+from dzrobot.rollout.demonstrations.record import RecordedEnv, record_episode
 from dzrobot.rollout.environment import made_environment
 from dzrobot.rollout.episode import EpisodeRules
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions

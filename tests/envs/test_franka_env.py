@@ -32,7 +32,7 @@ from dzrobot.envs.franka.make import make_franka
 from dzrobot.envs.franka.outcomes import OperatorVerdict
 from dzrobot.envs.franka.poses import pose_of
 from dzrobot.errors import ConfigError, RobotError, StoppedError
-from dzrobot.rollout.demonstrations.record import KeyboardActor
+from dzrobot.rollout.arm.teleoperation import KeyboardActor
 from dzrobot.rollout.evaluation.evaluate import Evaluation, prepare
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec

@@ -18,7 +18,7 @@ from dzrobot.envs.teleop.device import DeviceLostError, TeleopReading
 from dzrobot.envs.teleop.devices import load_device
 from dzrobot.errors import ConfigError
 from dzrobot.recording.lists import episode_facts
-from dzrobot.rollout.demonstrations.teleoperation import Teleoperator
+from dzrobot.rollout.arm.teleoperation import Teleoperator
 
 HELD, LET_GO = TeleopReading(active=True), TeleopReading(active=False)
 TURNING = np.array([0.2, 0.1, 0.0, 0.1, 0.0, 0.0, -0.3])

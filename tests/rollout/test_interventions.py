@@ -10,7 +10,7 @@ import pytest
 from dzrobot.cli import main
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopReading
 from dzrobot.recording.lists import episode_facts
-from dzrobot.rollout.demonstrations.teleoperation import Teleoperator, WatchedPolicy
+from dzrobot.rollout.arm.teleoperation import Teleoperator, WatchedPolicy
 from dzrobot.rollout.environment import made_environment
 from dzrobot.rollout.episode import PolicyActor
 from dzrobot.training.data.lerobot import DatasetCatalog

@@ -14,7 +14,7 @@ from dzrobot.envs.libero.arm import ArmEnv
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopReading
 from dzrobot.envs.teleop.devices import DEVICES, Guarded
 from dzrobot.errors import ConfigError
-from dzrobot.rollout.demonstrations.teleoperation import (
+from dzrobot.rollout.arm.teleoperation import (
     FAR_RAD,
     FASTEST_M_S,
     LEAD_RAD,

@@ -14,9 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.envs.franka.console import KEYS_HELP
-from dzrobot.envs.franka.keyboard import Keyboard, terminal
-from dzrobot.envs.franka.outcomes import OperatorVerdict
 from dzrobot.files import undone_on_error
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action, check_holds, hold_command
@@ -35,24 +32,8 @@ INTERVENTION = "intervention"
 NO_START = -1
 """Start of an episode whose environment has no numbered initial states."""
 
-KEYS = {
-    "w": (0, 1.0), "s": (0, -1.0), "a": (1, 1.0), "d": (1, -1.0), "r": (2, 1.0), "f": (2, -1.0),
-    "u": (3, 1.0), "j": (3, -1.0), "i": (4, 1.0), "k": (4, -1.0), "o": (5, 1.0), "l": (5, -1.0),
-}  # fmt: skip
-"""Key -> action number and its sign."""
-
-DISCARDED = OperatorVerdict.DISCARDED.value
+DISCARDED = "discarded"
 """How an episode ended that its operator wants no trace of."""
-
-GRIPPER_KEY, END_KEY = "g", "x"
-
-KEYBOARD_NUMBERS = 7
-"""Of an action: translation, rotation, gripper."""
-
-KEYBOARD_HELP = (
-    "w/s a/d r/f move, u/j i/k o/l turn, g opens or closes the gripper, x ends the episode; "
-    f"{KEYS_HELP}"
-)
 
 
 @dataclass(frozen=True)
@@ -321,49 +302,6 @@ class CallableActor:
         began = time.perf_counter()
         action = np.asarray(self._function(observation), np.float32)
         return action, 1000 * (time.perf_counter() - began)
-
-
-class KeyboardActor:
-    """Someone at the keyboard: each key press moves one number by ``pace`` for one step.
-
-    Args:
-        keyboard: What they type on. None: the terminal.
-        pace: Size of an action number, in (0, 1].
-
-    Raises:
-        ConfigError: nobody can type: there is no terminal.
-    """
-
-    def __init__(self, keyboard: Keyboard | None = None, pace: float = 0.5) -> None:
-        self._keyboard = keyboard or terminal()
-        self._owned = keyboard is None
-        if self._owned:
-            # Before a folder is made, or anything opened.
-            self._keyboard.check()
-        self._pace = pace
-        self._open = True
-
-    def begin(self, env: gym.Env[Any, Any]) -> None:
-        """Listen; keys pressed before do not count."""
-        if self._owned:
-            self._keyboard.open()
-        self._keyboard.take("".join(KEYS) + GRIPPER_KEY + END_KEY)
-        self._open = True
-
-    def act(self, observation: Observation) -> tuple[Action, float]:
-        """Return what the keys pressed since the last step add up to."""
-        action = np.zeros(KEYBOARD_NUMBERS, np.float32)
-        for key in self._keyboard.take("".join(KEYS)):
-            number, sign = KEYS[key]
-            action[number] = sign * self._pace
-        if len(self._keyboard.take(GRIPPER_KEY)) % 2:
-            self._open = not self._open
-        action[6] = 1.0 if self._open else -1.0
-        return action, 0.0
-
-    def wants_end(self) -> bool:
-        """Return whether the key that ends an episode was pressed."""
-        return bool(self._keyboard.take(END_KEY))
 
 
 NOISY_NUMBERS = 6
