@@ -57,8 +57,7 @@ def omitter(env: gym.Env[Any, Any]) -> Callable[[], None] | None:
         return None
     while isinstance(env, gym.Wrapper):
         # Of the class: an instance would answer for what it wraps.
-        takes = any(vars(cls).get("takes_missing_frames") for cls in type(env).__mro__)
-        if not isinstance(env, _BLIND) and not takes:
+        if not isinstance(env, _BLIND) and not getattr(type(env), "takes_missing_frames", False):
             return None
         env = env.env
     return inner.omit_frames
