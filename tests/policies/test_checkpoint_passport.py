@@ -188,7 +188,7 @@ def test_other_statistics(droid):
     other = tiny_metadata(EMBODIMENTS["oxe_droid"], seed=3)
     (folder / "experiment_cfg/metadata.json").write_text(json.dumps(other))
     if has_passport:
-        with pytest.raises(CheckpointError, match=r"oxe_droid statistics: checkpoint .*, asked"):
+        with pytest.raises(CheckpointError, match=r"oxe_droid statistics: checkpoint .*, wanted"):
             load(folder, EMBODIMENTS["oxe_droid"])
     else:
         load(folder, EMBODIMENTS["oxe_droid"])

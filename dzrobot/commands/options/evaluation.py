@@ -22,8 +22,8 @@ from dzrobot.policies.dreamzero.options import Noise, PolicyOptions
 from dzrobot.rollout.asynchronous.execution import WAYS, Execution, ExecutionOptions, parse_latency
 from dzrobot.rollout.evaluation.evaluate import PREDICTED_EPISODES, RunOptions
 from dzrobot.rollout.evaluation.studies.runner import Log, unlogged
-from dzrobot.rollout.evaluation.studies.variants import EvaluationRequest
-from dzrobot.rollout.policy_spec import PolicySettings
+from dzrobot.rollout.evaluation.studies.variants import EvaluationRequest, refuse_local
+from dzrobot.rollout.policy_spec import REMOTE, PolicySettings
 from dzrobot.rollout.protocol import PROTOCOLS
 
 WORKERS = min(2, os.cpu_count() or 1)
@@ -198,6 +198,12 @@ def read_request(arguments: argparse.Namespace) -> EvaluationRequest:
     Raises:
         ConfigError: flags that do not go together.
     """
+    local = tuple(
+        f"--{name.replace('_', '-')}" for name in _LOCAL if vars(arguments)[name] is not None
+    )
+    if arguments.server is not None or arguments.policy == REMOTE:
+        # Before these flags are read: they may not fit this machine.
+        refuse_local(local)
     drawing = render_variables(arguments.render_device)
     # Environments of this process as well.
     os.environ.update(drawing[0] if drawing else {})
@@ -224,9 +230,7 @@ def read_request(arguments: argparse.Namespace) -> EvaluationRequest:
         server=arguments.server,
         api_key_file=arguments.api_key_file,
         settings=_policy_settings(arguments),
-        local_flags=tuple(
-            f"--{name.replace('_', '-')}" for name in _LOCAL if vars(arguments)[name] is not None
-        ),
+        local_flags=local,
         ablation=arguments.ablate_images,
         batched=arguments.batch,
         execution=_execution(arguments),

@@ -1,6 +1,6 @@
 """What a command line asks to have evaluated: one frozen value, which studies vary."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -208,12 +208,15 @@ class EvaluationRequest:
         if name == REMOTE:
             from dzrobot.policies.serving.connection import read_key
 
-            if self.local_flags:
-                raise ConfigError(
-                    f"{self.local_flags[0]}: the server decides; give it to `dzrobot serve`"
-                )
+            refuse_local(self.local_flags)
             key = read_key(self.api_key_file)
         return PolicySpec.named(name, self.settings, server=self.server, api_key=key)
+
+
+def refuse_local(flags: Sequence[str]) -> None:
+    """Raise ConfigError where a remote policy is given ``flags`` that its server decides."""
+    if flags:
+        raise ConfigError(f"{flags[0]}: the server decides; give it to `dzrobot serve`")
 
 
 def _bundled_checkpoint(notes: list[str]) -> str:
