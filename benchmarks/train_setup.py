@@ -15,8 +15,7 @@ from torch import Tensor
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.modality.augment import draw_augmentation
-from dzrobot.modality.video import encode_views
+from dzrobot.modality.video import draw_augmentation, encode_views
 from dzrobot.policies.dreamzero.checkpoints.load import empty_network
 from dzrobot.policies.dreamzero.network.config import NetworkConfig, preset
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from dzrobot.embodiments.layouts import side_by_side
-from dzrobot.embodiments.prompts import TWO_VIEWS
 from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View
+from dzrobot.embodiments.templates import TWO_VIEWS, side_by_side
 from dzrobot.embodiments.timing import Timing, valid_anchors, window
-from dzrobot.modality.augment import draw_augmentation
 from dzrobot.modality.pipeline import Pipeline
 from dzrobot.modality.stats import Statistics
+from dzrobot.modality.video import draw_augmentation
 
 UR5 = Embodiment(
     tag="ur5_tabletop",

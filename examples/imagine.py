@@ -24,7 +24,7 @@ from dzrobot.commands.options import flags
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
-from dzrobot.rollout.predictions import tiled
+from dzrobot.rollout.footage import tiled
 
 LIFT = "dzrobot/lift-v0"
 FRAME_MS = 100

@@ -122,7 +122,7 @@ class VideoFile:
             # another quantizer, so that the same images, on one thread, gave other bytes.
             options["mbtree"] = "0"
         else:
-            # The library reports every setting of every file unless told otherwise.
+            # The library reports every setting of every file by default.
             os.environ.setdefault("SVT_LOG", "1")
             options |= {"preset": "9"}
         stream = self._container.add_stream(codec.encoder, rate=self._rate, options=options)

@@ -12,9 +12,9 @@ from data_worlds import RELATIVE, ROBOT, TASKS, record, robot
 
 from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.errors import ConfigError, DatasetError
-from dzrobot.modality.augment import PUBLISHED, draw_augmentation, draw_dropped_view
 from dzrobot.modality.pipeline import Pipeline
 from dzrobot.modality.stats import Statistics
+from dzrobot.modality.video import PUBLISHED, draw_augmentation, draw_dropped_view
 from dzrobot.training.data import (
     DatasetReader,
     LoaderOptions,

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from dzrobot.config import read_config
+from dzrobot.configuration import read_config
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.files import write_json
 from dzrobot.policies.dreamzero.bundled import default_checkpoint

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dzrobot.errors import ConfigError
-from dzrobot.modality.augment import AugmentConfig, draw_augmentation, draw_dropped_view
+from dzrobot.modality.video import AugmentConfig, draw_augmentation, draw_dropped_view
 from dzrobot.training.data.mixture import Sample, SampleKey, TrainingData
 from dzrobot.training.sft_config import uneven_batch
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.modality.augment import draw_augmentation
-from dzrobot.modality.video import encode_views
+from dzrobot.modality.video import draw_augmentation, encode_views
 from dzrobot.policies.dreamzero.checkpoints.load import build_network, empty_network
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.dit import CausalDiT, StepInputs
