@@ -178,7 +178,7 @@ def _first_sentence(module: griffe.Object | griffe.Alias) -> str:
     return " ".join(re.sub(r"``?", "", text).split())
 
 
-LEFT, COLUMN, LINE, TOP = 222, 150, 17, 72
+LEFT, COLUMN, LINE, TOP = 240, 150, 17, 72
 """Widths of the label and of a trip's column, heights of a line and of the heading, in pixels."""
 
 COLORS = {"load": "#b35900", "act": "#00695c", "step": "#6a1b9a", "eval": "#1565c0"}
@@ -195,7 +195,7 @@ def picture(trips: dict[str, Trip], rows: Sequence[tuple[list[str], str]]) -> st
     parts, centers, y = [], [], TOP
     for row, (members, text) in enumerate(rows):
         labels = wrap(" | ".join(members) if text else ", ".join(members), 24)
-        notes = wrap(text, 33)
+        notes = wrap(text, 32)
         lines = max(len(labels) + len(notes), *(len(cells[row, name]) for name in trips))
         height = lines * LINE + 22
         fill = "#eef3f3" if row % 2 else "#f7f9f9"
@@ -236,7 +236,7 @@ def _stems(trip: Trip, members: Sequence[str], known: Sequence[str]) -> list[str
         fits = [name for name in known if f"{module}.".startswith(f"{name}.")]
         if fits and max(fits, key=len) in members:
             found.append(module.rpartition(".")[2])
-    lines = wrap(", ".join(dict.fromkeys(found)), 20)
+    lines = wrap(", ".join(dict.fromkeys(found)), 19)
     return [*lines[:6], "..."] if len(lines) > 7 else lines
 
 
