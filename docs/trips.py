@@ -260,7 +260,7 @@ def page(text: str, trips: dict[str, Trip]) -> str:
             raise ValueError(f"{PAGE.name} needs {begin} and {end} once")
         count = f"{len(trip.visits)} files, {len(trip.functions)} functions:"
         block = f"{begin}\n{count}\n\n```text\n{trip.outline()}\n```\n{end}"
-        text = pattern.sub(lambda _, block=block: block, text)
+        text = pattern.sub(block.replace("\\", r"\\"), text)
     return text
 
 
