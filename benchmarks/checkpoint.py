@@ -36,8 +36,8 @@ from dzrobot.policies.dreamzero.checkpoints.load import (
     load_network,
     load_weights,
 )
+from dzrobot.policies.dreamzero.checkpoints.shards import ShardOptions
 from dzrobot.policies.dreamzero.checkpoints.sources import StateDictSource
-from dzrobot.policies.dreamzero.checkpoints.writer import ShardOptions
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.tiny import TinyWeightsSource, tiny_config

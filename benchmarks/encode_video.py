@@ -9,8 +9,7 @@ import time
 import torch
 
 from dzrobot.embodiments.registry import EMBODIMENTS
-from dzrobot.modality.augment import draw_augmentation
-from dzrobot.modality.video import encode_views
+from dzrobot.modality.video import draw_augmentation, encode_views
 
 
 def measure(tag, device, batch, repeats):

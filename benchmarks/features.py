@@ -15,14 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from train_setup import recorded_frame
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.policies.dreamzero.tiny import NewCheckpoint, tiny_metadata, write_new_checkpoint
-from dzrobot.recording import EpisodeWriter
+from dzrobot.training.bench.measuring import record_noise
 from dzrobot.training.recipes.read import load_recipe
 from dzrobot.training.run.build import build
 from dzrobot.training.run.parallel import DistributedEnvironment, init_distributed
@@ -69,12 +67,7 @@ def parse() -> argparse.Namespace:
 def fill(root: Path) -> None:
     """Write recordings, statistics and an untrained network."""
     robot = replace(load_embodiment("libero_mini"), language_features=())
-    rng = np.random.default_rng(0)
-    with EpisodeWriter(root / "data", robot, fps=20, video=False) as writer:
-        for _ in range(EPISODES):
-            for i in range(FRAMES):
-                writer.add_frame(*recorded_frame(robot, rng, i))
-            writer.save_episode()
+    record_noise(root / "data", robot, episodes=EPISODES, frames=FRAMES)
     content = NewCheckpoint(
         config=mini_config(robot), metadata=tiny_metadata(robot), weights=new_weights(robot, 0),
         recipe={},
@@ -98,7 +91,7 @@ def run_of(
 
 def pairs(live: Trainer, stored: Trainer, steps: int) -> Iterator[tuple[float, float]]:
     """Yield the seconds of one step of each, after a step that is not counted."""
-    batches = [run._batches(steps + 1) for run in (live, stored)]
+    batches = [run.batches(steps + 1) for run in (live, stored)]
     for step in range(steps + 1):
         seconds = []
         for run, source in zip((live, stored), batches, strict=True):

@@ -19,33 +19,26 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from chunks import episodes, random_network
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from train import make_bench
-from train_setup import PROMPT_ROWS, Batches, Bench, Case, Running, build, one_step, parallel_config
+from train_setup import (
+    Batches,
+    Bench,
+    Case,
+    Running,
+    build,
+    chunk_setup,
+    make_bench,
+    one_step,
+    step_setup,
+)
 
 from dzrobot.commands.options import flags
-from dzrobot.policies.dreamzero.checkpoints.load import empty_network
-from dzrobot.policies.dreamzero.network.generate import predict
-from dzrobot.policies.dreamzero.network.session import (
-    GenerateOptions,
-    InferenceRequest,
-    Prompt,
-    SessionCache,
-)
-from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.training.cost.accelerators import Rate, Roofline
-from dzrobot.training.cost.memory import Setup
 from dzrobot.training.forecast.forecast import forecast
-from dzrobot.training.forecast.rehearsal import (
-    ChunkSetup,
-    StepSetup,
-    rehearse,
-    rehearse_chunks,
-    rehearse_step,
-)
+from dzrobot.training.forecast.rehearsal import rehearse, rehearse_chunks, rehearse_step
 from dzrobot.training.run.parallel import init_distributed
-from dzrobot.training.sft_config import ModelConfig
 
 STAGES = {
     "frames": ("augment",),
@@ -187,14 +180,8 @@ class BySize:
 def step_rows(bench: Bench, roof: Roofline, repeats: int) -> Iterator[tuple[str, float, float]]:
     """Yield stage, forecast and measured seconds of a training step."""
     case = Case(mbs=_MICRO_BATCH, recompute="none", compile=False)
-    setup = Setup(
-        network=bench.config, model=ModelConfig(embodiment_tag=bench.robot.tag),
-        parallel=parallel_config(bench, case), image_size=bench.robot.image_size,
-        micro_batch=case.mbs, devices=1, averaged=False,
-    )  # fmt: skip
-    rehearsed = rehearse_step(StepSetup(setup=setup, robot=bench.robot, prompt_rows=PROMPT_ROWS))
-    batches = Batches(bench, case.mbs, argparse.Namespace(data="dummy"))
-    running = Running(*build(bench, case), batches)
+    rehearsed = rehearse_step(step_setup(bench, case))
+    running = Running(*build(bench, case), Batches(bench, case.mbs))
     times: dict[str, list[float]] = {}
     for step in range(repeats + 1):
         stages: dict[str, float] = {}
@@ -216,50 +203,13 @@ def step_rows(bench: Bench, roof: Roofline, repeats: int) -> Iterator[tuple[str,
 
 def chunk_rows(bench: Bench, roof: Roofline, repeats: int) -> Iterator[tuple[str, float, float]]:
     """Yield place in the window, forecast and measured seconds of a chunk."""
-    options = GenerateOptions()
-    plan = ChunkSetup(
-        network=bench.config, image_size=bench.robot.image_size, options=options,
-        prompt_rows=PROMPT_ROWS, dtype=torch.float32,
-    )  # fmt: skip
-    rehearsed = rehearse_chunks(plan)
-    model = random_network(bench)
-    times: dict[int, list[float]] = {start: [] for start in rehearsed}
-    prompts = SessionCache().prompts
-    for episode in range(repeats + 1):
-        session = SessionCache(prompts=prompts)
-        for place in rehearsed:
-            request = question(bench, 4 if place else 1)
-            start = time.process_time()
-            predict(model, [session], [request], options)
-            if episode:
-                times[place].append(time.process_time() - start)
+    rehearsed = rehearse_chunks(chunk_setup(bench, torch.float32))
+    model = random_network(bench.config, bench.world.device, torch.float32)
+    found = episodes(bench, model, clock=time.process_time)
+    _, *times = itertools.islice(found, repeats + 1)
     for place, rehearsal in rehearsed.items():
         expected = forecast(rehearsal, roof, "eager").total
-        yield f"chunk, frame {place}", expected, statistics.median(times[place])
-
-
-def random_network(bench: Bench, dtype: torch.dtype = torch.float32) -> WorldActionModel:
-    """Return the network as a policy has it, with random weights."""
-    model = empty_network(bench.config, is_lora=False, text_encoder=True).to(dtype)
-    model.to_empty(device=bench.world.device)
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            tensor.normal_(std=0.02)
-    return model.requires_grad_(requires_grad=False)
-
-
-def question(bench: Bench, frames: int) -> InferenceRequest:
-    """Return one call's question."""
-    config = bench.config
-    height, width = config.target_size or bench.robot.image_size
-    rows = torch.arange(config.dit.text_len)
-    prompt, negative = (
-        Prompt(torch.full_like(rows, token), rows < min(PROMPT_ROWS, len(rows))) for token in (1, 2)
-    )
-    return InferenceRequest(
-        images_THW3=torch.randint(0, 256, (frames, height, width, 3), dtype=torch.uint8),
-        state_SM=torch.rand(1, config.dit.max_state_dim), prompt=prompt, negative=negative,
-    )  # fmt: skip
+        yield f"chunk, frame {place}", expected, statistics.median(one[place] for one in times)
 
 
 def main() -> None:
@@ -283,7 +233,7 @@ def main() -> None:
     print(f"{'network':<8}{'what':<22}{'forecast ms':>12}{'measured ms':>12}{'ratio':>7}")
     found = []
     for variant in arguments.variants:
-        bench = make_bench(variant, world, argparse.Namespace(steps=arguments.repeats))
+        bench = make_bench(variant, world, arguments.repeats)
         bench = replace(bench, dtype="fp32")
         for rows in (step_rows, chunk_rows):
             for what, expected, measured in rows(bench, roof, arguments.repeats):

@@ -1,204 +1,270 @@
 """The first minutes on a machine with a GPU, in parts of at most nine minutes.
 
-Correctness comes before speed. Each part runs in a process of its own and leaves one line in
-OUTPUT; the same command again runs what is neither passed nor measured. Without a GPU, `--device
-cpu --size tiny` runs the same code; what a processor cannot show is listed as skipped, with the
-reason, and never as passed.
+Correctness comes before speed, small before large. Each part runs in a process of its own, prints
+every figure and appends it to OUTPUT the moment it exists, so a part that is stopped has lost one
+figure. The same command again runs what is neither passed nor measured. Without a GPU, `--device
+cpu --size tiny` runs the same code; what a processor cannot show, and what needs a library that is
+missing, is listed as skipped, with the reason, and never as passed.
 """
 
 import argparse
+import importlib
 import json
+import os
+import platform
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
-import gpu_checks
-import gpu_speed
 import torch
-from gpu_parts import Outcome, Request
+from gpu_parts import Line, Outcome, Request, Value, append, read_lines
 
-from dzrobot import files
-from dzrobot.commands.options import flags
-from dzrobot.config import FrozenConfig
-from dzrobot.documents import parse_json, read_json_lines
-from dzrobot.errors import ConfigError, DzrobotError, suggest
-from dzrobot.progress import progress_bar
-from dzrobot.training.bench.measuring import device_name
-
-PARTS: Mapping[str, Callable[[Request], Outcome]] = {
-    "devices": gpu_checks.devices,
-    "goldens-fp32": gpu_checks.goldens_fp32,
-    "goldens-bf16": gpu_checks.goldens_bf16,
-    "packed": gpu_checks.packed,
-    "offload": gpu_checks.offloaded,
-    "compiled": gpu_checks.compiled,
-    "quantized": gpu_checks.quantized,
-    "cfg-devices": gpu_checks.cfg_devices,
-    "graph": gpu_checks.graph,
-    "fsdp": gpu_checks.fsdp,
-    "resume": gpu_checks.resume,
-    "speed-5b": gpu_speed.speed_5b,
-    "speed-14b-lora": gpu_speed.speed_14b_lora,
-    "render": gpu_speed.render,
+PARTS: Mapping[str, str] = {
+    "devices": "gpu_checks:devices",
+    "goldens-fp32": "gpu_checks:goldens_fp32",
+    "goldens-bf16": "gpu_checks:goldens_bf16",
+    "packed": "gpu_checks:packed",
+    "offload": "gpu_checks:offloaded",
+    "compiled": "gpu_checks:compiled",
+    "quantized": "gpu_checks:quantized",
+    "cfg-devices": "gpu_checks:cfg_devices",
+    "graph": "gpu_checks:graph",
+    "fsdp": "gpu_checks:fsdp",
+    "resume": "gpu_checks:resume",
+    "kernels": "gpu_kernels:kernels",
+    "loader": "gpu_speed:loader",
+    "chunks-5b": "gpu_speed:chunks_5b",
+    "chunks-14b": "gpu_speed:chunks_14b",
+    "train-5b": "gpu_speed:train_5b",
+    "train-14b-lora": "gpu_speed:train_14b_lora",
+    "render": "gpu_speed:render",
 }
-"""In the order in which they run."""
+"""Part -> function, imported where it runs; in the order in which they run."""
 
-LIMIT_S = 540
-"""Seconds of one part; one that takes longer is ended, and has failed."""
+LIBRARIES = (
+    "pydantic", "gymnasium", "ftfy", "diffusers", "transformers", "cv2", "pyarrow", "peft",
+    "av", "mujoco", "robosuite", "OpenGL", "torchao",
+)  # fmt: skip
+"""What some part needs; those that a machine lacks are said first."""
 
 DONE = ("passed", "measured")
 """Outcomes that are not tried again unasked."""
 
+FORECASTS = Path(__file__).with_name("gpu_forecasts.json")
+"""Made beforehand by ``gpu_forecast.py``: kind of device -> part -> figure -> value."""
+
 _TAIL = 1500
 """Characters of what a failed part said that are kept."""
 
-
-class Line(FrozenConfig):
-    """One line of OUTPUT."""
-
-    part: str
-    device: str
-    """Name of the device."""
-
-    size: Literal["true", "tiny"]
-    status: Literal["passed", "measured", "failed", "skipped", "not built"]
-    reason: str
-    """What was found, or why not."""
-
-    numbers: Mapping[str, float | str | None]
-    seconds: float
-    torch: str
+_OWN = ("dzrobot", "golden_kinds")
 
 
 def main() -> int:
-    """Run what is missing, print the table; 1 if a part has failed."""
+    """Run what is missing, print the table; 1 if a part has failed, 2 if nothing could be run."""
     options = _arguments()
-    if options.child is not None:
-        return _child(options)
     try:
-        return _run(options)
-    except DzrobotError as error:
+        return _child(options) if options.child else _run(options)
+    except ValueError as error:
         print(f"gpu: {error}", file=sys.stderr)
         return 2
-
-
-def _run(options: argparse.Namespace) -> int:
-    _check_device(options.device)
-    parts = _known(options.parts) or tuple(PARTS)
-    again = _known(options.again)
-    name = device_name(torch.device(options.device))
-    before = _latest(options.output, name, options.size)
-    wanted = [
-        part
-        for part in parts
-        if part in again or part not in before or before[part].status not in DONE
-    ]
-    if again:
-        wanted = [part for part in wanted if part in again]
-    with progress_bar("parts", every=0) as show:
-        for number, part in enumerate(wanted):
-            show(number, len(wanted), part)
-            line = _measured(part, options, name)
-            options.output.parent.mkdir(parents=True, exist_ok=True)
-            files.append_line(options.output, line.model_dump_json())
-    found = _latest(options.output, name, options.size)
-    _print(name, options.size, found)
-    return int(any(line.status == "failed" for line in found.values()))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", type=flags.device, default="cuda")
+    parser.add_argument("--device", default="cuda", help="cpu, cuda or cuda:N")
     parser.add_argument("--size", choices=["true", "tiny"], default="true")
-    parser.add_argument("--parts", type=flags.names, help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--again", type=flags.names, help="parts that are done, once more")
-    parser.add_argument("--output", type=flags.path, default=Path("results/gpu.jsonl"))
+    parser.add_argument("--parts", help=f"of {','.join(PARTS)}")
+    parser.add_argument("--again", help="parts that are done, once more")
+    parser.add_argument("--output", type=Path, default=Path("results/gpu.jsonl"))
+    parser.add_argument("--limit", type=float, default=540, help="seconds of one part")
+    parser.add_argument("--total", type=float, default=1e9, help="seconds of all parts")
     parser.add_argument(
-        "--goldens", type=flags.path, help="folder of reference numbers (else DZROBOT_GOLDENS)"
+        "--goldens", type=Path, help="folder of reference numbers (else DZROBOT_GOLDENS, .gpu)"
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def _check_device(device: str) -> None:
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("torch sees no GPU; to try the code: --device cpu --size tiny")
+def _run(options: argparse.Namespace) -> int:
+    device = _device(options.device)
+    asked, again = _known(options.parts), _known(options.again)
+    stamp = _stamp(options, device)
+    ends, _ = _latest(options.output, stamp)
+    wanted = again or [
+        part for part in asked or PARTS if part not in ends or ends[part].status not in DONE
+    ]
+    print(f"{stamp.device}, {options.size} size, {stamp.versions}; figures: {options.output}")
+    if missing := [name for name in LIBRARIES if find_spec(name) is None]:
+        print(f"missing here: {', '.join(missing)}; benchmarks/pack_gpu.sh brings packages")
+    deadline = time.monotonic() + options.total
+    for number, part in enumerate(wanted, start=1):
+        seconds = min(options.limit, deadline - time.monotonic())
+        if seconds <= 0:
+            print(f"not run, out of time: {', '.join(wanted[number - 1 :])}")
+            break
+        print(f"-- {part} ({number} of {len(wanted)})", flush=True)
+        _run_part(part, options, stamp, seconds)
+    return _print(options.output, stamp)
 
 
-def _known(names: tuple[str, ...] | None) -> tuple[str, ...]:
-    for name in names or ():
-        if name not in PARTS:
-            raise ConfigError(
-                f"unknown part {name!r}.{suggest(name, PARTS)} Known: {', '.join(PARTS)}"
-            )
-    return names or ()
+def _device(name: str) -> torch.device:
+    """Return the device under one name, ``cuda:0`` for ``cuda``."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"--device {name}: give cpu, cuda or cuda:N") from error
+    if device.type != "cuda":
+        return device
+    count = torch.cuda.device_count()
+    if (device.index or 0) >= count:
+        raise ValueError(
+            f"--device {name}: torch sees {count or 'no'} GPU{'s' * (count > 1)}; to try the code: "
+            "--device cpu --size tiny"
+        )
+    return torch.device("cuda", device.index or 0)
 
 
-def _latest(output: Path, device: str, size: str) -> dict[str, Line]:
-    """Return the last line of each part for this device and size."""
-    if not output.exists():
-        return {}
-    # A last line that a crash left partial is dropped.
-    files.whole_lines(output)
-    lines = read_json_lines(output, Line, ConfigError)
-    found = {line.part: line for line in lines if (line.device, line.size) == (device, size)}
-    return {part: found[part] for part in PARTS if part in found}
+def _known(written: str | None) -> list[str]:
+    names = [] if written is None else written.split(",")
+    if unknown := [name for name in names if name not in PARTS]:
+        raise ValueError(f"unknown part {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    return names
 
 
-def _measured(part: str, options: argparse.Namespace, device: str) -> Line:
-    """Return the line of one part, which a process of its own runs."""
+def _stamp(options: argparse.Namespace, device: torch.device, part: str = "") -> Line:
+    """Return a line without a figure: on what it is measured."""
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    name = device.type
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        versions += f", cuDNN {torch.backends.cudnn.version()}"
+    return Line(part, name, options.size, versions, _now())
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _latest(output: Path, stamp: Line) -> tuple[dict[str, Line], dict[str, dict[str, Line]]]:
+    """Return the last end of each part, and its newest figures, for this device and size."""
+    ends: dict[str, Line] = {}
+    figures: dict[str, dict[str, Line]] = {}
+    for line in read_lines(output):
+        if (line.device, line.size) != (stamp.device, stamp.size):
+            continue
+        if line.name:
+            figures.setdefault(line.part, {})[line.name] = line
+        else:
+            ends[line.part] = line
+    return ends, figures
+
+
+def _run_part(part: str, options: argparse.Namespace, stamp: Line, seconds: float) -> None:
+    """Run one part in a process of its own, which leaves its lines itself unless it is stopped."""
     command = [
         sys.executable, __file__, "--child", part, "--device", options.device, "--size",
-        options.size,
+        options.size, "--output", str(options.output),
     ]  # fmt: skip
     if options.goldens is not None:
         command += ["--goldens", str(options.goldens)]
-    start = time.monotonic()
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        outcome = Outcome("failed", f"not done after {LIMIT_S} s")
-    else:
-        outcome = _outcome(done)
-    return Line(
-        part=part, device=device, size=options.size, torch=torch.__version__,
-        seconds=round(time.monotonic() - start, 1), **outcome._asdict(),
-    )  # fmt: skip
+    log = options.output.with_suffix(".log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    start, outcome = time.monotonic(), None
+    with log.open("a+b") as errors:
+        begin = errors.seek(0, os.SEEK_END)
+        # A group of its own: what a part has started ends with it.
+        child = subprocess.Popen(command, stderr=errors, process_group=0)
+        try:
+            if code := child.wait(seconds):
+                errors.seek(begin)
+                said = errors.read().decode(errors="replace").strip()[-_TAIL:]
+                outcome = Outcome("failed", f"ended with code {code}: {said}")
+        except subprocess.TimeoutExpired:
+            outcome = Outcome("failed", f"not done after {seconds:.0f} s")
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+    if outcome is not None:
+        _end(options.output, stamp._replace(part=part), outcome, time.monotonic() - start)
 
 
-def _outcome(done: subprocess.CompletedProcess[str]) -> Outcome:
-    if done.returncode != 0:
-        said = done.stderr.strip()[-_TAIL:]
-        return Outcome("failed", said or f"ended with code {done.returncode}")
-    last = done.stdout.strip().rpartition("\n")[2]
-    return Outcome(**parse_json(last.encode(), dict, "what the part said", ConfigError))
+def _end(output: Path, stamp: Line, outcome: Outcome, seconds: float) -> None:
+    append(
+        output,
+        stamp._replace(**outcome._asdict(), seconds=round(seconds, 1), when=_now()),
+    )
 
 
 def _child(options: argparse.Namespace) -> int:
-    outcome = PARTS[options.child](
-        Request(torch.device(options.device), options.size, options.goldens)
-    )
-    print(f"\n{json.dumps(outcome._asdict())}")
+    """Run one part in this process; its figures and its end go to the output as they come."""
+    start, device = time.monotonic(), _device(options.device)
+    stamp = _stamp(options, device, options.child)
+    forecasts = _forecasts(stamp)
+
+    def record(name: str, value: Value, forecast: float | None = None) -> None:
+        expected = forecasts.get(name) if forecast is None else forecast
+        line = stamp._replace(name=name, value=value, forecast=expected, when=_now())
+        append(options.output, line)
+        print(f"   {_figure(line)}", flush=True)
+
+    module, _, function = PARTS[options.child].partition(":")
+    try:
+        from dzrobot.training.run.parallel import set_cuda_defaults
+
+        set_cuda_defaults()
+        run = getattr(importlib.import_module(module), function)
+        outcome = run(Request(device, options.size, options.goldens, record))
+    except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in _OWN or Path(__file__).with_name(f"{missing}.py").exists():
+            raise
+        outcome = Outcome("skipped", f"a library is missing: {error}")
+    _end(options.output, stamp, outcome, time.monotonic() - start)
+    print(f"   {outcome.status}: {outcome.reason}", flush=True)
     return 0
 
 
-def _print(device: str, size: str, found: Mapping[str, Line]) -> None:
-    print(f"{device}, {size} size, torch {torch.__version__}")
+def _forecasts(stamp: Line) -> Mapping[str, float]:
+    """Return the shipped forecasts of a part; none of small networks and unknown devices."""
+    if stamp.size != "true":
+        return {}
+    known = json.loads(FORECASTS.read_text(encoding="utf-8"))
+    kind = next((kind for kind in known if kind in stamp.device and "PCIe" not in stamp.device), "")
+    return known.get(kind, {}).get(stamp.part, {})
+
+
+def _figure(line: Line) -> str:
+    """Return a figure as text, its forecast and the ratio to it beside it."""
+    value, expected = line.value, line.forecast
+    shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+    if expected is None:
+        return f"{line.name}: {shown}"
+    ratio = f", {value / expected:.2f} of it" if isinstance(value, float) and expected else ""
+    return f"{line.name}: {shown}, forecast {expected:.4g}{ratio}"
+
+
+def _print(output: Path, stamp: Line) -> int:
+    ends, figures = _latest(output, stamp)
+    print(f"\n{stamp.device}, {stamp.size} size, {stamp.versions}")
     for part in PARTS:
-        if part not in found:
-            print(f"{part:<16}not run")
-            continue
-        line = found[part]
-        reason = line.reason.strip().splitlines()[-1] if line.reason.strip() else ""
-        print(f"{part:<16}{line.status:<10}{line.seconds:>6.0f} s  {reason[:120]}")
-        for name, value in line.numbers.items():
-            shown = f"{value:.4g}" if isinstance(value, float) else value
-            print(f"{'':<16}{name}: {shown}")
+        found: Sequence[Line] = list(figures.get(part, {}).values())
+        end = ends.get(part)
+        if end is None:
+            print(f"{part:<16}{'stopped' if found else 'not run'}")
+        else:
+            reason = end.reason.strip().splitlines()[-1] if end.reason.strip() else ""
+            print(f"{part:<16}{end.status:<10}{end.seconds:>6.0f} s  {reason[:160]}")
+        for line in found:
+            print(f"{'':<16}{_figure(line)}")
+    return int(any(line.status == "failed" for line in ends.values()))
 
 
 if __name__ == "__main__":

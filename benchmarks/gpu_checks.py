@@ -10,15 +10,14 @@ import os
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
 import torch
 import torch.distributed as dist
 from gpu_parts import Outcome, Request, compute_dtype, judged, limit, relative
-from policy import Bench, build, training_case
+from policy import TimedNetwork, build, training_case
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -42,7 +41,7 @@ from dzrobot.policies.dreamzero.quantize import (
 )
 from dzrobot.training.bench.document import BenchSettings
 from dzrobot.training.bench.learning import asked_recipe
-from dzrobot.training.bench.measuring import synchronize
+from dzrobot.training.bench.measuring import release, timed
 from dzrobot.training.forecast.rehearsal import Rehearsal, rehearse
 from dzrobot.training.run.build import build as build_run
 from dzrobot.training.run.inputs import sample_noise
@@ -73,23 +72,25 @@ _STEPS = 4
 def devices(request: Request) -> Outcome:
     """Run a training step under the rehearsal's eyes: half precision, one device, no waiting."""
     model = build("tiny", request.device, torch.bfloat16)
-    batch = training_case(Bench(model, request.device, 1), _BATCH).batch
+    batch = training_case(TimedNetwork(model, request.device, 1), _BATCH).batch
     # What a process makes once and keeps is made before anything is counted.
     _step(model, batch)
     found = rehearse(lambda _: _step(model, batch), request.device)
-    numbers = {"operators": float(found.eager.total())}
-    if wrong := _wrong(found):
-        return Outcome("failed", "; ".join(wrong), numbers)
+    request.record("operators", float(found.eager.total()))
+    if wrong := faults(found):
+        return Outcome("failed", "; ".join(wrong))
     if request.device.type == "cpu":
         said = "dtypes are right; on a processor there is no host that could wait for a device"
-        return Outcome("skipped", said, numbers)
+        return Outcome("skipped", said)
     with _no_waiting():
         _step(model, batch)
-    return Outcome("passed", "half precision, one device, the host never waits", numbers)
+    return Outcome("passed", "half precision, one device, the host never waits")
 
 
-def _wrong(found: Rehearsal) -> list[str]:
-    wrong = [f"float32 product, {n} times: {name}" for name, n in found.single_products.items()]
+def faults(found: Rehearsal) -> list[str]:
+    """Return what should not be in a step; where nothing ran on the device, nothing is proven."""
+    wrong = [] if found.eager else ["no operator ran on the device"]
+    wrong += [f"float32 product, {n} times: {name}" for name, n in found.single_products.items()]
     wrong += [f"mixes devices, {n} times: {place}" for place, n in found.misplaced.items()]
     wrong += [f"the host waits: {upload.place}" for upload in found.uploads if upload.is_blocking]
     return wrong
@@ -124,15 +125,15 @@ def goldens_bf16(request: Request) -> Outcome:
 
 
 def _goldens(request: Request, dtype: torch.dtype) -> Outcome:
-    folder = request.goldens or Path(os.environ.get("DZROBOT_GOLDENS") or "../shared/goldens")
-    if not folder.is_dir():
+    folder = request.goldens or Path(os.environ.get("DZROBOT_GOLDENS") or "")
+    if not folder.name or not folder.is_dir():
         return Outcome("skipped", "no reference numbers: give --goldens or set DZROBOT_GOLDENS")
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests/goldens"))
     from golden_kinds.registry import Golden, manifests
 
     # Convolutions would round to 10 bits.
     torch.backends.cudnn.allow_tf32 = False
-    worst: dict[str, float] = {}
+    count = 0
     beyond: list[str] = []
     for path in [one.path for one in manifests(folder) if one.kind in GOLDEN_KINDS]:
         results = Golden(path, request.device, dtype).check()
@@ -140,15 +141,16 @@ def _goldens(request: Request, dtype: torch.dtype) -> Outcome:
             allowed = _allowed(name, tolerance, dtype)
             if not error <= allowed:
                 beyond.append(f"{path.stem} {name} {error:.1e} above {allowed:.0e}")
-        worst[path.stem] = max(error for error, _ in results.values())
-    if not worst:
+        request.record(path.stem, max(error for error, _ in results.values()))
+        count += 1
+    if not count:
         return Outcome("failed", f"{folder} has no numbers of {' or '.join(GOLDEN_KINDS)}")
     if beyond:
-        return Outcome("failed", "; ".join(beyond[:8]), worst)
+        return Outcome("failed", "; ".join(beyond[:8]))
     said = "their own tolerances" if dtype == torch.float32 else (
         f"outputs {BF16_OUTPUT:g}, gradients {BF16_GRADIENT:g}"
     )  # fmt: skip
-    return Outcome("passed", f"{len(worst)} files; {said}", worst)
+    return Outcome("passed", f"{count} files; {said}")
 
 
 def _allowed(name: str, tolerance: float, dtype: torch.dtype) -> float:
@@ -160,34 +162,43 @@ def _allowed(name: str, tolerance: float, dtype: torch.dtype) -> float:
 
 def packed(request: Request) -> Outcome:
     """Compare packed with dense attention, and the savings with going without."""
-    errors = {}
     for dtype in (torch.float32, torch.bfloat16):
-        bench = Bench(build("tiny", request.device, dtype), request.device, 1)
+        bench = TimedNetwork(build("tiny", request.device, dtype), request.device, 1)
         case = training_case(bench, _BATCH)
         expected = case.step(TrainForm("dense", exact_savings=False))
         for name, form in (
             ("packed", TrainForm(exact_savings=False)), ("packed with savings", TrainForm()),
         ):  # fmt: skip
-            found = judged({name: relative(case.step(form), expected)}, limit(dtype), str(dtype))
-            errors |= {f"{name}, {dtype}": found.numbers[name]}
+            error = relative(case.step(form), expected)
+            request.record(f"{name}, {dtype}", error)
+            found = judged({name: error}, limit(dtype), str(dtype))
             if found.status != "passed":
                 return found
-    return Outcome("passed", "float32 1e-4, bfloat16 5e-2, of a gradient", errors)
+    return Outcome("passed", "float32 1e-4, bfloat16 5e-2, of a gradient")
 
 
 def offloaded(request: Request) -> Outcome:
     """Compare weights that wait on the host with weights on the device: not one bit differs."""
     dtype = compute_dtype(request.device)
-    bench = Bench(build("tiny", request.device, dtype), request.device, 1)
+    bench = TimedNetwork(build("tiny", request.device, dtype), request.device, 1)
     expected = chunks(bench)
     plan = list(offload_plans(bench.model, dtype))[-1]
     offload(plan.modules(bench.model), request.device)
-    numbers: dict[str, float | str | None] = {"bytes on the host": float(plan.host_bytes)}
+    request.record("bytes on the host", float(plan.host_bytes))
     if request.device.type == "cuda":
-        torch.cuda.empty_cache()
-        numbers["bytes of weights left"] = float(torch.cuda.memory_allocated(request.device))
-    found = judged({"chunks": relative(chunks(bench), expected)}, 0.0, f"offloaded, {dtype}")
-    return found._replace(numbers={**found.numbers, **numbers})
+        release(request.device)
+        request.record("bytes of weights left", float(torch.cuda.memory_allocated(request.device)))
+    return _compared(request, {"chunks": relative(chunks(bench), expected)}, 0.0, "offloaded")
+
+
+def _compared(
+    request: Request, errors: Mapping[str, float], allowed: float | None, what: str
+) -> Outcome:
+    """Keep the errors, in the default dtype, and judge them; None: by the dtype's limit."""
+    for name, error in errors.items():
+        request.record(name, error)
+    dtype = compute_dtype(request.device)
+    return judged(errors, limit(dtype) if allowed is None else allowed, f"{what}, {dtype}")
 
 
 def compiled(request: Request) -> Outcome:
@@ -195,16 +206,16 @@ def compiled(request: Request) -> Outcome:
     if request.device.type == "cpu" and shutil.which("g++") is None:
         return Outcome("skipped", "torch compiles for a processor with g++, which is missing")
     dtype = compute_dtype(request.device)
-    bench = Bench(build("tiny", request.device, dtype), request.device, 1)
+    bench = TimedNetwork(build("tiny", request.device, dtype), request.device, 1)
     case = training_case(bench, _BATCH)
     eager = {"gradient": case.step(TrainForm()), "chunks": chunks(bench)}
     compile_blocks(bench.model.model.blocks)
     found = {"gradient": case.step(TrainForm()), "chunks": chunks(bench)}
     errors = {name: relative(found[name], eager[name]) for name in eager}
-    return judged(errors, limit(dtype), f"compiled against eager, {dtype}")
+    return _compared(request, errors, None, "compiled against eager")
 
 
-def chunks(bench: Bench, count: int = 3, lanes: Sequence[Lane] | None = None) -> Tensor:
+def chunks(bench: TimedNetwork, count: int = 3, lanes: Sequence[Lane] | None = None) -> Tensor:
     """Return the actions of the first chunks of an episode."""
     session, actions, options = SessionCache(), [], GenerateOptions()
     for call in range(count):
@@ -223,14 +234,16 @@ def quantized(request: Request) -> Outcome:
         except DzrobotError as error:
             left_out.append(f"{kind}: {error}")
             continue
-        bench = Bench(build("tiny", device, dtype), device, 1)
+        bench = TimedNetwork(build("tiny", device, dtype), device, 1)
         expected = chunks(bench)
         for block in bench.model.model.blocks:
             quantize_block(block, kind)
         errors[kind] = relative(chunks(bench), expected)
-    found = judged(errors, QUANTIZED, f"8-bit weights, {dtype}")
+    if not errors:
+        return Outcome("skipped", "; ".join(left_out))
+    found = _compared(request, errors, QUANTIZED, "8-bit weights")
     if found.status == "passed" and left_out:
-        return Outcome("skipped", f"{', '.join(errors)} is right; {'; '.join(left_out)}", errors)
+        return Outcome("skipped", f"{', '.join(errors)} is right; {'; '.join(left_out)}")
     return found
 
 
@@ -242,11 +255,11 @@ def cfg_devices(request: Request) -> Outcome:
             return Outcome("skipped", "one GPU: there is no second one for the negative prompt")
         second = torch.device("cuda:1")
     dtype = compute_dtype(request.device)
-    bench = Bench(build("tiny", request.device, dtype), request.device, 1)
+    bench = TimedNetwork(build("tiny", request.device, dtype), request.device, 1)
     negative = copy.deepcopy(bench.model.model).to(second)
     lanes = lanes_of(bench.model.model, GenerateOptions().prompts, negative)
     error = relative(chunks(bench, lanes=lanes), chunks(bench))
-    found = judged({"chunks": error}, limit(dtype), f"two devices against one, {dtype}")
+    found = _compared(request, {"chunks": error}, None, "two devices against one")
     if second.type == "cpu" and found.status == "passed":
         return found._replace(status="skipped", reason="right, on one processor for two devices")
     return found
@@ -258,19 +271,17 @@ def graph(request: Request) -> Outcome:
     The second window runs what the first one recorded.
     """
     dtype, count = compute_dtype(request.device), 9
-    bench = Bench(build("tiny", request.device, dtype), request.device, 1)
+    bench = TimedNetwork(build("tiny", request.device, dtype), request.device, 1)
     lanes = lanes_of(bench.model.model, GenerateOptions().prompts, graphs=True)
     forms = {"eager": None, "recorded": lanes}
     found = {name: chunks(bench, count, ways) for name, ways in forms.items()}
     error = relative(found["recorded"], found["eager"])
-    times = {}
+    result = _compared(request, {"chunks": error}, None, "recorded against eager")
     for name, ways in forms.items():
-        began = time.perf_counter()
-        chunks(bench, count, ways)
-        synchronize(request.device)
-        times[f"{name}, seconds of {count} chunks"] = time.perf_counter() - began
-    result = judged({"chunks": error}, limit(dtype), f"recorded against eager, {dtype}")
-    result = result._replace(numbers={**result.numbers, **times})
+        spent: list[float] = []
+        with timed(spent, request.device):
+            chunks(bench, count, ways)
+        request.record(f"{name}, seconds of {count} chunks", spent[0])
     if request.device.type == "cpu" and result.status == "passed":
         return result._replace(status="skipped", reason="right, and no GPU to record on")
     return result
@@ -283,15 +294,16 @@ def fsdp(request: Request) -> Outcome:
         errors = _fsdp_errors(world, request.device)
     finally:
         dist.destroy_process_group()
-    found = judged(errors, limit(torch.float32), "FSDP2 on one rank against the plain network")
+    allowed = limit(torch.float32)
+    found = _compared(request, errors, allowed, "FSDP2 on one rank against the plain network")
     if request.device.type == "cpu" and found.status == "passed":
-        return Outcome("skipped", "no NCCL on a processor; by gloo it is right", errors)
+        return Outcome("skipped", "no NCCL on a processor; by gloo it is right")
     return found
 
 
 def _fsdp_errors(world: DistributedEnvironment, device: torch.device) -> dict[str, float]:
-    plain = Bench(build("tiny", device, torch.float32), device, 1)
-    laid = Bench(build("tiny", device, torch.float32), device, 1)
+    plain = TimedNetwork(build("tiny", device, torch.float32), device, 1)
+    laid = TimedNetwork(build("tiny", device, torch.float32), device, 1)
     parallel = ParallelConfig(
         strategy="fsdp", param_dtype="fp32", activation_checkpointing="full", compile=False
     )

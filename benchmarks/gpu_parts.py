@@ -1,13 +1,26 @@
-"""What the parts of ``benchmarks/gpu.py`` take and return, and the network that they check."""
+"""What the parts of ``benchmarks/gpu.py`` take and return, and the lines that they leave.
 
-from collections.abc import Mapping
+Nothing here imports dzrobot: on a bare machine it may lack what it needs.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-Status = Literal["passed", "measured", "failed", "skipped", "not built"]
+Status = Literal["passed", "measured", "failed", "skipped"]
+Value = float | str | None
+
+
+class Record(Protocol):
+    """Keeps one figure: prints it and appends it to the output."""
+
+    def __call__(self, name: str, value: Value, forecast: float | None = None) -> None:
+        """Keep ``value``; without a ``forecast`` the one that was shipped stands beside it."""
 
 
 class Request(NamedTuple):
@@ -20,6 +33,9 @@ class Request(NamedTuple):
     goldens: Path | None
     """Folder of reference numbers."""
 
+    record: Record
+    """To be called with every figure, the moment it exists."""
+
 
 class Outcome(NamedTuple):
     """What became of a part."""
@@ -28,7 +44,57 @@ class Outcome(NamedTuple):
     reason: str
     """What was found; of one that did not run, why."""
 
-    numbers: Mapping[str, float | str | None] = {}
+
+class Line(NamedTuple):
+    """One line of the output: a figure, or the end of a part."""
+
+    part: str
+    device: str
+    """Name of the device."""
+
+    size: str
+    versions: str
+    when: str
+    """Date and time, UTC."""
+
+    name: str = ""
+    """Of a figure; nothing where a part ends."""
+
+    value: Value = None
+    forecast: float | None = None
+    status: str = ""
+    """Where a part ends."""
+
+    reason: str = ""
+    seconds: float = 0.0
+    """That the part took."""
+
+
+def append(output: Path, line: Line) -> None:
+    """Add ``line`` to the file, so that it outlives this process and the machine's next crash."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    fields = {name: value for name, value in line._asdict().items() if value not in ("", None)}
+    with output.open("a", encoding="utf-8") as file:
+        file.write(f"{json.dumps(fields)}\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(output: Path) -> Iterator[Line]:
+    """Yield the lines of the file, if there is one.
+
+    Raises:
+        ValueError: a line is not one of ours.
+    """
+    text = output.read_text(encoding="utf-8") if output.exists() else ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            yield Line(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{output}:{number} is not a line of this benchmark ({error}): give another "
+                "--output, or remove the line"
+            ) from error
 
 
 def judged(errors: Mapping[str, float], limit: float, what: str) -> Outcome:
@@ -37,8 +103,8 @@ def judged(errors: Mapping[str, float], limit: float, what: str) -> Outcome:
         return Outcome("failed", f"{what}: nothing was compared")
     beyond = [name for name, error in errors.items() if not error <= limit]
     if beyond:
-        return Outcome("failed", f"{what}: {', '.join(beyond)} above {limit:.0e}", errors)
-    return Outcome("passed", f"{what}: at most {limit:.0e}", errors)
+        return Outcome("failed", f"{what}: {', '.join(beyond)} above {limit:.0e}")
+    return Outcome("passed", f"{what}: at most {limit:.0e}")
 
 
 def relative(actual: Tensor, expected: Tensor) -> float:

@@ -24,8 +24,7 @@ from dzrobot.commands.options import flags
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.progress import progress_bar
-from dzrobot.rollout.asynchronous.execution import Execution, ExecutionOptions
-from dzrobot.rollout.asynchronous.latency import parse_latency
+from dzrobot.rollout.asynchronous.execution import Execution, ExecutionOptions, parse_latency
 from dzrobot.rollout.evaluation.evaluate import (
     Evaluation,
     PreparedEvaluation,

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
+from chunks import random_network
 from torch import Tensor
 
 from dzrobot.policies.dreamzero.checkpoints.load import empty_network
@@ -73,7 +74,7 @@ CALLS = 4
 
 
 @dataclass(frozen=True)
-class Bench:
+class TimedNetwork:
     """One network on one device."""
 
     model: WorldActionModel
@@ -127,7 +128,7 @@ class Bench:
         return rows.to(self.device, self.model.model.dtype)
 
 
-def chunk_lines(bench: Bench, sessions: int) -> None:
+def chunk_lines(bench: TimedNetwork, sessions: int) -> None:
     """Compare the forms of one call."""
     published = GenerateOptions()
 
@@ -155,7 +156,7 @@ def chunk_lines(bench: Bench, sessions: int) -> None:
     window_lines(bench)
 
 
-def window_lines(bench: Bench) -> None:
+def window_lines(bench: TimedNetwork) -> None:
     """Compare the forms of the calls of one window, 4 frames of history each but the first."""
     model, options = bench.model, GenerateOptions()
 
@@ -236,7 +237,7 @@ class TrainingCase:
         return self.model.model.blocks[0].self_attn.q.weight.grad
 
 
-def training_case(bench: Bench, batch: int) -> TrainingCase:
+def training_case(bench: TimedNetwork, batch: int) -> TrainingCase:
     """Return ``batch`` samples of noise, the same on every device."""
     model, config = bench.model, bench.model.config
     blocks, dit = 4, config.dit
@@ -261,7 +262,7 @@ def training_case(bench: Bench, batch: int) -> TrainingCase:
     return TrainingCase(model, samples, prepared, noise)
 
 
-def training_lines(bench: Bench, batch: int) -> None:
+def training_lines(bench: TimedNetwork, batch: int) -> None:
     """Compare the forms of one training forward and backward pass of the transformer."""
     case = training_case(bench, batch)
     step, whole = case.step, case.whole
@@ -285,16 +286,7 @@ def build(variant: str, device: torch.device, dtype: torch.dtype | None = None) 
     """Return a network with random weights; unless ``dtype`` is given, bf16 on a GPU."""
     config = {"tiny": TINY, "mid": MID}.get(variant) or preset(variant)
     dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
-    model = empty_network(config, is_lora=False, text_encoder=False)
-    model = model.to(dtype).to_empty(device=device)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for tensor in model.state_dict().values():
-            tensor.normal_(std=0.02)
-        for module in model.modules():
-            if "Norm" in type(module).__name__ and getattr(module, "weight", None) is not None:
-                module.weight.fill_(1)
-    return model
+    return random_network(config, device, dtype, text_encoder=False)
 
 
 def compiled_twin(model: WorldActionModel) -> WorldActionModel:
@@ -320,7 +312,7 @@ def main() -> None:
     device = torch.device(arguments.device)
     model = build(arguments.variant, device)
     twin = compiled_twin(model) if arguments.compile else None
-    bench = Bench(model, device, arguments.repeats, twin)
+    bench = TimedNetwork(model, device, arguments.repeats, twin)
     if arguments.only != "training":
         chunk_lines(bench, arguments.sessions)
     if arguments.only != "chunk":

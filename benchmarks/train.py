@@ -11,7 +11,6 @@ or fails is reported as such and the next one runs.
 """
 
 import argparse
-import gc
 import logging
 import os
 import sys
@@ -29,19 +28,21 @@ from train_setup import (
     Case,
     Running,
     build,
+    device_bytes,
+    make_bench,
     one_step,
     parallel_config,
+    planned_cases,
     prepare,
     prompt,
 )
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.policies.dreamzero.network.config import preset
 from dzrobot.policies.dreamzero.network.world_action import (
     WorldActionModel,
 )
 from dzrobot.policies.dreamzero.tiny import tiny_config
-from dzrobot.training.bench.measuring import GIB, device_name
+from dzrobot.training.bench.measuring import GIB, device_name, release
 from dzrobot.training.cost.flops import (
     SampleCost,
     encoder_flops,
@@ -51,18 +52,14 @@ from dzrobot.training.cost.flops import (
     sample_shape,
 )
 from dzrobot.training.forecast.published import GOAL_RATES, PUBLISHED_RATES
-from dzrobot.training.recipes.architecture import run_network
 from dzrobot.training.run.inputs import sample_noise
 from dzrobot.training.run.parallel import DistributedEnvironment, init_distributed
-from dzrobot.training.sft_config import ModelConfig
 
 PUBLISHED = {name.lower(): rate for name, rate in PUBLISHED_RATES.items()}
 TARGET = {"5b": GOAL_RATES["5B, all weights"], "14b": GOAL_RATES["14B, LoRA"]}
 
 
 def main() -> None:
-    # Read when the allocator starts, not when torch is imported.
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     options = parse()
     # Worker-free process group of one: the same text as a real run, on a mesh of one rank.
     world = init_distributed(options.device)
@@ -72,7 +69,7 @@ def main() -> None:
     variants = [options.variant] if options.variant else ["tiny", "mid"]
     tables: list[str] = []
     for variant in variants:
-        bench = make_bench(variant, world, options)
+        bench = make_bench(variant, world, options.steps)
         tables += run_cases(bench, options, time.monotonic() + options.budget)
     print("\n".join(["", *tables, "", *(failures or ["correctness: passed"])]))
     sys.stdout.flush()
@@ -93,25 +90,6 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def make_bench(variant: str, world: DistributedEnvironment, options: argparse.Namespace) -> Bench:
-    robot = load_embodiment("oxe_droid")
-    match variant:
-        case "tiny" | "tiny 5b" | "tiny 14b":
-            config = tiny_config(variant.partition(" ")[2] or "5b", robot)
-        case "mid":
-            base = tiny_config("5b", robot)
-            dit = replace(base.dit, dim=256, ffn_dim=1024, num_heads=4, num_layers=8)
-            config = replace(base, dit=dit)
-        case _:
-            config = preset(variant)
-    model = ModelConfig(embodiment_tag=robot.tag)
-    dtype = "bf16" if world.device.type == "cuda" else "fp32"
-    return Bench(
-        variant=variant, robot=robot, config=run_network(config, model, robot), world=world,
-        steps=options.steps, dtype=dtype,
-    )  # fmt: skip
-
-
 def cases_of(bench: Bench, options: argparse.Namespace) -> list[Case]:
     lora = bench.variant == "14b"
     if options.mbs:
@@ -122,44 +100,27 @@ def cases_of(bench: Bench, options: argparse.Namespace) -> list[Case]:
             return [
                 Case(mbs=2, recompute=mode, compile=False) for mode in ("none", "selective", "full")
             ]
-        case "14b":
-            return [
-                Case(mbs=1, lora=True, compile=False), Case(mbs=1, lora=True),
-                Case(mbs=2, lora=True),
-            ]  # fmt: skip
-    total = 0.0
-    if bench.world.device.type == "cuda":
-        total = torch.cuda.get_device_properties(bench.world.device).total_memory / GIB
-    # Masters, gradients and moments of 5.6 B parameters are 84 GiB: a smaller device can only be
-    # timed without moments.
-    full = total > 100
-    return [
-        Case(mbs=1, compile=False, optimizer=full),
-        Case(mbs=16, compile=False, optimizer=full),
-        Case(mbs=16, optimizer=full),
-        Case(mbs=32, optimizer=full),
-        Case(mbs=8, recompute="selective", optimizer=full),
-        Case(mbs=8, optimizer=full),
-        Case(mbs=1, recompute="none", optimizer=full),
-        Case(mbs=16, kept=6, optimizer=full),
-    ]
+    cases, refused = planned_cases(bench, device_bytes(bench.world.device))
+    print("\n".join(f"{bench.variant}: does not fit: {reason}" for reason in refused))
+    return cases
 
 
 def run_cases(bench: Bench, options: argparse.Namespace, deadline: float) -> list[str]:
-    rows = []
+    rows, device = [], bench.world.device
     for case in cases_of(bench, options):
         if time.monotonic() > deadline:
             rows.append((case, "not run: out of time"))
             continue
         start = time.monotonic()
-        outcome = attempt(lambda case=case: measure(bench, case, options))
+        workers = options.workers if options.data == "loader" else None
+        outcome = attempt(lambda case=case, workers=workers: measure(bench, case, workers), device)
         print(f"{bench.variant}: {case.name}: {outcome} ({time.monotonic() - start:.0f} s)")
         sys.stdout.flush()
         rows.append((case, outcome))
     return table(bench, rows)
 
 
-def attempt(run: Callable[[], Any]) -> Any:
+def attempt(run: Callable[[], Any], device: torch.device) -> Any:
     """Return the result, or what went wrong; the next case starts with empty memory."""
     try:
         return run()
@@ -170,16 +131,18 @@ def attempt(run: Callable[[], Any]) -> Any:
         logging.getLogger(__name__).exception("case failed")
         return f"failed: {type(error).__name__}: {str(error).strip().splitlines()[0][:90]}"
     finally:
-        gc.collect()
-        torch._dynamo.reset()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+        release(device)
 
 
-def measure(bench: Bench, case: Case, options: argparse.Namespace) -> dict[str, float]:
-    """Return samples/s, milliseconds per stage and peak memory of one case."""
-    batches = Batches(bench, case.mbs, options)
+def measure(bench: Bench, case: Case, workers: int | None = None) -> dict[str, float]:
+    """Return samples/s, milliseconds per stage and peak memory of one case.
+
+    Args:
+        bench: What the cases share.
+        case: Which.
+        workers: Processes that read recordings; None: the same noise again and again.
+    """
+    batches = Batches(bench, case.mbs, workers)
     running = Running(*build(bench, case), batches)
     stages: dict[str, float] = {}
     # The first step compiles, the second still allocates.
@@ -231,7 +194,9 @@ def correctness(world: DistributedEnvironment) -> list[str]:
             variant="check", robot=robot, config=config, world=world, steps=1, dtype=dtype
         )
         case = Case(mbs=2, compile=compiled)
-        results[name] = attempt(lambda bench=bench, case=case: loss_and_norm(bench, case))
+        results[name] = attempt(
+            lambda bench=bench, case=case: loss_and_norm(bench, case), world.device
+        )
         print(f"check {name}: loss and gradient norm {results[name]}")
     reference = results["float32 eager"]
     return [

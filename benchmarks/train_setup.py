@@ -1,6 +1,5 @@
 """What a timed training step is made of: network, batches, one step."""
 
-import argparse
 import os
 import tempfile
 import time
@@ -14,24 +13,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.modality.augment import draw_augmentation
-from dzrobot.modality.video import encode_views
+from dzrobot.modality.video import draw_augmentation, encode_views
 from dzrobot.policies.dreamzero.checkpoints.load import empty_network
-from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.network.config import NetworkConfig, preset
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
+from dzrobot.policies.dreamzero.network.session import GenerateOptions
 from dzrobot.policies.dreamzero.network.world_action import (
     LossCounts,
     PreparedBatch,
     TrainBatch,
     WorldActionModel,
 )
-from dzrobot.training.bench.measuring import record_noise, synchronize, timed
-from dzrobot.training.cost.accelerators import device_peak
+from dzrobot.policies.dreamzero.tiny import tiny_config, tiny_metadata
+from dzrobot.training.bench.measuring import GIB, record_noise, synchronize, timed
+from dzrobot.training.cost.accelerators import accelerator, device_peak
+from dzrobot.training.cost.memory import Setup, count_parameters, plan_memory
+from dzrobot.training.data import (
+    LoaderOptions,
+    LoaderPlan,
+    SourceSpec,
+    TrainingData,
+    build_loader,
+)
+from dzrobot.training.forecast.rehearsal import ChunkSetup, StepSetup
+from dzrobot.training.recipes.architecture import run_network
 from dzrobot.training.run.inputs import sample_noise
 from dzrobot.training.run.optimizer import Optimizer
 from dzrobot.training.run.parallel import DTYPES, DistributedEnvironment, clean_name, parallelize
-from dzrobot.training.sft_config import OptimConfig, ParallelConfig
+from dzrobot.training.sft_config import ModelConfig, OptimConfig, ParallelConfig
 
 PROMPT_ROWS = 100
 
@@ -86,6 +97,99 @@ def parallel_config(bench: Bench, case: Case) -> ParallelConfig:
     )  # fmt: skip
 
 
+def make_bench(variant: str, world: DistributedEnvironment, steps: int) -> Bench:
+    """Return what the cases of a network share: ``5b``, ``14b``, ``tiny 5b``, ``tiny``, ``mid``."""
+    robot = load_embodiment("oxe_droid")
+    match variant:
+        case "tiny" | "tiny 5b" | "tiny 14b":
+            config = tiny_config(variant.partition(" ")[2] or "5b", robot)
+        case "mid":
+            base = tiny_config("5b", robot)
+            dit = replace(base.dit, dim=256, ffn_dim=1024, num_heads=4, num_layers=8)
+            config = replace(base, dit=dit)
+        case _:
+            config = preset(variant)
+    model = ModelConfig(embodiment_tag=robot.tag)
+    dtype = "bf16" if world.device.type == "cuda" else "fp32"
+    return Bench(
+        variant=variant, robot=robot, config=run_network(config, model, robot), world=world,
+        steps=steps, dtype=dtype,
+    )  # fmt: skip
+
+
+def step_setup(bench: Bench, case: Case) -> StepSetup:
+    """Return the training step of a case, to be planned or rehearsed."""
+    setup = Setup(
+        network=network_of(bench, case),
+        model=ModelConfig(embodiment_tag=bench.robot.tag, is_lora=case.lora),
+        parallel=parallel_config(bench, case), image_size=bench.robot.image_size,
+        micro_batch=case.mbs, devices=1, averaged=False,
+    )  # fmt: skip
+    return StepSetup(setup=setup, robot=bench.robot, prompt_rows=PROMPT_ROWS)
+
+
+def chunk_setup(bench: Bench, dtype: torch.dtype) -> ChunkSetup:
+    """Return the chunks of an episode, to be rehearsed."""
+    return ChunkSetup(
+        network=bench.config, image_size=bench.robot.image_size, options=GenerateOptions(),
+        prompt_rows=PROMPT_ROWS, dtype=dtype,
+    )  # fmt: skip
+
+
+def device_bytes(device: torch.device) -> float | None:
+    """Return the memory of a device by its data sheet, else as it says; None for a processor."""
+    if device.type != "cuda":
+        return None
+    known = accelerator(torch.cuda.get_device_name(device))
+    if known is not None:
+        return 1e9 * known.memory_gb
+    return float(torch.cuda.get_device_properties(device).total_memory)
+
+
+def planned_bytes(bench: Bench, case: Case) -> float:
+    """Return the device memory that a case is planned to need."""
+    setup = step_setup(bench, case).setup
+    return plan_memory(setup, count_parameters(setup.network, is_lora=case.lora)).peak
+
+
+def planned_cases(bench: Bench, memory: float | None) -> tuple[list[Case], list[str]]:
+    """Return the cases that fit a device, smaller before larger, and the others with the reason.
+
+    The largest that fits comes again with as many blocks kept as fit too. Where no case of all
+    weights fits, adapters are trained.
+
+    Args:
+        bench: What the cases share.
+        memory: Bytes of the device; None: no limit is known, and one block is kept.
+    """
+    variant = bench.variant.removeprefix("tiny ")
+    sizes = (1, 2) if variant == "14b" else (1, 8, 32)
+    if bench.variant != variant:
+        sizes = (1, 2)
+    refused: list[str] = []
+    for lora in (False, True) if variant != "14b" else (True,):
+        fitting = []
+        for case in (Case(mbs=size, lora=lora) for size in sizes):
+            needed = planned_bytes(bench, case)
+            if memory is None or needed <= memory:
+                fitting.append(case)
+            else:
+                refused.append(f"{case.name}: {needed / GIB:.0f} of {memory / GIB:.0f} GiB")
+        if fitting:
+            fitting += _kept(bench, fitting[-1], memory)
+            break
+    return fitting, refused
+
+
+def _kept(bench: Bench, case: Case, memory: float | None) -> Iterator[Case]:
+    counts = range(bench.config.dit.num_layers, 0, -1)
+    cases = (replace(case, kept=kept) for kept in (counts if memory is not None else (1,)))
+    for found in cases:
+        if memory is None or planned_bytes(bench, found) <= memory:
+            yield found
+            return
+
+
 def network_of(bench: Bench, case: Case) -> NetworkConfig:
     """Return the network with its adapters, where a case has some."""
     if not case.lora:
@@ -128,14 +232,20 @@ def randomize(model: WorldActionModel) -> None:
 
 
 class Batches:
-    """Endless micro-batches: the same noise again and again, or recordings read by workers."""
+    """Endless micro-batches: the same noise again and again, or recordings read by workers.
 
-    def __init__(self, bench: Bench, mbs: int, options: argparse.Namespace) -> None:
+    Args:
+        bench: What the cases share.
+        mbs: Samples of one.
+        workers: Processes that read; None: no recordings.
+    """
+
+    def __init__(self, bench: Bench, mbs: int, workers: int | None = None) -> None:
         self._bench, self._mbs = bench, mbs
         self._views = dummy_views(bench, mbs)
         # Made once: a real run reads it from its store, which costs next to nothing.
         self.prompt = prompt(bench, mbs)
-        self._loader = loader_batches(bench, mbs, options) if options.data == "loader" else None
+        self._loader = None if workers is None else loader_batches(bench, mbs, workers)
         self.waited = 0.0
 
     def next(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -183,28 +293,22 @@ class Running:
     batches: Batches
 
 
-def loader_batches(bench: Bench, mbs: int, options: argparse.Namespace) -> Iterator[Any]:
-    """Record a small dataset and return a loader over it, statistics included."""
-    from dzrobot.policies.dreamzero.tiny import tiny_metadata
-    from dzrobot.training.data import (
-        LoaderOptions,
-        LoaderPlan,
-        SourceSpec,
-        TrainingData,
-        build_loader,
-    )
-
+def recorded_data(bench: Bench) -> TrainingData:
+    """Record a small dataset of noise and open it, statistics included."""
     robot = replace(bench.robot, language_features=())
     root = Path(tempfile.mkdtemp(prefix="train-bench-"))
     os.environ["DZROBOT_CACHE"] = str(root / "cache")
     record_noise(root / "data", robot, episodes=6, frames=200)
     spec = SourceSpec(paths=[root / "data"], embodiment=robot, metadata=tiny_metadata(robot))
-    data = TrainingData.open([spec], seed=0)
+    return TrainingData.open([spec], seed=0)
+
+
+def loader_batches(bench: Bench, mbs: int, workers: int) -> Iterator[Any]:
+    """Return the batches of a recording, read by ``workers`` processes."""
     plan = LoaderPlan(global_batch=mbs, micro_batch=mbs, stop_step=10_000)
     pinned = bench.world.device.type == "cuda"
-    return iter(
-        build_loader(data, plan, LoaderOptions(num_workers=options.workers, pin_memory=pinned))
-    )
+    options = LoaderOptions(num_workers=workers, pin_memory=pinned)
+    return iter(build_loader(recorded_data(bench), plan, options))
 
 
 def one_step(

@@ -30,7 +30,7 @@ if str(ROOT) not in sys.path:
 import dzrobot  # noqa: E402
 from dzrobot import errors  # noqa: E402
 from dzrobot.cli import COMMANDS, available, build_parser  # noqa: E402
-from dzrobot.config import field_notes  # noqa: E402
+from dzrobot.configuration import field_notes  # noqa: E402
 from dzrobot.envs.franka.config import FrankaConfig  # noqa: E402
 from dzrobot.envs.teleop.devices import DEVICES  # noqa: E402
 from dzrobot.training.recipes import rlinf  # noqa: E402

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import importlib
-import importlib.util
 import io
 import logging
 import os
@@ -13,44 +12,58 @@ from types import ModuleType
 from typing import NoReturn
 
 from dzrobot import __version__
-from dzrobot.commands.options.signals import Terminated
 from dzrobot.documents import shorten
 from dzrobot.errors import DzrobotError, StoppedError, suggest
 from dzrobot.importing import current_folder_importable
-from dzrobot.ranks import is_first_to_say
+from dzrobot.process import Terminated, is_first_to_report
 
-COMMANDS = {
-    "eval": ("eval", "evaluate a policy in an environment"),
-    "merge": ("merge", "put shards of one evaluation together"),
-    "sweep": ("sweep", "find the best of several checkpoints, and measure it on other episodes"),
-    "compare": ("compare", "compare evaluations of the same episodes"),
-    "report": ("report", "write evaluations as a page with every episode's video"),
-    "libero": ("libero", "set LIBERO up and check its assets"),
-    "collect": ("collect", "record episodes of a policy as a dataset"),
-    "init": ("init", "write a small untrained checkpoint to train from"),
-    "download": ("download", "fetch a published checkpoint or dataset"),
-    "push": ("push", "send an exported checkpoint or a dataset to the hub"),
-    "inspect": ("inspect", "show what a checkpoint holds"),
-    "convert": ("convert", "write a checkpoint in another layout"),
-    "stats": ("stats", "measure normalization statistics of datasets"),
-    "inspect-data": ("inspect_data", "show what a dataset holds"),
-    "relabel": ("relabel", "change what is said of recorded episodes, or drop some"),
-    "consolidate": ("consolidate", "pack the files of a recording"),
-    "import-rlinf": ("import_rlinf", "write one of RLinf's recipes as one of ours"),
-    "train": ("train", "fine-tune a checkpoint"),
-    "export": ("export", "write a checkpoint of a training run as a policy's"),
-    "plot": ("plot", "draw losses and success of runs against the training step"),
-    "plan": ("plan", "check a training run and tell what it will need"),
-    "bench": ("bench", "measure the speed of training, acting and simulating, or forecast it"),
-    "emulate": ("emulate", "start an emulated robot and cameras"),
-    "doctor": ("doctor", "check a workcell, a dataset, or a device"),
-    "serve": ("serve", "let robots and simulators elsewhere use a policy of this machine"),
-    "record": ("record", "record demonstrations on the robot"),
-    "replay": ("replay", "replay recorded actions"),
-    "init-workcell": ("init_workcell", "write a workcell file, taught on the arm"),
-    "acknowledge": ("acknowledge", "let a stopped arm move again"),
+GROUPS = {
+    "evaluate": {
+        "eval": ("eval", "evaluate a policy in an environment"),
+        "sweep": ("sweep", "find the best of several checkpoints, measured on other episodes"),
+        "compare": ("compare", "compare evaluations of the same episodes"),
+        "report": ("report", "write evaluations as a page with every episode's video"),
+        "merge": ("merge", "put shards of one evaluation together"),
+        "bench": ("bench", "measure the speed of training, acting and simulating, or forecast it"),
+        "libero": ("libero", "set LIBERO up and check its assets"),
+    },
+    "data": {
+        "collect": ("collect", "record episodes of a policy in a simulator as a dataset"),
+        "inspect-data": ("inspect_data", "show what a dataset holds"),
+        "stats": ("stats", "measure normalization statistics of datasets"),
+        "relabel": ("relabel", "mark recorded episodes as failures or successes, or drop some"),
+        "consolidate": ("consolidate", "pack the files of a recording"),
+    },
+    "train": {
+        "train": ("train", "fine-tune a checkpoint"),
+        "plan": ("plan", "check a training run and estimate what it needs"),
+        "plot": ("plot", "draw losses and success of runs against the training step"),
+        "init": ("init", "write a small untrained checkpoint to train from"),
+        "import-rlinf": ("import_rlinf", "convert a recipe of RLinf's"),
+    },
+    "checkpoints": {
+        "inspect": ("inspect", "show what a checkpoint holds"),
+        "download": ("download", "fetch a published checkpoint or dataset"),
+        "convert": ("convert", "write a checkpoint in another layout"),
+        "export": ("export", "write a checkpoint of a training run as a policy's"),
+        "push": ("push", "upload an exported checkpoint or a dataset to the hub"),
+    },
+    "serve": {
+        "serve": ("serve", "let robots and simulators elsewhere use a policy of this machine"),
+    },
+    "arm": {
+        "doctor": ("doctor", "check a workcell, a dataset, or a teleoperation device"),
+        "init-workcell": ("init_workcell", "write a workcell file, taught on the arm"),
+        "record": ("record", "record demonstrations on the robot"),
+        "replay": ("replay", "replay recorded actions"),
+        "acknowledge": ("acknowledge", "let a stopped arm move again"),
+        "emulate": ("emulate", "start an emulated robot and cameras"),
+    },
 }
-"""Command -> (module below ``dzrobot.commands``, what it does). Imported only when chosen."""
+"""Job -> commands: name -> (module below ``dzrobot.commands``, what it does)."""
+
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+"""Every command; its module is imported only when it is chosen."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -94,9 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def available() -> dict[str, str]:
-    """Return the commands that are installed, each with the full name of its module."""
-    modules = {name: f"dzrobot.commands.{module}" for name, (module, _) in COMMANDS.items()}
-    return {name: module for name, module in modules.items() if importlib.util.find_spec(module)}
+    """Return the commands, each with the full name of its module."""
+    return {name: f"dzrobot.commands.{module}" for name, (module, _) in COMMANDS.items()}
 
 
 def guarded(program: str, argv: Sequence[str], module: str) -> int:
@@ -111,7 +123,7 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
         with current_folder_importable():
             return _run(program, argv, importlib.import_module(module))
     except DzrobotError as error:
-        _say(f"{program}: {error}")
+        _report(f"{program}: {error}")
         return STOPPED if isinstance(error, StoppedError) else FAULT
     except BrokenPipeError:
         # Whoever read our output has gone, as `head` does: nothing to tell, and nobody to tell it.
@@ -121,24 +133,24 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
     except OSError as error:
         # No room, no permission, a folder in the place of a file, a name too long.
         place = f"{shorten(str(error.filename), 200)}: " if error.filename else ""
-        _say(f"{program}: {place}{error.strerror or error}")
+        _report(f"{program}: {place}{error.strerror or error}")
         return FAULT
     except KeyboardInterrupt as error:
         terminated = isinstance(error, Terminated)
-        _say(f"{program}: {'terminated' if terminated else 'interrupted'}")
+        _report(f"{program}: {'terminated' if terminated else 'interrupted'}")
         return TERMINATED if terminated else INTERRUPTED
 
 
-def _say(message: str) -> None:
+def _report(message: str) -> None:
     """Print ``message`` to stderr; of the processes that torchrun started, one does."""
-    if is_first_to_say(message):
+    if is_first_to_report(message):
         print(message, file=sys.stderr)
 
 
 def _run(program: str, argv: Sequence[str], command: ModuleType) -> int:
-    parser, said = build_parser(program, command), io.StringIO()
+    parser, captured = build_parser(program, command), io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(captured):
             # argparse of Python 3.11 takes the "--" of `--seed=--` for its own and leaves a list.
             if bare := next((word for word in argv if word.endswith("=--")), None):
                 parser.error(f"{bare!r}: -- is no value")
@@ -147,13 +159,13 @@ def _run(program: str, argv: Sequence[str], command: ModuleType) -> int:
             parse = parser.parse_known_args if nested else parser.parse_known_intermixed_args
             arguments, unknown = parse(argv)
             if unknown:
-                _refuse(parser, unknown, getattr(command, "INSTEAD", {}))
+                _refuse(parser, unknown, vars(command).get("INSTEAD", {}))
     except SystemExit as stop:
-        # argparse has said what is wrong; whoever called main() gets a code back.
-        if message := said.getvalue().rstrip("\n"):
-            _say(message)
+        # argparse has explained the error; the caller of main() gets an exit code.
+        if message := captured.getvalue().rstrip("\n"):
+            _report(message)
         return int(stop.code or 0)
-    sys.stderr.write(said.getvalue())
+    sys.stderr.write(captured.getvalue())
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     code: int = command.run(arguments)
     return code
@@ -171,9 +183,36 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{action.help} (default: %(default)s)"
 
 
+class _ShowHelp(argparse.Action):
+    """Prints the help and ends; options outside ``const``, if that is given, are left out."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        if self.const is not None:
+            for action in parser._actions:
+                if action.option_strings and not set(self.const) & {*action.option_strings}:
+                    action.help = argparse.SUPPRESS
+            parser.epilog = "--help-all shows every option."
+            # Intermixed parsing has written down the whole usage beforehand.
+            parser.usage = None
+        parser.print_help()
+        parser.exit()
+
+
 def build_parser(program: str, command: ModuleType) -> argparse.ArgumentParser:
-    """Return the parser of one command's module, which says what the command does."""
-    parser = argparse.ArgumentParser(prog=program, formatter_class=_Help, allow_abbrev=False)
+    """Return the parser of one command's module, which says what the command does.
+
+    With ``COMMON`` in the module, ``--help`` shows those options alone and ``--help-all`` the rest.
+    """
+    common = vars(command).get("COMMON")
+    parser = argparse.ArgumentParser(
+        prog=program, formatter_class=_Help, allow_abbrev=False, add_help=common is None
+    )
+    if common is not None:
+        shown = (*common, "--help", "--help-all")
+        parser.add_argument(
+            "-h", "--help", nargs=0, action=_ShowHelp, const=shown, help="show the common options"
+        )
+        parser.add_argument("--help-all", nargs=0, action=_ShowHelp, help="show every option")
     command.add_arguments(parser)
     if parser.description is None:
         summary = str(command.SUMMARY)
@@ -214,15 +253,16 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _overview() -> str:
-    known = available()
-    width = max(map(len, known), default=0)
-    lines = [f"  {name:<{width}}  {COMMANDS[name][1]}" for name in known]
+    width = max(map(len, COMMANDS))
+    lines = []
+    for job, group in GROUPS.items():
+        lines += ["", f"{job}:"]
+        lines += [f"  {name:<{width}}  {group[name][1]}" for name in group]
     return "\n".join(
         [
             f"dzrobot {__version__}: DreamZero policies on LIBERO and on a real Franka",
             "",
             "usage: dzrobot COMMAND [options]     (dzrobot COMMAND --help shows the options)",
-            "",
             *lines,
         ]
     )

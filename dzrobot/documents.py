@@ -110,7 +110,7 @@ def read_bytes(path: Path, error_class: type[DzrobotError], *, largest: int = LA
     except FileNotFoundError as error:
         raise error_class(f"there is no file {path}") from error
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise error_class(f"cannot read {str(path)[:200]}: {reason}") from error
 
 

@@ -5,8 +5,8 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,36 @@ _ADVICE = {
 """What to do about a refusal of the operating system."""
 
 
+_PATH_BYTES = 4095
+_NAME_BYTES = 255
+"""What Linux takes, whatever the file system."""
+_FOLDERS = 256
+"""In one path; making a folder costs a call inside a call for each above it."""
+
+
+def check_path(path: Path) -> None:
+    """Raise ValueError for a path that no file system takes: too long, as a whole or in a part."""
+    whole, part = len(os.fsencode(path)), max(map(len, map(os.fsencode, path.parts)), default=0)
+    if whole > _PATH_BYTES or part > _NAME_BYTES or len(path.parts) > _FOLDERS:
+        raise ValueError(
+            f"got a path of {whole} bytes in {len(path.parts)} folders with a name of {part}; "
+            f"allowed: {_PATH_BYTES} bytes, {_FOLDERS} folders and {_NAME_BYTES} bytes each"
+        )
+
+
 def cache_folder() -> Path:
-    """Return ``DZROBOT_CACHE``, else ~/.cache/dzrobot: the one folder written to unasked."""
+    """Return ``DZROBOT_CACHE``, else ~/.cache/dzrobot: the one folder written to by default."""
     named = os.environ.get("DZROBOT_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "dzrobot"
+
+
+@contextmanager
+def undone_on_error(undo: Callable[[], object]) -> Iterator[None]:
+    """Call ``undo`` if the block raises, Ctrl-C included."""
+    with ExitStack() as stack:
+        stack.callback(undo)
+        yield
+        stack.pop_all()
 
 
 @contextmanager
@@ -45,12 +71,9 @@ def replacing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}{TEMPORARY}")
     remove(temporary)
-    try:
+    with undone_on_error(lambda: remove(temporary)):
         yield temporary
         move(temporary, path)
-    except BaseException:
-        remove(temporary)
-        raise
 
 
 def write_bytes(path: Path, content: bytes) -> None:

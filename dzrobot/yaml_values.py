@@ -31,7 +31,7 @@ def read_yaml(text: str, source: str) -> tuple[Any, dict[Place, int]]:
 
     Raises:
         ConfigError: it is no YAML, or has what no configuration needs: tags, several documents,
-            keys that are no text or number, a key twice, an alias inside of what it stands for,
+            keys that are no text or number, a key twice, an alias inside of its own anchor,
             too much of anything.
     """
     try:
@@ -80,7 +80,10 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
-        if getattr(event, "tag", None) is not None:
+        if (
+            isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent)
+            and event.tag is not None
+        ):
             raise _refusal(f"the tag {event.tag!r}; write the value without, text in quotes", event)
         before = self._count
         self._depth += 1
@@ -90,7 +93,7 @@ class _Loader(yaml.SafeLoader):
         self._depth -= 1
         if isinstance(event, yaml.AliasEvent):
             if id(node) not in self._sizes:
-                raise _refusal(f"*{event.anchor} stands inside of itself", event)
+                raise _refusal(f"*{event.anchor} is inside of itself", event)
             self._count += self._sizes[id(node)]
         else:
             self._count += 1

@@ -19,23 +19,23 @@ from dzrobot import Embodiment, load_embodiment, run_episode
 from dzrobot.rollout import EpisodeRules
 
 CHUNK = 4
-"""Actions that are planned at a time."""
+"""Number of actions in a plan."""
 
 
 class Approach:
-    """Moves the point onto the mark, a chunk of actions at a time.
+    """Move the point onto the mark, planning a chunk of actions at a time.
 
     Args:
-        embodiment: Robot that it acts as; ``dzrobot eval`` gives the environment's.
+        embodiment: The robot it controls; ``dzrobot eval`` passes the environment's.
     """
 
     def __init__(self, embodiment: Embodiment) -> None:
         self.embodiment = embodiment
         self._waiting: dict[str, deque[NDArray[np.float32]]] = {}
-        """Session -> planned actions that have not been handed out."""
+        """Session -> planned actions that have not been returned yet."""
 
     def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
-        """Start an episode in ``session``, or end all; ``episode`` is a key for random draws."""
+        """Start an episode in ``session``, or end all; ``episode`` seeds random draws."""
         if session is None:
             self._waiting.clear()
         else:
@@ -49,7 +49,7 @@ class Approach:
         return waiting.popleft()
 
     def _plan(self, obs: Mapping[str, Any]) -> NDArray[np.float32]:
-        """Return a chunk of actions (CHUNK, 7); here is where a network would be called."""
+        """Return a chunk of actions (CHUNK, 7); a real policy would call its network here."""
         point, mark = obs["state.state"][0:2], obs["state.state"][3:5]
         actions = np.zeros((CHUNK, self.embodiment.action_dim), np.float32)
         # An action of 1 moves the point by 0.1.
@@ -58,7 +58,7 @@ class Approach:
 
 
 def main() -> None:
-    """Run three episodes and say how they ended."""
+    """Run three episodes and print how they ended."""
     policy = Approach(load_embodiment("libero_sim"))
     env = gym.make("dzrobot/point-v0")
     for seed in range(3):

@@ -1,9 +1,9 @@
-"""Add your own robot: describe it, give it statistics, encode what it sees, decode actions.
+"""Add your own robot: describe it, add statistics, encode observations, decode actions.
 
     python examples/add_an_embodiment.py
 
-Wherever a robot is named, yours is ``add_an_embodiment:UR5`` (the module must be on the import path
-or in the current folder): environments, datasets, statistics, policies and training follow from it.
+Wherever a robot is named, use ``add_an_embodiment:UR5`` (the module must be on the import path or
+in the current folder). Environments, datasets, statistics, policies and training follow from it.
 """
 
 from typing import Any
@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from dzrobot.embodiments.layouts import side_by_side
-from dzrobot.embodiments.prompts import TWO_VIEWS
 from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View
+from dzrobot.embodiments.templates import TWO_VIEWS, side_by_side
 from dzrobot.embodiments.timing import Timing, valid_anchors, window
-from dzrobot.modality.augment import draw_augmentation
 from dzrobot.modality.pipeline import Pipeline
 from dzrobot.modality.stats import Statistics
+from dzrobot.modality.video import draw_augmentation
 
 UR5 = Embodiment(
     tag="ur5_tabletop",
@@ -31,7 +30,7 @@ UR5 = Embodiment(
         Part(key="state.gripper", feature="observation.state", dim=1, start=6),
     ),
     action=(
-        # Joints are predicted relative to where they were when the chunk began.
+        # Joints are predicted relative to their angles at the start of the chunk.
         Part(key="action.joints", feature="action", dim=6, start=0, reference="state.joints"),
         Part(
             key="action.gripper",
@@ -48,7 +47,7 @@ UR5 = Embodiment(
 
 
 def record_episode(length: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Return an invented episode; yours comes from a LeRobot dataset or from the robot."""
+    """Return a made-up episode; a real one comes from a LeRobot dataset or from the robot."""
     joints = np.cumsum(rng.normal(0, 0.02, (length, 6)), axis=0).astype(np.float32)
     gripper = (np.arange(length)[:, None] % 40 < 20).astype(np.float32)
     return {
@@ -104,7 +103,7 @@ def training_window(episode: dict[str, Any], t: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Walk through it once."""
+    """Run every step once."""
     episode = record_episode(80, np.random.default_rng(0))
     pipeline = Pipeline(UR5, Statistics.from_metadata(statistics_by_hand(episode), UR5))
     print(f"{UR5.tag}: state {UR5.state_dim}, action {UR5.action_dim}, {UR5.image_size} pixels")

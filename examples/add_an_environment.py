@@ -1,11 +1,11 @@
-"""Add your own environment: a robot, what it sees, when the task is done.
+"""Add your own environment: a robot, its observations, and when the task is done.
 
     python examples/add_an_environment.py
     dzrobot eval --env add_an_environment:Reach-v0 --policy add_an_environment:Reacher
 
-The second line is typed in this folder. ``record``, ``replay`` and ``collect`` take ``--env`` too.
+Run the second command in this folder. ``record``, ``replay`` and ``collect`` take ``--env`` too.
 Start from here with your own simulator: open it in ``reset``, not in ``__init__``, so that the
-environment can be made, looked at and pickled anywhere.
+environment can be made, inspected and pickled anywhere.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,17 +29,17 @@ ARM = Embodiment(
     timing=Timing(control_hz=10, action_horizon=8),
 )
 LINK = 0.5
-"""Length of both links; the arm reaches 1."""
+"""Length of each link; the arm reaches 1."""
 
 STEP = 0.15
-"""Radians that an action of 1 turns a joint by."""
+"""Rotation of a joint by an action of 1, in radians."""
 
 GOALS = 10
-"""Numbered initial states, each with a goal of its own."""
+"""Number of initial states, each with its own goal."""
 
 
 class Reach(gym.Env[dict[str, Any], np.ndarray]):
-    """A planar arm of two joints brings its tip to a goal.
+    """A planar arm with two joints moves its tip to a goal.
 
     ``state.joints`` are two angles in radians; an action is two speeds in [-1, 1].
     """
@@ -47,7 +47,7 @@ class Reach(gym.Env[dict[str, Any], np.ndarray]):
     metadata = {"render_modes": []}  # noqa: RUF012 (Gymnasium's own)
 
     def __init__(self) -> None:
-        # What dzrobot reads: the robot, its rate, how many initial states there are.
+        # What dzrobot reads: the robot, its rate, and the number of initial states.
         self.embodiment = ARM
         self.control_hz = ARM.timing.control_hz
         self.init_states = GOALS
@@ -57,7 +57,7 @@ class Reach(gym.Env[dict[str, Any], np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin from the initial state that ``options`` names, else from one drawn by ``seed``."""
+        """Start from the initial state that ``options`` names, or one drawn with ``seed``."""
         super().reset(seed=seed)
         named = (options or {}).get("init_state_id")
         self._start = int(self.np_random.integers(GOALS)) if named is None else named
@@ -99,16 +99,16 @@ class Reach(gym.Env[dict[str, Any], np.ndarray]):
 
 
 class Reacher:
-    """Finds the goal in the image and turns the joints there: a policy for this one task."""
+    """Find the goal in the image and turn the joints to it: a policy for this task only."""
 
     def __init__(self, embodiment: Embodiment) -> None:
         pass
 
     def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
-        """Nothing is remembered between steps."""
+        """Do nothing: there is no memory between steps."""
 
     def act(self, obs: Mapping[str, Any], *, session: str = "default") -> NDArray[np.float32]:
-        """Return the speeds (2,) that bring the tip nearer, from the geometry of two links."""
+        """Return the speeds (2,) that move the tip closer, from the geometry of two links."""
         rows, columns = np.nonzero(obs["video.top"][..., 1])
         x, y = (columns.mean() - 32) / 30, (31 - rows.mean()) / 30
         far = min(np.hypot(x, y), 2 * LINK)
@@ -124,7 +124,7 @@ gym.register("Reach-v0", entry_point=make, max_episode_steps=60)
 
 
 def main() -> None:
-    """Run an episode from every initial state and say how it ended."""
+    """Run an episode from every initial state and print how it ended."""
     env = gym.make("Reach-v0")
     for start in range(GOALS):
         result = run_episode(env, Reacher(ARM), EpisodeRules(init_state_id=start))

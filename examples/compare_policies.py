@@ -4,7 +4,7 @@
     python examples/compare_policies.py --env dzrobot/lift-v0 --policies expert hold --episodes 5
 
 Start from here for a sweep over checkpoints. A policy is a checkpoint, ``random``, ``hold``,
-``expert`` or ``module:factory``. Stopped, the same command resumes where it was. `dzrobot eval` and
+``expert`` or ``module:factory``. The same command resumes an interrupted run. `dzrobot eval` and
 `dzrobot compare` do the same at the command line, with tables.
 """
 
@@ -29,7 +29,7 @@ from dzrobot.rollout import (
 
 
 def main(words: list[str] | None = None) -> int:
-    """Evaluate both, print their rates and the difference."""
+    """Evaluate both; print their success rates and the difference."""
     arguments = parse(words)
     folders = []
     for name in arguments.policies:
@@ -55,7 +55,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def progress(name: str) -> Callable[[EvalProgress], None]:
-    """Return what prints how far the evaluation of ``name`` is."""
+    """Return a function that prints the progress of the evaluation of ``name``."""
 
     def show(far: EvalProgress) -> None:
         print(f"{name}: {far.done} of {far.total}")
@@ -64,7 +64,7 @@ def progress(name: str) -> Callable[[EvalProgress], None]:
 
 
 def parse(words: list[str] | None) -> argparse.Namespace:
-    """Return the arguments."""
+    """Return the command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

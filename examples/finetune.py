@@ -1,11 +1,11 @@
 """Fine-tune a checkpoint from Python, and act with the result.
 
-    python examples/finetune.py                # everything small: two minutes on a laptop
+    python examples/finetune.py                # all small: two minutes on a laptop
     python examples/finetune.py --dataset ./libero --checkpoint ./DreamZero --steps 200
 
 Without a dataset a few episodes are recorded in the light environment; without a checkpoint a tiny
-random one is written. Stopped, the same command resumes from the newest checkpoint. On several
-devices use ``torchrun --nproc-per-node 8 training/sft.py RECIPE ...`` instead.
+random one is written. The same command resumes from the newest checkpoint. On several devices
+use ``torchrun --nproc-per-node 8 training/sft.py RECIPE ...`` instead.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def record(folder: Path, robot: Embodiment, episodes: int = 3) -> Path:
-    """Record a straight way to the mark in the light environment, unless ``folder`` has it."""
+    """Record straight paths to the mark in the light environment, unless ``folder`` has them."""
     env = gym.make(LIGHT, resolution=robot.views[0].resolution[0])
     with EpisodeWriter(folder, robot, fps=robot.timing.control_hz) as writer:
         for seed in range(writer.episodes, episodes):
@@ -84,7 +84,7 @@ def record(folder: Path, robot: Embodiment, episodes: int = 3) -> Path:
 
 
 def parse() -> argparse.Namespace:
-    """Return the options."""
+    """Return the command-line options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,12 @@
-"""What DreamZero predicts, beside what then happens: one episode as an animation.
+"""Film one episode: what happens, beside the video that DreamZero predicted.
 
     python examples/imagine.py                          # the bundled checkpoint, on Lift
     python examples/imagine.py --checkpoint PATH --seed 3 --output imagined.webp
     python examples/imagine.py --env Franka-PnP-v0 --env-arg workcell=emulated \
         --env-arg embodiment=franka_mini --embodiment franka_mini --checkpoint PATH
 
-Left the tiled images of the cameras, right the network's video for the same moments, each
-imagined before the actions that lead there were executed.
+Left: the tiled camera images. Right: the network's video for the same moments, predicted before
+the actions that lead there were executed.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from dzrobot.commands.options import flags
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
-from dzrobot.rollout.predictions import tiled
+from dzrobot.rollout.footage import tiled
 
 LIFT = "dzrobot/lift-v0"
 FRAME_MS = 100
@@ -65,7 +65,7 @@ def episode(
     while not over:
         action = policy.act(observation, session="film")
         if step % every == 0:
-            # A prediction ends with the last planned step, whether or not it begins with now.
+            # A prediction ends with the last planned step; it need not begin with the current one.
             imagined = policy.imagine("film")[-policy.embodiment.timing.action_horizon :]
         observation, _, terminated, truncated, info = env.step(action)
         yield tiled(observation, policy.embodiment), imagined[step % every]

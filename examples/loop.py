@@ -1,4 +1,4 @@
-"""The loop that everything else is built from: look, act, step, in one process.
+"""The loop that everything else is built on: observe, act, step, in one process.
 
     python examples/loop.py
     python examples/loop.py --env dzrobot/libero_spatial-v0 --checkpoint PATH --device cuda
@@ -14,21 +14,21 @@ from dzrobot import DreamZeroPolicy, PolicyOptions, default_checkpoint
 
 
 def main() -> None:
-    """Run one episode and say how it ended."""
+    """Run one episode and print how it ended."""
     arguments = parse()
     policy = DreamZeroPolicy.from_pretrained(
         arguments.checkpoint or default_checkpoint(),
         device=arguments.device,
-        # Every plan starts from noise of its own, as in `dzrobot eval`. The default is the same
-        # noise for all, as published.
+        # Every plan starts from its own noise, as in `dzrobot eval`. By default all plans share the
+        # same noise, as in the published code.
         options=PolicyOptions(noise="keyed"),
     )
-    # The network was trained on images of one size; the cameras deliver that.
+    # The network was trained on images of one size, so the cameras must deliver it.
     height = policy.embodiment.views[0].resolution[0]
     env = gym.make(arguments.env, resolution=height, max_episode_steps=arguments.max_steps)
 
     observation, info = env.reset(seed=arguments.seed)
-    # A session is what the policy remembers of one episode.
+    # A session holds what the policy remembers of one episode.
     policy.reset("mine", episode=arguments.seed)
     print(
         f"{info['task']}: {policy.embodiment.timing.action_horizon} actions are planned at a time"
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """Return the arguments."""
+    """Return the command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

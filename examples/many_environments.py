@@ -1,10 +1,10 @@
-"""Several environments at a time, one call of the policy for all of them, Gymnasium's wrappers.
+"""Several environments at once, with one policy call for all and Gymnasium's wrappers.
 
     python examples/many_environments.py
     python examples/many_environments.py --env dzrobot/lift-v0 --environments 4 --steps 150
 
-Start from here for a program that collects or scores in parallel. Every environment runs in a
-process of its own, and is begun again by Gymnasium when its episode is over.
+Start from here to collect or score in parallel. Every environment runs in a process of its own,
+and Gymnasium resets it when its episode is over.
 """
 
 import argparse
@@ -24,12 +24,12 @@ def make(name: str, resolution: int, steps: int) -> gym.Env:
 
 
 def main() -> None:
-    """Let all environments run for some steps, and print every episode that ends."""
+    """Run all environments for some steps and print every finished episode."""
     arguments = parse()
     policy = DreamZeroPolicy.from_pretrained(default_checkpoint())
     height = policy.embodiment.views[0].resolution[0]
     one = partial(make, arguments.env, height, arguments.episode)
-    # What follows an episode's last step is then the first observation of the next episode.
+    # The observation after an episode's last step is then the first one of the next episode.
     mode = gym.vector.AutoresetMode.SAME_STEP
     envs = gym.vector.AsyncVectorEnv([one] * arguments.environments, autoreset_mode=mode)
     sessions = [f"environment {number}" for number in range(arguments.environments)]
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """Return the arguments."""
+    """Return the command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,9 +1,9 @@
-"""Ask a policy with observations of your own: no environment, no simulator.
+"""Call a policy with your own observations, without an environment or simulator.
 
     python examples/own_observations.py
 
-Start from here where cameras and robot are read by a program that exists. The policy's robot says
-what an observation holds; a wrong size, type or missing key is an error that names it.
+Start from here if an existing program reads your cameras and robot. The policy's embodiment defines
+the observation; a wrong size, a wrong type or a missing key is an error that names it.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ STEPS = 10
 
 
 def main() -> None:
-    """Print what is expected, and the actions for what "cameras" of noise show."""
+    """Print the expected observation, and the actions for random images."""
     policy = DreamZeroPolicy.from_pretrained(default_checkpoint())
     robot = policy.embodiment
     for view in robot.views:

@@ -1,4 +1,4 @@
-"""Run a policy on the Franka, with the rollout and the results of the LIBERO evaluation.
+"""Run a policy on the Franka, with the same episodes and results as a LIBERO evaluation.
 
     python examples/run_franka.py --env-arg workcell=emulated --policy random --episodes 2
     python examples/run_franka.py --env-arg workcell=cell.yaml --checkpoint PATH --device cuda

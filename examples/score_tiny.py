@@ -1,11 +1,11 @@
-"""How well a tiny policy lifts, and whether it looks: 100 starts it was not trained on.
+"""Score a tiny policy on 100 held-out starts, and check that it uses its images.
 
     python examples/score_tiny.py                       # the bundled checkpoint
     python examples/score_tiny.py --checkpoint PATH --episodes 20 --ablated 10
 
 Four evaluations, one table: with and without memory of past frames, and twice with images that
-say nothing about this start. Each is a public command, printed before it runs; the same command
-again resumes where the last one stopped.
+carry no information about this start. Each is a public command, printed before it runs. The same
+command resumes an interrupted run.
 """
 
 import argparse
@@ -30,7 +30,7 @@ RESOLUTION = 128
 
 
 def main() -> int:
-    """Run what is missing and print the table."""
+    """Run the missing evaluations and print the table."""
     options = _arguments()
     results = {}
     for name, flags in VARIANTS.items():

@@ -1,10 +1,10 @@
-"""Somebody at a device, as a program: steers an arm with a known scene to the cube and lifts it.
+"""A program in place of a person at a device: steers an arm to a known cube and lifts it.
 
     dzrobot record --workcell emulated --teleop scripted_teleop:ScriptedOperator --episodes 10 \
         --unattended --output lift-set
 
-It goes the way of a SpaceMouse: readings with a deadman, motions in the axes of the base, a gripper
-that is open or closed. It is not quite steady, as no hand is, and lets go of the deadman at times.
+It produces the readings of a SpaceMouse: a deadman, motions along the axes of the base, a gripper
+that is open or closed. Like a human hand, it is unsteady and sometimes releases the deadman.
 """
 
 from typing import Any
@@ -15,17 +15,17 @@ from dzrobot.envs.franka.pick_expert import CLOSE, PickExpert, motion_of
 from dzrobot.envs.teleop.device import Gives, TeleopReading
 
 TREMBLE = 0.1
-"""Standard deviation of the hand's unsteadiness, in shares of the largest step."""
+"""Standard deviation of the added motion noise, as a fraction of the largest step."""
 
 PAUSE_EVERY = 25
-"""Readings after which the deadman is let go for one."""
+"""Number of readings after which the deadman is released for one."""
 
 
 class ScriptedOperator:
-    """A device that looks at the scene.
+    """A device that reads the simulated scene.
 
     Args:
-        env: Of an arm whose scene is known, such as ``workcell="emulated"``.
+        env: Environment of an arm with a known scene, such as ``workcell="emulated"``.
     """
 
     gives: Gives = "motion"
@@ -38,18 +38,18 @@ class ScriptedOperator:
         self._readings = 0
 
     def check(self) -> None:
-        """It needs no library of its own."""
+        """Do nothing: no library is needed."""
 
     def open(self) -> None:
-        """It is always there."""
+        """Do nothing: there is no device to open."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
     def read(self) -> TeleopReading:
-        """Return how the hand is to move now."""
+        """Return the current reading."""
         self._readings += 1
-        # Whoever begins an episode has to let go of the deadman first.
+        # The deadman must be released once at the start of an episode.
         rests = self._expert.begins or self._readings % PAUSE_EVERY == 0
         move = self._expert.move()
         motion = motion_of(move, self._env.arm.state().pose, self._env.config.action)

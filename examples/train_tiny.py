@@ -1,4 +1,4 @@
-"""From nothing to a policy that succeeds: demonstrations, autoencoder, fine-tuning, evaluation.
+"""Train a policy from scratch: demonstrations, autoencoder, fine-tuning, evaluation.
 
     python examples/train_tiny.py                       # Lift, about 80 minutes on two cores
     python examples/train_tiny.py --suite libero_object --task 0
@@ -7,7 +7,7 @@
     python examples/train_tiny.py --curve 20            # success against training step, as well
 
 Every stage is a public command, printed before it runs. A finished stage is not run again, and
-an unfinished one resumes where it was, so the same command can be interrupted at any time.
+an unfinished one resumes, so the script can be interrupted at any time.
 """
 
 import argparse
@@ -23,29 +23,29 @@ from dzrobot.cli import STOPPED
 
 RESOLUTION = 128
 HELD_OUT = 4
-"""Demonstrations that are not trained on: the loss is measured on them as well."""
+"""Demonstrations held out from training, for validation losses."""
 SAVES = 12
-"""Checkpoints that the run leaves; every second one is a point of the curve."""
+"""Number of checkpoints of the run; every second one is a point of the curve."""
 HELD_IN = "20-49"
-"""Stored initial states of LIBERO to learn from; evaluations begin at state 0."""
+"""LIBERO's initial states for demonstrations; evaluations start at state 0."""
 
 NOISE = "0.2"
-"""On what the expert does: demonstrations then show the way back."""
+"""Noise on the expert's executed actions, so that demonstrations include recoveries."""
 NOISE_RAD = "0.03"
-"""The same of joints."""
+"""The same for joint angles, in radians."""
 NOISE_ON_ARM_RAD = "0.012"
-"""And of joints on the arm, which stops where it is pushed against something."""
+"""The same on the arm, which stops if it is pushed against something."""
 MOST_STOPS = 50
-"""How often a stage goes on after a stop of its arm, such as by a finger that met the table."""
+"""How often a stage resumes after a stop of its arm, such as a finger touching the table."""
 DATASET, ON_ARM = "demonstrations", "on_the_arm"
-"""Folders of what was collected, and of what an arm that learned in simulation recorded too."""
+"""Folders of the demonstrations from simulation and from the arm."""
 FAR_SEED = "1000000"
-"""Of the first demonstration on the arm; evaluations begin at seed 0."""
+"""Seed of the first demonstration on the arm; evaluations start at seed 0."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One command and what shows that it is done."""
+    """One command and the file that marks it as done."""
 
     name: str
     command: tuple[str, ...]
@@ -56,7 +56,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned."""
+    """What to learn, and how to demonstrate and evaluate it."""
 
     embodiment: str
     demonstrate: tuple[tuple[str, tuple[str, ...], str], ...]
@@ -70,7 +70,7 @@ class Task:
 
 
 def main() -> int:
-    """Run the stages that are left."""
+    """Run the remaining stages."""
     options = _arguments()
     examples = str(Path(__file__).parent)
     paths = os.pathsep.join(filter(None, (examples, os.environ.get("PYTHONPATH"))))
@@ -111,7 +111,7 @@ def stages(options: argparse.Namespace) -> list[Stage]:
         Stage(name, (*command, "--output", str(root / data)), root / f"{name}ed", stamps=True)
         for name, command, data in task.demonstrate
     ]
-    # In the order of the stages, each once.
+    # Each once, in the order of the stages.
     datasets = list(dict.fromkeys(str(root / data) for _, _, data in task.demonstrate))
     listed += [
         Stage("stats", (*_dzrobot("stats"), task.embodiment, "--dataset", *datasets, "--output",
@@ -150,7 +150,7 @@ def _task(options: argparse.Namespace) -> Task:
 
 
 def _simulated(options: argparse.Namespace) -> Task:
-    """Return Lift, or a task of LIBERO."""
+    """Return the task Lift, or a task of LIBERO."""
     robot, workers = "libero_mini", ("--workers", str(options.workers))
     given = ("--env-arg", f"resolution={RESOLUTION}", "--embodiment", robot, *workers)
     episodes = ("--episodes", str(options.evaluate))
@@ -172,7 +172,7 @@ def _simulated(options: argparse.Namespace) -> Task:
 
 
 def _arm(options: argparse.Namespace) -> Task:
-    """Return lifting a cube with an emulated Franka, by the drivers of a real one."""
+    """Return the task of lifting a cube with an emulated Franka through its real drivers."""
     robot = "franka_mini"
     place = _on_the_arm(robot)
     record = (*_dzrobot("record"), *place, "--max-steps", "150", "--seed", FAR_SEED)
@@ -194,7 +194,7 @@ def _arm(options: argparse.Namespace) -> Task:
 
 
 def _droid(options: argparse.Namespace) -> Task:
-    """Return lifting a cube as DROID's arm does, in simulation and on the arm."""
+    """Return the task of lifting a cube as DROID's arm, in simulation and on the arm."""
     robot, workers = "droid_mini", ("--workers", str(options.workers))
     collect = (
         *_dzrobot("collect"), "--env", "dzrobot/droid-lift-v0", *workers, "--embodiment", robot,

@@ -1,5 +1,6 @@
-"""What a policy is: observation in, action out, one session per episode that runs at a time."""
+"""What a policy is: observation in, action out, one session per concurrent episode."""
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -7,7 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.embodiments.spec import Embodiment, History
+from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, History, Part
 from dzrobot.errors import ConfigError, ModalityError, SessionError
 from dzrobot.modality.window import Observation
 
@@ -337,3 +338,77 @@ def _is_batch(value: object) -> bool:
     if isinstance(value, np.ndarray):
         return value.ndim > 0
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+RECENT = 4
+"""Frames of ``recent``, and of what is sent to a server at a time."""
+
+
+def frame_offsets(embodiment: Embodiment, history: History) -> tuple[int, ...]:
+    """Return the steps, from the newest frame, that the network is shown after its first call.
+
+    Args:
+        embodiment: Its horizon H is what one block of latent frames stands for.
+        history: ``recent``: four frames spread over the last H, as published servers send them
+            (-23, -16, -8, 0 for a horizon of 24). ``grid``: all frames that training takes from one
+            block, with the closing frame of the block before. ``off``: the newest alone.
+    """
+    timing = embodiment.timing
+    match history:
+        case "off":
+            return (0,)
+        case "recent":
+            span = timing.action_horizon - 1
+            return tuple(math.floor(-span + i * span / (RECENT - 1)) for i in range(RECENT))
+        case "grid":
+            return (*(offset - timing.action_horizon for offset in timing.frame_offsets), 0)
+
+
+def reads_next(offsets: Sequence[int], left: int, every: int) -> bool:
+    """Return whether any coming plan is made from the next frame.
+
+    Args:
+        offsets: Steps from the newest frame that a plan is made from; see :func:`frame_offsets`.
+        left: Steps from that frame to the one that the next plan is due at.
+        every: Steps from plan to plan after that.
+    """
+    # The plan at step `left + i * every` is shown frames from there on back; the frame is step 0.
+    return any(-offset >= left and (-offset - left) % every == 0 for offset in offsets)
+
+
+def check_holds(robot: Embodiment, when: str, instead: str = "") -> None:
+    """Raise ConfigError where nothing says how ``robot`` is left as it is."""
+    if unknown := [part.key for part in robot.action if part.hold is None]:
+        raise ConfigError(
+            f"{', '.join(unknown)} of {robot.tag!r}: nothing says how it holds still {when}; give "
+            f"the part hold={HOLD_ZERO!r} (differences from step to step) or a state key (absolute "
+            f"numbers){instead}"
+        )
+
+
+def hold_command(
+    robot: Embodiment, seen: Observation, last: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    """Return the action (A,) that leaves ``robot`` as it is.
+
+    Args:
+        robot: Every part of its action says how; see ``Part.hold``.
+        seen: The newest observation.
+        last: The last command; None: there was none.
+    """
+    values, start = [], 0
+    for part in robot.action:
+        before = None if last is None else last[start : start + part.dim]
+        values.append(_held(part, seen, before))
+        start += part.dim
+    return np.concatenate(values)
+
+
+def _held(part: Part, seen: Observation, last: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    assert part.hold is not None, "see check_holds"
+    if part.hold != HOLD_ZERO:
+        return np.asarray(seen[part.hold] if last is None else last, np.float32)
+    held = np.zeros(part.dim, np.float32)
+    if part.gripper is not None and last is not None:
+        held[part.gripper.index] = last[part.gripper.index]
+    return held

@@ -1,9 +1,15 @@
-"""Budgets of the repository: file and function length, no prints in the library."""
+"""Budgets of the repository: length, layers without circles, few crumbs, short ways in."""
 
 import ast
+import functools
 import io
 import re
+import subprocess
+import sys
 import tokenize
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -32,13 +38,6 @@ def code_lines(source: str) -> set[int]:
         ):
             lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return lines
-
-
-def _is_docstring(node: ast.AST) -> bool:
-    match node:
-        case ast.Expr(value=ast.Constant(value=str())):
-            return True
-    return False
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -89,3 +88,127 @@ def test_spelling_is_american():
                 places.setdefault(word, set()).add(str(path.relative_to(ROOT)))
     british = {word for word in places if BRITISH.search(SERIALIZED.sub("", word))}
     assert {word: sorted(places[word]) for word in british} == {}
+
+
+CRUMB = 40
+"""Code lines below which a module is a crumb."""
+
+TOPS = {"dzrobot": "dzrobot", "envs": "dzrobot.envs", "policies": "dzrobot.policies",
+        "training": "dzrobot.training"}  # fmt: skip
+"""Top folder -> package that it is imported as."""
+
+
+@functools.cache
+def package_modules() -> Mapping[str, Path]:
+    """Return every module of the package by its dotted name."""
+    found = {}
+    for path in FILES:
+        top, *parts = path.relative_to(ROOT).with_suffix("").parts
+        if top in TOPS:
+            found[".".join([TOPS[top], *parts]).removesuffix(".__init__")] = path
+    return found
+
+
+@functools.cache
+def trees() -> Mapping[str, ast.Module]:
+    return {name: ast.parse(path.read_text()) for name, path in package_modules().items()}
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Yield what a module imports, in its functions too; not what type checkers alone read."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None, "imports are absolute"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in package_modules() else node.module
+        yield from imported(node)
+
+
+def arrows() -> set[tuple[str, str]]:
+    """Return (importing module, imported module) within the package."""
+    return {
+        (name, other) for name, tree in trees().items() for other in imported(tree)
+        if other in package_modules() and other != name
+    }  # fmt: skip
+
+
+def circle(pairs: set[tuple[str, str]]) -> list[str]:
+    graph: dict[str, set[str]] = {}
+    for one, other in pairs:
+        graph.setdefault(one, set()).add(other)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    assert circle(arrows()) == []
+
+
+def room(name: str) -> str:
+    """Return the leaf package of a module; a module beside sub-packages stands for itself."""
+    packages = {name for name, path in package_modules().items() if path.stem == "__init__"}
+    parents = {package.rpartition(".")[0] for package in packages}
+    if name in packages:
+        return f"{name}.__init__" if name in parents else name
+    package = name.rpartition(".")[0]
+    return name if package in parents else package
+
+
+def test_no_circle_between_rooms():
+    rooms = {name: room(name) for name in package_modules()}
+    pairs = {(rooms[one], rooms[other]) for one, other in arrows()}
+    assert circle({(one, other) for one, other in pairs if one != other}) == []
+
+
+def test_few_modules_are_crumbs():
+    crumbs = [
+        name for name, path in package_modules().items()
+        if path.stem not in ("__init__", "__main__") and len(code_lines(path.read_text())) < CRUMB
+    ]  # fmt: skip
+    assert len(crumbs) <= 30, crumbs
+
+
+def test_a_file_name_means_one_thing():
+    """Commands are named by what a user types."""
+    stems = Counter(
+        path.stem for name, path in package_modules().items()
+        if path.stem not in ("__init__", "__main__") and not name.startswith("dzrobot.commands")
+    )  # fmt: skip
+    assert [stem for stem, count in stems.items() if count > 1] == []
+
+
+def test_fields_are_read_by_name():
+    calls = sum(
+        isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr")
+        for tree in trees().values() for node in ast.walk(tree)
+    )  # fmt: skip
+    lines = sum(len(code_lines(path.read_text())) for path in package_modules().values())
+    assert 1000 * calls / lines <= 0.5, f"{calls} calls of getattr and hasattr in {lines} lines"
+
+
+@pytest.mark.parametrize(("module", "most"), [("dzrobot", 6), ("dzrobot.commands.eval", 70)])
+def test_a_way_in_imports_little(module, most):
+    program = (
+        f"import sys, {module}; "
+        "print(*(name for name in sys.modules if name.partition('.')[0] == 'dzrobot'))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    loaded = ran.stdout.split()
+    assert len(loaded) <= most, loaded
+    heavy = (
+        "dzrobot.envs.franka",
+        "dzrobot.training",
+        "dzrobot.recording.writer",
+        "dzrobot.rollout.arm",
+    )
+    assert [name for name in loaded if name.startswith(heavy)] == []

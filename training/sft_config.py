@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from dzrobot.config import FrozenConfig
+from dzrobot.configuration import FrozenConfig
 from dzrobot.embodiments.timing import frame_grid
 from dzrobot.errors import UnknownNameError
 

@@ -7,8 +7,6 @@ from dzrobot.commands.options import flags
 from dzrobot.envs.franka.safeguards.lock_and_stop import StopLatch
 from dzrobot.errors import ConfigError
 
-SUMMARY = "let a stopped arm move again"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot acknowledge``."""
@@ -30,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     stops = StopLatch(arguments.address, arguments.lock_folder)
     stop = stops.active()
     if stop is None:
-        print(f"no stop stands for {arguments.address}")
+        print(f"no stop is in force for {arguments.address}")
         return 0
     print(f"{arguments.address} was stopped: {stop}")
     if not arguments.yes:

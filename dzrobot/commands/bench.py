@@ -22,10 +22,8 @@ from dzrobot.training.bench.document import (
     read_result,
 )
 
-SUMMARY = "measure the speed of training, acting and simulating, or forecast it"
-
 PAIRS = 5
-"""Rounds of two builds in turns, unless it is said how many."""
+"""Rounds of two builds in turns, by default."""
 
 _SETTINGS = tuple(BenchSettings.model_fields)
 
@@ -94,7 +92,8 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table, and return 0."""
-    given = {name: value for name in _SETTINGS if (value := getattr(args, name)) not in (None, [])}
+    flags_given = vars(args)
+    given = {name: value for name in _SETTINGS if (value := flags_given[name]) not in (None, [])}
     if args.forecast:
         return _forecast(args, given)
     if args.pairs is not None and (args.against is None or args.against.is_file()):
@@ -112,9 +111,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _forecast(args: argparse.Namespace, given: dict[str, object]) -> int:
-    given |= {
-        name: value for name in ("against", "pairs", "json") if (value := getattr(args, name))
-    }
+    others = {"against": args.against, "pairs": args.pairs, "json": args.json}
+    given |= {name: value for name, value in others.items() if value}
     if given:
         raise ConfigError(f"--forecast measures nothing: leave {', '.join(sorted(given))} out")
     from dzrobot.training.forecast.published import forecast_tables

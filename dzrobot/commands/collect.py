@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-steps", type=flags.whole(1), default=150, help="longest attempt")
     parser.add_argument(
-        "--first-seed", type=flags.seed, default=CollectionPlan.first_seed,
+        "--seed", "--first-seed", type=flags.seed, default=CollectionPlan.first_seed,
         help="of the first attempt; each takes the next",
     )  # fmt: skip
     parser.add_argument(
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         noise=arguments.noise,
         hold_steps=arguments.hold_steps,
         max_steps=arguments.max_steps,
-        first_seed=arguments.first_seed,
+        first_seed=arguments.seed,
         starts=arguments.starts or (),
     )
     with progress_bar("episodes") as advance:

@@ -10,9 +10,17 @@ from rich.table import Table
 from dzrobot.commands.options import flags
 from dzrobot.errors import ConfigError
 from dzrobot.files import explained, write_json
-from dzrobot.rollout.evaluation.comparison import Comparison, Results, compare, read_results
+from dzrobot.rollout.evaluation.comparison import (
+    WIDTH,
+    Comparison,
+    Results,
+    compare,
+    percent_span,
+    print_comparison,
+    read_results,
+)
 from dzrobot.rollout.evaluation.report import wilson
-from dzrobot.rollout.evaluation.statistics import compare_counts
+from dzrobot.rollout.evaluation.significance import compare_counts
 from dzrobot.rollout.pages.predicted import quick_scores
 from dzrobot.rollout.pages.quality import QUALITIES, Along, ScoredRun, quality_rows
 
@@ -57,11 +65,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "give two or more results folders, or one and --published K/N or --predictions"
         )
-    asked = {"any_execution": arguments.force, "any_perturbation": arguments.perturbed}
-    found = compare(runs, arguments.seed, **asked) if len(runs) > 1 else ()
+    allowed = {"any_execution": arguments.force, "any_perturbation": arguments.perturbed}
+    found = compare(runs, arguments.seed, **allowed) if len(runs) > 1 else ()
     console = Console(width=None if Console().is_terminal else WIDTH, highlight=False)
     if found:
-        show_comparison(console, found)
+        print_comparison(console, found)
     for comparison in found if arguments.flips else ():
         _print_flips(console, comparison)
     if published is not None:
@@ -79,47 +87,6 @@ def _count(text: str) -> tuple[int, int]:
         raise ConfigError(f"--published {text!r}: write successes/episodes, such as 495/512")
     successes, episodes = map(int, text.split("/"))
     return successes, episodes
-
-
-WIDTH = 140
-"""Columns of a terminal that the table of a comparison takes; a narrower one folds its lines."""
-
-
-def show_comparison(console: Console, found: Sequence[Comparison]) -> None:
-    """Print every comparison as one line; all have the same first run."""
-    wide = Console(file=console.file, width=max(console.width, WIDTH), highlight=False)
-    wide.print(_comparison_table(found))
-
-
-def _comparison_table(found: Sequence[Comparison]) -> Table:
-    first = found[0].first
-    table = Table(title=f"against {first.name}, on the same episodes", title_justify="left")
-    table.add_column("run", overflow="fold", min_width=12)
-    for name in ("pairs", "rate", "base", "difference", "95 % (bootstrap)", "95 % (adjusted)",
-                 "lost", "won", "p (McNemar)", "p (Holm)", "e"):  # fmt: skip
-        table.add_column(name, justify="right", no_wrap=True)
-    for comparison in found:
-        total = comparison.total
-        base = (total.both + total.first_only) / total.episodes
-        table.add_row(
-            comparison.second.name,
-            str(total.episodes),
-            f"{100 * (base + total.difference):.1f}",
-            f"{100 * base:.1f}",
-            f"{100 * total.difference:+.1f}",
-            _span(comparison.low, comparison.high),
-            _span(*comparison.adjusted),
-            str(total.first_only),
-            str(total.second_only),
-            f"{comparison.p:.3g}",
-            f"{comparison.p_holm:.3g}",
-            f"{comparison.e:.3g}",
-        )
-    table.caption = (
-        "lost, won: episodes that only the base, only this run solved. e: evidence that may be "
-        "looked at after every episode; 20 decides at the 5 % level."
-    )
-    return table
 
 
 def _published(runs: Sequence[Results], count: tuple[int, int]) -> Table:
@@ -140,8 +107,8 @@ def _published(runs: Sequence[Results], count: tuple[int, int]) -> Table:
         unpaired = compare_counts(count, own)
         table.add_row(
             results.name, f"{own[0]}/{own[1]}", f"{100 * own[0] / own[1]:.1f}",
-            _span(*wilson(*own)),
-            f"{100 * unpaired.difference:+.1f}", _span(unpaired.low, unpaired.high),
+            percent_span(*wilson(*own)),
+            f"{100 * unpaired.difference:+.1f}", percent_span(unpaired.low, unpaired.high),
             f"{unpaired.p:.3g}",
         )  # fmt: skip
     table.caption = "A published count is of other episodes, and perhaps of another protocol."
@@ -169,7 +136,7 @@ def _predictions_table(runs: Sequence[Results]) -> Table:
     for row in quality_rows(scored):
         for quality, along in row.along.items():
             table.add_row(
-                row.name, f"{row.successes}/{row.episodes}", QUALITIES[quality], *_told(along)
+                row.name, f"{row.successes}/{row.episodes}", QUALITIES[quality], *_cells(along)
             )
         table.add_section()
     table.caption = (
@@ -179,7 +146,7 @@ def _predictions_table(runs: Sequence[Results]) -> Table:
     return table
 
 
-def _told(along: Along) -> Iterator[str]:
+def _cells(along: Along) -> Iterator[str]:
     for mean in (along.of_successes, along.of_failures):
         yield "-" if mean is None else f"{mean:.3g}"
     found = along.correlation
@@ -191,10 +158,6 @@ def _print_flips(console: Console, comparison: Comparison) -> None:
     second = comparison.second.name
     for what, names in (("lost", comparison.first_only), ("won", comparison.second_only)):
         console.print(f"{second} {what} {len(names)}: {', '.join(names) or 'none'}")
-
-
-def _span(low: float, high: float) -> str:
-    return f"{100 * low:.1f} to {100 * high:.1f}"
 
 
 def _plain(comparison: Comparison) -> dict[str, object]:

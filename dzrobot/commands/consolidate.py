@@ -6,8 +6,6 @@ from pathlib import Path
 from dzrobot.commands.options import flags
 from dzrobot.recording import consolidate
 
-SUMMARY = "pack the files of a v3.0 recording, many episodes in each"
-
 DATA_MB, VIDEO_MB = 100.0, 200.0
 
 

@@ -7,15 +7,15 @@ from typing import Protocol
 
 from rich.console import Console
 
-from dzrobot.commands.doctor_data import add_data_arguments, findings
-from dzrobot.commands.doctor_device import add_device_arguments, readings
 from dzrobot.commands.options import flags
+from dzrobot.commands.options.arm import add_teleop_settings, add_workcell, workcell_arguments
 from dzrobot.envs.franka.diagnostics import diagnose
 from dzrobot.envs.franka.make import load_workcell, located
+from dzrobot.envs.teleop.devices import DEVICES
 from dzrobot.errors import ConfigError
-from dzrobot.progress import progress_bar
+from dzrobot.progress import Show, progress_bar
 
-SUMMARY = "check a workcell, a dataset, or a device that people steer with"
+_JOINTS = 7
 
 _COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep what each camera shows in this folder",
     )
     franka.add_argument("--address", type=flags.text, help="of the arm; replaces the workcell's")
-    add_device_arguments(kinds.add_parser("device", help="show what a device says; nothing moves"))
-    add_data_arguments(
+    _add_device(kinds.add_parser("device", help="show what a device reports; nothing moves"))
+    _add_data(
         kinds.add_parser(
             "data",
             help="repeat recorded actions in a simulator; of an arm's recording, compare states "
@@ -62,17 +62,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Open a device, as `dzrobot record --teleop` does, and show what it reports whenever that "
+        "changes. Nothing moves."
+    )
+    parser.add_argument(
+        "device", type=flags.text, help=f"{', '.join(DEVICES)}, or module:factory of an own device"
+    )
+    add_teleop_settings(parser)
+    parser.add_argument(
+        "--seconds", type=flags.number(0, 3600), default=20.0, help="how long to listen"
+    )
+    parser.add_argument(
+        "--stands-at", type=flags.angles(_JOINTS), metavar="J1,...,J7",
+        help="leader: the joint angles (rad) that it stands in; prints its offsets_rad",
+    )  # fmt: skip
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Repeat recorded actions in the environment, from the recorded initial states, and say "
+        "which convention differs: images turned or exchanged, gripper, scale, rotation, rate, "
+        "rows, poses instead of differences. An arm's recording is only read."
+    )
+    parser.add_argument("dataset", type=flags.path, help="folder of a LeRobot dataset")
+    add_workcell(parser)
+    parser.add_argument(
+        "--episodes", type=flags.whole(1, 10_000), default=5, help="to repeat as a whole"
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Print one line per thing; return 1 when one failed."""
     with ExitStack() as held:
         if arguments.kind == "data":
             show = held.enter_context(progress_bar("replays"))
-            lines: Iterable[_Line] = findings(arguments, show)
+            lines: Iterable[_Line] = _dataset(arguments, show)
         elif arguments.kind == "device":
-            lines = readings(arguments)
+            lines = _device(arguments)
         else:
             lines = _workcell(arguments, held)
         return _printed(lines)
+
+
+def _device(arguments: argparse.Namespace) -> Iterable[_Line]:
+    from dzrobot.diagnostics.teleop_device import readings
+
+    return readings(arguments.device, arguments.teleop_arg, arguments.seconds, arguments.stands_at)
+
+
+def _dataset(arguments: argparse.Namespace, show: Show) -> Iterable[_Line]:
+    from dzrobot.diagnostics.recorded import examine_dataset
+
+    given = workcell_arguments(arguments)
+    return examine_dataset(arguments.dataset, arguments.env, given, arguments.episodes, show)
 
 
 def _workcell(arguments: argparse.Namespace, held: ExitStack) -> Iterable[_Line]:

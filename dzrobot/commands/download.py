@@ -11,8 +11,6 @@ from dzrobot.commands.options import flags
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.hub import fetch_to
 
-SUMMARY = "fetch a published checkpoint or dataset"
-
 Kind = Literal["model", "dataset"]
 
 
@@ -59,7 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("id", nargs="?", type=flags.text, help="owner/name")
     parser.add_argument(
-        "--to", type=flags.path, metavar="DIR", help="folder (default: the name, in this folder)"
+        "--output",
+        "--to",
+        type=flags.path,
+        metavar="DIR",
+        help="folder (default: the name, in this folder)",
     )
     parser.add_argument(
         "--dataset", action="store_true", help="a dataset, where the id is not one of the listed"
@@ -78,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{arguments.id!r} is no id owner/name; `dzrobot download` lists the published ones"
         )
     kind: Kind = "dataset" if arguments.dataset else "model"
-    target = arguments.to or flags.path(arguments.id.partition("/")[2])
+    target = arguments.output or flags.path(arguments.id.partition("/")[2])
     files = known.files if known else ()
     fetch_to(
         target, arguments.id, known.kind if known else kind, arguments.revision, list(files) or None

@@ -1,224 +1,136 @@
-"""``dzrobot eval``: success rates of a policy, safe against being interrupted."""
+"""``dzrobot eval``: success rates of a policy, resumed by the same command."""
 
 import argparse
-import os
-from collections.abc import Callable
-from contextlib import closing, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from dzrobot.commands.against import Against, add_against, read_against
-from dzrobot.commands.blind import add_blind, evaluate_blind
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.arm import looked_after
-from dzrobot.commands.options.devices import render_variables
 from dzrobot.commands.options.evaluation import (
-    WORKERS,
-    AskedEvaluation,
     add_acting,
+    add_execution,
     add_how,
+    add_studies,
     add_what,
-    read_batch_window,
-    read_evaluation,
+    check_logger,
+    read_request,
+    wandb_logger,
 )
-from dzrobot.commands.options.execution import add_execution
-from dzrobot.commands.options.keys import add_key
-from dzrobot.commands.options.signals import terminable
-from dzrobot.commands.options.tracking import check_tracking, numbers_of, tracked
-from dzrobot.commands.perturb import add_perturbation, evaluate_perturbed
-from dzrobot.commands.results import conclude, say_what_it_is, title
-from dzrobot.commands.steps import evaluate_steps
-from dzrobot.commands.variants import Variant
-from dzrobot.documents import parse_json
-from dzrobot.errors import ConfigError, ProtocolError
-from dzrobot.policies.serving.remote_policy import RemotePolicy
-from dzrobot.progress import progress_bar
-from dzrobot.rollout.environment import make_environment
-from dzrobot.rollout.evaluation.card import card_digest
-from dzrobot.rollout.evaluation.comparison import read_results
-from dzrobot.rollout.evaluation.distributed import Ranks, join
-from dzrobot.rollout.evaluation.evaluate import (
-    EvalProgress,
-    PreparedEvaluation,
-    RunOptions,
-    assist,
-    evaluate,
-    prepare,
-)
-from dzrobot.rollout.evaluation.report import Summary
-from dzrobot.rollout.workers import KeptEnvironment
+from dzrobot.commands.options.policy import add_key
+from dzrobot.errors import CheckpointError, ConfigError, preview
+from dzrobot.rollout.evaluation.report import print_conclusion
+from dzrobot.rollout.evaluation.studies.runner import EvaluationSession, in_all_processes
 
-SUMMARY = "evaluate a policy in an environment"
+COMMON = (
+    "--suite", "--env", "--env-arg", "--protocol", "--tasks", "--episodes", "--checkpoint",
+    "--policy", "--server", "--device", "--output", "--workers", "--videos",
+)  # fmt: skip
+"""Flags that ``--help`` shows; ``--help-all`` shows every one."""
+
+_NOT_BLIND = {
+    "checkpoint": "it names the policies itself",
+    "policy": "it names the policies itself",
+    "server": "it takes the addresses of servers itself: --blind ws://A:8000 ws://B:8000",
+    "steps": "it compares policies by itself",
+    "perturb": "it compares policies by itself",
+    "against": "it compares policies by itself",
+    "stop_early": "it compares policies by itself",
+    "unattended": "a person judges",
+    "workers": "one arm takes one process",
+    "wandb": "a logger would show the names; send the folders there afterwards",
+}
+"""Flags that do not go together with ``--blind``, and why."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot eval``."""
     parser.description = (
         "Evaluate a policy. Every finished episode is one line of OUTPUT/records.jsonl; the same "
-        "command again runs what is missing. With no argument: the embedded default."
+        "command again runs what is missing. Without arguments: the bundled policy on Lift."
     )
-    what = parser.add_argument_group("what is run")
-    add_what(what)
-    add_perturbation(what)
-    add_against(what)
-    add_blind(what)
-    policy = parser.add_argument_group("the policy")
+    add_what(parser.add_argument_group("episodes"))
+    policy = parser.add_argument_group("policy")
     _policy(policy)
     add_acting(policy)
     add_execution(
-        parser.add_argument_group("time that passes while the policy thinks (default: none)")
+        parser.add_argument_group("time that passes while the policy plans (default: none)")
     )
+    add_studies(parser.add_argument_group("studies: several evaluations, compared"))
     add_how(parser.add_argument_group("how it is run; none of this changes a result"))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate, print the table, and return 0 if every episode has a result, else 1."""
-    check_tracking(arguments)
+    check_logger(arguments)
     if sum(map(bool, (arguments.steps, arguments.perturb, arguments.against))) > 1:
         raise ConfigError("--steps, --perturb and --against each compare runs; give one of them")
-    return together(arguments, _directed)
-
-
-def _directed(console: Console, arguments: argparse.Namespace, ranks: Ranks | None) -> int:
-    def one(variant: Variant) -> tuple[Summary, Path, str]:
-        return evaluate_variant(console, arguments, variant, ranks)
-
     if arguments.blind:
-        return evaluate_blind(console, arguments, _options(arguments, ranks, workers=0))
+        for name, why in _NOT_BLIND.items():
+            if vars(arguments)[name] not in (None, False, []):
+                raise ConfigError(f"--blind without --{name.replace('_', '-')}: {why}")
+    if arguments.stop_early and arguments.against is None:
+        raise ConfigError("--stop-early needs --against RESULTS, to know what to decide")
+    if arguments.stop_early and arguments.shard != (0, 1):
+        raise ConfigError("--stop-early looks at the pairs in their order: leave --shard out")
+
+    def direct(session: EvaluationSession) -> int:
+        return _directed(session, arguments)
+
+    return in_all_processes(read_request(arguments), direct, wandb_logger)
+
+
+def _directed(session: EvaluationSession, arguments: argparse.Namespace) -> int:
+    if arguments.blind:
+        from dzrobot.rollout.evaluation.studies.blind import evaluate_blind
+
+        return evaluate_blind(session, arguments.blind)
     if arguments.steps is not None:
-        return evaluate_steps(console, arguments, one)
-    if arguments.perturb:
-        return evaluate_perturbed(console, arguments, one)
-    against = read_against(arguments)
-    summary, output, heading = evaluate_variant(console, arguments, Variant(), ranks, against)
-    if against is None:
-        return conclude(console, summary, output, heading)
-    own = read_results(output)
-    code = conclude(console, summary, output, heading, enough=against.decided(own))
-    against.conclude(console, own)
-    return code
+        from dzrobot.rollout.evaluation.studies.candidates import evaluate_steps
 
+        if arguments.checkpoint is None:
+            raise ConfigError("--steps needs --checkpoint RUN, the folder of a training run")
+        run = Path(arguments.checkpoint)
+        return evaluate_steps(session, listed_steps(run, arguments.steps), run)
+    if arguments.perturb or arguments.against is not None:
+        from dzrobot.rollout.evaluation.studies import comparisons
 
-def together(
-    arguments: argparse.Namespace,
-    direct: Callable[[Console, argparse.Namespace, Ranks | None], int],
-) -> int:
-    """Run evaluations in every process that torchrun started, and return the exit code.
-
-    Args:
-        arguments: Of the command.
-        direct: Called in the main process, which says what is evaluated and tells the results.
-    """
-    with join() or nullcontext() as ranks:
-        if ranks is None or ranks.is_main:
-            console = Console(width=None if Console().is_terminal else 110, highlight=False)
-            return direct(console, arguments, ranks)
-        for job in ranks.jobs():
-            variant = parse_json(job.encode(), Variant, "what is evaluated next", ProtocolError)
-            own = variant.applied(arguments)
-            asked = read_evaluation(own)
-            prepared, output, options = _prepared(own, asked, ranks)
-            with terminable():
-                assist(prepared, output, options)
-    return 0
-
-
-def evaluate_variant(
-    console: Console,
-    arguments: argparse.Namespace,
-    variant: Variant,
-    ranks: Ranks | None,
-    against: Against | None = None,
-) -> tuple[Summary, Path, str]:
-    """Run one evaluation; return what it found, its folder and the title of its table.
-
-    Args:
-        console: Where to it is said.
-        arguments: Of the command.
-        variant: What this evaluation has of its own.
-        ranks: The processes that run it together; None: this one alone.
-        against: Earlier results that it is compared with.
-    """
-    if ranks is not None:
-        ranks.call(variant.model_dump_json())
-    arguments = variant.applied(arguments)
-    asked = read_evaluation(arguments)
-    for line in asked.greeting:
-        console.print(line, soft_wrap=True, markup=False)
-    prepared, output, options = _prepared(arguments, asked, ranks)
-    if against is not None:
-        options = against.options(options, prepared.card)
-    say_what_it_is(console, prepared.card, output)
-    run = _on_an_arm if prepared.moves_an_arm else _in_simulation
-    with tracked(arguments.wandb, output, prepared.card) as tell:
-        summary = run(arguments, prepared, output, options)
-        tell(summary.total.episodes, numbers_of(summary))
-    if isinstance(prepared.ready.policy, RemotePolicy) and prepared.ready.policy.timing:
-        console.print(prepared.ready.policy.timing.text, soft_wrap=True, markup=False)
-    return summary, output, title(prepared.card)
-
-
-def _prepared(
-    arguments: argparse.Namespace, asked: AskedEvaluation, ranks: Ranks | None
-) -> tuple[PreparedEvaluation, Path, RunOptions]:
-    """Load all that the evaluation needs; return it, the results folder and how it is run."""
-    options = _options(arguments, ranks, workers=WORKERS)
-    prepared = prepare(asked.evaluation)
-    if prepared.moves_an_arm and arguments.workers is None:
-        options = replace(options, workers=0)
-    output = arguments.output or Path("results") / (
-        f"{asked.label}-{asked.evaluation.policy.label}-{card_digest(prepared.card)}"
-    )
-    return prepared, output, options
-
-
-def _options(arguments: argparse.Namespace, ranks: Ranks | None, *, workers: int) -> RunOptions:
-    """Return how it is run, with ``workers`` unless it is said how many."""
-    drawing = render_variables(arguments.render_device)
-    # Environments of this process as well.
-    os.environ.update(drawing[0] if drawing else {})
-    return RunOptions(
-        workers=workers if arguments.workers is None else arguments.workers,
-        videos=arguments.videos,
-        predictions=None if arguments.predictions is None else arguments.predictions == "on",
-        shard=arguments.shard,
-        batch_window_s=read_batch_window(arguments),
-        max_errors=arguments.max_errors,
-        variables=drawing,
-        ranks=ranks,
-    )
-
-
-def _in_simulation(
-    _: argparse.Namespace, prepared: PreparedEvaluation, output: Path, options: RunOptions
-) -> Summary:
-    with progress_bar("episodes") as advance, terminable():
-        return evaluate(
-            prepared, output, options, lambda far: advance(far.done, far.total, _how_far(far))
+        if arguments.perturb:
+            return comparisons.evaluate_perturbed(session, arguments.perturb)
+        return comparisons.evaluate_against(
+            session, arguments.against, stop_early=arguments.stop_early
         )
+    done = session.run()
+    return print_conclusion(session.console, done.summary, done.folder, done.title)
 
 
-def _on_an_arm(
-    arguments: argparse.Namespace, prepared: PreparedEvaluation, output: Path, options: RunOptions
-) -> Summary:
-    with looked_after(arguments, "dzrobot eval", output / "operator.jsonl") as people:
-        first = prepared.cases[0]
-        with closing(make_environment(first, prepared.arguments[first.env], render=False)) as env:
-            people.check(env)
+def listed_steps(run: Path, wanted: str) -> dict[int, Path]:
+    """Return the training checkpoints of a run that ``wanted`` names, by step, oldest first.
 
-        def show(far: EvalProgress) -> None:
-            people.progress(f"{far.done} of {far.total} episodes; {_how_far(far)}")
+    Args:
+        run: ``runner.output_dir`` of a training run.
+        wanted: ``all``, or steps as ``1000,2000``.
 
-        with closing(KeptEnvironment(people.opened)) as kept:
-            return evaluate(prepared, output, replace(options, environment=kept), show)
+    Raises:
+        CheckpointError: There is none, or not the one that is named.
+        ConfigError: ``wanted`` is neither.
+    """
+    from dzrobot.training.run.checkpoint import complete_checkpoints
 
-
-def _how_far(progress: EvalProgress) -> str:
-    failed = f", {progress.errors} errors" if progress.errors else ""
-    return f"{progress.successes} of {progress.done} succeeded{failed}"
+    found = {saved.step: saved.path for saved in complete_checkpoints(run / "checkpoints")}
+    if not found:
+        raise CheckpointError(
+            f"{run} holds no training checkpoint: --checkpoint names a run (runner.output_dir), "
+            "whose checkpoints/step_N are kept by checkpoint.keep_last_k"
+        )
+    if wanted == "all":
+        return dict(sorted(found.items()))
+    if not all(part.isascii() and part.isdecimal() for part in wanted.split(",")):
+        raise ConfigError(f"--steps {wanted}: write all, or numbers such as 1000,2000")
+    steps = sorted({int(part) for part in wanted.split(",")})
+    if missing := [step for step in steps if step not in found]:
+        raise CheckpointError(
+            f"{run} has no checkpoint of step {missing[0]}; it has {preview(found)}"
+        )
+    return {step: found[step] for step in steps}
 
 
 def _policy(group: Any) -> None:

@@ -4,8 +4,6 @@ import argparse
 
 from dzrobot.commands.options import flags
 
-SUMMARY = "write a training checkpoint as a policy's checkpoint"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""

@@ -6,12 +6,10 @@ import textwrap
 import yaml
 
 from dzrobot.commands.options import flags
-from dzrobot.config import read_config
+from dzrobot.configuration import read_config
 from dzrobot.errors import ConfigError
 from dzrobot.files import explained, write_text
 from dzrobot.training.recipes.rlinf import import_recipe
-
-SUMMARY = "write one of RLinf's recipes as one of ours"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

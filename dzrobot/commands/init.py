@@ -37,7 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", type=flags.seed, default=0, help="of new weights and the order of clips"
     )
     parser.add_argument(
-        "--num-workers", type=flags.whole(0, 1024), default=0, help="processes that read"
+        "--workers",
+        "--num-workers",
+        type=flags.whole(0, 1024),
+        default=0,
+        help="processes that read",
     )
 
 
@@ -48,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         batch=arguments.batch,
         decoder_steps=arguments.decoder_steps,
         seed=arguments.seed,
-        num_workers=arguments.num_workers,
+        num_workers=arguments.workers,
     )
     recipe = write_fitted_checkpoint(
         arguments.output,

@@ -17,9 +17,6 @@ from dzrobot.envs.franka.workcells import Arm
 from dzrobot.errors import ConfigError, RobotError
 from dzrobot.files import explained, write_text
 
-SUMMARY = "write a workcell file, taught on the arm"
-
-
 _PLACES = ((0.45, 0.0, 0.3), (0.3, -0.25, 0.02), (0.6, 0.25, 0.5))
 """Where the emulated hand is guided to, one question after another: a start and two corners (m)."""
 
@@ -57,8 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{file}: a workcell file ends in .yaml")
     if file.exists():
         raise ConfigError(f"{file} exists: edit it, or name another")
-    asked = {"address": arguments.address, "embodiment": arguments.embodiment}
-    described = load_workcell(None, asked)
+    given = {"address": arguments.address, "embodiment": arguments.embodiment}
+    described = load_workcell(None, given)
     workcell, config = located(None, described)
     env = connectable(workcell, config)
     try:
@@ -69,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         ask = _Practice(workcell, env.arm) if isinstance(workcell, EmulatedWorkcell) else _ask
         taught = teach(env.arm, ask)
         cameras = assign(found, env.embodiment.video_keys, _ask)
-        task = arguments.task or _ask("The task, as the policy is told it: ").strip()
+        task = arguments.task or _ask("The task, as the policy reads it: ").strip()
         firmware = _ask("System image of the arm, as Desk shows it (Enter: unknown): ").strip()
     finally:
         env.close()

@@ -10,7 +10,7 @@ from dzrobot.errors import preview
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dzrobot.policies.dreamzero.checkpoints.report import Report
+    from dzrobot.policies.dreamzero.checkpoints.inspection import Report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
     from dzrobot.policies.dreamzero.checkpoints.checksums import check_checksums
     from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
-    from dzrobot.policies.dreamzero.checkpoints.report import inspect_checkpoint
+    from dzrobot.policies.dreamzero.checkpoints.inspection import inspect_checkpoint
 
     checkpoint = open_checkpoint(
         args.checkpoint, revision=args.revision, config_from=args.config_from

@@ -5,9 +5,9 @@ import argparse
 from rich.console import Console
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.results import conclude, title
 from dzrobot.rollout.evaluation.card import read_card
 from dzrobot.rollout.evaluation.evaluate import merge
+from dzrobot.rollout.evaluation.report import print_conclusion, title
 
 SUMMARY = "put shards of one evaluation together"
 
@@ -24,4 +24,4 @@ def run(arguments: argparse.Namespace) -> int:
     """Merge, print the table, and return 0 if every episode of the evaluation has a result."""
     summary = merge(arguments.output, arguments.parts)
     console = Console(width=None if Console().is_terminal else 110, highlight=False)
-    return conclude(console, summary, arguments.output, title(read_card(arguments.output)))
+    return print_conclusion(console, summary, arguments.output, title(read_card(arguments.output)))

@@ -6,8 +6,6 @@ from pathlib import Path
 from dzrobot.commands.options import flags
 from dzrobot.training.run.training_curves import draw
 
-SUMMARY = "draw losses and success of runs against the training step"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``dzrobot plot``."""

@@ -6,8 +6,6 @@ from dzrobot.commands.options import flags
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.hub import push_folder
 
-SUMMARY = "send an exported checkpoint or a dataset to the hub"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``dzrobot push``."""

@@ -3,13 +3,20 @@
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.arm import add_attention, add_teleop_settings, looked_after
-from dzrobot.commands.replay import add_workcell, load_recording, workcell_arguments
+from dzrobot.commands.options.arm import (
+    add_attention,
+    add_teleop_settings,
+    add_workcell,
+    read_operator,
+    workcell_arguments,
+)
+from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
 from dzrobot.envs.teleop.devices import DEVICES, load_device
@@ -17,24 +24,27 @@ from dzrobot.errors import ConfigError
 from dzrobot.importing import is_reference, load_reference
 from dzrobot.progress import TimeLeft
 from dzrobot.recording import EpisodeWriter
-from dzrobot.recording.quality import too_short
-from dzrobot.rollout.arm.attended import Attended, EndedByDriver
-from dzrobot.rollout.arms import check_conventions
-from dzrobot.rollout.demonstrations.intervention import WatchedPolicy
-from dzrobot.rollout.demonstrations.noise import NoisyActions
-from dzrobot.rollout.demonstrations.record import (
+from dzrobot.recording.checks import too_short
+from dzrobot.rollout.arm.attended import Attended, EndedByDriver, attended
+from dzrobot.rollout.arm.teleoperation import (
     KEYBOARD_HELP,
     KEYBOARD_NUMBERS,
-    CallableActor,
     KeyboardActor,
+    Teleoperator,
+    WatchedPolicy,
+    steering,
+)
+from dzrobot.rollout.demonstrations.record import (
+    CallableActor,
+    NoisyActions,
     RecordedEnv,
     RecordedEpisode,
     ReplayActor,
 )
-from dzrobot.rollout.demonstrations.session import RecordingGoal, Tally, record_session
-from dzrobot.rollout.demonstrations.teleoperation import Teleoperator, steering
+from dzrobot.rollout.demonstrations.tally import RecordingGoal, Tally, record_session
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
+    check_conventions,
     look_at,
     made_environment,
     needed_robot,
@@ -42,9 +52,13 @@ from dzrobot.rollout.environment import (
 from dzrobot.rollout.episode import Actor, PolicyActor
 from dzrobot.rollout.policy_spec import PolicySpec, load_factory, load_policy, resolve_policy
 
-SUMMARY = "record demonstrations on the robot"
-
 INSTEAD = {"--only-success": "failures are left out unless --keep-failures is given"}
+
+COMMON = (
+    "--env", "--workcell", "--output", "--keyboard", "--policy", "--teleop", "--episodes",
+    "--attempts", "--keep-failures", "--max-steps", "--video", "--preview",
+)  # fmt: skip
+"""Flags that ``--help`` shows; ``--help-all`` shows every one."""
 
 KEYBOARD = "keyboard"
 """Drives without being a device to hold: what other tools call ``--teleop keyboard``."""
@@ -57,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot record``."""
     parser.description = (
         "Record episodes as a LeRobot dataset, until so many have succeeded. The same command "
-        "goes on where an earlier one ended; a crash costs the episode under way and no other. "
+        "continues where an earlier one ended; a crash costs the episode under way and no other. "
         f"Keyboard: {KEYBOARD_HELP}."
     )
     add_workcell(parser)
@@ -96,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--keep-failures", action="store_true",
-        help="keep failures too, with their reason; training leaves them out unless asked",
+        help="keep failures too, with their reason; training leaves them out by default",
     )  # fmt: skip
     parser.add_argument(
         "--noise", type=flags.number(0, 10), default=0.0, metavar="STD",
@@ -105,7 +119,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--max-steps", type=flags.whole(1), default=240, help="steps per episode")
     parser.add_argument("--seed", type=flags.seed, default=0, help="of the first episode's start")
-    parser.add_argument("--version", choices=["v2.1", "v3.0"], default="v2.1")
+    parser.add_argument(
+        "--version", choices=["v2.1", "v3.0"], default="v2.1", help="of the LeRobot format"
+    )
     parser.add_argument("--video", action="store_true", help="store images as video")
     parser.add_argument(
         "--recipe", type=flags.text,
@@ -130,9 +146,10 @@ def run(arguments: argparse.Namespace) -> int:
         _check_noise(arguments, facts)
         env = NoisyActions(env, arguments.noise)
     actor = _actor(arguments, env, facts)
-    log = arguments.output.with_name(f"{arguments.output.name}.operator.jsonl")
+    operator = read_operator(arguments)
+    log = operator.log or arguments.output.with_name(f"{arguments.output.name}.operator.jsonl")
     with (
-        looked_after(arguments, "dzrobot record", log, asks_reason=True) as people,
+        attended(replace(operator, title="dzrobot record", log=log, asks_reason=True)) as people,
         closing(env),
         _ended_by(actor, env) as driven,
     ):
@@ -259,7 +276,7 @@ def _sample(arguments: argparse.Namespace, robot: Embodiment) -> tuple[Timing, s
     if arguments.recipe is None:
         return robot.timing, robot.tag
     # Recording needs nothing of training otherwise.
-    from dzrobot.commands.options.sampling import recipe_sections, robot_of_run
+    from dzrobot.commands.options.recipe import recipe_sections, robot_of_run
 
     sections = recipe_sections(arguments.recipe)
     planned, _, _ = robot_of_run(robot.tag, [str(arguments.output)], sections)
@@ -267,8 +284,8 @@ def _sample(arguments: argparse.Namespace, robot: Embodiment) -> tuple[Timing, s
 
 
 def _line(done: RecordedEpisode) -> str:
-    said = "kept" if done.kept else "not kept"
-    text = f"{done.frames} frames, {done.outcome.ended}, {said}"
+    status = "kept" if done.kept else "not kept"
+    text = f"{done.frames} frames, {done.outcome.ended}, {status}"
     if done.reason not in ("", done.outcome.ended):
         text += f": {done.reason}"
     if done.interventions:

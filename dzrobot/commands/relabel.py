@@ -1,4 +1,4 @@
-"""``dzrobot relabel``: what is said of recorded episodes, changed afterwards."""
+"""``dzrobot relabel``: labels of recorded episodes changed afterwards."""
 
 import argparse
 
@@ -7,8 +7,6 @@ from dzrobot.documents import shorten
 from dzrobot.errors import ConfigError
 from dzrobot.progress import progress_bar
 from dzrobot.recording.relabel import Relabeling, described, drop, relabel
-
-SUMMARY = "change success, reason or instruction of recorded episodes, or drop some"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,16 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Change the recording, or list its episodes."""
-    said = _said(arguments)
-    asked = said != Relabeling() or arguments.drop
-    if (arguments.episode is None) == asked:
+    labels = _labels(arguments)
+    wanted = labels != Relabeling() or arguments.drop
+    if (arguments.episode is None) == wanted:
         raise ConfigError(
             "give --episode N with --success, --failure REASON, --task TEXT or --drop; without any "
             "of them the episodes are listed"
         )
     if arguments.drop and arguments.task is not None:
         raise ConfigError("--drop takes episodes out: they need no --task")
-    if not asked:
+    if not wanted:
         for line in described(arguments.dataset):
             print(line)
         return 0
@@ -53,14 +51,14 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.drop:
             drop(arguments.dataset, arguments.episode, advance)
         else:
-            relabel(arguments.dataset, arguments.episode, said, advance)
+            relabel(arguments.dataset, arguments.episode, labels, advance)
     count = len(arguments.episode)
-    print(f"{arguments.dataset}: {count} episodes {_done(arguments, said)}")
+    print(f"{arguments.dataset}: {count} episodes {_done(arguments, labels)}")
     print("Statistics for training are to be measured again: dzrobot stats")
     return 0
 
 
-def _said(arguments: argparse.Namespace) -> Relabeling:
+def _labels(arguments: argparse.Namespace) -> Relabeling:
     if arguments.success:
         return Relabeling(success=True, task=arguments.task)
     if arguments.failure is not None:
@@ -68,9 +66,11 @@ def _said(arguments: argparse.Namespace) -> Relabeling:
     return Relabeling(task=arguments.task)
 
 
-def _done(arguments: argparse.Namespace, said: Relabeling) -> str:
+def _done(arguments: argparse.Namespace, labels: Relabeling) -> str:
     if arguments.drop:
         return "dropped, later ones moved up"
-    marked = {True: ["marked as successes"], False: ["marked as failures"], None: []}[said.success]
-    told = [] if said.task is None else [f"given the instruction {shorten(said.task)}"]
-    return ", ".join(marked + told)
+    marked = {True: ["marked as successes"], False: ["marked as failures"], None: []}[
+        labels.success
+    ]
+    instruction = [] if labels.task is None else [f"given the instruction {shorten(labels.task)}"]
+    return ", ".join(marked + instruction)

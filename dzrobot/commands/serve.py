@@ -8,12 +8,11 @@ import signal
 from typing import Any
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.evaluation import add_speed
-from dzrobot.commands.options.keys import add_key, read_key
-from dzrobot.commands.options.weights import add_weights, read_weights
+from dzrobot.commands.options.policy import add_key, add_speed, add_weights, read_weights
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import PlanningPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
+from dzrobot.policies.serving.connection import read_key
 from dzrobot.policies.serving.dialects import LARGEST_MESSAGE
 from dzrobot.policies.serving.endpoint import ServeOptions
 from dzrobot.policies.serving.recorder import Recorder
@@ -21,7 +20,11 @@ from dzrobot.policies.serving.server import PolicyServer
 from dzrobot.policies.serving.sessions import MOST_SESSIONS
 from dzrobot.rollout.policy_spec import BUILT_IN, PolicySpec, load_policy, resolve_policy
 
-SUMMARY = "let robots and simulators elsewhere use a policy of this machine"
+COMMON = (
+    "--embodiment", "--device", "--host", "--port", "--array-port", "--api-key-file", "--cert",
+    "--key", "--max-sessions", "--max-batch", "--batch-window-ms", "--record",
+)  # fmt: skip
+"""Flags that ``--help`` shows; ``--help-all`` shows every one."""
 
 _DEFAULT = ServeOptions()
 _MEBIBYTE = 1024**2
@@ -63,10 +66,10 @@ async def _until_stopped(server: PolicyServer, tag: str) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    return await server.run(stop, ready=lambda: _say(server, tag))
+    return await server.run(stop, ready=lambda: _print_addresses(server, tag))
 
 
-def _say(server: PolicyServer, tag: str) -> None:
+def _print_addresses(server: PolicyServer, tag: str) -> None:
     options = server.options
     scheme = "ws" if options.certificate is None else "wss"
     host = f"[{options.host}]" if ":" in options.host else options.host
@@ -134,18 +137,20 @@ def _limits(group: Any) -> None:
         help=f"episodes at a time (default: what memory allows, up to {MOST_SESSIONS})",
     )  # fmt: skip
     group.add_argument(
-        "--max-connections", type=flags.whole(1, 65536), default=_DEFAULT.max_connections
-    )
+        "--max-connections", type=flags.whole(1, 65536), default=_DEFAULT.max_connections,
+        help="clients at a time",
+    )  # fmt: skip
     group.add_argument(
-        "--max-message-mib", type=flags.whole(1, 1024), default=LARGEST_MESSAGE // _MEBIBYTE
-    )
+        "--max-message-mib", type=flags.whole(1, 1024), default=LARGEST_MESSAGE // _MEBIBYTE,
+        help="largest message, MiB",
+    )  # fmt: skip
     group.add_argument(
         "--max-batch", type=flags.whole(1, 256), default=_DEFAULT.max_batch,
         help="sessions that plan in one call: faster on a GPU, last bits vary",
     )  # fmt: skip
     group.add_argument(
-        "--window-ms", type=flags.number(0, 1000), default=0.0,
-        help="that a request waits for others to share its call",
+        "--batch-window-ms", "--window-ms", type=flags.number(0, 1000), default=0.0, metavar="MS",
+        help="longest time that a request waits for others to share its call",
     )  # fmt: skip
     group.add_argument(
         "--idle-s", type=seconds, default=_DEFAULT.idle_s, help="between messages of a connection"
@@ -168,7 +173,7 @@ def _options(arguments: argparse.Namespace) -> ServeOptions:
         host=arguments.host,
         port=arguments.port,
         array_port=None if arguments.no_array_port else arguments.array_port,
-        api_key=read_key(arguments),
+        api_key=read_key(arguments.api_key_file),
         insecure=arguments.insecure,
         certificate=arguments.cert,
         private_key=arguments.key,
@@ -176,7 +181,7 @@ def _options(arguments: argparse.Namespace) -> ServeOptions:
         max_connections=arguments.max_connections,
         max_message=arguments.max_message_mib * _MEBIBYTE,
         max_batch=arguments.max_batch,
-        window_s=arguments.window_ms / 1000,
+        window_s=arguments.batch_window_ms / 1000,
         idle_s=arguments.idle_s,
         room_s=arguments.room_s,
         forget_s=arguments.forget_s,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.sampling import recipe_sections, robot_of_run
+from dzrobot.commands.options.recipe import recipe_sections, robot_of_run
 from dzrobot.documents import read_json
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import FRAME_GRIDS

@@ -1,35 +1,31 @@
 """``dzrobot sweep``: which of several checkpoints is the best, and how good it is."""
 
 import argparse
-from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 
-from rich.console import Console
-
-from dzrobot.commands.candidates import (
-    SELECTED,
-    evaluate_candidates,
-    read_candidates,
-    scores_table,
-)
-from dzrobot.commands.eval import evaluate_variant, together
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.evaluation import add_acting, add_how, add_what, read_evaluation
-from dzrobot.commands.options.execution import add_execution
-from dzrobot.commands.options.tracking import check_tracking
-from dzrobot.commands.results import conclude
-from dzrobot.commands.variants import Variant
+from dzrobot.commands.options.evaluation import (
+    add_acting,
+    add_execution,
+    add_how,
+    add_what,
+    check_logger,
+    read_request,
+    wandb_logger,
+)
 from dzrobot.errors import ConfigError
-from dzrobot.files import write_json
-from dzrobot.rollout.evaluation.distributed import Ranks
-from dzrobot.rollout.evaluation.report import SWEEP_FILE, Summary, Sweep, SweepScore
-from dzrobot.rollout.protocol import plan_episodes
+from dzrobot.rollout.evaluation.studies.candidates import (
+    CONFIRMATION,
+    confirmation,
+    evaluate_sweep,
+    read_candidates,
+)
+from dzrobot.rollout.evaluation.studies.runner import EvaluationSession, in_all_processes
 
-SUMMARY = "find the best of several checkpoints, and measure it on other episodes"
-
-CONFIRMATION = "confirmation"
-"""Folder of the run that says how good the selected one is."""
+COMMON = (
+    "--suite", "--env", "--env-arg", "--protocol", "--tasks", "--episodes", "--confirm",
+    "--device", "--output", "--workers", "--videos",
+)  # fmt: skip
+"""Flags that ``--help`` shows; ``--help-all`` shows every one."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,97 +40,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder or Hugging Face id; random, hold, expert, module:factory and a server's ws:// "
         "address too",
     )  # fmt: skip
-    what = parser.add_argument_group("what is run")
+    what = parser.add_argument_group("episodes")
     add_what(what)
     what.add_argument(
         "--confirm", type=flags.whole(0), metavar="N",
         help="episodes per task of the confirmation, which follow those of the selection; 0: none "
         "(default: as many)",
     )  # fmt: skip
-    add_acting(parser.add_argument_group("the policies"))
+    add_acting(parser.add_argument_group("policies"))
     add_execution(
-        parser.add_argument_group("time that passes while the policy thinks (default: none)")
+        parser.add_argument_group("time that passes while the policy plans (default: none)")
     )
     add_how(parser.add_argument_group("how it is run; none of this changes a result"))
-    parser.set_defaults(checkpoint=None, policy=None, server=None, privileged=False)
+    parser.set_defaults(
+        checkpoint=None, policy=None, server=None, api_key_file=None, privileged=False
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate, print the tables, and return 0 if every episode has a result, else 1."""
-    check_tracking(arguments)
-    if arguments.output is None:
-        raise ConfigError("a sweep writes several folders: say below which with --output DIR")
+    check_logger(arguments)
+    output = arguments.output
+    if output is None:
+        raise ConfigError("a sweep writes several folders: choose their parent with --output DIR")
     candidates = read_candidates(
-        arguments.policies, lambda folder: arguments.output / folder, taken=[CONFIRMATION]
+        arguments.policies, lambda folder: output / folder, taken=[CONFIRMATION]
     )
-    confirmed = _confirmed(arguments, next(iter(candidates.values())))
-    return together(arguments, partial(_directed, candidates=candidates, confirmed=confirmed))
+    request = read_request(arguments)
+    confirmed = confirmation(request, next(iter(candidates.values())), arguments.confirm)
 
+    def direct(session: EvaluationSession) -> int:
+        return evaluate_sweep(session, candidates, confirmed)
 
-def _directed(
-    console: Console,
-    arguments: argparse.Namespace,
-    ranks: Ranks | None,
-    *,
-    candidates: dict[str, Variant],
-    confirmed: Variant | None,
-) -> int:
-    def one(variant: Variant) -> tuple[Summary, Path, str]:
-        return evaluate_variant(console, arguments, variant, ranks)
-
-    scores: list[SweepScore] = []
-    complete = True
-    for name, summary in evaluate_candidates(console, candidates, one):
-        scores.append(SweepScore.of(summary, policy=name))
-        complete = complete and summary.complete
-        _write(arguments.output, scores, None)
-    if not complete:
-        console.print(scores_table("success", "policy", {s.policy: s for s in scores}))
-        console.print("nothing is selected yet: the same command runs what has no result")
-        return 1
-    best = max(scores, key=lambda score: score.successes)
-    scores = [score.model_copy(update={"selected": score is best}) for score in scores]
-    title = f"success; {best.policy} is {SELECTED}"
-    console.print(scores_table(title, "policy", {_marked(score): score for score in scores}))
-    if tied := [s.policy for s in scores if s.successes == best.successes and not s.selected]:
-        console.print(f"as good, but named later: {', '.join(tied)}", markup=False, soft_wrap=True)
-    _write(arguments.output, scores, None)
-    if confirmed is None:
-        return 0
-    console.print(f"{CONFIRMATION}: {best.policy}, on other episodes", markup=False)
-    own = candidates[best.policy].model_copy(
-        update=confirmed.model_dump(include={"output", "episodes", "first_episode"})
-    )
-    summary, folder, heading = one(own)
-    _write(arguments.output, scores, SweepScore.of(summary, policy=best.policy))
-    return conclude(console, summary, folder, heading)
-
-
-def _confirmed(arguments: argparse.Namespace, first: Variant) -> Variant | None:
-    """Return what the confirmation has of its own; None: there is none.
-
-    Raises:
-        ProtocolError: the protocol has no other episodes.
-    """
-    if arguments.confirm == 0:
-        return None
-    spec = read_evaluation(first.applied(arguments)).evaluation.spec
-    swept = spec.protocol.episodes if spec.episodes is None else spec.episodes
-    confirmed = Variant(
-        output=arguments.output / CONFIRMATION,
-        episodes=swept if arguments.confirm is None else arguments.confirm,
-        first_episode=swept,
-    )
-    own = first.model_copy(update=confirmed.model_dump(exclude_none=True))
-    # Said before hours of work.
-    plan_episodes(read_evaluation(own.applied(arguments)).evaluation.spec)
-    return confirmed
-
-
-def _marked(score: SweepScore) -> str:
-    return f"{score.policy} *" if score.selected else score.policy
-
-
-def _write(output: Path, scores: Sequence[SweepScore], confirmation: SweepScore | None) -> None:
-    sweep = Sweep(scores=tuple(scores), confirmation=confirmation)
-    write_json(output / SWEEP_FILE, sweep.model_dump())
+    return in_all_processes(request, direct, wandb_logger)

@@ -5,13 +5,11 @@ import os
 import sys
 
 from dzrobot.commands.options import flags
-from dzrobot.config import field_notes
+from dzrobot.configuration import field_notes
 from dzrobot.errors import ConfigError
 from dzrobot.training.recipes.read import RECIPES
 from dzrobot.training.run.launch import end_process, launch, main
 from dzrobot.training.sft_config import SFTConfig
-
-SUMMARY = "fine-tune a checkpoint"
 
 INSTEAD = {
     "--config-name": "the recipe is the first word: dzrobot train NAME",

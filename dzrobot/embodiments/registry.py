@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dzrobot.embodiments.robots.agibot import AGIBOT
-from dzrobot.embodiments.robots.droid_mini import DROID_MINI
-from dzrobot.embodiments.robots.franka_mini import FRANKA_MINI
-from dzrobot.embodiments.robots.franka_pnp import FRANKA_PNP
-from dzrobot.embodiments.robots.libero_mini import LIBERO_MINI
-from dzrobot.embodiments.robots.libero_sim import LIBERO_SIM
-from dzrobot.embodiments.robots.oxe_droid import OXE_DROID
+from dzrobot.embodiments.robots.franka_pnp import FRANKA_MINI, FRANKA_PNP
+from dzrobot.embodiments.robots.libero_sim import LIBERO_MINI, LIBERO_SIM
+from dzrobot.embodiments.robots.oxe_droid import DROID_MINI, OXE_DROID
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import UnknownNameError, suggest
 from dzrobot.importing import (

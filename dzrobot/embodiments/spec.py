@@ -9,10 +9,39 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, get_args
 
-from dzrobot.embodiments.prompts import NEGATIVE, TILES_TOLD
+from dzrobot.embodiments.templates import NEGATIVE, PROMPT_TILES
 from dzrobot.embodiments.timing import Timing
-from dzrobot.embodiments.wire import Wire
 from dzrobot.errors import ConfigError, preview, suggest
+
+ActionSpace = Literal[
+    "joint_position", "joint_velocity", "cartesian_position", "cartesian_velocity"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoboArena:
+    """What a RoboArena server tells its clients about itself, beyond the images' size."""
+
+    n_external_cameras: int
+    needs_wrist_camera: bool = True
+    needs_stereo_camera: bool = False
+    needs_session_id: bool = True
+    action_space: ActionSpace = "joint_position"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    """Names behind ``observation/`` in the messages of openpi's family of clients."""
+
+    names: tuple[tuple[str, str], ...] = ()
+    """Pairs of modality key and name, where it is not the key without its kind."""
+
+    unused: tuple[str, ...] = ()
+    """Further names that existing clients send and the robot's policies do not look at."""
+
+    arena: RoboArena | None = None
+    """None: the robot is none that RoboArena's clients know."""
+
 
 MAX_STATE_DIM = 64
 """Width every state is padded to."""
@@ -366,12 +395,12 @@ def _prompt_faults(prompt: str) -> Iterable[str]:
 
 def _told_faults(prompt: str, tiles: Sequence[Sequence[str | None]]) -> Iterable[str]:
     """Yield where a published prompt tells the network of other tiles than it is shown."""
-    told = TILES_TOLD.get(prompt)
+    described = PROMPT_TILES.get(prompt)
     shown = tuple(tuple(key is not None for key in row) for row in tiles)
-    if told is not None and shown != told:
+    if described is not None and shown != described:
         yield (
-            f"the prompt tells of the tiles {_rows(told)}, and tiles are {_rows(shown)} (rows from "
-            "the top): tile the views as it says, or write a prompt that tells of these"
+            f"the prompt describes the tiles {_rows(described)}, and tiles are {_rows(shown)} "
+            "(rows from the top): tile the views as it says, or write a prompt for these"
         )
 
 
@@ -396,3 +425,68 @@ def _column_faults(feature: str, aliases: Sequence[str]) -> Iterable[str]:
 def _refuse(what: str, faults: Sequence[str]) -> None:
     if faults:
         raise ConfigError(f"{what} cannot be used: " + "; ".join(faults) + ".")
+
+
+RotationForm = Literal["rotation vector", "euler"]
+"""Axis times angle, or roll, pitch and yaw about fixed axes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandMotion:
+    """What an environment says of its hand, in numbers of the concatenated state and action."""
+
+    position: slice
+    """Of the state, (3,) in meters."""
+
+    rotation: slice
+    """Of the state, (3,) in radians."""
+
+    rotation_form: RotationForm
+    """How the state writes it. An action's is always the small turn about each axis."""
+
+    fingers: slice
+    """Of the state: how far the gripper is open, in the environment's own units."""
+
+    translation: slice
+    """Of the action, (3,): a difference of position."""
+
+    turn: slice
+    """Of the action, (3,): a difference of rotation."""
+
+    gripper: int
+    """Of the action."""
+
+    closes: Literal[-1, 1]
+    """Sign of the gripper's number that closes."""
+
+    translation_m: float
+    """What a translation of 1 commands."""
+
+    rotation_rad: float
+    """What a turn of 1 commands."""
+
+    frame: ActionFrame = "base"
+    """Axes of translation and turn."""
+
+
+def small(robot: Embodiment, tag: str, size: tuple[int, int]) -> Embodiment:
+    """Return ``robot`` in small images and with a short horizon.
+
+    Args:
+        robot: Says all that is not about size: keys, widths, tiles, prompt, rate.
+        tag: Of the small one.
+        size: Height and width of each view, as the network sees it.
+    """
+    return replace(
+        robot,
+        tag=tag,
+        views=tuple(replace(view, size=size) for view in robot.views),
+        # One frame per action. A block lasts 0.4 s at 20 Hz and 0.8 s at 10; two are remembered.
+        timing=Timing(control_hz=robot.timing.control_hz, action_horizon=8, blocks=2),
+        # Demonstrations answer to noise that no plan can foresee, so the end of a plan is a guess.
+        execute=3,
+        # It knows one prompt; away from another one means nothing to it.
+        cfg_scale=1.0,
+        # What the bundled policy's score was measured with.
+        history="recent",
+    )

@@ -1,6 +1,7 @@
-"""The one way from windows to tensors and from chunks to actions, for training and for acting."""
+"""Observations to tensors and actions back to units: the one path for training and acting."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
 import numpy as np
@@ -8,13 +9,230 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dzrobot.embodiments.spec import Embodiment
-from dzrobot.modality.augment import Augmentation
-from dzrobot.modality.stats import Statistics
-from dzrobot.modality.text import prompt_of
-from dzrobot.modality.vectors import Vectors
-from dzrobot.modality.video import encode_views
-from dzrobot.modality.window import Window, array, check_keys
+from dzrobot.embodiments.spec import (
+    MAX_ACTION_DIM,
+    MAX_STATE_DIM,
+    Embodiment,
+    Gripper,
+    Normalization,
+    Part,
+)
+from dzrobot.errors import ModalityError, StatisticsError, preview
+from dzrobot.modality.stats import Bounds, Statistics
+from dzrobot.modality.video import Augmentation, encode_views
+from dzrobot.modality.window import Window, array, check_keys, prompt_of, rows
+
+Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Bounds of one part as float32, and what its constant numbers become.
+
+    ``(dim,)``, or ``(horizon, dim)`` where every step of a block has its own.
+    """
+
+    low: Floats
+    high: Floats
+    normalization: Normalization
+
+    @classmethod
+    def of(cls, bounds: Bounds, part: Part) -> "_Scale":
+        low, high = (np.asarray(value, dtype=np.float32) for value in (bounds.low, bounds.high))
+        return cls(low, high, part.normalization)
+
+    def normalize(self, values: Floats) -> Floats:
+        """Map ``[low, high]`` to [-1, 1]; what lies outside goes beyond.
+
+        A number that never varied passes through under ``q99`` and becomes 0 under ``min_max``.
+
+        Args:
+            values: ``(..., n, dim)``: the first n steps of a block, or whole blocks.
+        """
+        low, high = self._along(values)
+        constant = low == high
+        width = np.where(constant, np.float32(1), high - low)
+        scaled = np.float32(2) * (values - low) / width - np.float32(1)
+        kept = values if self.normalization == "q99" else np.zeros_like(values)
+        return np.where(constant, kept, scaled).astype(np.float32)
+
+    def restore(self, values: Floats) -> Floats:
+        """Map [-1, 1] to ``[low, high]``, without clipping; steps as of :meth:`normalize`."""
+        low, high = self._along(values)
+        half = (values + np.float32(1)) / np.float32(2)
+        return half * (high - low) + low
+
+    def _along(self, values: Floats) -> tuple[Floats, Floats]:
+        if self.low.ndim == 1:
+            return self.low, self.high
+        steps = values.shape[-2]
+        blocks = -(-steps // len(self.low))
+        low, high = (np.tile(bound, (blocks, 1))[:steps] for bound in (self.low, self.high))
+        return low, high
+
+
+class Vectors:
+    """Normalizes, concatenates, pads and masks; and the way back."""
+
+    def __init__(self, embodiment: Embodiment, statistics: Statistics) -> None:
+        """Prepare the bounds.
+
+        Raises:
+            StatisticsError: ``statistics`` belong to another embodiment.
+        """
+        self._embodiment = embodiment
+        for part in (*embodiment.state, *embodiment.action):
+            shape = (
+                np.shape(statistics.bounds[part.key].low) if part.key in statistics.bounds else ()
+            )
+            if shape not in ((part.dim,), (embodiment.timing.action_horizon, part.dim)):
+                raise StatisticsError(
+                    f"the statistics of {statistics.tag!r} do not fit {part.key} ({part.dim} "
+                    f"numbers) of {embodiment.tag!r}: read them with "
+                    "Statistics.from_metadata(path, embodiment)."
+                )
+        self._scales = {
+            part.key: _Scale.of(statistics.bounds[part.key], part)
+            for part in (*embodiment.state, *embodiment.action)
+        }
+
+    def encode_state(self, window: Mapping[str, object]) -> tuple[Floats, Bools]:
+        """Return the normalized state ``(S, 64)`` and the mask of its real numbers."""
+        raw = {part.key: rows(window, part) for part in self._embodiment.state}
+        _check_lengths(raw)
+        parts = [self._scales[key].normalize(values) for key, values in raw.items()]
+        return _pad(np.clip(np.concatenate(parts, axis=1), -1, 1), MAX_STATE_DIM)
+
+    def encode_action(self, window: Mapping[str, object]) -> tuple[Floats, Bools]:
+        """Return the normalized actions ``(S * horizon, 32)`` and the mask of their real numbers.
+
+        Relative parts first lose the state at the start of their block.
+        """
+        raw = {part.key: rows(window, part) for part in self._embodiment.action}
+        _check_lengths(raw)
+        parts = [
+            self._scales[part.key].normalize(self._relative(part, raw[part.key], window))
+            for part in self._embodiment.action
+        ]
+        return _pad(np.clip(np.concatenate(parts, axis=1), -1, 1), MAX_ACTION_DIM)
+
+    def encode_targets(self, targets: Floats, state: Mapping[str, object]) -> Floats:
+        """Return decoded actions ``(k, action_dim)`` as the network would have predicted them.
+
+        Undoes :meth:`decode`, for another state as well: relative parts are measured from it.
+
+        Args:
+            targets: In physical units, two-way grippers as predicted.
+            state: As of :meth:`decode`.
+
+        Returns:
+            ``(k, 32)``, not clipped.
+        """
+        parts = []
+        start = 0
+        for part in self._embodiment.action:
+            values = targets[:, start : start + part.dim]
+            if part.reference is not None:
+                values = values - _reference(part, state, ())
+            parts.append(self._scales[part.key].normalize(values))
+            start += part.dim
+        return _pad(np.concatenate(parts, axis=1), MAX_ACTION_DIM)[0]
+
+    def decode(self, chunk: Floats, state: Mapping[str, object]) -> dict[str, Floats]:
+        """Return the actions in physical units, by key, each ``(..., H, dim)`` float32.
+
+        Args:
+            chunk: ``(..., H, 32)``, predicted, in [-1, 1]; the padding is dropped.
+            state: Raw last state by key, ``(..., dim)``; only the references are read.
+
+        Raises:
+            ModalityError: wrong shape, non-finite number, or reference missing.
+        """
+        if chunk.ndim < 2 or chunk.shape[-1] != MAX_ACTION_DIM:
+            raise ModalityError(
+                f"an action chunk has shape (..., steps, {MAX_ACTION_DIM}), got {chunk.shape}"
+            )
+        if not np.isfinite(chunk).all():
+            raise ModalityError(
+                "the predicted chunk holds numbers that are not finite: nothing to execute"
+            )
+        actions = {}
+        start = 0
+        for part in self._embodiment.action:
+            values = self._scales[part.key].restore(chunk[..., start : start + part.dim])
+            if part.reference is not None:
+                values = values + _reference(part, state, chunk.shape[:-2])[..., None, :]
+            actions[part.key] = values
+            start += part.dim
+        return actions
+
+    def joined(self, actions: Mapping[str, Floats]) -> Floats:
+        """Return ``actions`` concatenated to ``(..., H, action_dim)``, grippers as predicted."""
+        return np.concatenate([actions[part.key] for part in self._embodiment.action], axis=-1)
+
+    def command(self, targets: Floats) -> Floats:
+        """Return joined actions ``(..., H, action_dim)`` with grippers made two-way."""
+        parts = []
+        start = 0
+        for part in self._embodiment.action:
+            values = targets[..., start : start + part.dim]
+            parts.append(values if part.gripper is None else _two_way(values, part.gripper))
+            start += part.dim
+        return np.concatenate(parts, axis=-1)
+
+    def _relative(self, part: Part, values: Floats, window: Mapping[str, object]) -> Floats:
+        """Return ``values``, with the reference at each block's start taken off if there is one."""
+        horizon = self._embodiment.timing.action_horizon
+        anchors = rows(
+            window, self._embodiment.state[0] if part.reference is None else self._state(part)
+        )
+        if len(values) != len(anchors) * horizon:
+            raise ModalityError(
+                f"{part.key} has {len(values)} rows: give {horizon} for each of the {len(anchors)} "
+                "state rows"
+            )
+        if part.reference is None:
+            return values
+        blocks = values.reshape(len(anchors), horizon, part.dim) - anchors[:, None]
+        return blocks.reshape(values.shape)
+
+    def _state(self, part: Part) -> Part:
+        return next(state for state in self._embodiment.state if state.key == part.reference)
+
+
+def _reference(part: Part, state: Mapping[str, object], lead: tuple[int, ...]) -> Floats:
+    if part.reference is None or part.reference not in state:
+        raise ModalityError(
+            f"{part.key} is relative: give the last raw {part.reference}; given: {preview(state)}"
+        )
+    value = array(state, part.reference)
+    if value.shape != (*lead, part.dim):
+        raise ModalityError(f"{part.reference} has shape {value.shape}: give {(*lead, part.dim)}")
+    if value.dtype != np.float32 or not np.isfinite(value).all():
+        raise ModalityError(f"{part.reference} must be finite float32, got {value.dtype} {value}")
+    return value
+
+
+def _two_way(values: Floats, gripper: Gripper) -> Floats:
+    result = values.copy()
+    shut = values[..., gripper.index] > gripper.threshold
+    result[..., gripper.index] = np.where(shut, gripper.high, gripper.low)
+    return result
+
+
+def _check_lengths(raw: Mapping[str, Floats]) -> None:
+    if len({len(values) for values in raw.values()}) > 1:
+        lengths = ", ".join(f"{key} {len(values)}" for key, values in raw.items())
+        raise ModalityError(f"parts of one window need equally many rows: {lengths}")
+
+
+def _pad(values: Floats, width: int) -> tuple[Floats, Bools]:
+    padded = np.zeros((len(values), width), dtype=np.float32)
+    padded[:, : values.shape[1]] = values
+    mask = np.zeros(padded.shape, dtype=np.bool_)
+    mask[:, : values.shape[1]] = True
+    return padded, mask
 
 
 class EncodedVectors(TypedDict):

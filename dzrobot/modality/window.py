@@ -1,5 +1,6 @@
 """What goes into the pipeline: one observation, or a window of several, under modality keys."""
 
+import ast
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -8,7 +9,6 @@ from numpy.typing import NDArray
 
 from dzrobot.embodiments.spec import Embodiment, Part, View
 from dzrobot.errors import ModalityError, preview, suggest
-from dzrobot.modality.text import clean_instruction
 
 Observation = Mapping[str, NDArray[np.uint8] | NDArray[np.float32] | str]
 """One step: ``video.*`` (H, W, 3) uint8, ``state.*`` (D,) float32, the instruction as str."""
@@ -60,7 +60,7 @@ def check_seen(observations: Sequence[Observation], embodiment: Embodiment) -> N
             raise ModalityError(
                 f"a plan is to be made from an observation without {preview(missing)}, number "
                 f"{len(observations) - ago} of {len(observations)}: its images were left out. "
-                "Leave them out only where reads_frames() of the policy said that it looks at none"
+                "Leave them out only where reads_frames() of the policy returned False"
             )
 
 
@@ -210,3 +210,56 @@ def _check_instruction(text: object) -> None:
             "it with shared_memory=False (in gym.make_vec: vector_kwargs={'shared_memory': "
             "False}), or use dzrobot.envs.spaces.Instruction as the text's space"
         )
+
+
+LONGEST = 10_000
+"""Characters of an instruction; the networks read 512 tokens, which are a few thousand."""
+
+
+def clean_instruction(text: object) -> str:
+    """Return the instruction in lower case; of a written Python list, its first element.
+
+    Some datasets store ``"['Pick up the cup', 'Take the cup']"`` (docs/model.md, section 5).
+
+    Raises:
+        ModalityError: not a text, nothing in it, too long, or not to be written in UTF-8.
+    """
+    if not isinstance(text, str):
+        raise ModalityError(f"the instruction is a {type(text).__name__}: give a str")
+    if len(text) > LONGEST:
+        raise ModalityError(
+            f"the instruction {text[:40]!r}... has {len(text)} characters: give up to {LONGEST}"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ModalityError(
+            f"the instruction holds {text[error.start]!r} at character {error.start}, which is no "
+            "character of its own: decode the text from its bytes once more"
+        ) from error
+    listed = _listed(text)
+    instruction = text if listed is None else listed
+    if not instruction.strip():
+        raise ModalityError(f"the instruction {text!r} is empty: say what the robot shall do")
+    return instruction.lower()
+
+
+def prompt_of(text: object, embodiment: Embodiment) -> str:
+    """Return the embodiment's prompt for the instruction ``text``."""
+    return embodiment.prompt.format(task=clean_instruction(text))
+
+
+def _listed(text: str) -> str | None:
+    """Return the first element of a written list, or None if ``text`` is no list."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        value = ast.literal_eval(text.strip())
+    # The last two: brackets or signs nested deeper than Python reads.
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    if not isinstance(value, list):
+        return None
+    if not value or not isinstance(value[0], str):
+        raise ModalityError(f"the instruction list {text!r} must begin with a text")
+    return value[0]

@@ -7,8 +7,22 @@ One episode after the other, each committed whole::
         writer.save_episode(success=True)
 """
 
-from dzrobot.recording.consolidate import consolidate
-from dzrobot.recording.media import VideoCodec
-from dzrobot.recording.writer import EpisodeWriter
+from typing import TYPE_CHECKING
+
+from dzrobot.importing import lazy_exports
+
+if TYPE_CHECKING:
+    from dzrobot.recording.media import VideoCodec
+    from dzrobot.recording.packing import consolidate
+    from dzrobot.recording.writer import EpisodeWriter
 
 __all__ = ["EpisodeWriter", "VideoCodec", "consolidate"]
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "EpisodeWriter": "dzrobot.recording.writer",
+        "VideoCodec": "dzrobot.recording.media",
+        "consolidate": "dzrobot.recording.packing",
+    },
+)

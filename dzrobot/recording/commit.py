@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from dzrobot.documents import read_json, read_json_lines
 from dzrobot.errors import DatasetError, preview
 from dzrobot.files import move, write_json, write_json_lines
-from dzrobot.recording import column_statistics, files, layout
+from dzrobot.recording import column_statistics, folder, formats
 from dzrobot.recording.column_statistics import ColumnStatistics
 from dzrobot.recording.formats import EpisodeStatistics, TaskRow, Writer
 
@@ -84,42 +84,42 @@ class MetaFilesV2:
             number = path.stem.removeprefix("episode_")
             if number.isdecimal() and int(number) >= episodes:
                 path.unlink()
-        files.keep_lines(self._root / layout.EPISODES_V2, episodes)
-        files.keep_lines(self._root / layout.EPISODES_STATS_V2, episodes)
-        files.keep_lines(self._root / layout.TASKS_V2, tasks)
+        folder.keep_lines(self._root / formats.EPISODES_V2, episodes)
+        folder.keep_lines(self._root / formats.EPISODES_STATS_V2, episodes)
+        folder.keep_lines(self._root / formats.TASKS_V2, tasks)
         if not episodes:
-            (self._root / layout.STATS).unlink(missing_ok=True)
+            (self._root / formats.STATS).unlink(missing_ok=True)
             return []
         self._recover_total(episodes)
-        lines = read_json_lines(self._root / layout.TASKS_V2, TaskRow, DatasetError)
+        lines = read_json_lines(self._root / formats.TASKS_V2, TaskRow, DatasetError)
         return [row.task for row in lines]
 
     def _recover_total(self, episodes: int) -> None:
         if self.version != "v2.0":
             return
-        path = self._root / layout.EPISODES_STATS_V2
+        path = self._root / formats.EPISODES_STATS_V2
         for line in read_json_lines(path, EpisodeStatistics, DatasetError, limit=episodes):
             self._total = column_statistics.add(self._total, line.stats)
-        write_json(self._root / layout.STATS, self._total)
+        write_json(self._root / formats.STATS, self._total)
 
     def add(self, episode: FinishedEpisode, tasks: list[str]) -> None:
         """Move the episode's files into place and enter it in the lists."""
-        where = layout.place(episode.index)
-        move(episode.data, self._root / layout.DATA_PATH[self.version].format(**where))
+        where = formats.place(episode.index)
+        move(episode.data, self._root / formats.DATA_PATH[self.version].format(**where))
         for key, path in episode.videos.items():
-            target = layout.VIDEO_PATH[self.version].format(video_key=key, **where)
+            target = formats.VIDEO_PATH[self.version].format(video_key=key, **where)
             move(path, self._root / target)
         write_json_lines(
-            self._root / layout.TASKS_V2,
+            self._root / formats.TASKS_V2,
             [{"task_index": i, "task": task} for i, task in enumerate(tasks)],
         )
         if self.version == "v2.0":
             self._total = column_statistics.add(self._total, episode.statistics)
-            write_json(self._root / layout.STATS, self._total)
+            write_json(self._root / formats.STATS, self._total)
         # v2.0 knows no statistics per episode; we need them to take an episode back.
         line = {"episode_index": episode.index, "stats": episode.statistics}
-        files.append_json_line(self._root / layout.EPISODES_STATS_V2, line)
-        files.append_json_line(self._root / layout.EPISODES_V2, episode.row)
+        folder.append_json_line(self._root / formats.EPISODES_STATS_V2, line)
+        folder.append_json_line(self._root / formats.EPISODES_V2, episode.row)
 
 
 class MetaFilesV3:
@@ -136,9 +136,9 @@ class MetaFilesV3:
 
     def recover(self, episodes: int, tasks: int) -> list[str]:
         """Forget all but the first ``episodes`` and ``tasks``; return the tasks in index order."""
-        listed = self._root / layout.EPISODES_V3.format(**layout.place(0))
+        listed = self._root / formats.EPISODES_V3.format(**formats.place(0))
         if not episodes:
-            for path in (listed, self._root / layout.STATS, self._root / layout.TASKS_V3):
+            for path in (listed, self._root / formats.STATS, self._root / formats.TASKS_V3):
                 path.unlink(missing_ok=True)
             self._remove_unlisted()
             return []
@@ -153,41 +153,41 @@ class MetaFilesV3:
             write_rows(self._root, self._rows)
         texts = read_tasks(self._root)[:tasks]
         write_tasks(self._root, texts)
-        write_json(self._root / layout.STATS, merged_statistics(self._rows))
+        write_json(self._root / formats.STATS, merged_statistics(self._rows))
         self._remove_unlisted()
         return texts
 
     def add(self, episode: FinishedEpisode, tasks: list[str]) -> None:
         """Move the episode's files into place and enter it in the lists."""
         number = self._next_number()
-        where = layout.place(number)
-        move(episode.data, self._root / layout.DATA_PATH[self.version].format(**where))
+        where = formats.place(number)
+        move(episode.data, self._root / formats.DATA_PATH[self.version].format(**where))
         row = episode.row | {
             "dataset_from_index": episode.first_row,
             "dataset_to_index": episode.first_row + episode.length,
         }
         row |= _location("data", where)
         for key, path in episode.videos.items():
-            target = layout.VIDEO_PATH[self.version].format(video_key=key, **where)
+            target = formats.VIDEO_PATH[self.version].format(video_key=key, **where)
             move(path, self._root / target)
             row |= _location(f"videos/{key}", where)
             row |= {
                 f"videos/{key}/from_timestamp": 0.0,
                 f"videos/{key}/to_timestamp": episode.seconds,
             }
-        row |= _location("meta/episodes", layout.place(0))
+        row |= _location("meta/episodes", formats.place(0))
         for column, table in episode.statistics.items():
             row |= {f"stats/{column}/{name}": value for name, value in table.items()}
         write_tasks(self._root, tasks)
         self._rows = append_row(self._rows, row)
-        write_json(self._root / layout.STATS, merged_statistics(self._rows))
+        write_json(self._root / formats.STATS, merged_statistics(self._rows))
         write_rows(self._root, self._rows)
 
     def _next_number(self) -> int:
         if self._rows is None or not len(self._rows):
             return 0
         last = self._rows.slice(len(self._rows) - 1).to_pylist()[0]
-        return int(last["data/chunk_index"]) * layout.CHUNK_SIZE + int(last["data/file_index"]) + 1
+        return int(last["data/chunk_index"]) * formats.CHUNK_SIZE + int(last["data/file_index"]) + 1
 
     def _remove_unlisted(self) -> None:
         listed = set() if self._rows is None else set(listed_files(self._root, self._rows))
@@ -205,7 +205,7 @@ def check_own(root: Path) -> Writer:
     Raises:
         DatasetError: Another program.
     """
-    recording = root / layout.RECORDING
+    recording = root / formats.RECORDING
     known = read_json(recording, Writer, DatasetError) if recording.exists() else Writer()
     if known.writer != WRITER:
         raise DatasetError(
@@ -220,7 +220,7 @@ def read_rows(root: Path) -> pa.Table | None:
     Raises:
         DatasetError: Another program added lists of its own, or the list cannot be read.
     """
-    path = root / layout.EPISODES_V3.format(**layout.place(0))
+    path = root / formats.EPISODES_V3.format(**formats.place(0))
     others = [str(one.relative_to(root)) for one in root.glob("meta/episodes/*/*.parquet")]
     if path.exists():
         others.remove(str(path.relative_to(root)))
@@ -246,13 +246,13 @@ def read_parquet(path: Path, columns: list[str] | None = None) -> pa.Table:
 
 def read_tasks(root: Path) -> list[str]:
     """Return the tasks of a v3.0 folder that :func:`write_tasks` wrote, in index order."""
-    table = read_parquet(root / layout.TASKS_V3)
+    table = read_parquet(root / formats.TASKS_V3)
     return list(table.sort_by("task_index").column("task").to_pylist())
 
 
 def write_rows(root: Path, rows: pa.Table) -> None:
     """Replace the list of episodes of a v3.0 folder in one step."""
-    files.write_parquet(root / layout.EPISODES_V3.format(**layout.place(0)), rows)
+    folder.write_parquet(root / formats.EPISODES_V3.format(**formats.place(0)), rows)
 
 
 def append_row(rows: pa.Table | None, row: dict[str, Any]) -> pa.Table:
@@ -280,7 +280,7 @@ def listed_files(root: Path, rows: pa.Table) -> list[Path]:
     ]:
         if prefix == "meta/episodes":
             continue
-        template = layout.DATA_PATH["v3.0"] if prefix == "data" else layout.VIDEO_PATH["v3.0"]
+        template = formats.DATA_PATH["v3.0"] if prefix == "data" else formats.VIDEO_PATH["v3.0"]
         numbers = zip(
             rows.column(f"{prefix}/chunk_index").to_pylist(),
             rows.column(f"{prefix}/file_index").to_pylist(),
@@ -317,8 +317,8 @@ def write_tasks(root: Path, tasks: list[str]) -> None:
     columns = [_pandas_column("task_index", "int64"), _pandas_column("task", "unicode")]
     note = {"index_columns": ["task"], "column_indexes": [], "columns": columns}
     note |= {"pandas_version": "2.0.0"}
-    files.write_parquet(
-        root / layout.TASKS_V3, table.replace_schema_metadata({"pandas": json.dumps(note)})
+    folder.write_parquet(
+        root / formats.TASKS_V3, table.replace_schema_metadata({"pandas": json.dumps(note)})
     )
 
 

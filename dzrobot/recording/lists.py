@@ -1,15 +1,16 @@
-"""The lists of a finished recording as one value, whatever its format: read, changed, written."""
+"""The episode lists of a finished recording as one value for every format, and its facts."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from dzrobot.documents import read_json, read_json_lines, validated
+from dzrobot.documents import parse_json, read_json, read_json_lines, validated
 from dzrobot.errors import DatasetError
-from dzrobot.files import write_json, write_json_lines
-from dzrobot.recording import column_statistics, layout
+from dzrobot.files import append_line, explained, whole_lines, write_json, write_json_lines
+from dzrobot.recording import column_statistics, formats
 from dzrobot.recording.column_statistics import ColumnStatistics
 from dzrobot.recording.commit import (
     check_own,
@@ -19,7 +20,7 @@ from dzrobot.recording.commit import (
     write_rows,
     write_tasks,
 )
-from dzrobot.recording.formats import EpisodeStatistics, Info, TaskRow
+from dzrobot.recording.formats import EpisodeFacts, EpisodeStatistics, Info, LostAttempt, TaskRow
 
 Row = dict[str, Any]
 
@@ -54,11 +55,11 @@ class RecordingLists:
                 committed.
         """
         check_own(root)
-        info = read_json(root / layout.INFO, Row, DatasetError)
-        checked = validated(info, Info, str(root / layout.INFO), DatasetError)
+        info = read_json(root / formats.INFO, Row, DatasetError)
+        checked = validated(info, Info, str(root / formats.INFO), DatasetError)
         version, count = checked.codebase_version, checked.total_episodes
-        layout.data_template(version)
-        facts_file = root / layout.FACTS
+        formats.data_template(version)
+        facts_file = root / formats.FACTS
         facts = read_json_lines(facts_file, Row, DatasetError) if facts_file.exists() else []
         lists = cls(
             root=root, info=info, rows=[],
@@ -91,23 +92,23 @@ class RecordingLists:
 
     def data_file(self, episode: int) -> str:
         """Return the data file of ``episode``, below the root."""
-        return layout.DATA_PATH[self.version].format(**self._place(episode, "data"))
+        return formats.DATA_PATH[self.version].format(**self._place(episode, "data"))
 
     def video_file(self, episode: int, camera: str) -> str:
         """Return the video file of ``episode``, below the root."""
         place = self._place(episode, f"videos/{camera}")
-        return layout.VIDEO_PATH[self.version].format(video_key=camera, **place)
+        return formats.VIDEO_PATH[self.version].format(video_key=camera, **place)
 
     def write(self, folder: Path) -> None:
         """Write all lists to ``folder``, laid out like a recording."""
-        self.info |= layout.totals(
+        self.info |= formats.totals(
             self.version, len(self.rows), sum(row["length"] for row in self.rows),
             len(self.tasks), len(self.cameras),
         )  # fmt: skip
-        write_json(folder / layout.INFO, self.info)
+        write_json(folder / formats.INFO, self.info)
         facts = [self.facts[number] for number in sorted(self.facts)]
         if facts:
-            write_json_lines(folder / layout.FACTS, facts)
+            write_json_lines(folder / formats.FACTS, facts)
         if self.version == "v3.0":
             self._write_v3(folder)
         else:
@@ -115,31 +116,31 @@ class RecordingLists:
 
     def _place(self, episode: int, prefix: str) -> dict[str, int]:
         if self.version != "v3.0":
-            return layout.place(episode)
+            return formats.place(episode)
         row = self.rows[episode]
         return {name: int(row[f"{prefix}/{name}"]) for name in ("chunk_index", "file_index")}
 
     def _read_v2(self) -> None:
         root = self.root
-        self.rows = list(read_json_lines(root / layout.EPISODES_V2, Row, DatasetError))
-        lines = read_json_lines(root / layout.EPISODES_STATS_V2, EpisodeStatistics, DatasetError)
+        self.rows = list(read_json_lines(root / formats.EPISODES_V2, Row, DatasetError))
+        lines = read_json_lines(root / formats.EPISODES_STATS_V2, EpisodeStatistics, DatasetError)
         self.statistics = [line.stats for line in lines]
-        tasks = read_json_lines(root / layout.TASKS_V2, TaskRow, DatasetError)
+        tasks = read_json_lines(root / formats.TASKS_V2, TaskRow, DatasetError)
         self.tasks = [line.task for line in tasks]
 
     def _write_v2(self, folder: Path) -> None:
-        write_json_lines(folder / layout.EPISODES_V2, self.rows)
+        write_json_lines(folder / formats.EPISODES_V2, self.rows)
         write_json_lines(
-            folder / layout.EPISODES_STATS_V2,
+            folder / formats.EPISODES_STATS_V2,
             [{"episode_index": n, "stats": one} for n, one in enumerate(self.statistics)],
         )
         tasks = [{"task_index": n, "task": task} for n, task in enumerate(self.tasks)]
-        write_json_lines(folder / layout.TASKS_V2, tasks)
+        write_json_lines(folder / formats.TASKS_V2, tasks)
         if self.version == "v2.0":
             total: dict[str, ColumnStatistics] = {}
             for one in self.statistics:
                 total = column_statistics.add(total, one)
-            write_json(folder / layout.STATS, total)
+            write_json(folder / formats.STATS, total)
 
     def _read_v3(self) -> None:
         table = read_rows(self.root)
@@ -164,4 +165,42 @@ class RecordingLists:
         table = pa.Table.from_pylist(joined, schema=self.schema)
         write_rows(folder, table)
         write_tasks(folder, self.tasks)
-        write_json(folder / layout.STATS, merged_statistics(table))
+        write_json(folder / formats.STATS, merged_statistics(table))
+
+
+def episode_facts(root: Path) -> dict[int, EpisodeFacts]:
+    """Return what the recording in ``root`` says of its episodes, by their number.
+
+    An interrupted recording may say something of an episode that is not there.
+
+    Raises:
+        DatasetError: The file of facts cannot be read.
+    """
+    path = root / formats.FACTS
+    rows = read_json_lines(path, EpisodeFacts, DatasetError) if path.exists() else []
+    return {row.episode_index: row for row in rows}
+
+
+def lost_attempts(root: Path) -> list[LostAttempt]:
+    """Return the attempts at ``root`` that left no episode, in order.
+
+    Raises:
+        DatasetError: A line is no attempt.
+    """
+    path = root / formats.ATTEMPTS
+    with explained(f"record to {root}", DatasetError):
+        lines = whole_lines(path)
+    return [
+        parse_json(line, LostAttempt, f"{path}:{number}", DatasetError)
+        for number, line in enumerate(lines, start=1)
+    ]
+
+
+def note_lost(root: Path, attempt: LostAttempt) -> None:
+    """Add ``attempt`` to those of ``root`` that left no episode.
+
+    Raises:
+        DatasetError: The disk is full.
+    """
+    with explained(f"record to {root}", DatasetError):
+        append_line(root / formats.ATTEMPTS, json.dumps(attempt.model_dump()))

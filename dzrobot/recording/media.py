@@ -8,7 +8,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import av
 import cv2
 import numpy as np
 
@@ -79,6 +78,8 @@ class VideoFile:
     """A video being written, one frame at a time, at a constant rate."""
 
     def __init__(self, path: Path, fps: float, codec: VideoCodec) -> None:
+        import av
+
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._codec = codec
@@ -89,9 +90,11 @@ class VideoFile:
 
     def add(self, image: np.ndarray) -> None:
         """Append ``image`` (H, W, 3) uint8 RGB."""
+        from av import VideoFrame
+
         if self._stream is None:
             self._stream = self._open(*image.shape[:2])
-        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
+        frame = VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
         frame.pts = self._frames
         frame.time_base = 1 / self._rate
         self._frames += 1
@@ -119,7 +122,7 @@ class VideoFile:
             # another quantizer, so that the same images, on one thread, gave other bytes.
             options["mbtree"] = "0"
         else:
-            # The library reports every setting of every file unless told otherwise.
+            # The library reports every setting of every file by default.
             os.environ.setdefault("SVT_LOG", "1")
             options |= {"preset": "9"}
         stream = self._container.add_stream(codec.encoder, rate=self._rate, options=options)

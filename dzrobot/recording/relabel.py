@@ -1,4 +1,4 @@
-"""What is said of recorded episodes, changed afterwards; and episodes taken out of a recording."""
+"""Labels of recorded episodes changed afterwards, and episodes removed from a recording."""
 
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError
 from dzrobot.files import explained, replacing
-from dzrobot.recording import column_statistics, files, layout
-from dzrobot.recording.change import Change, changing
+from dzrobot.recording import column_statistics, folder, formats
+from dzrobot.recording.folder import Change, changing
 from dzrobot.recording.lists import RecordingLists
 
 REWARD = "next.reward"
@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Relabeling:
-    """What is to be said of an episode; None leaves it as it is."""
+    """New labels of an episode; None leaves one as it is."""
 
     success: bool | None = None
     reason: str | None = None
@@ -43,7 +43,7 @@ class Relabeling:
 
 
 def relabel(
-    root: Path, episodes: Collection[int], said: Relabeling, progress: Progress | None = None
+    root: Path, episodes: Collection[int], labels: Relabeling, progress: Progress | None = None
 ) -> None:
     """Change what the recording in ``root`` says of ``episodes``: all of it, or nothing.
 
@@ -53,24 +53,24 @@ def relabel(
     Args:
         root: Folder of a recording of this package, of any format.
         episodes: Their numbers.
-        said: What is to be said.
+        labels: The new ones.
         progress: Called with data files done and data files in all.
 
     Raises:
         DatasetError: no such episode, a reason for a success, an empty instruction, or the
             recording cannot be changed.
     """
-    if said.task is not None and not said.task.strip():
+    if labels.task is not None and not labels.task.strip():
         raise DatasetError("the instruction is empty: give the task as text")
     with _locked(root) as lists, changing(root) as change:
         chosen = _known(lists, episodes)
         edits: Edits = {episode: {} for episode in chosen}
-        _mark(lists, chosen, said)
-        if said.success is not None and _has_plain_reward(lists):
+        _mark(lists, chosen, labels)
+        if labels.success is not None and _has_plain_reward(lists):
             for episode in chosen:
-                edits[episode][REWARD] = _reward(said.success, lists.rows[episode]["length"])
-        if said.task is not None:
-            _instruct(lists, chosen, said.task, edits)
+                edits[episode][REWARD] = _reward(labels.success, lists.rows[episode]["length"])
+        if labels.task is not None:
+            _instruct(lists, chosen, labels.task, edits)
         wanted = {episode: edit for episode, edit in edits.items() if edit}
         _rewrite(lists, change, wanted, {n: n for n in range(len(lists.rows))}, progress)
         _write(lists, change)
@@ -89,9 +89,9 @@ def drop(root: Path, episodes: Collection[int], progress: Progress | None = None
     """
     with _locked(root) as lists, changing(root) as change:
         gone = _known(lists, episodes)
-        if (root / layout.COLLECTION).exists():
+        if (root / formats.COLLECTION).exists():
             raise DatasetError(
-                f"{root} follows a plan ({layout.COLLECTION}), attempt by attempt: collect to "
+                f"{root} follows a plan ({formats.COLLECTION}), attempt by attempt: collect to "
                 "another folder"
             )
         if len(gone) == len(lists.rows):
@@ -137,11 +137,11 @@ def described(root: Path) -> list[str]:
 
 @contextmanager
 def _locked(root: Path) -> Iterator[RecordingLists]:
-    if not (root / layout.INFO).is_file():
-        raise DatasetError(f"{root} holds no {layout.INFO}: give the folder of a recording")
-    with explained(f"change {root}", DatasetError), files.lock(root) as held:
-        held.callback(shutil.rmtree, root / layout.ASIDE, ignore_errors=True)
-        files.remove_unfinished(root)
+    if not (root / formats.INFO).is_file():
+        raise DatasetError(f"{root} holds no {formats.INFO}: give the folder of a recording")
+    with explained(f"change {root}", DatasetError), folder.lock(root) as held:
+        held.callback(shutil.rmtree, root / formats.ASIDE, ignore_errors=True)
+        folder.remove_unfinished(root)
         try:
             yield RecordingLists.read(root)
         except pa.ArrowException as error:
@@ -156,18 +156,18 @@ def _known(lists: RecordingLists, episodes: Collection[int]) -> list[int]:
     return sorted(set(episodes))
 
 
-def _mark(lists: RecordingLists, episodes: Sequence[int], said: Relabeling) -> None:
+def _mark(lists: RecordingLists, episodes: Sequence[int], labels: Relabeling) -> None:
     for episode in episodes:
         row = lists.facts.setdefault(episode, {"episode_index": episode})
-        if said.success is not None:
-            row["success"] = said.success
+        if labels.success is not None:
+            row["success"] = labels.success
         failed = row.get("success") is False
-        if said.reason is not None and not failed:
+        if labels.reason is not None and not failed:
             raise DatasetError(
                 f"episode {episode} of {lists.root} is not marked as a failure: a reason needs one"
             )
-        if said.reason is not None:
-            row["reason"] = said.reason
+        if labels.reason is not None:
+            row["reason"] = labels.reason
         if not failed:
             row.pop("reason", None)
         if len(row) == 1:
@@ -240,7 +240,7 @@ def _renumber(lists: RecordingLists, kept: Sequence[int], first: Sequence[int]) 
 def _write(lists: RecordingLists, change: Change) -> None:
     lists.write(change.folder)
     if not lists.facts:
-        change.removed.append(str(layout.FACTS))
+        change.removed.append(str(formats.FACTS))
 
 
 def _all_files(lists: RecordingLists) -> set[str]:

@@ -12,8 +12,8 @@ import pyarrow as pa
 from dzrobot.documents import read_json, read_json_lines, validated
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import DatasetError
-from dzrobot.files import explained, write_json
-from dzrobot.recording import column_statistics, features, files, layout
+from dzrobot.files import explained, undone_on_error, write_json
+from dzrobot.recording import column_statistics, folder, formats
 from dzrobot.recording.commit import (
     WRITER,
     FinishedEpisode,
@@ -22,10 +22,16 @@ from dzrobot.recording.commit import (
     MetaFilesV3,
     check_own,
 )
-from dzrobot.recording.episode import OpenEpisode
-from dzrobot.recording.features import Feature
 from dzrobot.recording.formats import EpisodeFacts, Info, Rate
 from dzrobot.recording.media import VideoCodec, describe_video
+from dzrobot.recording.open_episode import (
+    Feature,
+    OpenEpisode,
+    arrow_schema,
+    check_same,
+    describe,
+    modality,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +71,7 @@ class EpisodeWriter:
         version: str = "v2.1",
         video: VideoCodec | bool = False,
     ) -> None:
-        layout.data_template(version)
+        formats.data_template(version)
         self._version = version
         self._root = Path(root)
         self._embodiment = embodiment
@@ -75,13 +81,12 @@ class EpisodeWriter:
         self._catalog: MetaFiles = (
             MetaFilesV3(self._root) if version == "v3.0" else MetaFilesV2(self._root, version)
         )
-        self._lock = files.lock(self._root)
-        try:
-            with explained(f"record to {self._root}", DatasetError):
-                self._episodes, self._rows, self._tasks = self._open()
-        except BaseException:
-            self._lock.close()
-            raise
+        self._lock = folder.lock(self._root)
+        with (
+            undone_on_error(self._lock.close),
+            explained(f"record to {self._root}", DatasetError),
+        ):
+            self._episodes, self._rows, self._tasks = self._open()
         self._episode: OpenEpisode | None = None
 
     @property
@@ -130,7 +135,7 @@ class EpisodeWriter:
         if self._episode is None:
             with explained(f"record to {self._root}", DatasetError):
                 self._episode = OpenEpisode(
-                    self._root / layout.ASIDE, self._embodiment, self._fps, self._codec
+                    self._root / formats.ASIDE, self._embodiment, self._fps, self._codec
                 )
         self._episode.add(observation, action, dict(extras or {}))
 
@@ -157,18 +162,18 @@ class EpisodeWriter:
         episode, self._episode = self._episode, None
         described = self._features | episode.extra_features
         if self._episodes:
-            features.check_same(self._features, described)
+            check_same(self._features, described)
         self._features = described
         with explained(f"save an episode in {self._root}", DatasetError):
             finished = self._finish(episode)
             if extra:
-                facts_file = self._root / layout.FACTS
-                files.append_json_line(facts_file, known)
+                facts_file = self._root / formats.FACTS
+                folder.append_json_line(facts_file, known)
             self._catalog.add(finished, self._tasks)
             self._episodes += 1
             self._rows += finished.length
             self._write_info()
-        shutil.rmtree(self._root / layout.ASIDE / "episode", ignore_errors=True)
+        shutil.rmtree(self._root / formats.ASIDE / "episode", ignore_errors=True)
         return finished.index
 
     def discard(self) -> None:
@@ -176,13 +181,13 @@ class EpisodeWriter:
         if self._episode is not None:
             self._episode.close()
             self._episode = None
-        shutil.rmtree(self._root / layout.ASIDE / "episode", ignore_errors=True)
+        shutil.rmtree(self._root / formats.ASIDE / "episode", ignore_errors=True)
 
     def close(self) -> None:
         """Discard an unsaved episode and let other writers in."""
         self.discard()
         self._lock.close()
-        shutil.rmtree(self._root / layout.ASIDE, ignore_errors=True)
+        shutil.rmtree(self._root / formats.ASIDE, ignore_errors=True)
 
     def __enter__(self) -> "EpisodeWriter":
         return self
@@ -191,7 +196,7 @@ class EpisodeWriter:
         self.close()
 
     def _base_features(self) -> dict[str, Feature]:
-        table = features.describe(self._embodiment, dtype="video" if self._codec else "image")
+        table = describe(self._embodiment, dtype="video" if self._codec else "image")
         if self._codec:
             for view in self._embodiment.views:
                 table[view.feature]["info"] = describe_video(
@@ -200,39 +205,39 @@ class EpisodeWriter:
         return table
 
     def _open(self) -> tuple[int, int, list[str]]:
-        info_path = self._root / layout.INFO
+        info_path = self._root / formats.INFO
         if not info_path.exists():
-            if not (self._root / layout.RECORDING).exists() and self._holds_other_files():
+            if not (self._root / formats.RECORDING).exists() and self._holds_other_files():
                 raise DatasetError(
                     f"{self._root} is not empty and is no recording: give a new folder"
                 )
-            files.remove_unfinished(self._root)
+            folder.remove_unfinished(self._root)
             self._catalog.recover(0, 0)
             self._recover_facts(0)
-            (self._root / layout.MODALITY).unlink(missing_ok=True)
-            write_json(self._root / layout.RECORDING, self._identity)
+            (self._root / formats.MODALITY).unlink(missing_ok=True)
+            write_json(self._root / formats.RECORDING, self._identity)
             return 0, 0, []
         info = read_json(info_path, Info, DatasetError)
         self._check_continues(info)
-        files.remove_unfinished(self._root)
+        folder.remove_unfinished(self._root)
         self._features = _described(info)
         tasks = self._catalog.recover(info.total_episodes, info.total_tasks or 0)
         self._recover_facts(info.total_episodes)
-        shutil.rmtree(self._root / layout.ASIDE / "episode", ignore_errors=True)
+        shutil.rmtree(self._root / formats.ASIDE / "episode", ignore_errors=True)
         return info.total_episodes, info.total_frames, tasks
 
     def _recover_facts(self, episodes: int) -> None:
         """Forget what was noted of episodes that were not committed."""
-        path = self._root / layout.FACTS
+        path = self._root / formats.FACTS
         if path.exists():
             rows = list(read_json_lines(path, EpisodeFacts, DatasetError))
-            files.keep_lines(path, sum(row.episode_index < episodes for row in rows))
+            folder.keep_lines(path, sum(row.episode_index < episodes for row in rows))
 
     def _holds_other_files(self) -> bool:
         return any(
             path.is_file()
-            and layout.ASIDE.name not in path.relative_to(self._root).parts
-            and not files.is_unfinished(path)
+            and formats.ASIDE.name not in path.relative_to(self._root).parts
+            and not folder.is_unfinished(path)
             for path in self._root.rglob("*")
         )
 
@@ -255,7 +260,7 @@ class EpisodeWriter:
             )
         described = _described(info)
         extra = described.keys() - self._features.keys()
-        features.check_same(
+        check_same(
             {name: value for name, value in described.items() if name not in extra}, self._features
         )
 
@@ -270,11 +275,11 @@ class EpisodeWriter:
             if task not in self._tasks:
                 self._tasks.append(task)
         columns = episode.columns() | self._standard_columns(episode)
-        schema = features.arrow_schema(self._features)
+        schema = arrow_schema(self._features)
         table = pa.table({name: columns[name] for name in schema.names}, schema=schema)
-        data = self._root / layout.ASIDE / "episode" / "data.parquet"
+        data = self._root / formats.ASIDE / "episode" / "data.parquet"
         images = any(feature["dtype"] == "image" for feature in self._features.values())
-        files.write_parquet(data, table, row_group_size=IMAGE_ROWS_PER_GROUP if images else None)
+        folder.write_parquet(data, table, row_group_size=IMAGE_ROWS_PER_GROUP if images else None)
         numbers = {
             name: column_statistics.of_rows(np.array(columns[name]))
             for name, feature in self._features.items()
@@ -307,17 +312,17 @@ class EpisodeWriter:
         info: dict[str, Any] = {
             "codebase_version": version,
             "robot_type": self._embodiment.tag,
-            **layout.totals(version, self._episodes, self._rows, len(self._tasks), videos),
-            "chunks_size": layout.CHUNK_SIZE,
+            **formats.totals(version, self._episodes, self._rows, len(self._tasks), videos),
+            "chunks_size": formats.CHUNK_SIZE,
             "fps": self._fps,
-            "data_path": layout.DATA_PATH[version],
-            "video_path": layout.VIDEO_PATH[version] if self._codec else None,
+            "data_path": formats.DATA_PATH[version],
+            "video_path": formats.VIDEO_PATH[version] if self._codec else None,
             "features": self._features,
         }
         if version == "v3.0":
             info |= {"data_files_size_in_mb": 100, "video_files_size_in_mb": 200}
-        write_json(self._root / layout.MODALITY, features.modality(self._embodiment))
-        write_json(self._root / layout.INFO, info)
+        write_json(self._root / formats.MODALITY, modality(self._embodiment))
+        write_json(self._root / formats.INFO, info)
 
 
 def _whole(rate: float) -> float:

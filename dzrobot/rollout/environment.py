@@ -1,63 +1,155 @@
-"""Making the environment of a case, with what its robot and its protocol ask for."""
+"""What the core knows of an environment, and making the environment of an episode."""
 
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, runtime_checkable
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
+from numpy.typing import NDArray
 from pydantic import Strict
 
 import dzrobot  # noqa: F401 (registers the ids)
 from dzrobot.documents import shorten, validated
-from dzrobot.embodiments.hand import HandMotion
 from dzrobot.embodiments.registry import EMBODIMENTS
-from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError, suggest
+from dzrobot.embodiments.spec import Embodiment, HandMotion
+from dzrobot.errors import ConfigError, ErrorCapture, ProtocolError, UnknownNameError, suggest
 from dzrobot.importing import current_folder_importable, load_module
-from dzrobot.rollout.arms import AttendedArm, check_conventions
-from dzrobot.rollout.failures import ErrorCapture
 from dzrobot.rollout.protocol import EpisodeSpec, Protocol
 
+ALL_STEPS = 1_000_000
+"""More steps than an episode has."""
 
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentFacts:
-    """What an environment says of itself, in attributes of ``env.unwrapped``; all may be absent."""
 
-    embodiment: Embodiment | None
-    """Whose keys, sizes and actions it has."""
-
-    control_hz: float | None
-    """Steps per second; None: the embodiment's."""
-
-    init_states: int | None
-    """Initial states of its task, numbered from 0; None: it has no numbers."""
-
-    hand: HandMotion | None
-    """Which numbers of state and action move its hand, and what they mean."""
-
-    hand_position: slice | None
-    """Where in the concatenated state the position of the hand is, in meters."""
-
-    opengl: str | None
-    """Backend that it draws with, where the images may depend on it."""
-
-    moves_an_arm: bool
-    """Whether it drives an arm, real or emulated."""
+@runtime_checkable
+class AttendedArm(typing.Protocol):
+    """An environment that drives an arm, real or emulated, which people stand beside."""
 
     is_real: bool
     """Whether metal moves."""
 
-    workcell: Mapping[str, Any] | None
-    """What a result depends on of the place that the arm stands in; None: no arm."""
+    address: str | None
+    """Where the arm is reached; None for one that is made here. An address is taken at its word."""
 
-    perturbations: tuple[str, ...]
+    judged_by_operator: bool
+    """Whether a person says if an episode succeeded."""
+
+    def attend(self, operator: Any, *, unattended: bool = False) -> None:
+        """Say who looks after the arm, before the first reset."""
+        ...
+
+    def rest(self) -> None:
+        """Stop the arm at once, from any thread."""
+        ...
+
+    def operator_stop(self) -> Exception:
+        """Stop the arm for a person, from any thread; nothing moves until one has looked.
+
+        Returns:
+            What says so, and what ends it.
+        """
+        ...
+
+    def images(self) -> Mapping[str, NDArray[np.uint8]]:
+        """Return the newest image (H, W, 3) of every camera."""
+        ...
+
+    def reported(self, info: dict[str, Any], outcome: Any) -> dict[str, Any]:
+        """Return ``info`` with a person's verdict."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorOptions:
+    """How the operator of an arm is involved in a run."""
+
+    title: str = "dzrobot"
+    unattended: bool = False
+    """Whether the arm moves without asking first, and a lost frame or a slow policy ends no run."""
+
+    preview: int | None = None
+    """Port of the page with the images; None: no page."""
+
+    log: Path | None = None
+    """File of events with their times. None: none is written."""
+
+    asks_reason: bool = False
+    """Whether the operator is asked why an episode failed."""
+
+
+def slowed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``arguments`` for a first trial: every step at the workcell's ``slow_pace``."""
+    return {**arguments, "slow_first_steps": ALL_STEPS}
+
+
+def check_conventions(env: gym.Env[Any, Any], robot: Embodiment) -> None:
+    """Check that ``env`` reads actions as ``robot`` writes them: axes and rate.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    stated = facts_of(env).embodiment
+    if stated is None:
+        return
+    frame = stated.action_frame
+    if frame is not None and robot.action_frame is not None and frame != robot.action_frame:
+        raise ConfigError(
+            f"the environment reads actions in the frame {frame!r}, the policy was made for "
+            f"{robot.action_frame!r}: set action.frame of the workcell to {robot.action_frame!r}, "
+            f"or describe the policy's robot with action_frame={frame!r}"
+        )
+    rate, wanted = stated.timing.control_hz, robot.timing.control_hz
+    if rate != wanted:
+        raise ConfigError(
+            f"the environment takes {rate:g} actions per second, the policy was made for "
+            f"{wanted:g}: set control_hz of the workcell to {wanted:g}, or describe the policy's "
+            "robot with that rate"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentFacts:
+    """What an environment states in attributes of ``env.unwrapped``; all may be absent."""
+
+    embodiment: Embodiment | None = None
+    """Whose keys, sizes and actions it has."""
+
+    control_hz: float | None = None
+    """Steps per second; None: the embodiment's."""
+
+    init_states: int | None = None
+    """Initial states of its task, numbered from 0; None: it has no numbers."""
+
+    task: str | None = None
+    """Instruction, where it is known before the first reset."""
+
+    hand: HandMotion | None = None
+    """Which numbers of state and action move its hand, and what they mean."""
+
+    hand_position: slice | None = None
+    """Where in the concatenated state the position of the hand is, in meters."""
+
+    opengl: str | None = None
+    """Backend that it draws with, where the images may depend on it."""
+
+    moves_an_arm: bool = False
+    """Whether it drives an arm, real or emulated."""
+
+    is_real: bool = False
+    """Whether metal moves."""
+
+    workcell: Mapping[str, Any] | None = None
+    """What a result depends on of the arm's workcell; None: no arm."""
+
+    perturbations: tuple[str, ...] = ()
     """Axes along which its scene can be made harder."""
 
-    libraries: tuple[str, ...]
+    libraries: tuple[str, ...] = ()
     """Distributions whose versions a result depends on, beyond those of every evaluation."""
 
     @property
@@ -65,45 +157,43 @@ class EnvironmentFacts:
         """Robot that policies for it are made for: the built-in description, if its tag has one.
 
         A workcell may depart from that, in the axes of its actions for example; see
-        :func:`~dzrobot.rollout.arms.check_conventions`.
+        :func:`~dzrobot.rollout.environment.check_conventions`.
         """
         own = self.embodiment
         return None if own is None else EMBODIMENTS.get(own.tag, own)
 
 
 def facts_of(env: gym.Env[Any, Any]) -> EnvironmentFacts:
-    """Return what ``env`` says of itself; it need not have been reset.
+    """Return what ``env`` states; it need not have been reset.
 
     Raises:
-        ConfigError: its embodiment is something else.
+        ConfigError: its embodiment or hand is something else.
     """
     inner = env.unwrapped
-    own = getattr(inner, "embodiment", None)
+    # Attributes of foreign classes, by the names that docs/extend/environment.md promises.
+    stated = {
+        field.name: value
+        for field in fields(EnvironmentFacts)
+        if (value := getattr(inner, field.name, None)) is not None
+    }
+    own, hand = stated.get("embodiment"), stated.get("hand")
     if own is not None and not isinstance(own, Embodiment):
         raise ConfigError(
             f"{type(inner).__name__}.embodiment is a {type(own).__name__}; give an Embodiment, "
             "such as load_embodiment('libero_sim')"
         )
-    hand = getattr(inner, "hand", None)
     if hand is not None and not isinstance(hand, HandMotion):
         raise ConfigError(
             f"{type(inner).__name__}.hand is a {type(hand).__name__}; give a HandMotion, or "
             "leave it out"
         )
-    rate = getattr(inner, "control_hz", None)
-    return EnvironmentFacts(
-        embodiment=own,
-        control_hz=own.timing.control_hz if rate is None and own is not None else rate,
-        init_states=getattr(inner, "init_states", None),
-        hand=hand,
-        hand_position=getattr(inner, "hand_position", None) if hand is None else hand.position,
-        opengl=getattr(inner, "opengl", None),
-        moves_an_arm=isinstance(inner, AttendedArm),
-        is_real=isinstance(inner, AttendedArm) and inner.is_real,
-        workcell=getattr(inner, "workcell", None),
-        perturbations=tuple(getattr(inner, "perturbations", ())),
-        libraries=tuple(getattr(inner, "libraries", ())),
-    )
+    if own is not None:
+        stated.setdefault("control_hz", own.timing.control_hz)
+    if hand is not None:
+        stated["hand_position"] = hand.position
+    is_arm = isinstance(inner, AttendedArm)
+    stated |= {"moves_an_arm": is_arm, "is_real": is_arm and stated.get("is_real", False)}
+    return EnvironmentFacts(**stated)
 
 
 def look_at(
@@ -112,7 +202,7 @@ def look_at(
     arguments: Mapping[str, Any],
     check: Callable[[gym.Env[Any, Any]], None] = lambda _: None,
 ) -> EnvironmentFacts:
-    """Return what ``env`` says of itself; it is made and closed, not reset.
+    """Return what ``env`` states; it is made and closed, not reset.
 
     Args:
         env: Its name.

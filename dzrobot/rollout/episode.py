@@ -1,21 +1,136 @@
-"""One episode: the same few lines for a simulator, a real robot, one process or many."""
+"""One episode: the same loop for a simulator and a real robot, in one process or many.
+
+Images that nobody reads need not be rendered: without a GPU, rendering is nine tenths of a
+simulator's step, and a policy that executes eight actions of each plan reads one image of eight.
+"""
 
 import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field
 
 from dzrobot.errors import ModalityError, preview
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import DEFAULT_SESSION, Action, Plan, Policy
-from dzrobot.rollout.frames import omitter, policy_reads_frames, reads_frames
-from dzrobot.rollout.measures import Measures
+from dzrobot.policies.base import DEFAULT_SESSION, Action, Plan, Policy, SelectivePolicy
+
+_BLIND = (gym.wrappers.TimeLimit, gym.wrappers.OrderEnforcing)
+"""Wrappers of Gymnasium that hand every observation on without a look at it."""
+
+
+@runtime_checkable
+class FrameSkippingEnv(Protocol):
+    """An environment that can leave out the images of an observation, and the time they take."""
+
+    def omit_frames(self) -> None:
+        """Leave all ``video.*`` out of the observation of the next step, and of no other."""
+        ...
+
+
+@runtime_checkable
+class SelectiveActor(Protocol):
+    """An actor that knows beforehand whose images it will look at."""
+
+    def reads_frames(self) -> bool:
+        """Return whether the images of the next observation are looked at, then or later."""
+        ...
+
+
+def omitter(env: gym.Env[Any, Any]) -> Callable[[], None] | None:
+    """Return what makes ``env`` leave out the images of its next step; None where it cannot.
+
+    A wrapper may need every image, as one does that records or stacks them. So all of them have to
+    be known not to: those that ``gym.make`` adds, and those with a true attribute
+    ``takes_missing_frames``.
+
+    Args:
+        env: The environment, wrapped or not; what it says of itself is on ``env.unwrapped``.
+    """
+    inner = env.unwrapped
+    if not isinstance(inner, FrameSkippingEnv):
+        return None
+    while isinstance(env, gym.Wrapper):
+        # Of the class: an instance would answer for what it wraps.
+        if not isinstance(env, _BLIND) and not getattr(type(env), "takes_missing_frames", False):
+            return None
+        env = env.env
+    return inner.omit_frames
+
+
+def reads_frames(actor: object) -> bool:
+    """Return whether ``actor`` looks at the images of the next observation, then or later."""
+    return actor.reads_frames() if isinstance(actor, SelectiveActor) else True
+
+
+def policy_reads_frames(
+    policy: Policy, session: str = DEFAULT_SESSION, *, asked: bool | None = None
+) -> bool:
+    """Return whether ``policy`` looks at the images of the next observation, then or later.
+
+    Args:
+        policy: One that does not know looks at all of them.
+        session: Of the policy.
+        asked: As of ``SelectivePolicy``.
+    """
+    if not isinstance(policy, SelectivePolicy):
+        return True
+    return policy.reads_frames(session=session, asked=asked)
+
+
+_Count = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+_Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+_Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+# JSON has lists where these values are tuples.
+_Counts = Annotated[tuple[_Count, ...], Field(strict=False)]
+_Amounts = Annotated[tuple[_Amount, ...], Field(strict=False)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measures:
+    """Of one episode; checked when it is read back."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    hz: _Amount
+    """Control steps per second."""
+
+    latency_s: _Amounts
+    """Time that each plan took, in order; numbers for ``--latency file:``."""
+
+    delay_steps: _Counts
+    """Steps that passed before each of them was there."""
+
+    held_steps: _Count
+    """Steps without a plan: the robot was commanded to stay as it is."""
+
+    stale_steps: _Count
+    """Steps of a plan while a newer observation had been submitted already."""
+
+    late: _Count
+    """Plans that came later than foreseen: rows before the seam were not what they begin with."""
+
+    reaction_mean_s: _Amount | None
+    """Age of the observation that an executed action was planned from; None: none was."""
+
+    reaction_p95_s: _Amount | None
+    seam_jump: _Amount | None
+    """Median jump between plans over the median step within one."""
+
+    jerk: _Amount | None
+    """Of the hand, mean, in m/s^3; None where nothing says where it is."""
+
+    smoothness: _Number | None
+    """Log dimensionless jerk of the hand; higher is smoother."""
+
+    path_ratio: _Amount | None
+    """Length of the hand's path over the distance of its ends."""
+
 
 LONGEST_CLASS = 100
 """Characters of a failure class."""
@@ -190,7 +305,7 @@ def run_episode(
     """Reset ``env``, let ``policy`` act until the episode is over, and return what came of it.
 
     Images that nobody looks at are not drawn, where the policy knows that it will not and the
-    environment can leave them out: see :mod:`dzrobot.rollout.frames`.
+    environment can leave them out: see :mod:`dzrobot.rollout.episode`.
 
     Args:
         env: Any Gymnasium environment whose observations the policy takes, and whose info holds

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import gymnasium as gym
 import numpy as np
@@ -11,15 +11,20 @@ from numpy.typing import NDArray
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import CheckpointError, ConfigError, UnknownNameError, preview, suggest
+from dzrobot.errors import (
+    CheckpointError,
+    ConfigError,
+    ErrorCapture,
+    UnknownNameError,
+    preview,
+    suggest,
+)
 from dzrobot.importing import is_reference, load_reference
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy
+from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy, check_holds, hold_command
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.rng import numpy_generator
-from dzrobot.rollout.asynchronous.execution import check_holds, hold_command
 from dzrobot.rollout.episode import PolicyActor
-from dzrobot.rollout.failures import ErrorCapture
 
 if TYPE_CHECKING:
     from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
@@ -31,12 +36,8 @@ EXPERT = "dzrobot.envs.expert:expert_for"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicySpec:
-    """Which policy is evaluated, as the user named it."""
-
-    name: str
-    """Checkpoint folder or hub id, ``random``, ``hold``, ``expert``, ``remote``, or
-    ``module:factory``."""
+class PolicySettings:
+    """How a policy acts and where its network runs, whatever its name."""
 
     privileged: bool = False
     """Whether the policy lives beside its environment: then ``module:factory`` is called with the
@@ -66,17 +67,33 @@ class PolicySpec:
     revision: str | None = None
     """Branch, tag or commit of a checkpoint on the Hugging Face hub."""
 
-    server: str | None = None
-    """Address of the server of ``remote``."""
-
-    api_key: str | None = field(default=None, repr=False)
-    """What that server wants to be shown."""
-
     base: str | None = None
     """What the checkpoint was trained on, where it holds only what was trained."""
 
     config_from: str | None = None
     """Folder with config.json and experiment_cfg, where the checkpoint has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySpec(PolicySettings):
+    """Which policy is evaluated, as the user named it."""
+
+    name: str
+    """Checkpoint folder or hub id, ``random``, ``hold``, ``expert``, ``remote``, or
+    ``module:factory``."""
+
+    server: str | None = None
+    """Address of the server of ``remote``."""
+
+    api_key: str | None = field(default=None, repr=False)
+    """Key that the server requires."""
+
+    @classmethod
+    def named(
+        cls, name: str, settings: PolicySettings, *, server: str | None, api_key: str | None
+    ) -> Self:
+        """Return the policy ``name`` with ``settings``."""
+        return cls(name=name, server=server, api_key=api_key, **vars(settings))
 
     @property
     def in_worker(self) -> str | None:
@@ -113,6 +130,8 @@ class LoadedPolicy:
 
     robot: Embodiment
     card: Mapping[str, Any]
+    round_trips: Callable[[], str] = str
+    """Returns the latency of a remote policy's answers so far as text; empty without any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,7 +352,7 @@ def _check_device(name: str) -> None:
 def _open_checkpoint(spec: PolicySpec, robot: Embodiment, checkpoint: "Checkpoint") -> LoadedPolicy:
     import torch
 
-    from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
+    from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
     from dzrobot.policies.dreamzero.checkpoints.load import open_base
     from dzrobot.policies.dreamzero.network.generate import step_plan
     from dzrobot.policies.dreamzero.options import WeightOptions
@@ -390,4 +409,9 @@ def _open_remote(spec: PolicySpec, robot: Embodiment) -> LoadedPolicy:
                 f"{served[name]!r}: serve with --{name} {wanted}, or evaluate with --{name} "
                 f"{served[name]}"
             )
-    return LoadedPolicy(policy=policy, robot=robot, card=policy.card)
+    return LoadedPolicy(
+        policy=policy,
+        robot=robot,
+        card=policy.card,
+        round_trips=lambda: "" if policy.timing is None else policy.timing.text,
+    )

@@ -224,7 +224,7 @@ def plan_episodes(spec: EvalSpec) -> tuple[EpisodeSpec, ...]:
     cases = [case for name in names for case in episodes_of(spec, name)]
     if not cases:
         raise ConfigError(
-            f"no episode was asked for that {spec.protocol.name} has: give --episodes 1 or "
+            f"no episode is selected that {spec.protocol.name} has: give --episodes 1 or "
             "more, or other --tasks"
         )
     return tuple(cases)
@@ -265,7 +265,7 @@ def _suite(spec: EvalSpec, name: str) -> Suite | None:
 def _in_rounds(spec: EvalSpec, name: str) -> Iterator[EpisodeSpec]:
     """Yield what is asked for of a protocol in rounds: a part has the episodes of the whole."""
     protocol = spec.protocol
-    asked = {case.name for case in _of_suite(spec, name)}
+    wanted_cases = {case.name for case in _of_suite(spec, name)}
     starts = list(_of_suite(replace(spec, tasks=None, episodes=None, first_episode=0), name))
     slots, rounds = protocol.slots or 1, protocol.rounds or 1
     whole = starts[: len(starts) // slots * slots]
@@ -277,7 +277,7 @@ def _in_rounds(spec: EvalSpec, name: str) -> Iterator[EpisodeSpec]:
     for position in range(slots * rounds):
         lap, place = divmod(position, len(whole))
         case = whole[place]
-        if case.name not in asked:
+        if case.name not in wanted_cases:
             continue
         if lap:
             again = _case(spec, name, case.task_id, case.episode + lap * protocol.episodes)

@@ -1,8 +1,9 @@
-"""Which case is run next: the one place where cases are handed out."""
+"""Which episode runs next, and which requests for actions wait to share a call of the policy."""
 
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, Protocol, TypeVar
 
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.records import Record
@@ -77,3 +78,50 @@ def pick(waiting: deque[EpisodeSpec], last: EnvironmentKey | None) -> EpisodeSpe
     found = next((case for case in waiting if environment_key(case) == last), waiting[0])
     waiting.remove(found)
     return found
+
+
+T = TypeVar("T")
+
+
+class Gathering(Generic[T]):
+    """Holds requests until everybody asks, or the oldest has waited long enough.
+
+    Args:
+        window_s: Longest time that a request waits for others; 0: none does.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(self, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._window_s = window_s
+        self._clock = clock
+        self._held: list[T] = []
+        self._due = 0.0
+
+    @property
+    def held(self) -> tuple[T, ...]:
+        """Return the requests that wait, oldest first."""
+        return tuple(self._held)
+
+    def add(self, request: T) -> None:
+        """Hold ``request``."""
+        if not self._held:
+            self._due = self._clock() + self._window_s
+        self._held.append(request)
+
+    def timeout(self, otherwise: float | None) -> float | None:
+        """Return how long to wait for news, in seconds: ``otherwise``, or until some are due."""
+        if not self._held:
+            return otherwise
+        left = max(0.0, self._due - self._clock())
+        return left if otherwise is None else min(left, otherwise)
+
+    def take(self, askers: int) -> list[T]:
+        """Return the requests whose wait is over, and forget them; empty: they keep waiting.
+
+        Args:
+            askers: How many could ask at the same time.
+        """
+        if len(self._held) < askers and self._clock() < self._due:
+            return []
+        taken, self._held = self._held, []
+        return taken

@@ -12,8 +12,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from dzrobot import files
 from dzrobot.documents import parse_json, read_bytes, shorten
 from dzrobot.errors import ProtocolError
-from dzrobot.rollout.episode import LONGEST_CLASS, EpisodeResult
-from dzrobot.rollout.measures import Measures
+from dzrobot.rollout.episode import LONGEST_CLASS, EpisodeResult, Measures
 from dzrobot.rollout.protocol import Count, EpisodeSpec
 
 RECORDS_FILE = "records.jsonl"
@@ -96,10 +95,10 @@ class Record:
     """How it failed, in the environment's words; records of earlier versions do not have it."""
 
     robot: Mapping[str, Fact | Mapping[str, Fact]] | None = None
-    """What a robot's environment said besides: aborts, recoveries, drivers, workcell."""
+    """Further facts from a robot's environment: aborts, recoveries, drivers, workcell."""
 
     def __post_init__(self) -> None:
-        absent = [name for name in _FINISHED if getattr(self, name) is None]
+        absent = [name for name in _FINISHED if vars(self)[name] is None]
         if self.error is None and absent:
             raise ValueError(f"{absent[0]} is null; an episode that has no error has one")
         if self.error is not None and self.success is not None:
@@ -114,7 +113,7 @@ class Record:
                 failed, task=outcome.task, steps=outcome.steps, ended=outcome.ended,
                 robot=outcome.robot,
             )  # fmt: skip
-        kept = {name: getattr(outcome, name) for name in _RESULT}
+        kept = {name: value for name, value in vars(outcome).items() if name in _RESULT}
         return cls(**_about(case), **kept, video=video, error=None)
 
     @classmethod
@@ -257,7 +256,7 @@ def _check_known(record: Record, known: Mapping[str, Mapping[str, Any]], where: 
             "away and evaluate again"
         )
     for name, value in about.items():
-        given = getattr(record, name)
+        given = vars(record)[name]
         if given != value:
             raise ProtocolError(
                 f"{where}: {name} is {shorten(given)}, but {value!r} in this evaluation; move the "

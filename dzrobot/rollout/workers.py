@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import gymnasium as gym
 
-from dzrobot.errors import ProtocolError, StoppedError
+from dzrobot.errors import EpisodeError, ErrorCapture, ProtocolError, StoppedError
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import (
     DEFAULT_SESSION,
@@ -28,29 +28,25 @@ from dzrobot.policies.base import (
     ChunkedPolicy,
     Policy,
 )
-from dzrobot.rollout.ablation import Ablation, ablated
-from dzrobot.rollout.asynchronous.engine import EngineActor, Engines
-from dzrobot.rollout.batching import Gathering
+from dzrobot.process import end_with_parent
 from dzrobot.rollout.environment import make_environment
 from dzrobot.rollout.episode import (
     Actor,
     EpisodeResult,
     EpisodeRules,
+    MeasuringActor,
     PolicyActor,
+    SelectiveActor,
     plan_times,
+    reads_frames,
     run_episode,
 )
-from dzrobot.rollout.failures import EpisodeError, ErrorCapture
-from dzrobot.rollout.frames import reads_frames
-from dzrobot.rollout.perturbation import Perturbation, perturbed
-from dzrobot.rollout.photos import Photographed, photo_file
+from dzrobot.rollout.footage import EpisodeVideo, Photographed, PredictingActor, Wanted, photo_file
+from dzrobot.rollout.perturbation import Ablation, Perturbation, ablated, perturbed
 from dzrobot.rollout.policy_spec import PrivilegedActor
-from dzrobot.rollout.predictions import PredictingActor
-from dzrobot.rollout.processes import end_with_parent
 from dzrobot.rollout.protocol import EpisodeSpec
-from dzrobot.rollout.queue import CaseQueue, EnvironmentKey, environment_key
+from dzrobot.rollout.queue import CaseQueue, EnvironmentKey, Gathering, environment_key
 from dzrobot.rollout.records import ERROR_FOLDER, Record, storing
-from dzrobot.rollout.video import EpisodeVideo, Wanted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +75,24 @@ class RolloutSettings:
     """Environment variables of the processes, in turn: where each one draws, say."""
 
 
-OwnActor = PolicyActor | PredictingActor | EngineActor
-"""What acts in the main process."""
+class SessionActor(SelectiveActor, Protocol):
+    """Acts in the main process for an environment elsewhere, in a session of the policy."""
+
+    def begin(self, env: gym.Env[Any, Any] | None) -> None:
+        """Start a new episode in the session."""
+        ...
+
+    def act(self, observation: Observation) -> tuple[Action, float]:
+        """Return the action (A,) and how long it took to choose, in milliseconds."""
+        ...
+
+
+class SessionActors(Protocol):
+    """Makes the actors of a run in which time passes while the policy plans."""
+
+    def actor(self, policy: AsyncPolicy, session: str, case: EpisodeSpec) -> SessionActor:
+        """Return the actor of one episode."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -229,7 +241,7 @@ class _Worker:
     number: int
     settings: RolloutSettings
     case: EpisodeSpec | None = None
-    actor: OwnActor | None = None
+    actor: SessionActor | None = None
     """Acts for it; None where each environment has its own policy."""
 
     last_key: EnvironmentKey | None = None
@@ -306,13 +318,13 @@ class Acting:
     window_s: float = 0.0
     """Longest time that one for which a plan is due waits for others to share its call."""
 
-    engines: Engines | None = None
-    """Make the actors where time passes while the policy thinks; None: it stands still."""
+    engines: SessionActors | None = None
+    """Makes the actors where time passes while the policy plans; None: it stands still."""
 
     predictions: Path | None = None
     """Results folder to keep in what the policy predicts; None: it is not kept."""
 
-    def actor(self, session: str, case: EpisodeSpec) -> OwnActor | None:
+    def actor(self, session: str, case: EpisodeSpec) -> SessionActor | None:
         """Return what acts for ``case``; None where its environment has a policy of its own."""
         if self.policy is None:
             return None
@@ -428,7 +440,7 @@ class WorkerPool:
         if isinstance(message, _Finished):
             outcome = replace(message.outcome, plan_ms=plan_times(worker.actor))
             _finish(worker.actor)
-            if isinstance(worker.actor, EngineActor):
+            if isinstance(worker.actor, MeasuringActor):
                 outcome = replace(outcome, measures=worker.actor.measures())
             return Record.of(case, outcome, message.video)
         worker.stop(patient=False)
@@ -506,7 +518,7 @@ class WorkerPool:
         return _error_record(self._settings, case, caught.failure), ""
 
 
-def _finish(actor: OwnActor | None) -> None:
+def _finish(actor: SessionActor | None) -> None:
     """Keep what the episode predicted; before its record, which says that it is done."""
     if isinstance(actor, PredictingActor):
         with storing(actor.folder):

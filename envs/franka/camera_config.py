@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from dzrobot.config import FrozenConfig
+from dzrobot.configuration import FrozenConfig
 
 FIXED = ("exposure_ms", "gain", "white_balance_k")
 """Fields of :class:`CameraConfig` that a camera otherwise chooses by itself."""

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dzrobot.config import read_config
+from dzrobot.configuration import read_config
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.franka.camera_config import CameraConfig

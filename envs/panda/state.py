@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from dzrobot.config import FrozenConfig
+from dzrobot.configuration import FrozenConfig
 from dzrobot.embodiments.spec import ActionFrame
 from dzrobot.envs.panda.poses import Array, rotation_of, skew
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
-from dzrobot.config import load_config
+from dzrobot.configuration import load_config
 from dzrobot.envs.teleop import gamepad, leader, spacemouse
 from dzrobot.envs.teleop.device import DrivenDevice, Gives, TeleopDevice, TeleopReading
 from dzrobot.envs.teleop.settings import (

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dzrobot.config import FrozenConfig
+from dzrobot.configuration import FrozenConfig
 
 Axes = tuple[str, str, str, str, str, str]
 Signs = tuple[

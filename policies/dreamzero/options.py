@@ -81,8 +81,10 @@ class PolicyOptions:
     memory's window, and launched as one from then on. Plans of batch calls are made one by one."""
 
     def __post_init__(self) -> None:
-        for name in ("max_sessions", "noise_slots"):
-            value = getattr(self, name)
+        for name, value in (
+            ("max_sessions", self.max_sessions),
+            ("noise_slots", self.noise_slots),
+        ):
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1")
         if self.execute is not None and self.execute < 1:

@@ -80,8 +80,8 @@ def load_parts(  # noqa: PLR0913 - those of DreamZeroPolicy.from_pretrained
     shorter = trained_horizon == robot.timing.action_horizon
     check_compatible(robot, checkpoint.config, shorter=shorter)
     statistics = Statistics.from_metadata(checkpoint.metadata_file, robot)
-    asked = passport_for(robot, statistics, checkpoint.config)
-    check_passport(checkpoint.passport, asked, str(checkpoint.path))
+    wanted = passport_for(robot, statistics, checkpoint.config)
+    check_passport(checkpoint.passport, wanted, str(checkpoint.path))
     prompts = _tokenizer(checkpoint, tokenizer)
     target = torch.device(device)
     network = load_network(
@@ -118,21 +118,21 @@ def _copy(network: WorldActionModel, device: str | torch.device | None) -> Causa
     return copy.deepcopy(network.model).to(device)
 
 
-def embodiment_of(checkpoint: Checkpoint, asked: Embodiment | str | None = None) -> Embodiment:
+def embodiment_of(checkpoint: Checkpoint, wanted: Embodiment | str | None = None) -> Embodiment:
     """Return the robot that a checkpoint acts for.
 
     Args:
         checkpoint: The checkpoint.
-        asked: The robot, or its tag. None: the one that the checkpoint names.
+        wanted: The robot, or its tag. None: the one that the checkpoint names.
 
     Raises:
-        CheckpointError: nothing is asked for, and the checkpoint names several robots.
+        CheckpointError: none is given, and the checkpoint names several robots.
         UnknownNameError: there is no such robot.
     """
-    if isinstance(asked, Embodiment):
-        return asked
-    if asked is not None:
-        return load_embodiment(asked)
+    if isinstance(wanted, Embodiment):
+        return wanted
+    if wanted is not None:
+        return load_embodiment(wanted)
     tags = sorted(checkpoint.metadata)
     if len(tags) != 1:
         raise CheckpointError(

@@ -28,29 +28,25 @@ from dzrobot.policies.base import (
     check_sessions,
     observations_of,
 )
-from dzrobot.policies.dreamzero.checkpoints.directory import (
-    Checkpoint,
-)
-from dzrobot.policies.dreamzero.checkpoints.passport import (
-    check_compatible,
-)
-from dzrobot.policies.dreamzero.continuing import Continuing
-from dzrobot.policies.dreamzero.episode import SessionState, Ticket
-from dzrobot.policies.dreamzero.footprint import footprint
-from dzrobot.policies.dreamzero.imagined import ImaginedVideo
+from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
+from dzrobot.policies.dreamzero.checkpoints.passport import check_compatible
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.lanes import lanes_of
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
-from dzrobot.policies.dreamzero.network.prompt import (
-    PromptCache,
-    PromptTokenizer,
-)
+from dzrobot.policies.dreamzero.network.prompt import PromptCache, PromptTokenizer
 from dzrobot.policies.dreamzero.network.session import InferenceRequest, SessionCache
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import is_offloaded
 from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions
 from dzrobot.policies.dreamzero.parts import PolicyParts, load_parts
-from dzrobot.policies.dreamzero.request import Requests
+from dzrobot.policies.dreamzero.session_state import (
+    Continuing,
+    ImaginedVideo,
+    Requests,
+    SessionState,
+    Ticket,
+    footprint,
+)
 
 __all__ = ["DreamZeroPolicy", "PolicyOptions", "PolicyParts", "WeightOptions"]
 
@@ -551,8 +547,8 @@ class DreamZeroPolicy:
 
 def _check_fast(options: PolicyOptions, network: WorldActionModel) -> None:
     """Raise ConfigError where what is to make the network faster cannot be had."""
-    for name in ("compile", "graphs"):
-        if getattr(options, name) and is_offloaded(network.model):
+    for name, wanted in (("compile", options.compile), ("graphs", options.graphs)):
+        if wanted and is_offloaded(network.model):
             raise ConfigError(
                 f"{name}=True, and with the memory that was given blocks of the transformer wait "
                 f"on the host: what is compiled or recorded cannot fetch its weights; give more "

@@ -15,8 +15,8 @@ import torch
 import yaml
 from torch import Tensor
 
-from dzrobot.embodiments.prompts import PROMPTS
 from dzrobot.embodiments.spec import Embodiment, Part
+from dzrobot.embodiments.templates import PROMPTS
 from dzrobot.errors import find
 from dzrobot.modality.stats import Statistics
 from dzrobot.policies.dreamzero.checkpoints.directory import (
@@ -27,15 +27,14 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
 )
 from dzrobot.policies.dreamzero.checkpoints.load import expected_shapes
 from dzrobot.policies.dreamzero.checkpoints.passport import passport_for, write_passport
-from dzrobot.policies.dreamzero.checkpoints.random_init import RandomInitSource
-from dzrobot.policies.dreamzero.checkpoints.sources import WeightSource
-from dzrobot.policies.dreamzero.checkpoints.writer import (
+from dzrobot.policies.dreamzero.checkpoints.shards import (
     SHARD_BYTES,
     ShardOptions,
     write_json,
     write_weights,
     written_whole,
 )
+from dzrobot.policies.dreamzero.checkpoints.sources import RandomInitSource, WeightSource
 from dzrobot.policies.dreamzero.network.config import (
     DiTConfig,
     HeadConfig,

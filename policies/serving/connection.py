@@ -1,10 +1,12 @@
 """One WebSocket connection of a client to a server: opening, reconnecting, requests, closing."""
 
 import contextlib
+import os
 import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from websockets.exceptions import (
 )
 from websockets.sync.client import ClientConnection, connect
 
-from dzrobot.documents import shorten, validated
+from dzrobot.documents import read_bytes, shorten, validated
 from dzrobot.errors import ConfigError, ProtocolError, ServerError, SessionLostError
 from dzrobot.policies.serving.dialects import (
     LARGEST_MESSAGE,
@@ -34,6 +36,26 @@ _PING_S, _PONG_S = 60, 600
 _TRY_AGAIN = 503
 _TRY_LATER = (OSError, TimeoutError, ConnectionClosed, InvalidMessage, InvalidStatus)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
+KEY_VARIABLE = "DZROBOT_API_KEY"
+_LONGEST_KEY = 4096
+
+
+def read_key(file: Path | None) -> str | None:
+    """Return the key in the first line of ``file``, else in `KEY_VARIABLE`; None: there is none.
+
+    Raises:
+        ConfigError: it is empty, or no printable ASCII text, which is all that HTTP carries.
+    """
+    if file is not None:
+        content = read_bytes(file, ConfigError, largest=_LONGEST_KEY)
+        key, where = content.decode("utf-8", "replace").partition("\n")[0].strip(), "the file"
+    elif KEY_VARIABLE in os.environ:
+        key, where = os.environ[KEY_VARIABLE].strip(), f"the variable {KEY_VARIABLE}"
+    else:
+        return None
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigError(f"{where} holds no key: it is a line of printable ASCII characters")
+    return key
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,9 @@ from dzrobot.policies.base import (
     Plan,
     check_continuing,
     check_session,
+    frame_offsets,
+    reads_next,
 )
-from dzrobot.policies.history import frame_offsets, reads_next
 from dzrobot.policies.serving.connection import Connection, ConnectOptions, ServerAnswer
 from dzrobot.policies.serving.dialects import (
     Dialect,

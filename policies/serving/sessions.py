@@ -16,8 +16,7 @@ import numpy as np
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, SessionError, SessionLostError
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import PlanningPolicy
-from dzrobot.policies.history import RECENT
+from dzrobot.policies.base import RECENT, PlanningPolicy
 
 _MOST_KEPT = 65_536
 """Ended ids that a connection may have; one that never resets takes a new id for every episode."""

@@ -11,9 +11,9 @@ from operated import Operated, operator_environment
 from dzrobot.cli import main
 from dzrobot.envs.franka.operator.keyboard import Keyboard
 from dzrobot.errors import ProtocolError
-from dzrobot.rollout.evaluation.blind import BLIND_FILE, BlindEvaluation
 from dzrobot.rollout.evaluation.card import read_cases
-from dzrobot.rollout.photos import photo_file
+from dzrobot.rollout.evaluation.studies.blind import BLIND_FILE, BlindEvaluation
+from dzrobot.rollout.footage import photo_file
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
 from dzrobot.rollout.records import RecordFile
 

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from dzrobot.cli import main
-from dzrobot.commands.replay import load_recording
+from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.teleop.devices import load_device
 from dzrobot.errors import ConfigError
-from dzrobot.recording.facts import episode_facts
-from dzrobot.rollout.demonstrations.noise import NoisyActions
+from dzrobot.recording.lists import episode_facts
+from dzrobot.rollout.demonstrations.record import NoisyActions
 
 WANTED = np.array([0.1, 0, 0, 0, 0, 0, 1], np.float32)
 CELL = """

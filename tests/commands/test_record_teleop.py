@@ -13,7 +13,7 @@ import pytest
 from emulated_devices import EmulatedServos, EmulatedSpaceMouse, SourceOfEmulated
 
 from dzrobot.cli import main
-from dzrobot.commands.replay import load_recording
+from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.teleop.device import DrivenDevice
 from dzrobot.envs.teleop.devices import load_device

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from emulated import need_libraries, need_scene
 
-from dzrobot.commands.replay import load_recording
+from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.registry import load_embodiment
 
 TRAIN_TINY = Path(__file__).parents[2] / "examples" / "train_tiny.py"

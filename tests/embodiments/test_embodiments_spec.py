@@ -1,14 +1,14 @@
 """Embodiments: what is accepted, and what the refusals say."""
 
+import importlib
 import pickle
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from dzrobot.embodiments.layouts import quadrants
-from dzrobot.embodiments.prompts import NEGATIVE, PROMPTS
 from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View
+from dzrobot.embodiments.templates import NEGATIVE, PROMPTS, quadrants
 from dzrobot.errors import ConfigError
 
 LIBERO, FRANKA, DROID = (EMBODIMENTS[tag] for tag in ("libero_sim", "franka_pnp", "oxe_droid"))
@@ -26,9 +26,18 @@ def test_is_a_value(robot):
         robot.tag = "other"
 
 
+SMALL_VARIANTS = {
+    "libero_mini": "libero_sim",
+    "franka_mini": "franka_pnp",
+    "droid_mini": "oxe_droid",
+}
+
+
 @EVERY
-def test_file_name_is_the_tag(robot):
-    module = pytest.importorskip(f"dzrobot.embodiments.robots.{robot.tag}")
+def test_a_robot_is_declared_in_the_file_of_its_tag(robot):
+    """A small variant stands below the robot that it is made of."""
+    home = SMALL_VARIANTS.get(robot.tag, robot.tag)
+    module = importlib.import_module(f"dzrobot.embodiments.robots.{home}")
     assert vars(module)[robot.tag.upper()] is robot
     assert EMBODIMENTS[robot.tag] is robot
 
@@ -113,7 +122,7 @@ REFUSED = {
     "must divide the widest row of 3": {
         "tiles": (("video.image", "video.wrist_image"), ("video.image", None, None))
     },
-    r"the prompt tells of the tiles view view, and tiles are view / view \(rows from": {
+    r"the prompt describes the tiles view view, and tiles are view / view \(rows from": {
         "tiles": (("video.image",), ("video.wrist_image",))
     },
     "need the same size": {"views": (VIEW, replace(LIBERO.views[1], size=(128, 128)))},

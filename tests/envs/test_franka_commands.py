@@ -10,7 +10,7 @@ import pytest
 from emulated import KeptCell, need_libraries
 
 from dzrobot.cli import main
-from dzrobot.commands.replay import load_recording
+from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.emulators.views import SERIALS
 from dzrobot.envs.franka.config import FrankaConfig
@@ -21,7 +21,8 @@ from dzrobot.envs.panda.state import REMEDIES, Mode
 from dzrobot.errors import DatasetError
 from dzrobot.recording import EpisodeWriter
 from dzrobot.rollout.arm.attended import EndedByDriver
-from dzrobot.rollout.demonstrations.record import KeyboardActor, RecordedEnv, record_episode
+from dzrobot.rollout.arm.teleoperation import KeyboardActor
+from dzrobot.rollout.demonstrations.record import RecordedEnv, record_episode
 from dzrobot.rollout.environment import made_environment
 from dzrobot.rollout.episode import EpisodeRules
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions

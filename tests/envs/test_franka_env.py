@@ -26,7 +26,7 @@ from dzrobot.envs.franka.sensing import fit
 from dzrobot.envs.franka.workcells import RateLimiter
 from dzrobot.envs.panda.poses import pose_of
 from dzrobot.errors import ConfigError, RobotError, StoppedError
-from dzrobot.rollout.demonstrations.record import KeyboardActor
+from dzrobot.rollout.arm.teleoperation import KeyboardActor
 from dzrobot.rollout.evaluation.evaluate import Evaluation, prepare
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec

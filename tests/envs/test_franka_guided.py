@@ -7,7 +7,7 @@ import pytest
 from emulated import need_libraries, printer
 
 from dzrobot.cli import main
-from dzrobot.commands.replay import load_recording
+from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.franka.config import ControllerConfig, LimitsConfig
 from dzrobot.envs.franka.emulated import EmulatedWorkcell
@@ -17,8 +17,8 @@ from dzrobot.envs.franka.workcells import Space
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopReading
 from dzrobot.envs.teleop.devices import load_device
 from dzrobot.errors import ConfigError
-from dzrobot.recording.facts import episode_facts
-from dzrobot.rollout.demonstrations.teleoperation import Teleoperator
+from dzrobot.recording.lists import episode_facts
+from dzrobot.rollout.arm.teleoperation import Teleoperator
 
 HELD, LET_GO = TeleopReading(active=True), TeleopReading(active=False)
 TURNING = np.array([0.2, 0.1, 0.0, 0.1, 0.0, 0.0, -0.3])

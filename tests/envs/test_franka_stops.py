@@ -498,7 +498,7 @@ def test_an_evaluation_with_videos_ends_at_a_stop_and_goes_on_once_acknowledged(
     assert records(tmp_path)[0]["ended"] == "collision"
     assert len(records(tmp_path)) == 3
     assert main(["acknowledge", ADDRESS]) == 0
-    assert "no stop stands" in capsys.readouterr().out
+    assert "no stop is in force" in capsys.readouterr().out
 
 
 def test_a_lost_frame_is_an_error_and_an_unattended_run_goes_on(evaluate, tmp_path, capsys):

@@ -10,7 +10,7 @@ from emulated import printer
 from gymnasium.utils.env_checker import check_env
 
 from dzrobot.cli import main
-from dzrobot.commands.replay import load_recording, replay
+from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.emulators.views import SERIALS
 from dzrobot.envs.franka.camera_config import CameraConfig
@@ -18,7 +18,7 @@ from dzrobot.envs.franka.cameras.realsense import RealSenseCamera
 from dzrobot.envs.franka.make import connectable, load_workcell
 from dzrobot.errors import RobotError
 from dzrobot.recording import EpisodeWriter
-from dzrobot.rollout.demonstrations.record import RecordedEnv, ReplayActor, record_episode
+from dzrobot.rollout.demonstrations.record import RecordedEnv, ReplayActor, record_episode, replay
 from dzrobot.rollout.episode import EpisodeRules
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 

@@ -23,9 +23,9 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
     open_checkpoint,
     read_metadata,
 )
+from dzrobot.policies.dreamzero.checkpoints.inspection import inspect_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.load import build_network
 from dzrobot.policies.dreamzero.checkpoints.passport import PASSPORT_FILE, read_passport
-from dzrobot.policies.dreamzero.checkpoints.report import inspect_checkpoint
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.tiny import TinyOptions, write_tiny_checkpoint
 from dzrobot.training.run.checkpoint import TrainingMeta

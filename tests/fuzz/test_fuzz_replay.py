@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from harness import LIGHT, assert_held, assert_refused, mutations, refuses, whole_mutations
 
-from dzrobot.commands.replay import load_recording
+from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.registry import load_embodiment
 
 run = LIGHT.run

@@ -6,7 +6,7 @@ import pytest
 from harness import LIGHT, assert_refused, corrupted, mutations, refuses
 from hypothesis import given, settings
 
-from dzrobot.config import load_config, read_config
+from dzrobot.configuration import load_config, read_config
 from dzrobot.training.recipes.read import RECIPES, load_recipe
 from dzrobot.training.sft_config import SFTConfig
 

@@ -16,7 +16,7 @@ from golden_kinds.registry import (
     worst,
 )
 
-from dzrobot.modality.text import clean_instruction
+from dzrobot.modality.window import clean_instruction
 
 pytestmark = pytest.mark.goldens
 

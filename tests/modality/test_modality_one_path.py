@@ -6,7 +6,7 @@ That training's loader adds nothing to it is shown in tests/training/test_data_l
 import numpy as np
 import torch
 
-from dzrobot.modality.augment import draw_augmentation
+from dzrobot.modality.video import draw_augmentation
 from dzrobot.modality.window import window_of
 
 

@@ -6,7 +6,7 @@ import torch
 
 from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.errors import ModalityError
-from dzrobot.modality.augment import draw_augmentation
+from dzrobot.modality.video import draw_augmentation
 from dzrobot.modality.window import window_of
 
 FRAMES = np.zeros((3, 256, 256, 3), np.uint8)

@@ -3,7 +3,7 @@
 import pytest
 
 from dzrobot.embodiments.registry import EMBODIMENTS
-from dzrobot.modality.text import clean_instruction, prompt_of
+from dzrobot.modality.window import clean_instruction, prompt_of
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,15 @@ import torch
 
 from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.errors import ConfigError
-from dzrobot.modality.augment import (
+from dzrobot.modality.video import (
     ADJUSTMENTS,
     Augmentation,
     AugmentConfig,
     adjust_colors,
     draw_augmentation,
+    encode_views,
+    tile,
 )
-from dzrobot.modality.video import encode_views, tile
 
 PLAIN = Augmentation(crop=(0.0, 0.0))
 

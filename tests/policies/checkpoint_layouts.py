@@ -18,7 +18,7 @@ from dzrobot.policies.dreamzero.checkpoints.coldstart import (
 )
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.names import DIT, IMAGE, TEXT, VAE
-from dzrobot.policies.dreamzero.checkpoints.writer import write_json
+from dzrobot.policies.dreamzero.checkpoints.shards import write_json
 
 NESTINGS = {
     "fsdp_checkpoint.model": lambda state: {"fsdp_checkpoint": {"model": state}},

@@ -7,9 +7,9 @@ from checkpoint_layouts import copy_sidecars
 from huggingface_hub import ModelCard
 from test_checkpoint_lora import trained  # noqa: F401 - a fixture
 
-from dzrobot.policies.dreamzero.checkpoints.card import License, model_card, read_license
 from dzrobot.policies.dreamzero.checkpoints.convert import ConvertOptions, convert
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+from dzrobot.policies.dreamzero.checkpoints.passport import License, model_card, read_license
 
 RECIPE = {
     "model": {"model_path": "nvidia/some-base"},

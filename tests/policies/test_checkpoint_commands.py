@@ -18,7 +18,7 @@ from dzrobot.cli import main
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.checksums import CHECKSUMS_FILE
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
-from dzrobot.policies.dreamzero.checkpoints.report import expected_memory, inspect_checkpoint
+from dzrobot.policies.dreamzero.checkpoints.inspection import expected_memory, inspect_checkpoint
 from dzrobot.policies.dreamzero.network.config import preset
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 

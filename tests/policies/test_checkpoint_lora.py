@@ -35,8 +35,8 @@ from dzrobot.policies.dreamzero.checkpoints.names import (
     peft_name,
 )
 from dzrobot.policies.dreamzero.checkpoints.passport import passport_for
+from dzrobot.policies.dreamzero.checkpoints.shards import ShardOptions, write_json
 from dzrobot.policies.dreamzero.checkpoints.sources import StateDictSource
-from dzrobot.policies.dreamzero.checkpoints.writer import ShardOptions, write_json
 
 
 def lora_config(folder):

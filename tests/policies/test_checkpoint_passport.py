@@ -61,7 +61,7 @@ def test_another_action_frame_than_trained_with_is_refused(tmp_path):
     trained = EMBODIMENTS["franka_pnp"]
     folder = write_tiny_checkpoint(tmp_path / "franka", trained, TinyOptions(with_passport=True))
     load(folder, trained)
-    with pytest.raises(CheckpointError, match="action frame: checkpoint ee_adjoint, asked base"):
+    with pytest.raises(CheckpointError, match="action frame: checkpoint ee_adjoint, wanted base"):
         load(folder, replace(trained, action_frame="base"))
 
 
@@ -108,8 +108,8 @@ def test_every_difference_is_listed(passport, embodiment):
         check_passport(passport, asked, "here")
     lines = str(error.value).splitlines()
     assert len(lines) == 2 + len(found)
-    assert lines[1] == "  frame size: checkpoint 32 x 64, asked 1 x 2"
-    assert lines[4] == f"  {tag} action horizon: checkpoint {passport.action_horizon}, asked 99"
+    assert lines[1] == "  frame size: checkpoint 32 x 64, wanted 1 x 2"
+    assert lines[4] == f"  {tag} action horizon: checkpoint {passport.action_horizon}, wanted 99"
 
 
 def test_what_is_not_recorded_is_not_compared(passport):
@@ -137,7 +137,7 @@ def test_tag_of_other_statistics(droid):
     file.write_text(json.dumps({**json.loads(file.read_text()), **tiny_metadata(other)}))
     if has_passport:
         with pytest.raises(
-            CheckpointError, match="embodiment: checkpoint oxe_droid, asked my_droid"
+            CheckpointError, match="embodiment: checkpoint oxe_droid, wanted my_droid"
         ):
             load(folder, other)
     else:
@@ -154,7 +154,7 @@ def test_relative_actions(droid):
     robot = EMBODIMENTS["oxe_droid"]
     absolute = tuple(replace(part, reference=None) for part in robot.action)
     with pytest.raises(
-        CheckpointError, match="relative actions: checkpoint joint_position, asked none"
+        CheckpointError, match="relative actions: checkpoint joint_position, wanted none"
     ):
         load(droid[0], replace(robot, action=absolute))
 
@@ -164,7 +164,7 @@ def test_absolute_actions(tmp_path):
     absolute = replace(robot, action=tuple(replace(part, reference=None) for part in robot.action))
     folder = write_tiny_checkpoint(tmp_path / "absolute", absolute)
     with pytest.raises(
-        CheckpointError, match="relative actions: checkpoint none, asked joint_position"
+        CheckpointError, match="relative actions: checkpoint none, wanted joint_position"
     ):
         load(folder, robot)
 
@@ -188,7 +188,7 @@ def test_other_statistics(droid):
     other = tiny_metadata(EMBODIMENTS["oxe_droid"], seed=3)
     (folder / "experiment_cfg/metadata.json").write_text(json.dumps(other))
     if has_passport:
-        with pytest.raises(CheckpointError, match=r"oxe_droid statistics: checkpoint .*, asked"):
+        with pytest.raises(CheckpointError, match=r"oxe_droid statistics: checkpoint .*, wanted"):
             load(folder, EMBODIMENTS["oxe_droid"])
     else:
         load(folder, EMBODIMENTS["oxe_droid"])
@@ -217,7 +217,7 @@ def test_swapped_frame_size(droid):
     config["action_head_cfg"]["config"] |= {"target_video_height": 64, "target_video_width": 32}
     (folder / "config.json").write_text(json.dumps(config))
     if has_passport:
-        with pytest.raises(CheckpointError, match="frame size: checkpoint 32 x 64, asked 64 x 32"):
+        with pytest.raises(CheckpointError, match="frame size: checkpoint 32 x 64, wanted 64 x 32"):
             load(folder, EMBODIMENTS["oxe_droid"])
 
 

@@ -10,7 +10,7 @@ from test_policy_sessions import observe
 from torch import nn
 
 from dzrobot import cli
-from dzrobot.commands.options.weights import OFFLOAD_LOG
+from dzrobot.commands.options.policy import OFFLOAD_LOG
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.checkpoints.load import build_network

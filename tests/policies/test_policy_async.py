@@ -10,8 +10,7 @@ from dzrobot.policies.base import AsyncPolicy, Leftover
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
 from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
 from dzrobot.rollout.asynchronous.engine import Engine, VirtualDesk
-from dzrobot.rollout.asynchronous.execution import ExecutionOptions, schedule
-from dzrobot.rollout.asynchronous.latency import parse_latency
+from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_latency, schedule
 
 EXECUTE, STEPS = 5, 17
 

@@ -10,10 +10,9 @@ import torch
 from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.errors import ConfigError, ModalityError, SessionError
 from dzrobot.modality.window import read_observation
-from dzrobot.policies.base import BatchPolicy
+from dzrobot.policies.base import BatchPolicy, frame_offsets
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
 from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
-from dzrobot.policies.history import frame_offsets
 
 TASKS = ("lift the cube", "turn on the stove", "put both moka pots on the stove")
 

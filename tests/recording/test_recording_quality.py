@@ -7,7 +7,7 @@ from data_worlds import ROBOT, step
 from dzrobot.cli import main
 from dzrobot.embodiments.timing import Timing
 from dzrobot.recording import EpisodeWriter
-from dzrobot.recording.quality import EpisodeWatch, idle, too_short
+from dzrobot.recording.checks import EpisodeWatch, idle, too_short
 
 HZ = 10.0
 

@@ -12,7 +12,7 @@ from kill_points import contents, operations, spread, stop
 from dzrobot import cli
 from dzrobot.errors import DatasetError
 from dzrobot.recording import EpisodeWriter, consolidate
-from dzrobot.recording.layout import COLLECTION
+from dzrobot.recording.formats import COLLECTION
 from dzrobot.recording.relabel import Relabeling, drop, relabel
 from dzrobot.training.data import DatasetReader, ReaderOptions
 from dzrobot.training.data.lerobot import DatasetCatalog

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from dzrobot.cli import main
-from dzrobot.commands.doctor_data import read_episodes
-from dzrobot.embodiments.hand import HandMotion
+from dzrobot.diagnostics.checkup import examine
+from dzrobot.diagnostics.commanded import check_commands
+from dzrobot.diagnostics.motion import Bench, RecordedStart
+from dzrobot.diagnostics.recorded import read_episodes
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.embodiments.spec import HandMotion
 from dzrobot.envs import action_space, observation_space
 from dzrobot.envs.panda.poses import rotation_about, rotation_of, rotation_vector
 from dzrobot.recording import EpisodeWriter
-from dzrobot.rollout.demonstrations.checkup import examine
 from dzrobot.rollout.demonstrations.collection import CollectionPlan, collect
-from dzrobot.rollout.demonstrations.commanded import check_commands
-from dzrobot.rollout.demonstrations.motion import Bench, RecordedStart
 from dzrobot.rollout.demonstrations.record import RecordedActions
 from dzrobot.rollout.environment import look_at, needed_robot
 from dzrobot.training.data.lerobot import DatasetCatalog
@@ -294,7 +294,7 @@ def test_without_initial_states_the_rest_is_judged(good, bench):
     blind = [replace(e, recording=replace(e.recording, start=None, seed=None)) for e in good]
     named, found = faults([acted(times(GRIPPER, -1))(e) for e in blind], bench, ROBOT, HAND)
     assert named.keys() == {"gripper sign"}
-    unknown = {line.what for line in found if "cannot be told" in line.found}
+    unknown = {line.what for line in found if "cannot be judged" in line.found}
     assert unknown == {"axis-angle", "success"}
 
 

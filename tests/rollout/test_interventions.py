@@ -9,9 +9,8 @@ import pytest
 
 from dzrobot.cli import main
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopReading
-from dzrobot.recording.facts import episode_facts
-from dzrobot.rollout.demonstrations.intervention import WatchedPolicy
-from dzrobot.rollout.demonstrations.teleoperation import Teleoperator
+from dzrobot.recording.lists import episode_facts
+from dzrobot.rollout.arm.teleoperation import Teleoperator, WatchedPolicy
 from dzrobot.rollout.environment import made_environment
 from dzrobot.rollout.episode import PolicyActor
 from dzrobot.training.data.lerobot import DatasetCatalog

@@ -8,14 +8,14 @@ import pytest
 from dzrobot import DreamZeroPolicy, cli
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
-from dzrobot.rollout.pages.predicted import read_parts
-from dzrobot.rollout.policy_spec import PolicySpec
-from dzrobot.rollout.predictions import (
+from dzrobot.rollout.footage import (
     latent_errors,
     prediction_files,
     predictions_size,
     read_predictions,
 )
+from dzrobot.rollout.pages.predicted import read_parts
+from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import RecordFile
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import dzrobot  # noqa: F401 (registers the ids)
-from dzrobot.rollout.ablation import ablated
+from dzrobot.rollout.perturbation import ablated
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
 
 FIRST, SECOND = plan_episodes(

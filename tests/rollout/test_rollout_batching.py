@@ -7,14 +7,14 @@ import sys
 import pytest
 
 from dzrobot.cli import main
-from dzrobot.commands.results import busy_line
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.policies.base import PlanningTotals
-from dzrobot.rollout.batching import Gathering
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.report import busy_line
 from dzrobot.rollout.evaluation.usage import RUNS_FILE, RunUse, covered, measured, read_uses, shares
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.queue import Gathering
 from dzrobot.rollout.records import RecordFile
 
 SPEC = EvalSpec(

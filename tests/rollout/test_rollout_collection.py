@@ -19,7 +19,7 @@ from dzrobot.rollout.demonstrations.collection import (
     collect,
     run_attempt,
 )
-from dzrobot.rollout.demonstrations.noise import NoisyActions
+from dzrobot.rollout.demonstrations.record import NoisyActions
 from dzrobot.training.data import DatasetReader, ReaderOptions
 
 ROBOT = load_embodiment("libero_mini")

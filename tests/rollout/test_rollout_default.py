@@ -33,7 +33,7 @@ def test_with_no_argument_the_bundled_policy_lifts_and_says_how_to_go_on(command
     printed, errors = process.communicate(timeout=800)
     assert process.returncode == 0, errors
     lines = printed.splitlines()
-    assert lines[0].startswith("Embedded default: dzrobot/lift-v0")
+    assert lines[0].startswith("Bundled default: dzrobot/lift-v0")
     assert "checkpoint" in lines[0]
     assert any("--suite libero_spatial" in line and "--checkpoint" in line for line in lines)
     total = json.loads((tmp_path / "summary.json").read_text())["results"]["total"][0]

@@ -10,11 +10,11 @@ import pytest
 from torch.distributed import TCPStore
 
 from dzrobot.cli import main
-from dzrobot.commands.options.devices import compute_device, render_variables
+from dzrobot.commands.options.policy import compute_device, render_variables
 from dzrobot.errors import ConfigError, ProtocolError
-from dzrobot.rollout.evaluation import distributed
-from dzrobot.rollout.evaluation.distributed import PART, Ranks, join
+from dzrobot.rollout.evaluation import ranks as distributed
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, assist, evaluate, prepare
+from dzrobot.rollout.evaluation.ranks import PART, Ranks, join
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
 from dzrobot.rollout.queue import environment_key
@@ -205,11 +205,6 @@ def test_an_environment_that_says_half_is_explained(variables, said, monkeypatch
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=said):
         join()
-
-
-def test_one_process_is_no_group(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert join() is None
 
 
 def test_results_do_not_depend_on_who_runs_a_case(meeting, tmp_path):

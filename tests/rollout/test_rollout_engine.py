@@ -8,11 +8,18 @@ import pytest
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
-from dzrobot.policies.base import Plan
-from dzrobot.rollout.asynchronous.engine import Engine, EngineActor, ThreadDesk, VirtualDesk
-from dzrobot.rollout.asynchronous.execution import ExecutionOptions, hold_command, schedule
-from dzrobot.rollout.asynchronous.latency import parse_latency
-from dzrobot.rollout.measures import jerk, log_dimensionless_jerk, path_ratio, seam_jump
+from dzrobot.policies.base import Plan, hold_command
+from dzrobot.rollout.asynchronous.engine import (
+    Engine,
+    EngineActor,
+    ThreadDesk,
+    VirtualDesk,
+    jerk,
+    log_dimensionless_jerk,
+    path_ratio,
+    seam_jump,
+)
+from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_latency, schedule
 
 ROBOT = load_embodiment("libero_mini")
 HORIZON = ROBOT.timing.action_horizon

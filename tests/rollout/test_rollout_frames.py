@@ -9,19 +9,16 @@ import pytest
 import dzrobot  # noqa: F401 (registers the ids)
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ModalityError
-from dzrobot.policies.base import SelectivePolicy
+from dzrobot.policies.base import SelectivePolicy, frame_offsets, reads_next
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
-from dzrobot.policies.history import frame_offsets, reads_next
 from dzrobot.rollout.asynchronous.engine import EngineActor, VirtualDesk
-from dzrobot.rollout.asynchronous.execution import ExecutionOptions, schedule
-from dzrobot.rollout.asynchronous.latency import parse_latency
-from dzrobot.rollout.episode import EpisodeRules, PolicyActor, run_episode
+from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_latency, schedule
+from dzrobot.rollout.episode import EpisodeRules, PolicyActor, omitter, run_episode
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
-from dzrobot.rollout.frames import omitter
+from dzrobot.rollout.footage import PredictingActor, prediction_files
 from dzrobot.rollout.policy_spec import HoldPolicy, PolicySpec, RandomPolicy
-from dzrobot.rollout.predictions import PredictingActor, prediction_files
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import RecordFile
 

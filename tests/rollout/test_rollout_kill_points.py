@@ -39,7 +39,7 @@ def found(folder):
 
 @pytest.mark.parametrize("mode", ["kill", "torn", "full"])
 def test_stopped_anywhere_it_goes_on(tmp_path, mode):
-    assert dzrobot.commands.eval.SUMMARY, "loaded here, not in every child"
+    assert dzrobot.commands.eval.COMMON, "loaded here, not in every child"
     folder = tmp_path / "run"
     job = lambda: cli.main(words(folder))  # noqa: E731
     steps = kill_points.operations(job, folder)

@@ -8,7 +8,7 @@ import pytest
 
 from dzrobot.errors import ConfigError
 from dzrobot.rollout.evaluation.report import wilson
-from dzrobot.rollout.evaluation.statistics import (
+from dzrobot.rollout.evaluation.significance import (
     PairCounts,
     adjusted_interval,
     compare_counts,
@@ -191,7 +191,7 @@ def test_a_correlation_is_spearmans():
     [(1.0, 100), *(pytest.param(slope, DRAWS, marks=pytest.mark.long) for slope in (0.0, 1.0))],
 )
 def test_the_interval_of_a_correlation_covers(slope, draws, monkeypatch):
-    monkeypatch.setattr("dzrobot.rollout.evaluation.statistics.CORRELATION_DRAWS", 300)
+    monkeypatch.setattr("dzrobot.rollout.evaluation.significance.CORRELATION_DRAWS", 300)
     truth = spearman_of(*along(1, 200_000, slope, seed=8))
     found = [rank_correlation(*pair) for pair in zip(*along(draws, 40, slope, 9), strict=True)]
     covered = np.mean([one.low <= truth <= one.high for one in found])

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from dzrobot.cli import main
-from dzrobot.commands.candidates import candidate_folders, read_candidates
 from dzrobot.rollout.evaluation.card import read_card, read_cases
 from dzrobot.rollout.evaluation.report import wilson
+from dzrobot.rollout.evaluation.studies.candidates import candidate_folders, read_candidates
 from dzrobot.rollout.records import RecordFile
 
 ENV = "dzrobot/point-v0"

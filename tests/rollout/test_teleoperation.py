@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from dzrobot.cli import main
-from dzrobot.commands.replay import load_recording
+from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.libero.simulated import ArmEnv
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopReading
 from dzrobot.envs.teleop.devices import DEVICES, Guarded
 from dzrobot.errors import ConfigError
-from dzrobot.rollout.demonstrations.teleoperation import (
+from dzrobot.rollout.arm.teleoperation import (
     FAR_RAD,
     FASTEST_M_S,
     LEAD_RAD,

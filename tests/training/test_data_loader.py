@@ -12,9 +12,9 @@ from data_worlds import RELATIVE, ROBOT, TASKS, record, robot
 
 from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.errors import ConfigError, DatasetError
-from dzrobot.modality.augment import PUBLISHED, draw_augmentation, draw_dropped_view
 from dzrobot.modality.pipeline import Pipeline
 from dzrobot.modality.stats import Statistics
+from dzrobot.modality.video import PUBLISHED, draw_augmentation, draw_dropped_view
 from dzrobot.training.data import (
     DatasetReader,
     LoaderOptions,
@@ -25,6 +25,7 @@ from dzrobot.training.data import (
     TrainingData,
     build_loader,
     encode_views,
+    loader,
 )
 from dzrobot.training.data.normalization import measure
 from dzrobot.training.forecast.rehearsal import META, rehearse
@@ -109,6 +110,31 @@ def test_batches_are_the_same_for_any_number_of_workers_and_after_resume(world):
     resumed = dataclasses.replace(plan, start_step=1)
     for one, other in zip(plain[2:], build_loader(mixture(world), resumed), strict=True):
         equal(one, other)
+
+
+def test_shared_memory_is_looked_at_before_workers_start(world, monkeypatch):
+    data = mixture(world)
+    sample = next(iter(build_loader(data, LoaderPlan(global_batch=1, micro_batch=1, stop_step=1))))
+    images = sum(x.nbytes for views in sample["views"].values() for x in views.values())
+    assert images <= data.image_bytes
+    assert data.without_images().image_bytes == 0
+    plan = LoaderPlan(global_batch=4, micro_batch=4, stop_step=1)
+    # Two workers with three micro-batches of four samples each.
+    needed = 2 * 3 * 4 * data.image_bytes
+    for free, refused in ((needed - 1, True), (needed, False)):
+        usage = shutil.disk_usage("/")._replace(free=free)
+        monkeypatch.setattr(loader.shutil, "disk_usage", lambda _, usage=usage: usage)
+        options = LoaderOptions(num_workers=2, prefetch_factor=3)
+        if refused:
+            with pytest.raises(ConfigError, match=r"2 workers.*--shm-size.*data.num_workers=0"):
+                build_loader(data, plan, options)
+            build_loader(data, plan, LoaderOptions())
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+        else:
+            build_loader(data, plan, options)
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+            with pytest.raises(ConfigError, match="of 2 processes"):
+                build_loader(data, plan, options)
 
 
 def test_ranks_share_the_global_batch(world):

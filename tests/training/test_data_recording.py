@@ -13,7 +13,7 @@ from data_worlds import ROBOT, record, step
 
 from dzrobot.errors import DatasetError, UnknownNameError
 from dzrobot.recording import EpisodeWriter, VideoCodec, consolidate
-from dzrobot.recording.features import modality
+from dzrobot.recording.open_episode import modality
 from dzrobot.training.data import DatasetReader, ReaderOptions
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")

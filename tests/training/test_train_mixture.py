@@ -8,7 +8,7 @@ import pytest
 import train_worlds
 from train_worker import digest
 
-from dzrobot.config import load_config
+from dzrobot.configuration import load_config
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.timing import Timing
 from dzrobot.errors import StatisticsError

@@ -10,7 +10,7 @@ import pytest
 import torch
 import train_worlds
 
-from dzrobot.config import load_config, read_config
+from dzrobot.configuration import load_config, read_config
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.timing import frame_grid
 from dzrobot.errors import ConfigError, UnknownNameError

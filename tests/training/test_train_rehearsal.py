@@ -12,11 +12,11 @@ from dzrobot import cli
 from dzrobot.policies.dreamzero.network.prompt import attended_rows
 from dzrobot.policies.dreamzero.network.session import GenerateOptions
 from dzrobot.policies.dreamzero.tiny import tiny_config
-from dzrobot.training.cost.accelerators import DEVICES, FULL, Rate, roofline
+from dzrobot.training.cost.accelerators import DEVICES, FULL, Rate, floor, roofline
 from dzrobot.training.cost.flops import encoder_flops, executed_flops, sample_shape
 from dzrobot.training.cost.memory import Setup
-from dzrobot.training.forecast.forecast import costs, forecast
-from dzrobot.training.forecast.operators import HostReadError
+from dzrobot.training.forecast.forecast import REPLAY_LAUNCHES, costs, forecast
+from dzrobot.training.forecast.operators import BETWEEN, RECORDED, HostReadError
 from dzrobot.training.forecast.rehearsal import (
     META,
     ChunkSetup,
@@ -208,6 +208,47 @@ def test_time_is_the_longest_of_arithmetic_traffic_launches_and_link():
     assert forecast(sent, h100, "eager").total == pytest.approx(1)
     (line,) = costs(product, h100, "eager")
     assert (line.operator, line.share, line.launches) == ("mm", 1, 1)
+
+
+def test_graphs_spare_the_launches_of_recorded_steps_and_no_others():
+    small = torch.empty(8, device=META)
+
+    def run(counter):
+        for _ in range(100):
+            small + 1
+        for _ in range(3):
+            with counter.recorded():
+                for _ in range(50):
+                    small + 1
+            for _ in range(7):
+                small + 1
+
+    found, h100 = rehearse(run), roofline(DEVICES[0])
+    assert found.replays == 3
+    for form, launches in (("compiled", 100 + 3 * 57), ("graph", 100 + 3 * (7 + REPLAY_LAUNCHES))):
+        assert forecast(found, h100, form).host == pytest.approx(launches * h100.launch_s)
+    # Before the first recorded step the device waits for the host; what it runs later is not hidden
+    # behind those launches.
+    slow = dataclasses.replace(
+        h100, bytes_s=Rate(((1.0, 1e6),)), in_place_bytes_s=Rate(((1.0, 1e6),))
+    )
+    seconds = 3 * 57 * 64 / 1e6
+    assert forecast(found, slow, "graph").total == pytest.approx(100 * 64 / 1e6 + seconds)
+    assert forecast(found, h100, "graph").total == pytest.approx(
+        forecast(found, h100, "graph").host
+    )
+    assert forecast(found, floor(DEVICES[0]), "compiled").host == 0
+
+
+def test_chunks_know_their_recorded_steps(chunks):
+    for place, rehearsal in chunks.items():
+        stages = {kernel.stage for kernel in rehearsal.compiled}
+        if place == "prompt":
+            assert (rehearsal.replays, stages) == (0, {"prompt"})
+            continue
+        # One evaluation reads the frames, five denoise.
+        assert rehearsal.replays == 6
+        assert stages == {"chunk", RECORDED, BETWEEN}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import train_worlds
 import yaml
 
 from dzrobot.cli import main
-from dzrobot.config import field_notes, load_config, read_config
+from dzrobot.configuration import field_notes, load_config, read_config
 from dzrobot.envs.franka.make import load_workcell
 from dzrobot.errors import ConfigError
 from dzrobot.training.recipes.read import load_recipe, read_recipe

@@ -15,7 +15,7 @@ import yaml
 
 from dzrobot.cli import main
 from dzrobot.errors import ConfigError
-from dzrobot.ranks import is_first_to_say
+from dzrobot.process import is_first_to_report
 from dzrobot.training.recipes.read import load_recipe
 from dzrobot.training.run.launch import LOG_FILE, _log_file
 
@@ -60,7 +60,7 @@ def test_a_fault_of_many_ranks_is_said_once(monkeypatch, tmp_path):
         (tmp_path / str(rank)).mkdir()
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / str(rank) / "error.json"))
-        said += [(rank, text) for text in ("one fault", "another") if is_first_to_say(text)]
+        said += [(rank, text) for text in ("one fault", "another") if is_first_to_report(text)]
     assert said == [(3, "one fault"), (3, "another")]
 
 

@@ -106,7 +106,7 @@ def recipe(root, **changes):
 
 def config(root, **changes):
     """Return the recipe as a configuration."""
-    from dzrobot.config import load_config
+    from dzrobot.configuration import load_config
     from dzrobot.training.sft_config import SFTConfig
 
     return load_config(SFTConfig, recipe(root, **changes))

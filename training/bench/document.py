@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from dzrobot.config import FrozenConfig
+from dzrobot.configuration import FrozenConfig
 from dzrobot.documents import read_json
 from dzrobot.errors import ConfigError
 

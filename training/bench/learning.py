@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from dzrobot.config import read_config
+from dzrobot.configuration import read_config
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.files import write_json
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.training.bench.document import BenchSettings, Measurement
-from dzrobot.training.bench.measuring import record_noise
+from dzrobot.training.bench.measuring import noise_format, record_noise
 from dzrobot.training.data import (
     DatasetReader,
     LoaderOptions,
@@ -104,10 +104,12 @@ def measure_data(settings: BenchSettings, folder: Path) -> tuple[list[Measuremen
         values=tuple(_decode_ms(data, settings.repeats)),
     )  # fmt: skip
     workers = config.data.num_workers
+    options = LoaderOptions(num_workers=workers, prefetch_factor=config.data.prefetch_factor)
+    size = config.runner.micro_batch_size
     loading = Measurement(
         name=f"loader, {workers} workers" if workers else "loader, in the process",
         unit="samples/s", better="more",
-        values=tuple(_loader_rates(config, data, settings.repeats)),
+        values=tuple(loader_rates(data, size, options, settings.repeats)),
     )  # fmt: skip
     return [decoding, loading], notes
 
@@ -126,12 +128,22 @@ def _decode_ms(data: TrainingData, repeats: int) -> Iterator[float]:
             yield 1000 * (time.perf_counter() - start) / CLIPS
 
 
-def _loader_rates(config: SFTConfig, data: TrainingData, repeats: int) -> Iterator[float]:
-    """Yield samples per second of every micro-batch, after those that workers had ready."""
-    size, workers = config.runner.micro_batch_size, config.data.num_workers
-    ahead = 1 + workers * config.data.prefetch_factor
+def loader_rates(
+    data: TrainingData, size: int, options: LoaderOptions, repeats: int
+) -> Iterator[float]:
+    """Yield samples per second of every micro-batch, after those that workers had ready.
+
+    Args:
+        data: What is read.
+        size: Samples of a micro-batch.
+        options: How it is read.
+        repeats: Micro-batches that are timed.
+
+    Raises:
+        ConfigError: See :func:`dzrobot.training.data.loader.read_batches`.
+    """
+    ahead = 1 + options.num_workers * options.prefetch_factor
     plan = LoaderPlan(global_batch=size, micro_batch=size, stop_step=ahead + repeats)
-    options = LoaderOptions(num_workers=workers, prefetch_factor=config.data.prefetch_factor)
     batches = iter(build_loader(data, plan, options))
     before = time.perf_counter()
     for number in range(ahead + repeats):
@@ -160,7 +172,8 @@ def asked_recipe(settings: BenchSettings, folder: Path) -> tuple[SFTConfig, list
     if read_config(find_recipe(name), own).values.get("data", {}).get("train_data_paths") is None:
         own += _made_up(read_planned(name, own, 1)[0], folder)
         notes.append(
-            f"recordings: none were given, so {_EPISODES} episodes of noise in H.264 were made"
+            f"recordings: none were given, so {_EPISODES} episodes of noise in {noise_format()} "
+            "were made"
         )
     return load_recipe(name, [*own, f"runner.output_dir={folder / 'run'}"], 1), notes
 

@@ -1,11 +1,13 @@
 """Clocks, memory and recordings that every measurement of speed uses."""
 
+import gc
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,19 @@ def synchronize(device: torch.device) -> None:
     """Wait until ``device`` has done what it was told."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def release(device: torch.device) -> None:
+    """Free what nothing refers to any more, and begin to count the device's peak memory anew.
+
+    Sharded networks and compiled code refer to themselves: until they are collected, a network that
+    was deleted still fills the device.
+    """
+    gc.collect()
+    torch._dynamo.reset()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 @contextmanager
@@ -86,8 +101,13 @@ def _processor() -> str:
     return next(named, platform.processor() or "unknown")
 
 
+def noise_format() -> str:
+    """Return how recordings that are made up are stored: without PyAV there are no videos."""
+    return "H.264" if find_spec("av") else "PNG"
+
+
 def record_noise(root: Path, robot: Embodiment, *, episodes: int, frames: int) -> Path:
-    """Write a dataset of ``robot`` in H.264: moving ramps with noise, as hard as a camera's images.
+    """Write a dataset of ``robot``: moving ramps with noise, as hard as a camera's images.
 
     Args:
         root: Folder of the dataset; made.
@@ -96,7 +116,8 @@ def record_noise(root: Path, robot: Embodiment, *, episodes: int, frames: int) -
         frames: Of each.
     """
     rng = numpy_generator("made-up recording", 0)
-    with EpisodeWriter(root, robot, fps=robot.timing.control_hz, video=True) as writer:
+    video = noise_format() == "H.264"
+    with EpisodeWriter(root, robot, fps=robot.timing.control_hz, video=video) as writer:
         for _ in range(episodes):
             for number in range(frames):
                 writer.add_frame(*_noise_frame(robot, rng, number))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dzrobot.errors import ConfigError
 from dzrobot.rng import numpy_generator
 from dzrobot.rollout.environment import look_at, made_environment
-from dzrobot.rollout.frames import omitter
+from dzrobot.rollout.episode import omitter
 from dzrobot.training.bench.document import BenchSettings, Measurement
 
 STEPS = 16

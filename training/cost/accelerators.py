@@ -7,7 +7,7 @@ with the shares of :data:`SUSTAINED`, and a floor with one. A processor's row is
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -75,14 +75,22 @@ PEAK_TFLOPS = {
 family."""
 
 SUSTAINED: Mapping[Kind, float] = {
-    "product": 0.8,
+    "product": 0.66,
     "attention": 0.5,
-    "convolution": 0.5,
+    "convolution": 0.25,
     "memory": 0.9,
 }
-"""Share of a peak that large kernels get. Products: 790 of 989 TFLOP/s, measured on an H200-class
-device. Attention: the lower end of what FlashAttention-2 reports on an A100, 50 to 73 % (arXiv
-2307.08691). Convolutions and memory: assumed; nothing of this network was measured on a GPU."""
+"""Share of a peak that large kernels get for seconds on end."""
+
+SHARE_SOURCES: Mapping[Kind, str] = {
+    "product": "a step of GPT 1.5B at 493 of an H100's 989 TFLOP/s (pytorch/ao#1297), three "
+    "quarters of its time in products; a cold 8192^3 product alone reaches 80%",
+    "attention": "the lower end of FlashAttention-2 on an A100, 50 to 73% (arXiv 2307.08691)",
+    "convolution": "eager, channels first: Conv3d is 2.7 to 3.7 times faster with channels last "
+    "on Hopper (sgl-project/sglang#27431), which is given 80%",
+    "memory": "a copy on an H200 at 4.3 of 4.8 TB/s",
+}
+"""Where the shares come from; nothing of this network was measured on a GPU."""
 
 FULL: Mapping[Kind, float] = dict.fromkeys(SUSTAINED, 1.0)
 """Nothing lost: the floor that no implementation of the same kernels can beat."""
@@ -160,6 +168,11 @@ def roofline(device: Accelerator, shares: Mapping[Kind, float] = SUSTAINED) -> R
     )
 
 
+def floor(device: Accelerator) -> Roofline:
+    """Return a device that reaches its peaks and launches for nothing: nothing is faster."""
+    return replace(roofline(device, FULL), launch_s=0.0)
+
+
 def _steady(rate: float) -> Rate:
     return Rate(((1.0, rate),))
 
@@ -167,6 +180,12 @@ def _steady(rate: float) -> Rate:
 def peak_tflops(device_name: str) -> float | None:
     """Return the dense bf16 peak of a device in TFLOP/s, None where it is not known."""
     return next((peak for part, peak in PEAK_TFLOPS.items() if part in device_name), None)
+
+
+def accelerator(device_name: str) -> Accelerator | None:
+    """Return the row of a device, None where there is none: not every H100 is the one listed."""
+    part = next((part for part in PEAK_TFLOPS if part in device_name), None)
+    return next((device for device in DEVICES if device.name == part), None)
 
 
 def device_peak(device: torch.device) -> float | None:

@@ -16,10 +16,9 @@ from pydantic import BaseModel
 
 from dzrobot.documents import read_json, read_json_lines
 from dzrobot.errors import DatasetError, preview
-from dzrobot.recording import layout
-from dzrobot.recording.change import check_whole
+from dzrobot.recording import formats as layout
 from dzrobot.recording.commit import read_parquet
-from dzrobot.recording.facts import episode_facts
+from dzrobot.recording.folder import check_whole
 from dzrobot.recording.formats import (
     LONGEST_EPISODE,
     Column,
@@ -30,6 +29,7 @@ from dzrobot.recording.formats import (
     TaskRow,
     Writer,
 )
+from dzrobot.recording.lists import episode_facts
 from dzrobot.training.sft_config import EpisodeChoice
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")

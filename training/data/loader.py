@@ -1,8 +1,10 @@
 """Batches in a fixed order, whatever the number of workers and ranks."""
 
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypedDict
 
 import cv2
@@ -12,9 +14,12 @@ from torch.utils.data import DataLoader, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dzrobot.errors import ConfigError
-from dzrobot.modality.augment import AugmentConfig, draw_augmentation, draw_dropped_view
+from dzrobot.modality.video import AugmentConfig, draw_augmentation, draw_dropped_view
 from dzrobot.training.data.mixture import Sample, SampleKey, TrainingData
 from dzrobot.training.sft_config import uneven_batch
+
+SHARED_MEMORY = Path("/dev/shm")
+"""Where workers leave their batches for the training process."""
 
 
 class CollatedBatch(TypedDict):
@@ -225,8 +230,13 @@ def build_loader(
 def read_batches(
     data: TrainingData, keys: Iterable[list[SampleKey]], options: LoaderOptions
 ) -> Batches:
-    """Return the batches of ``keys``, one after the other, from ``data`` as ``options`` say."""
+    """Return the batches of ``keys``, one after the other, from ``data`` as ``options`` say.
+
+    Raises:
+        ConfigError: The batches that workers hold ready do not fit in shared memory.
+    """
     workers = options.num_workers
+    _check_shared_memory(data, len(next(iter(keys), ())), options)
     loader: DataLoader[Sample] = DataLoader(
         data,
         batch_sampler=keys,
@@ -238,6 +248,23 @@ def read_batches(
         multiprocessing_context="fork" if workers else None,
     )
     return Batches(loader)
+
+
+def _check_shared_memory(data: TrainingData, batch: int, options: LoaderOptions) -> None:
+    """Check that all processes' batches fit in ``/dev/shm``; a worker that fills it is killed."""
+    if not options.num_workers or not SHARED_MEMORY.is_dir():
+        return
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    ready = processes * options.num_workers * options.prefetch_factor
+    needed, free = ready * batch * data.image_bytes, shutil.disk_usage(SHARED_MEMORY).free
+    if needed > free:
+        raise ConfigError(
+            f"{SHARED_MEMORY} has {free / 2**20:.0f} MiB free, and {options.num_workers} workers "
+            f"of {processes} processes hold up to {needed / 2**20:.0f} MiB of images there "
+            f"({ready} micro-batches of {batch}). Give the container more (docker run --shm-size), "
+            "or set fewer data.num_workers, a smaller data.prefetch_factor or "
+            "runner.micro_batch_size; data.num_workers=0 needs none"
+        )
 
 
 class _MicroBatches(Sampler[list[SampleKey]]):

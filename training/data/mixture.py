@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -170,6 +171,17 @@ class TrainingData(Dataset[Sample]):
     def without_images(self) -> "TrainingData":
         """Return the same samples with empty ``views``."""
         return TrainingData(self.sources, replace(self._options, images=False), self.seed)
+
+    @property
+    def image_bytes(self) -> int:
+        """Return the bytes of one sample's images, of the source with the largest."""
+        if not self._options.images:
+            return 0
+        robots = [source.spec.embodiment for source in self.sources]
+        return max(
+            robot.timing.frames * sum(3 * math.prod(view.resolution) for view in robot.views)
+            for robot in robots
+        )
 
     def report(self) -> str:
         """Return what was opened, as text: resolution tables, windows and shares."""

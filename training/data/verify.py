@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError
-from dzrobot.recording.quality import idle, is_blank
+from dzrobot.recording.checks import idle, is_blank
 from dzrobot.training.data.column_mapping import ColumnSource
 from dzrobot.training.data.columns import Progress, episode_rows, read_data_file
 from dzrobot.training.data.dataset import DatasetReader

@@ -14,9 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-import av
 import numpy as np
-from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError, MissingDependencyError, find
@@ -45,6 +43,8 @@ class FrameTable:
         Raises:
             DatasetError: The file is damaged or holds no video.
         """
+        import av
+
         try:
             with av.open(str(path)) as container:
                 stream = container.streams.video[0]
@@ -124,8 +124,12 @@ class PyAvDecoder:
     """One open video, decoded by PyAV on the calling thread."""
 
     def __init__(self, path: Path, table: FrameTable) -> None:
+        import av
+        from av.video.reformatter import VideoReformatter
+
         self.table = table
         self._path = path
+        self._failures = av.FFmpegError
         try:
             self._container: Any = av.open(str(path))
             self._stream: Any = self._container.streams.video[0]
@@ -153,7 +157,7 @@ class PyAvDecoder:
         distinct, places = np.unique(wanted, return_inverse=True)
         try:
             images = [self._frame(int(number)) for number in distinct]
-        except av.FFmpegError as error:
+        except self._failures as error:
             self._next = len(self.table.pts)
             raise DatasetError(f"{self._path} does not decode: {error}") from error
         return np.stack(images)[places]
@@ -196,8 +200,10 @@ class PyAvDecoder:
 @cache
 def _one_thread() -> dict[str, int]:
     """Return the option that keeps color conversion on the calling thread, if PyAV has it."""
+    from av import VideoFrame
+
     try:
-        av.VideoFrame(16, 16, "yuv420p").reformat(format="rgb24", threads=1)
+        VideoFrame(16, 16, "yuv420p").reformat(format="rgb24", threads=1)
     except TypeError:
         return {}
     return {"threads": 1}

@@ -1,16 +1,22 @@
 """How long it will take: kernels of a rehearsal on the roofline of a device."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 from dzrobot.training.cost.accelerators import Roofline
 from dzrobot.training.forecast.kernels import Kernel, Kernels
+from dzrobot.training.forecast.operators import BETWEEN, RECORDED
 from dzrobot.training.forecast.rehearsal import Rehearsal, StepRehearsal
 
 Form = Literal["eager", "compiled", "graph"]
-"""Operators one by one; each block compiled; compiled, and launched together as one graph."""
+"""Operators one by one; each block compiled; compiled, and each evaluation of the transformer
+launched as one graph. What lies outside of it (encoders, contexts, solver) is launched one by one
+in every form."""
+
+REPLAY_LAUNCHES = 4
+"""Of one recorded step: the copy of its inputs, the replay, a copy of each of its two results."""
 
 _DEPTH = 5
 
@@ -36,18 +42,29 @@ def forecast(rehearsal: Rehearsal, roof: Roofline, form: Form) -> Time:
     counts; a processor does one after the other.
     """
     kernels = _kernels(rehearsal, form)
+    if form != "graph":
+        return _time(kernels, kernels.total(), rehearsal.link_bytes, roof)
+    # Until the first recorded step the host may be behind; from then on it is ahead.
+    before = Counter({k: n for k, n in kernels.items() if k.stage not in (RECORDED, BETWEEN)})
+    later = kernels - before
+    between = sum(count for kernel, count in later.items() if kernel.stage == BETWEEN)
+    launches = between + REPLAY_LAUNCHES * rehearsal.replays
+    first = _time(before, before.total(), rehearsal.link_bytes, roof)
+    second = _time(later, launches, 0.0, roof)
+    return Time(*(sum(both) for both in zip(astuple(first), astuple(second), strict=True)))
+
+
+def _time(kernels: Kernels, launches: int, link_bytes: float, roof: Roofline) -> Time:
     device = sum(count * _seconds(kernel, roof) for kernel, count in kernels.items())
-    host = 0.0 if form == "graph" else roof.launch_s * kernels.total()
-    link = rehearsal.link_bytes / roof.link_bytes_s
+    host, link = roof.launch_s * launches, link_bytes / roof.link_bytes_s
     total = max(device, host, link) if roof.overlaps else device + host + link
     return Time(device, host, link, total)
 
 
 def step_seconds(step: StepRehearsal, roof: Roofline, form: Form, parts: int = 1) -> float:
     """Return the time of one optimizer step of ``parts`` micro-batches."""
-    update = "eager" if form == "compiled" else form
     parts_s = parts * forecast(step.micro_batch, roof, form).total
-    return parts_s + forecast(step.update, roof, update).total
+    return parts_s + forecast(step.update, roof, "eager").total
 
 
 @dataclass(frozen=True)

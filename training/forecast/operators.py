@@ -25,7 +25,7 @@ from torch.utils.module_tracker import ModuleTracker
 
 from dzrobot.errors import DzrobotError
 from dzrobot.training.cost.accelerators import Kind
-from dzrobot.training.run.parallel import clean_name
+from dzrobot.training.run.parallel import clean_name, indexed
 
 _ATEN = torch.ops.aten
 _ALLOCATIONS = {
@@ -47,6 +47,13 @@ _HOST = torch.device("cpu")
 _BLOCK = re.compile(r"^(?:.*\.blocks\.\d+|Block)(?=\.|$)")
 _WIDEST_HEAD = 256
 """Of what flash attention takes."""
+
+
+RECORDED = "recorded step"
+"""Stage of what graphs launch as one."""
+
+BETWEEN = "between recorded steps"
+"""Stage of what follows the first of them: it is launched while the device still runs one."""
 
 
 class HostReadError(DzrobotError):
@@ -103,7 +110,7 @@ class OperatorCounter(TorchDispatchMode):
     """Records the operators on ``device`` that run inside of it, forward and backward."""
 
     def __init__(self, device: torch.device) -> None:
-        """Count on ``device``, which is the meta device or one that really computes."""
+        """Count on ``device``, the meta device or one that computes."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.uploads: Counter[Upload] = Counter()
@@ -113,7 +120,10 @@ class OperatorCounter(TorchDispatchMode):
         self.link_bytes = 0.0
         """Bytes that this device sends to its neighbors; see :meth:`send`."""
 
-        self._device = device
+        self.replays = 0
+        """Steps that graphs launch as one; see :meth:`recorded`."""
+
+        self.device = indexed(device)
         self._stage = ""
         self._modules = ModuleTracker()
         self._shapes = _SHAPES
@@ -143,6 +153,14 @@ class OperatorCounter(TorchDispatchMode):
         finally:
             self._stage = before
 
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record what runs inside as one step that graphs would launch as one."""
+        self.replays += 1
+        with self.stage(RECORDED):
+            yield
+        self._stage = BETWEEN
+
     def send(self, bytes_: float) -> None:
         """Add to what is sent to neighbors; collectives are no operators of one device."""
         self.link_bytes += bytes_
@@ -165,8 +183,8 @@ class OperatorCounter(TorchDispatchMode):
     def _check_reads(
         self, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Tensor]
     ) -> None:
-        on_device = [tensor for tensor in given if tensor.device == self._device]
-        if not on_device or self._device == _HOST:
+        on_device = [tensor for tensor in given if tensor.device == self.device]
+        if not on_device or self.device == _HOST:
             return
         leaves = packet in _COPIES and (
             args[0].device == _HOST if packet is _ATEN.copy_ else kwargs.get("device") == _HOST
@@ -191,9 +209,9 @@ class OperatorCounter(TorchDispatchMode):
             return
         changed = _changed(func, *given_all)
         written = changed or list(new.values())
-        if not written or all(tensor.device != self._device for tensor in (*given, *written)):
+        if not written or all(tensor.device != self.device for tensor in (*given, *written)):
             return
-        if packet in _COPIES and given[-1].device == _HOST and self._device != _HOST:
+        if packet in _COPIES and given[-1].device == _HOST and self.device != _HOST:
             # A transfer of its own engine, beside the kernels.
             self._upload(given_all, given[-1])
             return
@@ -320,17 +338,18 @@ def _remade(leaf: _Layout) -> Tensor:
 class Constructors(TorchFunctionMode):
     """Tells a counter of tensors that are made of numbers of the host, which no operator shows."""
 
-    def __init__(self, counter: OperatorCounter, device: torch.device) -> None:
-        """Watch for tensors on ``device``."""
+    def __init__(self, counter: OperatorCounter) -> None:
+        """Watch for tensors on the device of ``counter``."""
         super().__init__()
-        self._counter, self._device = counter, device
+        self._counter = counter
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Run ``func``."""
         result = func(*args, **(kwargs or {}))
-        if func in (torch.tensor, torch.as_tensor) and result.device == self._device != _HOST:
+        made = func in (torch.tensor, torch.as_tensor)
+        if made and result.device == self._counter.device != _HOST:
             self._counter.sent(result, is_blocking=True)
         return result
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
-from dzrobot.training.cost.accelerators import DEVICES, FULL, Accelerator, Roofline, roofline
+from dzrobot.training.cost.accelerators import DEVICES, Accelerator, Roofline, floor, roofline
 from dzrobot.training.cost.flops import sample_cost
 from dzrobot.training.cost.memory import GIB, count_parameters, plan_memory
 from dzrobot.training.cost.plan import ASSUMED_PROMPT, run_setup
@@ -106,11 +106,11 @@ def step_table(profiles: Sequence[tuple[str, StepProfile]]) -> Iterator[str]:
         for device in DEVICES:
             roof = roofline(device)
             eager, compiled = (profile.samples_s(roof, form) for form in ("eager", "compiled"))
-            floor = profile.samples_s(roofline(device, FULL), "graph")
+            least = profile.samples_s(floor(device), "compiled")
             own = eager if profile.form == "eager" else compiled
             share = own * profile.model_flops / (1e12 * device.half_tflops)
             yield (
-                f"{name:<30}{device.name:<10}{eager:>8.3g}{compiled:>10.3g}{floor:>8.3g}"
+                f"{name:<30}{device.name:<10}{eager:>8.3g}{compiled:>10.3g}{least:>8.3g}"
                 f"{share:>7.1%}  {_fit(profile.peak_bytes, device)}"
             )
 
@@ -158,7 +158,7 @@ def chunk_table(name: str, profile: ChunkProfile) -> Iterator[str]:
     )
     for device in DEVICES:
         rows = [(str(form), form, roofline(device)) for form in forms]
-        for head, form, roof in (*rows, ("floor", forms[-1], roofline(device, FULL))):
+        for head, form, roof in (*rows, ("floor", "compiled", floor(device))):
             found = [profile.chunks[start] for start in places] + [profile.prompt]
             cells = [f"{_short(1e3 * forecast(part, roof, form).total):>10}" for part in found]
             fit = f"  {_fit(profile.weights, device)}"

@@ -6,7 +6,7 @@ import torch
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.policies.dreamzero.network.session import GenerateOptions
-from dzrobot.training.cost.accelerators import DEVICES, LAUNCH_S, SUSTAINED
+from dzrobot.training.cost.accelerators import DEVICES, LAUNCH_S, SHARE_SOURCES, SUSTAINED
 from dzrobot.training.cost.plan import ASSUMED_PROMPT
 from dzrobot.training.forecast.profile import (
     ChunkProfile,
@@ -24,6 +24,7 @@ from dzrobot.training.recipes.read import read_planned
 
 STEPS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "5B, all weights, 8 devices": ("droid_sft_dreamzero_5b", (), 8),
+    "5B, all weights, 1 device": ("droid_sft_dreamzero_5b", ("runner.global_batch_size=32",), 1),
     "5B, LoRA, 1 device": (
         "droid_sft_dreamzero_5b",
         ("model.is_lora=true", "runner.micro_batch_size=1", "runner.global_batch_size=1"), 1,
@@ -96,10 +97,12 @@ def forecast_tables() -> Iterator[str]:
 
 
 def _assumptions() -> Iterator[str]:
-    shares = ", ".join(f"{kind} {share:.0%}" for kind, share in SUSTAINED.items())
-    yield f"Shares of the peaks: {shares}; {1e6 * LAUNCH_S:g} us of the host per operator."
-    yield "`compiled`: each transformer block; `graph`: compiled, and launched as one; `floor`:"
-    yield "the same kernels at the full peaks."
+    yield f"{1e6 * LAUNCH_S:g} us of the host per operator. Shares of the peaks:"
+    for kind, share in SUSTAINED.items():
+        yield f"  {kind:<12}{share:>4.0%}  {SHARE_SOURCES[kind]}"
+    yield "`compiled`: each transformer block; `graph`: compiled, and each evaluation of the"
+    yield "transformer launched as one; `floor`: the kernels of `compiled` at the full peaks,"
+    yield "launched for nothing."
     yield f"\n{'device':<10}{'TFLOP/s':>9}{'GB/s':>7}{'GB':>5}  source"
     for device in DEVICES:
         yield (

@@ -12,17 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.modality.augment import draw_augmentation
-from dzrobot.modality.video import encode_views
+from dzrobot.modality.video import draw_augmentation, encode_views
 from dzrobot.policies.dreamzero.checkpoints.load import build_network, empty_network
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
-from dzrobot.policies.dreamzero.network.dit import CausalDiT
+from dzrobot.policies.dreamzero.network.dit import CausalDiT, StepInputs
 from dzrobot.policies.dreamzero.network.generate import predict
+from dzrobot.policies.dreamzero.network.lanes import Lane, lanes_of
+from dzrobot.policies.dreamzero.network.layers import ContextKV
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
     InferenceNoise,
     InferenceRequest,
+    KVCache,
     Prompt,
     SessionCache,
     noise_shapes,
@@ -69,6 +71,9 @@ class Rehearsal:
     link_bytes: float
     """Sent to other devices."""
 
+    replays: int = 0
+    """Steps among it that graphs would launch as one."""
+
     @property
     def flops(self) -> float:
         """Return the operations of all products, attentions and convolutions."""
@@ -99,11 +104,11 @@ def _of_stage(kernels: Kernels, name: str) -> Kernels:
 def rehearse(run: Callable[[OperatorCounter], None], device: torch.device = META) -> Rehearsal:
     """Return what ``run`` runs on ``device``."""
     counter = OperatorCounter(device)
-    with accelerator_attention(), Constructors(counter, device), counter:
+    with accelerator_attention(), Constructors(counter), counter:
         run(counter)
     return Rehearsal(
         eager=eager(counter.calls), compiled=compiled(counter.calls), uploads=counter.uploads,
-        misplaced=counter.misplaced, link_bytes=counter.link_bytes,
+        misplaced=counter.misplaced, link_bytes=counter.link_bytes, replays=counter.replays,
     )  # fmt: skip
 
 
@@ -175,6 +180,7 @@ def of_all_layers(run: Callable[[int], Rehearsal], few: int, layers: int) -> Reh
         uploads=more.uploads,
         misplaced=more.misplaced,
         link_bytes=more.link_bytes + further * (more.link_bytes - less.link_bytes),
+        replays=more.replays,
     )
 
 
@@ -404,9 +410,27 @@ def _chunks(plan: ChunkSetup, session: SessionCache) -> dict[int, Rehearsal]:
 
         def chunk(counter: OperatorCounter, request: InferenceRequest = request) -> None:
             with counter.stage("chunk"):
-                predict(model, [session], [request], plan.options)
+                lanes = [
+                    _WatchedLane(lane.number, lane.dit, lane.prompts, counter=counter)
+                    for lane in lanes_of(model.model, plan.options.prompts)
+                ]
+                predict(model, [session], [request], plan.options, lanes)
 
         found[start] = rehearse(chunk)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _WatchedLane(Lane):
+    """Tells a counter which operators are one evaluation of the transformer."""
+
+    counter: OperatorCounter
+
+    def step(
+        self, inputs: StepInputs, cache: KVCache, contexts: list[ContextKV]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what :meth:`CausalDiT.step` does."""
+        with self.counter.recorded():
+            return super().step(inputs, cache, contexts)
 
 
 def _request(plan: ChunkSetup, frames: int) -> InferenceRequest:

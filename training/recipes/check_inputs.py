@@ -11,7 +11,7 @@ from dzrobot.modality.stats import Statistics
 from dzrobot.policies.dreamzero.checkpoints.hub import is_hub_file, is_hub_id
 from dzrobot.policies.dreamzero.checkpoints.names import ShardIndex
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
-from dzrobot.recording import layout
+from dzrobot.recording import formats as layout
 from dzrobot.recording.formats import EpisodeRow
 from dzrobot.training.data.lerobot import read_info
 from dzrobot.training.recipes.architecture import (

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dzrobot.config import RawConfig, place_of, read_config
+from dzrobot.configuration import RawConfig, place_of, read_config
 from dzrobot.errors import ConfigError, UnknownNameError, suggest
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.training.recipes.check import find_faults, folder_faults

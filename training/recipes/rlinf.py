@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dzrobot.config import RawConfig, place_of
+from dzrobot.configuration import RawConfig, place_of
 from dzrobot.training.sft_config import SFTConfig
 from dzrobot.yaml_values import Place, dotted
 

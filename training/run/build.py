@@ -18,10 +18,10 @@ from torch import Tensor
 
 from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError, DatasetError
-from dzrobot.modality.augment import PUBLISHED, AugmentConfig
+from dzrobot.modality.video import PUBLISHED, AugmentConfig
+from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.coldstart import Components, cold_start
 from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint, open_checkpoint
-from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.hub import locate
 from dzrobot.policies.dreamzero.checkpoints.load import (
     build_network,
@@ -36,8 +36,11 @@ from dzrobot.policies.dreamzero.checkpoints.lora import (
     adapter_scale,
 )
 from dzrobot.policies.dreamzero.checkpoints.names import is_adapter
-from dzrobot.policies.dreamzero.checkpoints.random_init import RandomInitSource
-from dzrobot.policies.dreamzero.checkpoints.sources import UnionSource, WeightSource
+from dzrobot.policies.dreamzero.checkpoints.sources import (
+    RandomInitSource,
+    UnionSource,
+    WeightSource,
+)
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.prompt import DEFAULT_TOKENIZER, PromptTokenizer
 from dzrobot.policies.dreamzero.network.world_action import (

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from dzrobot.errors import DatasetError
 from dzrobot.files import move
-from dzrobot.modality.text import prompt_of
-from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
+from dzrobot.modality.window import prompt_of
+from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.names import TEXT
 from dzrobot.policies.dreamzero.checkpoints.sources import StateDictSource, WeightSource
 from dzrobot.policies.dreamzero.network.config import NetworkConfig, TextConfig

@@ -31,12 +31,12 @@ from dzrobot.policies.dreamzero.checkpoints.names import (
     peft_name,
 )
 from dzrobot.policies.dreamzero.checkpoints.passport import Passport, passport_for
+from dzrobot.policies.dreamzero.checkpoints.shards import ShardOptions
 from dzrobot.policies.dreamzero.checkpoints.sources import (
     StateDictSource,
     UnionSource,
     WeightSource,
 )
-from dzrobot.policies.dreamzero.checkpoints.writer import ShardOptions
 from dzrobot.training.run.build import TrainingComponents, tokenizer_path
 from dzrobot.training.run.checkpoint import SavedCheckpoint
 from dzrobot.training.run.parallel import DTYPES

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dzrobot.modality.augment import AugmentConfig
+from dzrobot.modality.video import AugmentConfig
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.diffusion import (
     DiffusionNoise,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dzrobot.errors import DzrobotError
-from dzrobot.ranks import is_first_to_say
+from dzrobot.process import is_first_to_report
 from dzrobot.training.recipes.read import load_recipe
 from dzrobot.training.sft_config import SFTConfig
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         config = load_recipe(arguments[0], arguments[1:], int(os.environ.get("WORLD_SIZE", "1")))
         return train(config)
     except DzrobotError as error:
-        if is_first_to_say(str(error)):
+        if is_first_to_report(str(error)):
             sys.stderr.write(f"{error}\n")
             sys.stderr.flush()
         return FAULT
@@ -54,8 +54,6 @@ def train(config: SFTConfig) -> int:
     Returns:
         The exit code.
     """
-    # Fragmentation costs large batches some gigabytes; must be set before the allocator starts.
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     _log.info("loading libraries, then weights and datasets")
     from dzrobot.training.run.build import build
     from dzrobot.training.run.parallel import init_distributed

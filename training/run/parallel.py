@@ -67,6 +67,23 @@ class DistributedEnvironment:
         return self.rank == 0
 
 
+def set_cuda_defaults() -> None:
+    """Set what CUDA's libraries read when they start, where the environment does not set it.
+
+    Without segments that grow, fragmentation costs large batches some gigabytes. Without a fixed
+    workspace, cuBLAS refuses to give equal bits (``runner.deterministic``).
+    """
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def indexed(device: torch.device) -> torch.device:
+    """Return ``device`` as its tensors name it: ``cuda`` is one of several, ``cuda:0`` is one."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+
+
 def init_distributed(device_type: str | None = None) -> DistributedEnvironment:
     """Join the run that torchrun started, or make one of a single process.
 
@@ -76,6 +93,7 @@ def init_distributed(device_type: str | None = None) -> DistributedEnvironment:
     Raises:
         ConfigError: More processes on this machine than accelerators.
     """
+    set_cuda_defaults()
     kind = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if kind == "cuda" and local_rank >= torch.cuda.device_count():

@@ -17,12 +17,12 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
     read_metadata,
 )
 from dzrobot.policies.dreamzero.checkpoints.load import expected_shapes, official_state
+from dzrobot.policies.dreamzero.checkpoints.shards import (
+    refuse_existing,
+)
 from dzrobot.policies.dreamzero.checkpoints.sources import (
     StateDictSource,
     UnionSource,
-)
-from dzrobot.policies.dreamzero.checkpoints.writer import (
-    refuse_existing,
 )
 from dzrobot.policies.dreamzero.network.config import (
     DiTConfig,

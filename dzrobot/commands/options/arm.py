@@ -1,19 +1,36 @@
-"""Flags and surroundings of the commands that move an arm."""
+"""Flags of the commands that move an arm."""
 
 import argparse
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.signals import Terminated
-from dzrobot.rollout.arm.attended import Attended, OperatorOptions, attended
+from dzrobot.rollout.environment import OperatorOptions
+
+
+def add_workcell(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags that say which environment is driven."""
+    parser.add_argument(
+        "--env", type=flags.text, default="dzrobot/Franka-PnP-v0", help="Gymnasium id"
+    )
+    parser.add_argument(
+        "--workcell",
+        type=flags.text,
+        help="emulated, emulated:empty, emulated:OBJECT, fake, or a YAML file of a workcell",
+    )
+    parser.add_argument(
+        "--env-arg", action="append", default=[], metavar="KEY=VALUE",
+        help="keyword argument of the environment, such as slow_first_steps=20",
+    )  # fmt: skip
+
+
+def workcell_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the environment's keyword arguments."""
+    given = {} if arguments.workcell is None else {"workcell": arguments.workcell}
+    return given | flags.keywords(arguments.env_arg)
 
 
 def add_teleop_settings(group: Any) -> None:
-    """Declare ``--teleop-arg``, of the commands that open a device which people steer with."""
+    """Declare ``--teleop-arg``, of the commands that open a teleoperation device."""
     group.add_argument(
         "--teleop-arg", action="append", default=[], metavar="KEY=VALUE",
         help="setting of the device, such as dead_zone=0.15",
@@ -21,7 +38,7 @@ def add_teleop_settings(group: Any) -> None:
 
 
 def add_attention(group: Any) -> None:
-    """Declare the flags that say how an arm is looked after."""
+    """Declare the flags that say how the operator of an arm is involved."""
     group.add_argument(
         "--unattended", action="store_true",
         help="arm: ask nobody before it moves, and continue after a lost frame or a slow policy; "
@@ -42,29 +59,8 @@ def add_attention(group: Any) -> None:
     )  # fmt: skip
 
 
-@contextmanager
-def looked_after(
-    arguments: argparse.Namespace, title: str, log: Path | None, *, asks_reason: bool = False
-) -> Iterator[Attended]:
-    """Yield what looks after the arms of a command while it runs.
-
-    Args:
-        arguments: Of :func:`add_attention`.
-        title: Heads the operator's screen.
-        log: Where their log goes if nothing else is said. None: nowhere.
-        asks_reason: Whether they are asked why an episode failed.
-    """
-    file = arguments.log or log
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    attention = OperatorOptions(
-        title=title, unattended=arguments.unattended, preview=arguments.preview, log=file,
-        asks_reason=asks_reason,
-    )  # fmt: skip
-    try:
-        with attended(attention) as people:
-            yield people
-    except KeyboardInterrupt as ended:
-        if ended.args == (signal.SIGTERM.name,):
-            raise Terminated from ended
-        raise
+def read_operator(arguments: argparse.Namespace) -> OperatorOptions:
+    """Return how the operator is involved, as the flags of :func:`add_attention` say."""
+    return OperatorOptions(
+        unattended=arguments.unattended, preview=arguments.preview, log=arguments.log
+    )

@@ -1,37 +1,33 @@
-"""What commands that evaluate have in common: which flags there are, and what they say."""
+"""Flags of the commands that evaluate policies, and what they ask for as one typed value."""
 
 import argparse
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.arm import add_attention
-from dzrobot.commands.options.devices import add_render_device
-from dzrobot.commands.options.execution import read_execution
-from dzrobot.commands.options.keys import read_key
-from dzrobot.commands.options.tracking import add_tracking
-from dzrobot.commands.options.weights import add_weights, read_weights
-from dzrobot.commands.results import folder_name
-from dzrobot.embodiments.spec import History
-from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
-from dzrobot.policies.dreamzero.options import Noise, PolicyOptions
-from dzrobot.rollout.arms import slowed
-from dzrobot.rollout.environment import look_at
-from dzrobot.rollout.evaluation.evaluate import PREDICTED_EPISODES, Evaluation
-from dzrobot.rollout.policy_spec import BUILT_IN, REMOTE, PolicySpec
-from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
-
-DEFAULT_ENV = "dzrobot/lift-v0"
-DEFAULT_EPISODES = 10
-EXAMPLE = (
-    "python examples/eval_libero.py --suite libero_spatial --protocol standard-10x50 "
-    "--checkpoint PATH_OR_HUB_ID --device cuda --workers 8"
+from dzrobot.commands.options.arm import add_attention, read_operator
+from dzrobot.commands.options.policy import (
+    add_render_device,
+    add_speed,
+    add_weights,
+    read_weights,
+    render_variables,
 )
+from dzrobot.embodiments.spec import History
+from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.options import Noise, PolicyOptions
+from dzrobot.rollout.asynchronous.execution import WAYS, Execution, ExecutionOptions, parse_latency
+from dzrobot.rollout.evaluation.evaluate import PREDICTED_EPISODES, RunOptions
+from dzrobot.rollout.evaluation.studies.runner import Log, unlogged
+from dzrobot.rollout.evaluation.studies.variants import EvaluationRequest, refuse_local
+from dzrobot.rollout.policy_spec import REMOTE, PolicySettings
+from dzrobot.rollout.protocol import PROTOCOLS
 
 WORKERS = min(2, os.cpu_count() or 1)
-"""Simulators, unless it is said how many."""
+"""Simulators, unless the user chooses a number."""
 
 _RESERVED = {
     "render_mode": "--videos",
@@ -43,17 +39,11 @@ _RESERVED = {
 
 _HISTORY: dict[str, History] = {"on": "recent", "off": "off", "recent": "recent", "grid": "grid"}
 
-
-@dataclass(frozen=True)
-class AskedEvaluation:
-    """What the flags say."""
-
-    evaluation: Evaluation
-    label: str
-    """Of what is run, for the name of a folder."""
-
-    greeting: tuple[str, ...]
-    """What is said first: which defaults were taken."""
+_LOCAL = (
+    "dit_steps", "cfg_scale", "policy_seed", "compile", "graphs", "device", "dtype", "memory",
+    "quantize", "cfg_devices", "revision",
+)  # fmt: skip
+"""Flags that a policy server decides for itself."""
 
 
 def add_what(group: Any) -> None:
@@ -79,6 +69,30 @@ def add_what(group: Any) -> None:
         "--ablate-images", choices=["none", "shuffle", "other-start"], default="none",
         help="corrupt what the policy sees: tiles of 8 x 8 pixels change places, or the first "
         "images of another initial state are shown throughout",
+    )  # fmt: skip
+
+
+def add_studies(group: Any) -> None:
+    """Declare the flags that compare several evaluations."""
+    group.add_argument(
+        "--perturb", action="append", default=[], metavar="AXIS[:LEVEL]",
+        help="make the same episodes harder, beside unperturbed ones, and compare the pairs; "
+        "axes: camera, light, texture, robot_init, language, noise, layout; levels 1 to 5 "
+        "(default: 3); may be repeated",
+    )  # fmt: skip
+    group.add_argument(
+        "--against", type=flags.path, metavar="RESULTS",
+        help="of the same episodes: compare with them at the end",
+    )  # fmt: skip
+    group.add_argument(
+        "--stop-early", action="store_true",
+        help="with --against: end as soon as the difference is decided at the 5 %% level",
+    )  # fmt: skip
+    group.add_argument(
+        "--blind", type=flags.text, nargs="+", metavar="POLICY",
+        help="arm: several policies (checkpoints, module:factory, ws:// addresses of servers) from "
+        "the same starts, in a drawn order that the operator does not learn before all trials are "
+        "done; all are loaded at once",
     )  # fmt: skip
 
 
@@ -115,17 +129,29 @@ def add_acting(group: Any) -> None:
     )  # fmt: skip
 
 
-def add_speed(group: Any) -> None:
-    """Declare what makes the network faster on a GPU."""
+def add_execution(group: Any) -> None:
+    """Declare the flags."""
     group.add_argument(
-        "--compile", action="store_true", default=None,
-        help="compile the network's blocks: faster on a GPU, last bits vary, the first plan takes "
-        "minutes",
+        "--execution", choices=get_args(Execution),
+        help="sync: hold still until the next plan is there; naive: go over to it when it is; rtc: "
+        "have it continue the running one; trained: likewise, by a network trained for it",
     )  # fmt: skip
     group.add_argument(
-        "--graphs", action="store_true", default=None,
-        help="on a GPU: record its work for every place of the memory's window, and launch it as "
-        "one; goes together with --compile",
+        "--latency", type=flags.text, metavar="TIME",
+        help=f"of a plan, in simulators, on a clock that follows their steps: {WAYS}; presets in "
+        "use: 0.2 and 0.6",
+    )  # fmt: skip
+    group.add_argument(
+        "--first-plan", choices=["charged", "free"], default="charged",
+        help="whether the first plan of an episode takes time as well",
+    )  # fmt: skip
+    group.add_argument(
+        "--rtc-strength", type=flags.number(0, 1000), metavar="BETA",
+        help="most that rtc multiplies its guidance by (default: the number of solver steps)",
+    )  # fmt: skip
+    group.add_argument(
+        "--rtc-weights", choices=["linear", "exp"], default="linear",
+        help="how the overlap with the running plan fades",
     )  # fmt: skip
 
 
@@ -159,11 +185,83 @@ def add_how(group: Any) -> None:
     group.add_argument(
         "--max-errors", type=flags.whole(1), default=10, help="exceptions before giving up"
     )
-    add_tracking(group)
+    group.add_argument(
+        "--wandb", type=flags.text, metavar="PROJECT",
+        help="also log the results and the card to this Weights & Biases project",
+    )  # fmt: skip
     add_attention(group)
 
 
-def read_batch_window(arguments: argparse.Namespace) -> float:
+def read_request(arguments: argparse.Namespace) -> EvaluationRequest:
+    """Return what the flags ask for.
+
+    Raises:
+        ConfigError: flags that do not go together.
+    """
+    local = tuple(
+        f"--{name.replace('_', '-')}" for name in _LOCAL if vars(arguments)[name] is not None
+    )
+    if arguments.server is not None or arguments.policy == REMOTE:
+        # Before these flags are read: they may not fit this machine.
+        refuse_local(local)
+    drawing = render_variables(arguments.render_device)
+    # Environments of this process as well.
+    os.environ.update(drawing[0] if drawing else {})
+    options = RunOptions(
+        workers=WORKERS if arguments.workers is None else arguments.workers,
+        videos=arguments.videos,
+        predictions=None if arguments.predictions is None else arguments.predictions == "on",
+        shard=arguments.shard,
+        batch_window_s=_batch_window(arguments),
+        max_errors=arguments.max_errors,
+        variables=drawing,
+    )
+    return EvaluationRequest(
+        suites=arguments.suite or (),
+        env=arguments.env,
+        arguments=flags.keywords(arguments.env_arg, _RESERVED),
+        protocol=arguments.protocol,
+        tasks=arguments.tasks,
+        episodes=arguments.episodes,
+        max_steps=arguments.max_steps,
+        seed=arguments.seed,
+        checkpoint=arguments.checkpoint,
+        policy=arguments.policy,
+        server=arguments.server,
+        api_key_file=arguments.api_key_file,
+        settings=_policy_settings(arguments),
+        local_flags=local,
+        ablation=arguments.ablate_images,
+        batched=arguments.batch,
+        execution=_execution(arguments),
+        output=arguments.output,
+        options=options,
+        workers_given=arguments.workers is not None,
+        project=arguments.wandb,
+        full_speed=arguments.full_speed,
+        operator=read_operator(arguments),
+    )
+
+
+def _policy_settings(arguments: argparse.Namespace) -> PolicySettings:
+    return PolicySettings(
+        privileged=arguments.privileged,
+        embodiment=arguments.embodiment,
+        options=PolicyOptions(
+            dit_steps=arguments.dit_steps,
+            execute=arguments.execute,
+            history=_HISTORY[arguments.history] if arguments.history else None,
+            cfg_scale=arguments.cfg_scale,
+            noise=arguments.noise,
+            seed=arguments.policy_seed,
+            compile=bool(arguments.compile),
+            graphs=bool(arguments.graphs),
+        ),
+        **read_weights(arguments),
+    )
+
+
+def _batch_window(arguments: argparse.Namespace) -> float:
     """Return the seconds of ``--batch-window-ms``.
 
     Raises:
@@ -179,129 +277,55 @@ def read_batch_window(arguments: argparse.Namespace) -> float:
     return float(arguments.batch_window_ms) / 1000
 
 
-def read_evaluation(arguments: argparse.Namespace) -> AskedEvaluation:
-    """Return what the flags say.
+def _execution(arguments: argparse.Namespace) -> ExecutionOptions | None:
+    """Return how plans are executed; None where time stands still.
 
     Raises:
-        ConfigError: flags that do not go together.
-        UnknownNameError: a name that nothing has.
+        ConfigError: an unknown latency, or guidance of an execution that has none.
     """
-    greeting: list[str] = []
-    suites = arguments.suite or ()
-    name = arguments.protocol or ("standard-10x50" if suites else "custom")
-    protocol = find(PROTOCOLS, "protocol", name)
-    env, episodes = arguments.env, arguments.episodes
-    if not suites and env is None:
-        env = protocol.suite or DEFAULT_ENV
-        if arguments.protocol is None:
-            protocol = PROTOCOLS["lift-100"]
-            episodes = DEFAULT_EPISODES if episodes is None else episodes
-        greeting.append(
-            f"Embedded default: {env} (robosuite's Lift in the shape of LIBERO; it is not LIBERO)."
-        )
-    given = flags.keywords(arguments.env_arg, _RESERVED)
-    if not suites:
-        given = _checked_for_arms(arguments, str(env), given, greeting)
-    policy = _policy_spec(arguments, greeting)
-    if not suites and arguments.env is None:
-        greeting.append(f"LIBERO with a real checkpoint: {EXAMPLE}")
-    spec = EvalSpec(
-        protocol=protocol,
-        suites=suites,
-        env=env,
-        tasks=arguments.tasks,
-        episodes=episodes,
-        first_episode=arguments.first_episode,
-        max_steps=arguments.max_steps,
-        seed=arguments.seed,
-        arguments=given,
+    chosen = arguments.execution is not None or arguments.latency is not None
+    guided = arguments.rtc_strength is not None or arguments.rtc_weights != "linear"
+    if not (chosen or guided):
+        return None
+    options = ExecutionOptions(
+        execution=arguments.execution or "sync",
+        latency=None if arguments.latency is None else parse_latency(arguments.latency),
+        first_plan=arguments.first_plan,
+        strength=arguments.rtc_strength,
+        weights=arguments.rtc_weights,
     )
-    evaluation = Evaluation(
-        spec=spec,
-        policy=policy,
-        ablation=arguments.ablate_images,
-        perturbation=arguments.perturbation,
-        batched=arguments.batch,
-        execution=read_execution(arguments),
-    )
-    label = folder_name(suites, str(env))
-    return AskedEvaluation(evaluation, label, tuple(greeting))
+    return options if chosen else None
 
 
-def _checked_for_arms(
-    arguments: argparse.Namespace, env: str, given: dict[str, Any], greeting: list[str]
-) -> dict[str, Any]:
-    """Return the environment's arguments; an arm's as it takes them, and none it would regret."""
-    facts = look_at(env, None, given)
-    if not facts.moves_an_arm:
-        return given
-    if not (arguments.checkpoint or arguments.policy or arguments.server):
-        raise ConfigError(
-            f"{env} moves an arm, which has no default policy: give --checkpoint or --policy, "
-            "or a policy elsewhere by --server"
-        )
-    if arguments.full_speed or "slow_first_steps" in given or not facts.is_real:
-        return given
-    greeting.append(
-        "Every step is carried out at the workcell's slow_pace, as a first trial is; --full-speed "
-        "lets the policy drive as fast as it asks."
-    )
-    return slowed(given)
+def check_logger(arguments: argparse.Namespace) -> None:
+    """Refuse ``--wandb`` without the package, before anything is loaded.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    if arguments.wandb is not None:
+        from dzrobot.training.run.loggers import check_wandb
+
+        check_wandb("--wandb")
 
 
-def _policy_spec(arguments: argparse.Namespace, greeting: list[str]) -> PolicySpec:
-    if arguments.checkpoint and arguments.policy:
-        raise ConfigError("give --checkpoint or --policy, not both")
-    if arguments.policy and PolicySpec(name=arguments.policy).is_checkpoint:
-        raise UnknownNameError(
-            f"unknown policy {arguments.policy!r}.{suggest(arguments.policy, BUILT_IN)} Known: "
-            f"{', '.join(BUILT_IN)}, module:factory; a checkpoint is given with --checkpoint."
-        )
-    name = arguments.checkpoint or arguments.policy or (REMOTE if arguments.server else None)
-    if name is None:
-        name = str(_default_checkpoint(greeting))
-    if (name == REMOTE) != (arguments.server is not None):
-        raise ConfigError("--policy remote and --server URL go together, without another policy")
-    if name == REMOTE:
-        _refuse_elsewhere(arguments)
-    return PolicySpec(
-        name=name,
-        privileged=arguments.privileged,
-        embodiment=arguments.embodiment,
-        options=PolicyOptions(
-            dit_steps=arguments.dit_steps,
-            execute=arguments.execute,
-            history=_HISTORY[arguments.history] if arguments.history else None,
-            cfg_scale=arguments.cfg_scale,
-            noise=arguments.noise,
-            seed=arguments.policy_seed,
-            compile=bool(arguments.compile),
-            graphs=bool(arguments.graphs),
-        ),
-        server=arguments.server,
-        api_key=read_key(arguments) if name == REMOTE else None,
-        **read_weights(arguments),
-    )
+@contextmanager
+def wandb_logger(project: str | None, folder: Path, settings: Mapping[str, Any]) -> Iterator[Log]:
+    """Yield the logger of the results in ``folder``; without a project, one that drops everything.
 
+    Args:
+        project: Of Weights & Biases.
+        folder: Of the results.
+        settings: Shown beside the numbers.
+    """
+    if project is None:
+        with unlogged(project, folder, settings) as log:
+            yield log
+        return
+    from dzrobot.training.run.loggers import WandbLogger
 
-def _refuse_elsewhere(arguments: argparse.Namespace) -> None:
-    """Refuse what the server decides."""
-    names = (
-        "dit_steps", "cfg_scale", "policy_seed", "compile", "graphs", "device", "dtype", "memory",
-        "quantize", "cfg_devices", "revision",
-    )  # fmt: skip
-    if given := [name for name in names if getattr(arguments, name) is not None]:
-        flag = f"--{given[0].replace('_', '-')}"
-        raise ConfigError(f"{flag}: the server decides; give it to `dzrobot serve`")
-
-
-def _default_checkpoint(greeting: list[str]) -> Path:
-    from dzrobot.policies.dreamzero.bundled import default_checkpoint
-
-    checkpoint = default_checkpoint()
-    said = f"No --checkpoint: the bundled tiny policy in {checkpoint}."
-    if greeting:
-        greeting[0] += f" {said}"
-    else:
-        greeting.append(said)
-    return checkpoint
+    sink = WandbLogger(project, folder, settings)
+    try:
+        yield sink.write
+    finally:
+        sink.close()

@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dzrobot.config import check_path, parse_value
+from dzrobot.configuration import parse_value
 from dzrobot.documents import shorten
 from dzrobot.errors import ConfigError
+from dzrobot.files import check_path
 
 MANY = 1_000_000
-"""More than any count that a command takes: a typo is said before memory is asked for."""
+"""More than any count that a command takes: a typo is reported before memory is allocated."""
 
 _LISTED = 10_000
 _WHOLE = re.compile(r"[+-]?[0-9]{1,19}\Z")
@@ -129,7 +130,7 @@ def shard(written: str) -> tuple[int, int]:
 def device(written: str) -> str:
     """Type of devices; ``auto`` is a GPU where torch sees one.
 
-    Whether there is a device that was named is said where the policy is looked for.
+    Whether a named device exists is checked when the policy is resolved.
     """
     if written == "auto":
         import torch

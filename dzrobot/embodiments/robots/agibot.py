@@ -7,9 +7,8 @@ whether yours has these columns.
 
 from itertools import accumulate
 
-from dzrobot.embodiments.layouts import quadrants
-from dzrobot.embodiments.prompts import PROMPTS
 from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, Part, View
+from dzrobot.embodiments.templates import PROMPTS, quadrants
 from dzrobot.embodiments.timing import Timing
 
 VIEWS = ("top_head", "hand_left", "hand_right")

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from dzrobot.embodiments.prompts import PROMPTS
 from dzrobot.embodiments.robots.libero_sim import LIBERO_SIM
-from dzrobot.embodiments.spec import Part
+from dzrobot.embodiments.spec import Part, small
+from dzrobot.embodiments.templates import PROMPTS
 from dzrobot.embodiments.timing import Timing
 
 _EXTERIOR, _WRIST = LIBERO_SIM.views
@@ -40,3 +40,6 @@ FRANKA_PNP = replace(
     # As LIBERO's: one frame per call.
     history="off",
 )
+
+
+FRANKA_MINI = small(FRANKA_PNP, "franka_mini", (64, 64))

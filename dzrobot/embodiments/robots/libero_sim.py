@@ -1,8 +1,7 @@
 """LIBERO in simulation: one exterior and one wrist camera, end-effector actions at 20 Hz."""
 
-from dzrobot.embodiments.layouts import side_by_side
-from dzrobot.embodiments.prompts import PROMPTS
-from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View
+from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View, small
+from dzrobot.embodiments.templates import PROMPTS, side_by_side
 from dzrobot.embodiments.timing import Timing
 
 LIBERO_SIM = Embodiment(
@@ -45,3 +44,6 @@ LIBERO_SIM = Embodiment(
     # Published checkpoints were trained and scored with one frame per call.
     history="off",
 )
+
+
+LIBERO_MINI = small(LIBERO_SIM.at_resolution(128, 128), "libero_mini", (64, 64))

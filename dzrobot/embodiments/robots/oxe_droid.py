@@ -1,10 +1,8 @@
 """DROID: two exterior cameras, one in the wrist; joint actions relative to the state, at 15 Hz."""
 
-from dzrobot.embodiments.layouts import wrist_on_top
-from dzrobot.embodiments.prompts import PROMPTS
-from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View
+from dzrobot.embodiments.spec import Embodiment, Gripper, Part, RoboArena, View, Wire, small
+from dzrobot.embodiments.templates import PROMPTS, wrist_on_top
 from dzrobot.embodiments.timing import Timing
-from dzrobot.embodiments.wire import RoboArena, Wire
 
 
 def _view(name: str) -> View:
@@ -86,3 +84,6 @@ OXE_DROID = Embodiment(
         arena=RoboArena(n_external_cameras=2),
     ),
 )
+
+
+DROID_MINI = small(OXE_DROID, "droid_mini", (64, 80))

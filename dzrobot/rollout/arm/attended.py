@@ -1,4 +1,4 @@
-"""An arm that people stand beside: who is asked, how a run is left, and what is shown of it."""
+"""An arm with its operator: prompts, an orderly end of a run, and live camera images."""
 
 import contextlib
 import os
@@ -20,8 +20,9 @@ from dzrobot.envs.franka.operator.console import OperatorConsole
 from dzrobot.envs.franka.operator.operator import Operator, OperatorVerdict
 from dzrobot.envs.franka.operator.preview import Preview
 from dzrobot.errors import ConfigError, RobotError, StoppedError
+from dzrobot.process import Terminated
 from dzrobot.recording.media import read_png
-from dzrobot.rollout.arms import AttendedArm
+from dzrobot.rollout.environment import AttendedArm, OperatorOptions
 
 LEAVE_S = 5.0
 """How long a run may take to hold, stop and close the arm before it can be ended by force."""
@@ -35,27 +36,9 @@ ENDED = "ended by key"
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@dataclass(frozen=True, kw_only=True)
-class OperatorOptions:
-    """How an arm is looked after."""
-
-    title: str = "dzrobot"
-    unattended: bool = False
-    """Nobody is asked before the arm moves; a lost frame or a slow policy does not end the run."""
-
-    preview: int | None = None
-    """Port of the page with the images; None: no page."""
-
-    log: Path | None = None
-    """Where everything that happens is written with its time. None: nowhere."""
-
-    asks_reason: bool = False
-    """Whether a person who calls an episode a failure is asked why."""
-
-
 @dataclass
 class Attended:
-    """A run on an arm that is looked after; use :func:`attended`."""
+    """A run on an arm with its operator; use :func:`attended`."""
 
     attention: OperatorOptions
     console: OperatorConsole | None
@@ -66,11 +49,10 @@ class Attended:
     _scene: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
 
     def check(self, env: Any) -> None:
-        """Check that somebody can be asked before ``env`` moves.
+        """Check that the operator can be asked before ``env`` moves.
 
         Raises:
-            ConfigError: it is a real arm, nobody can be asked, and nobody has said that this is
-                all right.
+            ConfigError: it is a real arm, no operator can be asked, and ``unattended`` is not set.
         """
         arm = env.unwrapped
         reached = isinstance(arm, AttendedArm) and arm.address is not None
@@ -84,7 +66,7 @@ class Attended:
         """Return ``env`` with the operator beside it; call it before the first reset.
 
         Raises:
-            ConfigError: nobody can be asked; see :meth:`check`.
+            ConfigError: no operator can be asked; see :meth:`check`.
         """
         self.check(env)
         arm = env.unwrapped
@@ -142,30 +124,37 @@ class Attended:
         if self._preview is None:
             self._preview = Preview(self.attention.preview, arm.images)
         self._preview.images = lambda: {**arm.images(), **self._scene}
-        said = f"images: {self._preview.url}"
+        line = f"images: {self._preview.url}"
         if self.console is not None:
-            self.console.footer = said
+            self.console.footer = line
             self.console.note_event("images", url=self._preview.url)
         else:
-            sys.stderr.write(f"{said}\n")
+            sys.stderr.write(f"{line}\n")
 
 
 @contextlib.contextmanager
 def attended(attention: OperatorOptions) -> Iterator[Attended]:
-    """Look after the arms of a run while the block runs.
+    """Involve the operator while the block runs.
 
     Ctrl-C, SIGTERM and SIGHUP end the block by KeyboardInterrupt; meanwhile the arm is stopped by
     another thread, so that it rests even while this one is busy.
 
     Raises:
         ConfigError: the preview's port cannot be had.
+        Terminated: the block was ended by SIGTERM.
     """
+    if attention.log is not None:
+        attention.log.parent.mkdir(parents=True, exist_ok=True)
     seen = sys.stdin.isatty() and sys.stdout.isatty()
     console = OperatorConsole(attention.title, log=attention.log) if seen else None
     people = Attended(attention, console)
     try:
         with leaving(people.rest):
             yield people
+    except KeyboardInterrupt as ended:
+        if ended.args == (signal.SIGTERM.name,):
+            raise Terminated from ended
+        raise
     finally:
         people.close()
 
@@ -225,7 +214,7 @@ class _Listener:
 
 
 class EndedByDriver(gym.Wrapper[Any, Any, Any, Any]):
-    """Ends an episode when whoever drives it wants that; whether it succeeded is not said then.
+    """Ends an episode when whoever drives it wants that; whether it succeeded stays open.
 
     Args:
         env: Where they drive.
@@ -248,7 +237,7 @@ class Judged(gym.Wrapper[Any, Any, Any, Any]):
     """Asks for the verdict on an episode that ended without one; around the time limit.
 
     One that its driver ended is judged whatever the rule. What the operator noted since the episode
-    before stands in ``info["robot"]["notes"]``, why one failed in ``info["robot"]["reason"]``.
+    before is in ``info["robot"]["notes"]``, why one failed in ``info["robot"]["reason"]``.
 
     Args:
         env: An arm whose rule is a person.

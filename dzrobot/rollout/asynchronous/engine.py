@@ -5,9 +5,11 @@ when its answer is there, as many of its rows are dropped as were executed meanw
 estimated. Steps without a row are held; they drop nothing, since nothing of the plan has passed.
 """
 
+import itertools
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -27,18 +29,10 @@ from dzrobot.policies.base import (
     Plan,
     Policy,
     check_continuing,
+    hold_command,
 )
-from dzrobot.rollout.asynchronous.execution import Execution, Schedule, forecast, hold_command
-from dzrobot.rollout.asynchronous.latency import Latency, steps_of
-from dzrobot.rollout.episode import reset_policy
-from dzrobot.rollout.frames import policy_reads_frames
-from dzrobot.rollout.measures import (
-    Measures,
-    jerk,
-    log_dimensionless_jerk,
-    path_ratio,
-    seam_jump,
-)
+from dzrobot.rollout.asynchronous.execution import Execution, Latency, Schedule, forecast, steps_of
+from dzrobot.rollout.episode import Measures, policy_reads_frames, reset_policy
 from dzrobot.rollout.protocol import EpisodeSpec
 
 Think = Callable[[], Plan | None]
@@ -409,3 +403,59 @@ def check_policy(policy: Policy | None, schedule: Schedule) -> None:
     method = METHODS.get(schedule.options.execution)
     if method is not None and schedule.delay != 0:
         check_continuing(policy, method, schedule.delay or 1)
+
+
+_STILL_M = 1e-3
+"""A hand that has moved less far has no path to speak of."""
+
+
+def jerk(positions: NDArray[np.floating], hz: float) -> float | None:
+    """Return the mean jerk in m/s^3 of positions (T, 3) in meters; None of fewer than four."""
+    if len(positions) < 4:
+        return None
+    third = np.diff(np.asarray(positions, np.float64), n=3, axis=0)
+    return float(np.linalg.norm(third, axis=1).mean() * hz**3)
+
+
+def log_dimensionless_jerk(positions: NDArray[np.floating], hz: float) -> float | None:
+    """Return the log dimensionless jerk of positions (T, 3); higher is smoother.
+
+    Comparable between movements of different length and speed (Balasubramanian et al. 2015). None
+    of fewer than four positions, and of a hand that rests or moves without any jerk.
+    """
+    if len(positions) < 4:
+        return None
+    path = np.asarray(positions, np.float64)
+    peak = float(np.linalg.norm(np.diff(path, axis=0), axis=1).max()) * hz
+    third = np.diff(path, n=3, axis=0) * hz**3
+    spent = float((third**2).sum() / hz)
+    duration = (len(path) - 1) / hz
+    if not peak or not spent:
+        return None
+    return -math.log(duration**3 / peak**2 * spent)
+
+
+def path_ratio(positions: NDArray[np.floating]) -> float | None:
+    """Return the length of a path (T, 3) over the distance of its ends; None without distance."""
+    path = np.asarray(positions, np.float64)
+    if len(path) < 2:
+        return None
+    straight = float(np.linalg.norm(path[-1] - path[0]))
+    if straight < _STILL_M:
+        return None
+    return float(np.linalg.norm(np.diff(path, axis=0), axis=1).sum()) / straight
+
+
+def seam_jump(plans: Sequence[NDArray[np.floating]]) -> float | None:
+    """Return how much farther actions jump from plan to plan than within one; medians.
+
+    Args:
+        plans: Executed rows (k, A) of every plan, in order, in normalized units.
+    """
+    plans = [np.asarray(plan, np.float64) for plan in plans if len(plan)]
+    within = [np.linalg.norm(np.diff(plan, axis=0), axis=1) for plan in plans]
+    usual = float(np.median(np.concatenate(within))) if any(map(len, within)) else 0.0
+    seams = [np.linalg.norm(b[0] - a[-1]) for a, b in itertools.pairwise(plans)]
+    if not seams or not usual:
+        return None
+    return float(np.median(seams)) / usual

@@ -1,16 +1,150 @@
-"""How a robot executes plans that take time to make, and whether that can be."""
+"""How a robot executes plans that take time to compute: modes, latencies, and what is feasible.
 
+Latency follows the control steps of a simulator, or real time on an arm.
+"""
+
+import hashlib
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, Part
+from dzrobot.documents import read_bytes, shorten
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
-from dzrobot.modality.window import Observation
-from dzrobot.rollout.asynchronous.latency import Latency, steps_of
+from dzrobot.policies.base import check_holds
+
+Kind = Literal["zero", "seconds", "steps", "lognormal", "file", "measured"]
+
+WAYS = "zero, seconds such as 0.25, steps:N, lognormal:MEDIAN,P95, file:CSV, or measured"
+
+_LONGEST_S = 600.0
+_MOST_STEPS = 10_000
+_Z95 = 1.6448536269514722
+"""Standard normal deviate of a 95th percentile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """A rule for the time from a request to its answer; make one with :func:`parse_latency`."""
+
+    text: str
+    """As it was written."""
+
+    kind: Kind
+    values: tuple[float, ...] = ()
+    """Seconds; the number of steps; median and 95th percentile in seconds; or the file's."""
+
+    def card(self) -> dict[str, Any]:
+        """Return what a result depends on of it."""
+        if self.kind != "file":
+            return {"latency": self.text}
+        digest = hashlib.sha256(np.asarray(self.values, "<f8").tobytes()).hexdigest()
+        return {"latency": "file", "latency_values": len(self.values), "latency_sha256": digest}
+
+    def seconds(self, key: Sequence[object], hz: float, computed_s: float) -> float:
+        """Return the time that one call takes.
+
+        Args:
+            key: Of this call: seed, suite, task, episode and number of the plan. Equal keys draw
+                equal times, so that runs can be compared call by call.
+            hz: Control steps per second.
+            computed_s: What it took to compute.
+        """
+        match self.kind:
+            case "zero":
+                return 0.0
+            case "seconds":
+                return self.values[0]
+            case "steps":
+                return self.values[0] / hz
+            case "measured":
+                return computed_s
+        digest = hashlib.sha256("/".join(map(str, ("latency", *key))).encode()).digest()
+        draws = np.random.default_rng(int.from_bytes(digest[:8], "little"))
+        if self.kind == "file":
+            return self.values[draws.integers(len(self.values))]
+        median, p95 = self.values
+        return median * math.exp(draws.standard_normal() * math.log(p95 / median) / _Z95)
+
+    def known_steps(self, hz: float) -> int | None:
+        """Return the steps that every call takes, None where calls differ."""
+        if self.kind not in ("zero", "seconds", "steps"):
+            return None
+        return steps_of(self.seconds((), hz, 0.0), hz)
+
+    def usual_steps(self, hz: float) -> int | None:
+        """Return the steps that 95 of 100 calls do not exceed; None: nobody knows beforehand."""
+        match self.kind:
+            case "measured":
+                return None
+            case "lognormal":
+                return steps_of(self.values[1], hz)
+            case "file":
+                return steps_of(float(np.percentile(self.values, 95)), hz)
+        return self.known_steps(hz)
+
+
+ZERO = Latency(text="zero", kind="zero")
+
+
+def steps_of(seconds: float, hz: float) -> int:
+    """Return after how many control steps an answer is there that takes ``seconds``."""
+    # A quarter of a second at 20 Hz is five steps, whatever the last bit of the product says.
+    return math.ceil(seconds * hz - 1e-9)
+
+
+def parse_latency(text: str) -> Latency:
+    """Return the latency that ``text`` says.
+
+    Raises:
+        ConfigError: it says none, or its file cannot be read.
+    """
+    if text in ("zero", "measured"):
+        return Latency(text=text, kind="zero" if text == "zero" else "measured")
+    kind, colon, rest = text.partition(":")
+    if not colon:
+        return Latency(text=text, kind="seconds", values=(_seconds(text, text),))
+    if kind == "steps" and re.fullmatch(r"[0-9]{1,5}", rest) and int(rest) <= _MOST_STEPS:
+        return Latency(text=text, kind="steps", values=(float(rest),))
+    if kind == "lognormal" and rest.count(",") == 1:
+        median, p95 = (_seconds(number, text) for number in rest.split(","))
+        if not 0 < median <= p95:
+            raise ConfigError(f"latency {text!r}: the median lies above 0 and up to the P95")
+        return Latency(text=text, kind="lognormal", values=(median, p95))
+    if kind == "file" and rest:
+        return Latency(text=text, kind="file", values=_read(Path(rest)))
+    raise _refusal(text)
+
+
+def _read(path: Path) -> tuple[float, ...]:
+    """Return the seconds in a file of numbers, one a line or parted by commas."""
+    content = read_bytes(path, ConfigError)
+    try:
+        words = re.split(r"[\s,]+", content.decode("ascii").strip())
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} holds more than numbers: give seconds, one a line") from error
+    if words == [""]:
+        raise ConfigError(f"{path} is empty: give seconds, one a line")
+    return tuple(_seconds(word, f"file:{path}") for word in words)
+
+
+def _seconds(word: str, text: str) -> float:
+    if not re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", word) or float(word) > _LONGEST_S:
+        raise ConfigError(
+            f"latency {shorten(text)}: {shorten(word)} is no time between 0 and {_LONGEST_S:g} "
+            f"seconds; write {WAYS}"
+        )
+    return float(word)
+
+
+def _refusal(text: str) -> ConfigError:
+    return ConfigError(f"latency {shorten(text)} is none: write {WAYS}")
+
 
 Execution = Literal["sync", "naive", "rtc", "trained"]
 """``sync``: the robot holds still until its next plan is there. The others ask for it while the
@@ -23,7 +157,7 @@ _SOFT = 3
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionOptions:
-    """What is asked for."""
+    """What the user wants."""
 
     execution: Execution = "sync"
     latency: Latency | None = None
@@ -119,27 +253,27 @@ def schedule(
 def _asynchronous(
     options: ExecutionOptions,
     known: tuple[int | None, int, float],
-    asked: int | None,
+    wanted: int | None,
     usual: int | None,
 ) -> int:
     """Return the steps from one request to the next."""
     delay, horizon, rate = known
     if delay is None:
-        if asked is None:
+        if wanted is None:
             raise ConfigError(
                 f"execution {options.execution!r} without knowing how long plans take: say with "
                 f"--execute after how many of {horizon} steps the next plan is asked for"
             )
-        if asked >= horizon:
+        if wanted >= horizon:
             raise ConfigError(
-                f"execute={asked} of {horizon} steps: execution {options.execution!r} asks for the "
-                f"next plan while steps are left; choose 1 to {horizon - 1}"
+                f"execute={wanted} of {horizon} steps: execution {options.execution!r} requests "
+                f"the next plan while steps are left; choose 1 to {horizon - 1}"
             )
-        return asked
+        return wanted
     least = max(delay, 1)
     soft = max(least, horizon - delay - horizon // _SOFT)
     fitting = usual if usual is not None and least <= usual <= horizon - delay else soft
-    steps = asked or fitting
+    steps = wanted or fitting
     if not least <= steps <= horizon - delay:
         raise ConfigError(
             f"a delay of d={delay} steps, requests every s={steps} and plans of H={horizon}: "
@@ -152,44 +286,6 @@ def _asynchronous(
             )
         )
     return steps
-
-
-def check_holds(robot: Embodiment, when: str, instead: str = "") -> None:
-    """Raise ConfigError where nothing says how ``robot`` is left as it is."""
-    if unknown := [part.key for part in robot.action if part.hold is None]:
-        raise ConfigError(
-            f"{', '.join(unknown)} of {robot.tag!r}: nothing says how it holds still {when}; give "
-            f"the part hold={HOLD_ZERO!r} (differences from step to step) or a state key (absolute "
-            f"numbers){instead}"
-        )
-
-
-def hold_command(
-    robot: Embodiment, seen: Observation, last: NDArray[np.float32] | None
-) -> NDArray[np.float32]:
-    """Return the action (A,) that leaves ``robot`` as it is.
-
-    Args:
-        robot: Every part of its action says how; see ``Part.hold``.
-        seen: The newest observation.
-        last: The last command; None: there was none.
-    """
-    values, start = [], 0
-    for part in robot.action:
-        before = None if last is None else last[start : start + part.dim]
-        values.append(_held(part, seen, before))
-        start += part.dim
-    return np.concatenate(values)
-
-
-def _held(part: Part, seen: Observation, last: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    assert part.hold is not None, "see check_holds"
-    if part.hold != HOLD_ZERO:
-        return np.asarray(seen[part.hold] if last is None else last, np.float32)
-    held = np.zeros(part.dim, np.float32)
-    if part.gripper is not None and last is not None:
-        held[part.gripper.index] = last[part.gripper.index]
-    return held
 
 
 def forecast(taken_s: Sequence[float], plan: Schedule) -> int:

@@ -20,12 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from dzrobot.documents import parse_json, read_json, shorten
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import ConfigError, DatasetError, ProtocolError
+from dzrobot.errors import ConfigError, DatasetError, ErrorCapture, ProtocolError
 from dzrobot.files import append_line, explained, whole_lines, write_json
-from dzrobot.recording import EpisodeWriter, layout
-from dzrobot.rollout.demonstrations.noise import NoisyActions
-from dzrobot.rollout.demonstrations.record import NO_START
-from dzrobot.rollout.demonstrations.session import most_attempts
+from dzrobot.process import end_with_parent
+from dzrobot.recording import EpisodeWriter, formats
+from dzrobot.rollout.demonstrations.record import NO_START, NoisyActions
+from dzrobot.rollout.demonstrations.tally import most_attempts
 from dzrobot.rollout.environment import (
     accepted,
     check_fits,
@@ -34,12 +34,10 @@ from dzrobot.rollout.environment import (
     needed_robot,
 )
 from dzrobot.rollout.episode import EpisodeRules, run_episode
-from dzrobot.rollout.failures import ErrorCapture
 from dzrobot.rollout.policy_spec import EXPERT, PrivilegedActor, load_factory
-from dzrobot.rollout.processes import end_with_parent
 from dzrobot.rollout.protocol import Count
 
-PLAN_FILE = layout.COLLECTION
+PLAN_FILE = formats.COLLECTION
 ATTEMPTS_FILE = Path("meta") / "collection_attempts.jsonl"
 
 

@@ -14,14 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.envs.franka.operator.console import KEYS_HELP
-from dzrobot.envs.franka.operator.keyboard import Keyboard, terminal
-from dzrobot.envs.franka.operator.operator import OperatorVerdict
+from dzrobot.files import undone_on_error
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import Action
+from dzrobot.policies.base import Action, check_holds, hold_command
 from dzrobot.recording import EpisodeWriter
-from dzrobot.recording.quality import EpisodeWatch
-from dzrobot.rollout.asynchronous.execution import check_holds, hold_command
+from dzrobot.recording.checks import EpisodeWatch
+from dzrobot.rng import seed_sequence
 from dzrobot.rollout.episode import Actor, EpisodeResult, EpisodeRules, run_episode
 
 SENSOR_TIMES = ("frame_time_s.", "state_time_s", "time_s")
@@ -34,24 +32,8 @@ INTERVENTION = "intervention"
 NO_START = -1
 """Start of an episode whose environment has no numbered initial states."""
 
-KEYS = {
-    "w": (0, 1.0), "s": (0, -1.0), "a": (1, 1.0), "d": (1, -1.0), "r": (2, 1.0), "f": (2, -1.0),
-    "u": (3, 1.0), "j": (3, -1.0), "i": (4, 1.0), "k": (4, -1.0), "o": (5, 1.0), "l": (5, -1.0),
-}  # fmt: skip
-"""Key -> action number and its sign."""
-
-DISCARDED = OperatorVerdict.DISCARDED.value
+DISCARDED = "discarded"
 """How an episode ended that its operator wants no trace of."""
-
-GRIPPER_KEY, END_KEY = "g", "x"
-
-KEYBOARD_NUMBERS = 7
-"""Of an action: translation, rotation, gripper."""
-
-KEYBOARD_HELP = (
-    "w/s a/d r/f move, u/j i/k o/l turn, g opens or closes the gripper, x ends the episode; "
-    f"{KEYS_HELP}"
-)
 
 
 @dataclass(frozen=True)
@@ -186,11 +168,8 @@ def record_episode(
         rules: Where the episode begins and ends.
         keep_all: Whether episodes without success are kept too.
     """
-    try:
+    with undone_on_error(writer.discard):
         outcome = run_episode(env, actor, rules)
-    except BaseException:
-        writer.discard()
-        raise
     # A pause is no slowness of the loop.
     seconds = env.elapsed_s - float(env.info.get("paused_s", 0.0))
     late = int(env.info.get("late_steps", 0))
@@ -221,12 +200,12 @@ def record_episode(
 
 def _reason(outcome: EpisodeResult, abort_message: str) -> str:
     """Return why an episode failed: a person's words, else the environment's, else how it ended."""
-    said = str((outcome.robot or {}).get("reason", ""))
-    return said or outcome.failure_class or abort_message or outcome.ended
+    reason = str((outcome.robot or {}).get("reason", ""))
+    return reason or outcome.failure_class or abort_message or outcome.ended
 
 
 def _facts(robot: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the arm's environment said that the recording does not say itself."""
+    """Return what the arm's environment reported beyond the recording."""
     known = ("late_steps", "reason")
     return {
         name: value
@@ -325,44 +304,42 @@ class CallableActor:
         return action, 1000 * (time.perf_counter() - began)
 
 
-class KeyboardActor:
-    """Someone at the keyboard: each key press moves one number by ``pace`` for one step.
+NOISY_NUMBERS = 6
+"""Of an action: those that move the hand; the gripper's are left alone."""
+
+
+class NoisyActions(gym.ActionWrapper[Any, Any, Any]):
+    """Adds noise to the first six numbers of every action, keyed by the seed of the reset.
+
+    What is done stays within the action space.
 
     Args:
-        keyboard: What they type on. None: the terminal.
-        pace: Size of an action number, in (0, 1].
-
-    Raises:
-        ConfigError: nobody can type: there is no terminal.
+        env: Where it is done.
+        noise: Standard deviation, in the units of the actions.
     """
 
-    def __init__(self, keyboard: Keyboard | None = None, pace: float = 0.5) -> None:
-        self._keyboard = keyboard or terminal()
-        self._owned = keyboard is None
-        if self._owned:
-            # Before a folder is made, or anything opened.
-            self._keyboard.check()
-        self._pace = pace
-        self._open = True
+    def __init__(self, env: gym.Env[Any, Any], noise: float) -> None:
+        super().__init__(env)
+        self._noise = noise
+        self._draws = _draws(0)
 
-    def begin(self, env: gym.Env[Any, Any]) -> None:
-        """Listen; keys pressed before do not count."""
-        if self._owned:
-            self._keyboard.open()
-        self._keyboard.take("".join(KEYS) + GRIPPER_KEY + END_KEY)
-        self._open = True
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; without a seed, the draws continue."""
+        if seed is not None:
+            self._draws = _draws(seed)
+        return self.env.reset(seed=seed, options=options)
 
-    def act(self, observation: Observation) -> tuple[Action, float]:
-        """Return what the keys pressed since the last step add up to."""
-        action = np.zeros(KEYBOARD_NUMBERS, np.float32)
-        for key in self._keyboard.take("".join(KEYS)):
-            number, sign = KEYS[key]
-            action[number] = sign * self._pace
-        if len(self._keyboard.take(GRIPPER_KEY)) % 2:
-            self._open = not self._open
-        action[6] = 1.0 if self._open else -1.0
-        return action, 0.0
+    def action(self, action: np.ndarray) -> np.ndarray:
+        """Return what is done in the place of ``action``."""
+        drawn = self._draws.normal(0.0, self._noise, NOISY_NUMBERS).astype(np.float32)
+        executed: np.ndarray = action.copy()
+        executed[:NOISY_NUMBERS] += drawn[: len(executed)]
+        if isinstance(self.action_space, gym.spaces.Box):
+            executed = executed.clip(self.action_space.low, self.action_space.high)
+        return executed
 
-    def wants_end(self) -> bool:
-        """Return whether the key that ends an episode was pressed."""
-        return bool(self._keyboard.take(END_KEY))
+
+def _draws(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed_sequence("nois", seed))

@@ -73,7 +73,7 @@ def build_card(
     """Return the card of a run as plain values; the number of workers is not part of it.
 
     Args:
-        spec: What was asked for.
+        spec: Episodes and rules.
         cases: Every episode that follows from it.
         policy: What its actions depend on.
         arguments: Keyword arguments of the environments beyond the task, by name.
@@ -119,7 +119,7 @@ def keep_card(folder: Path, card: Mapping[str, Any], cases: Sequence[EpisodeSpec
     """
     path = folder / CARD_FILE
     if path.exists() or path.is_symlink():
-        refuse_unlike(read_card(folder), card, str(folder), "asked for now")
+        refuse_unlike(read_card(folder), card, str(folder), "now")
         return
     if (folder / RECORDS_FILE).exists():
         raise ProtocolError(

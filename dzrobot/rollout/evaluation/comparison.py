@@ -6,9 +6,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.evaluation.card import read_card, read_cases, refuse_unlike
-from dzrobot.rollout.evaluation.statistics import (
+from dzrobot.rollout.evaluation.significance import (
     PairCounts,
     adjusted_interval,
     count_pairs,
@@ -26,7 +29,7 @@ COMPARED = ("policy", "changes")
 """Fields of a card that may differ: they are what is compared."""
 
 EXECUTION = "execution"
-"""One that may differ where that is said."""
+"""One that may differ on request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +141,8 @@ def compare(
     if len(runs) < 2:
         raise ConfigError("give two or more results folders to compare")
     first, *others = runs
-    asked = {EXECUTION: any_execution, PERTURBATION: any_perturbation}
-    left_out = (*COMPARED, *(name for name, wanted in asked.items() if wanted))
+    allowed = {EXECUTION: any_execution, PERTURBATION: any_perturbation}
+    left_out = (*COMPARED, *(name for name, wanted in allowed.items() if wanted))
     for other in others:
         check_same_conditions(first, other.card, f"in {other.name}", left_out)
     shared = [[name for name in first.finished if name in other.finished] for other in others]
@@ -248,3 +251,50 @@ def _outcomes(results: Results, names: Sequence[str]) -> list[bool]:
 
 def _conditions(card: Mapping[str, Any], left_out: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in card.items() if name not in left_out}
+
+
+WIDTH = 140
+"""Columns of a terminal that the table of a comparison takes; a narrower one folds its lines."""
+
+
+def print_comparison(console: Console, found: Sequence[Comparison]) -> None:
+    """Print every comparison as one line; all have the same first run."""
+    wide = Console(file=console.file, width=max(console.width, WIDTH), highlight=False)
+    wide.print(comparison_table(found))
+
+
+def comparison_table(found: Sequence[Comparison]) -> Table:
+    """Return every comparison as one line; all have the same first run."""
+    first = found[0].first
+    table = Table(title=f"against {first.name}, on the same episodes", title_justify="left")
+    table.add_column("run", overflow="fold", min_width=12)
+    for name in ("pairs", "rate", "base", "difference", "95 % (bootstrap)", "95 % (adjusted)",
+                 "lost", "won", "p (McNemar)", "p (Holm)", "e"):  # fmt: skip
+        table.add_column(name, justify="right", no_wrap=True)
+    for comparison in found:
+        total = comparison.total
+        base = (total.both + total.first_only) / total.episodes
+        table.add_row(
+            comparison.second.name,
+            str(total.episodes),
+            f"{100 * (base + total.difference):.1f}",
+            f"{100 * base:.1f}",
+            f"{100 * total.difference:+.1f}",
+            percent_span(comparison.low, comparison.high),
+            percent_span(*comparison.adjusted),
+            str(total.first_only),
+            str(total.second_only),
+            f"{comparison.p:.3g}",
+            f"{comparison.p_holm:.3g}",
+            f"{comparison.e:.3g}",
+        )
+    table.caption = (
+        "lost, won: episodes that only the base, only this run solved. e: evidence that may be "
+        "looked at after every episode; 20 decides at the 5 % level."
+    )
+    return table
+
+
+def percent_span(low: float, high: float) -> str:
+    """Return an interval of rates in percent."""
+    return f"{100 * low:.1f} to {100 * high:.1f}"

@@ -7,23 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dzrobot import files
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import BatchPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
-from dzrobot.rollout.ablation import Ablation
-from dzrobot.rollout.asynchronous.engine import Engines, check_policy
-from dzrobot.rollout.asynchronous.execution import ExecutionOptions, Schedule, schedule
-from dzrobot.rollout.asynchronous.latency import ZERO
-from dzrobot.rollout.environment import (
-    EnvironmentFacts,
-    check_fits,
-    environment_arguments,
-    look_at,
-)
+from dzrobot.rollout.environment import EnvironmentFacts, check_fits, environment_arguments, look_at
 from dzrobot.rollout.evaluation.card import (
     build_card,
     keep_card,
@@ -31,20 +22,23 @@ from dzrobot.rollout.evaluation.card import (
     read_cases,
     refuse_unlike,
 )
-from dzrobot.rollout.evaluation.distributed import Ranks
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
 from dzrobot.rollout.evaluation.usage import measured, read_uses
-from dzrobot.rollout.perturbation import PERTURBATION, Perturbation
+from dzrobot.rollout.footage import PredictingPolicy, Wanted, remove_unfinished
+from dzrobot.rollout.perturbation import PERTURBATION, Ablation, Perturbation
 from dzrobot.rollout.policy_spec import LoadedPolicy, PolicySpec, load_policy, resolve_policy
-from dzrobot.rollout.predictions import PredictingPolicy, remove_unfinished_predictions
 from dzrobot.rollout.protocol import EpisodeSpec, EvalSpec, plan_episodes, shard_of
 from dzrobot.rollout.queue import CaseQueue, LocalQueue
 from dzrobot.rollout.records import Record, RecordFile, locked, storing
-from dzrobot.rollout.video import Wanted, remove_unfinished
 from dzrobot.rollout.workers import Acting, KeptEnvironment, RolloutSettings, WorkerPool
 
+if TYPE_CHECKING:
+    from dzrobot.rollout.asynchronous.engine import Engines
+    from dzrobot.rollout.asynchronous.execution import ExecutionOptions, Schedule
+    from dzrobot.rollout.evaluation.ranks import Ranks
+
 PREDICTED_EPISODES = 100
-"""Most episodes of which predictions are kept unasked."""
+"""Most episodes of which predictions are kept by default."""
 
 RANKS_FOLDER = "ranks"
 """Below a results folder: what processes beside the main one have not yet delivered."""
@@ -69,7 +63,7 @@ class Evaluation:
     batched: bool = False
     """Whether the policy acts for several episodes in one call; the last bits then vary."""
 
-    execution: ExecutionOptions | None = None
+    execution: "ExecutionOptions | None" = None
     """How plans are executed that take time to make. None: time stands still meanwhile."""
 
 
@@ -111,7 +105,7 @@ class RunOptions:
     variables: Sequence[Mapping[str, str]] = ()
     """Environment variables of the ``workers``, in turn: where each one draws, say."""
 
-    ranks: Ranks | None = None
+    ranks: "Ranks | None" = None
     """The processes that run the evaluation together. None: this one alone."""
 
     def __post_init__(self) -> None:
@@ -163,7 +157,7 @@ class PreparedEvaluation:
     card: Mapping[str, Any] = field(repr=False)
     """All that the results depend on."""
 
-    schedule: Schedule | None = None
+    schedule: "Schedule | None" = None
     """How plans are executed, where time passes while they are made."""
 
     @property
@@ -204,6 +198,8 @@ def prepare(evaluation: Evaluation) -> PreparedEvaluation:
     facts = _check_spaces(cases, arguments, robot, needed=needed)
     ready = load_policy(replace(found, spec=policy))
     if timed is not None:
+        from dzrobot.rollout.asynchronous.engine import check_policy
+
         check_policy(ready.policy, timed)
     if evaluation.batched and not isinstance(ready.policy, BatchPolicy):
         raise ConfigError(
@@ -287,7 +283,6 @@ def evaluate(
                 _run(settings, acting, options, queue, keep)
         finally:
             remove_unfinished(output)
-            remove_unfinished_predictions(output)
             summary = summarize(records.records.values(), part, read_uses(output))
             write_summary(output, summary, prepared.card)
     return summary
@@ -433,20 +428,24 @@ def _predicts(prepared: PreparedEvaluation, options: RunOptions) -> bool:
     return options.predictions
 
 
-def _engines(prepared: PreparedEvaluation) -> Engines | None:
+def _engines(prepared: PreparedEvaluation) -> "Engines | None":
     if prepared.schedule is None:
         return None
+    from dzrobot.rollout.asynchronous.engine import Engines
+
     hands = {name: facts.hand_position for name, facts in prepared.facts.items()}
     return Engines(prepared.schedule, prepared.evaluation.spec.seed, hands)
 
 
 def _schedule(
     evaluation: Evaluation, facts: EnvironmentFacts, robot: Embodiment
-) -> Schedule | None:
+) -> "Schedule | None":
     """Return how plans are executed; None where time stands still while they are made."""
     options, execute = evaluation.execution, evaluation.policy.options.execute
     if options is None:
         return None
+    from dzrobot.rollout.asynchronous.execution import ZERO, schedule
+
     if evaluation.batched:
         raise ConfigError(
             "--batch acts for several episodes in one call, whose plans are then due together: "
@@ -502,23 +501,23 @@ def _changes_named(
     spec: EvalSpec,
     options: PolicyOptions,
     robot: Embodiment,
-    timed: Schedule | None,
+    timed: "Schedule | None",
     perturbation: Perturbation | None,
 ) -> EvalSpec:
     """Return the spec, which also says what else departs from the protocol."""
-    protocol, said = spec.protocol, []
+    protocol, changes = spec.protocol, []
     history = protocol.history or robot.history
     if options.history not in (None, history):
-        said.append(f"history {options.history}, not {history}")
+        changes.append(f"history {options.history}, not {history}")
     if options.noise not in (None, protocol.noise):
-        said.append(f"noise {options.noise}, not {protocol.noise}")
+        changes.append(f"noise {options.noise}, not {protocol.noise}")
     if timed is not None:
         latency = timed.options.latency
         taken = "real time" if latency is None else f"latency {latency.text}"
-        said.append(f"execution {timed.options.execution} every {timed.execute} steps, {taken}")
+        changes.append(f"execution {timed.options.execution} every {timed.execute} steps, {taken}")
     if perturbation is not None:
-        said.append(f"perturbation {perturbation.text}")
-    return replace(spec, policy_changes=tuple(said))
+        changes.append(f"perturbation {perturbation.text}")
+    return replace(spec, policy_changes=tuple(changes))
 
 
 def _check_spaces(

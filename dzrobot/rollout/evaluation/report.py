@@ -1,20 +1,23 @@
 """From records to a table: rates, their uncertainty, and what is still missing."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from dzrobot.files import write_json
-from dzrobot.rollout.episode import percentiles
+from dzrobot.rollout.episode import Measures, percentiles
 from dzrobot.rollout.evaluation.usage import RunUse, shares
-from dzrobot.rollout.measures import Average, averages
+from dzrobot.rollout.footage import predictions_size
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.records import Record, ordered, storing
 
@@ -109,6 +112,17 @@ class Sweep(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Average:
+    """Of one measure over the episodes that have it."""
+
+    mean: float
+    half_width: float | None
+    """Of the 95 % interval of the mean; None of a single episode."""
+
+    episodes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """What an evaluation found."""
 
@@ -126,8 +140,8 @@ class Summary:
     """EpisodeSpec and message of every episode without a result."""
 
     causes: Mapping[str, int]
-    """How many of these by cause: what the environment said (a fault of the hardware, discarded by
-    a person), or ``exception``."""
+    """How many of these by cause: as the environment states it (a hardware fault, discarded by the
+    operator), or ``exception``."""
 
     measures: Mapping[str, Average] = field(default_factory=dict)
     """Where time passed while the policy thought."""
@@ -170,7 +184,7 @@ def summarize(
 
     Args:
         records: In any order.
-        cases: All of the evaluation, or of the part that is told of.
+        cases: All of the evaluation, or of the part that is summarized.
         uses: How busy its runs kept the policy.
     """
     listed = ordered(records, cases)
@@ -191,7 +205,7 @@ def summarize(
         timing={**_timing(done), **shares(uses)},
         errors=tuple((r.case, r.error) for r in listed if r.error is not None),
         causes=Counter(r.ended or "exception" for r in listed if r.error is not None),
-        measures=averages([(r.steps or 0, r.measures) for r in done if r.measures], Z_95),
+        measures=averages([(r.steps or 0, r.measures) for r in done if r.measures]),
     )
 
 
@@ -289,3 +303,161 @@ def _timing(records: Sequence[Record]) -> dict[str, float]:
         for kind in ("p50", "p95"):
             found[f"{name}_{kind}"] = percentiles([t[kind] for t in times])["p50"]
     return found
+
+
+AVERAGED = (
+    "seconds",
+    "idle_ratio",
+    "stale_ratio",
+    "late",
+    "reaction_mean_s",
+    "reaction_p95_s",
+    "seam_jump",
+    "jerk",
+    "smoothness",
+    "path_ratio",
+)
+"""Measures of a summary. ``seconds``: simulated time of the episode; ``idle_ratio`` and
+``stale_ratio``: held and stale steps per step; the rest as in :class:`Measures`."""
+
+
+def averages(measured: Sequence[tuple[int, Measures]]) -> dict[str, Average]:
+    """Return the mean of every measure.
+
+    Args:
+        measured: Steps and measures of every episode.
+    """
+    found: dict[str, Average] = {}
+    rows = [_measured(steps, one) for steps, one in measured if steps]
+    for name in AVERAGED:
+        values = [value for row in rows if (value := row[name]) is not None]
+        if not values:
+            continue
+        spread = None
+        if len(values) > 1:
+            spread = Z_95 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+        found[name] = Average(mean=float(np.mean(values)), half_width=spread, episodes=len(values))
+    return found
+
+
+def _measured(steps: int, one: Measures) -> dict[str, float | None]:
+    derived = {
+        "seconds": steps / one.hz,
+        "idle_ratio": one.held_steps / steps,
+        "stale_ratio": one.stale_steps / steps,
+    }
+    return {name: value for name, value in {**vars(one), **derived}.items() if name in AVERAGED}
+
+
+def folder_name(suites: Sequence[str] | None, env: str) -> str:
+    """Return what a folder of results is called after: suites, or the last part of an id."""
+    return "-".join(suites or ()) or re.split("[/:]", env)[-1]
+
+
+def print_conclusion(
+    console: Console, summary: Summary, output: Path, title: str, *, enough: bool = False
+) -> int:
+    """Print the table and what is left to do; return the exit code.
+
+    Args:
+        console: Where to.
+        summary: Of the evaluation.
+        output: Its folder.
+        title: Of the table.
+        enough: Whether episodes that were not run are not wanted.
+    """
+    console.print(table(summary, title))
+    if failed := failures_line(summary):
+        console.print(f"failed: {failed}", soft_wrap=True, markup=False)
+    if summary.total.episodes:
+        console.print(_times_line(summary.timing), soft_wrap=True, markup=False)
+    if busy := busy_line(summary.timing):
+        console.print(busy, soft_wrap=True, markup=False)
+    if measured := measures_line(summary):
+        console.print(f"means over episodes: {measured}", soft_wrap=True, markup=False)
+    for case, message in summary.errors[:5]:
+        console.print(f"error in {case}: {message}", markup=False, soft_wrap=True)
+    if size := predictions_size(output):
+        console.print(f"predictions for `dzrobot report`: {size / 1e6:.1f} MB")
+    console.print(f"results in {output}", markup=False, soft_wrap=True)
+    if summary.complete or (enough and not summary.causes):
+        return 0
+    causes = [f"{count} {cause}" for cause, count in sorted(summary.causes.items())]
+    missing = [f"{summary.total.missing} not run"] if summary.total.missing else []
+    console.print(
+        f"without a result: {', '.join([*causes, *missing])} (tracebacks of exceptions in "
+        f"{output}/errors); the same command runs them.",
+        markup=False,
+        soft_wrap=True,
+    )
+    return 1
+
+
+def _times_line(times: Mapping[str, float]) -> str:
+    """Return how long plans, actions and steps took; medians over episodes of their medians."""
+    shown = [("plan", "per plan"), ("policy", "per action")]
+    parts = [
+        f"{label} {times[f'{name}_ms_p50']:.1f} ms (95th percentile {times[f'{name}_ms_p95']:.1f})"
+        for name, label in shown
+        if f"{name}_ms_p50" in times
+    ]
+    return f"policy {', '.join(parts)}; environment {times['env_ms_p50']:.1f} ms per step"
+
+
+def busy_line(times: Mapping[str, float]) -> str:
+    """Return how busy the evaluation kept its policy; empty where that is not known."""
+    if "planning_share" not in times:
+        return ""
+    busy = times.get("device_busy_share")
+    device = "" if busy is None else f"; device busy {100 * busy:.0f} %"
+    return (
+        f"the policy planned {100 * times['planning_share']:.0f} % of the time, "
+        f"{times['plans_per_call']:.2f} plans a call{device}"
+    )
+
+
+def title(card: Mapping[str, Any]) -> str:
+    """Return the protocol, and how it was departed from: such a score does not bear its name."""
+    changes = f", with {'; '.join(card['changes'])}" if card["changes"] else ""
+    return f"protocol {card['protocol']}{changes}"
+
+
+def print_card(console: Console, card: Mapping[str, Any], output: Path) -> None:
+    """Print how many episodes, under which title, and which assets are not the official ones."""
+    console.print(
+        f"{card['episodes']} episodes, {title(card)}; results: {output}",
+        markup=False,
+        soft_wrap=True,
+    )
+    for suite, assets in card["assets"].items():
+        if assets["missing"] or assets["altered"]:
+            console.print(
+                f"WARNING: {len(assets['missing'])} asset files of {suite} are missing and "
+                f"{len(assets['altered'])} are not the official ones: this is no LIBERO score.",
+                markup=False,
+                soft_wrap=True,
+            )
+
+
+def logged_numbers(summary: Summary) -> dict[str, float | int | None]:
+    """Return what an experiment logger shows of one evaluation, by metric name."""
+    found: dict[str, float | int | None] = {**_rate("eval", summary.total)}
+    found |= {"eval/episodes": summary.total.episodes, "eval/errors": summary.total.errors}
+    for row in summary.rows:
+        found |= _rate("/".join(map(str, ("eval", row.suite, *_task_number(row)))), row)
+    return found | {f"time/{name}": value for name, value in summary.timing.items()}
+
+
+def logged_step(score: StepScore) -> dict[str, float | int | None]:
+    """Return what an experiment logger shows of one training step, by metric name."""
+    low, high = score.interval
+    rate = score.successes / score.episodes if score.episodes else None
+    return {"eval/success": rate, "eval/low": low, "eval/high": high}
+
+
+def _task_number(row: Row) -> tuple[int, ...]:
+    return () if row.task_id is None else (row.task_id,)
+
+
+def _rate(name: str, row: Row) -> dict[str, float | None]:
+    return {f"{name}/success": row.rate, f"{name}/low": row.low, f"{name}/high": row.high}

@@ -17,7 +17,6 @@ from dzrobot import files
 from dzrobot.documents import parse_json
 from dzrobot.errors import DzrobotError, ProtocolError
 from dzrobot.policies.base import MeasuredPolicy, PlanningPolicy, Policy
-from dzrobot.policies.serving.sessions import walk_window
 from dzrobot.rollout.records import stored_lines, storing
 
 RUNS_FILE = "runs.jsonl"
@@ -134,6 +133,8 @@ def _kernel_share(policy: Policy, device: str | None) -> float | None:
 def _traced(policy: PlanningPolicy) -> float:
     """Plan through one window in a session of its own; return :func:`_kernel_share`."""
     import torch
+
+    from dzrobot.policies.serving.sessions import walk_window
 
     wall_us = 0.0
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:

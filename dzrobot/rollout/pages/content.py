@@ -7,12 +7,7 @@ from typing import Any
 
 from dzrobot.errors import ConfigError
 from dzrobot.rollout.evaluation.card import card_digest
-from dzrobot.rollout.evaluation.comparison import (
-    Comparison,
-    Results,
-    compare,
-    read_results,
-)
+from dzrobot.rollout.evaluation.comparison import Comparison, Results, compare, read_results
 from dzrobot.rollout.evaluation.report import Row, Summary, summarize
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.records import Record
@@ -25,7 +20,7 @@ LETTERS = ("A", "B")
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Results):
-    """One results folder, as it stands on a page."""
+    """One results folder, as a page shows it."""
 
     letter: str
     summary: Summary
@@ -166,8 +161,8 @@ def episode_rows(
 
 
 def _instruction(content: Content, case: EpisodeSpec) -> str:
-    told = (run.records.get(case.name) for run in content.runs)
-    return next((record.task for record in told if record is not None and record.task), "")
+    records = (run.records.get(case.name) for run in content.runs)
+    return next((record.task for record in records if record is not None and record.task), "")
 
 
 def _outcome(
@@ -185,7 +180,7 @@ def _outcome(
         "video": video,
         "predicted": None if predicted is None else asdict(predicted),
         "measures": None if record.measures is None else asdict(record.measures),
-        **{name: getattr(record, name) for name in kept},
+        **{name: value for name, value in vars(record).items() if name in kept},
     }
 
 

@@ -20,13 +20,8 @@ from dzrobot.files import write_text
 from dzrobot.importing import required
 from dzrobot.recording.media import VideoCodec, VideoFile
 from dzrobot.rollout.evaluation.comparison import Results
+from dzrobot.rollout.footage import Chunk, EpisodePredictions, prediction_files, read_predictions
 from dzrobot.rollout.pages.content import Predicted, Run, Scores
-from dzrobot.rollout.predictions import (
-    Chunk,
-    EpisodePredictions,
-    prediction_files,
-    read_predictions,
-)
 from dzrobot.rollout.protocol import EpisodeSpec
 
 Image = NDArray[np.uint8]
@@ -95,7 +90,7 @@ def read_parts(kept: EpisodePredictions, path: Path) -> Iterator[tuple[Image, Im
 
 
 def quick_scores(results: Results) -> dict[str, Scores]:
-    """Return what is told quickly of every episode's predicted video: all but SSIM.
+    """Return what is computed quickly of every episode's predicted video: all but SSIM.
 
     Means over its plans, by case: ``psnr``, ``copy_psnr``, and the errors in latents where they
     were kept; empty where no predicted frame was seen. Episodes without predictions are left out.
@@ -166,7 +161,7 @@ def _means(scores: Sequence[Scores]) -> Scores:
 def _write_video(path: Path, fps: float, parts: Sequence[tuple[Image, Image, Image]]) -> None:
     video = VideoFile(path, fps, VideoCodec(gop=20, crf=20))
     for start, seen, predicted in parts:
-        # The frame that a plan was made from is no prediction: black stands beside it.
+        # The frame that a plan was made from is no prediction: black is shown beside it.
         if not len(seen):
             video.add(_beside(start, np.zeros_like(start)))
         for pair in zip(seen, predicted, strict=True):
@@ -186,7 +181,7 @@ def _beside(seen: Image, predicted: Image) -> Image:
 def _write_script(
     path: Path, about: tuple[str, str], kept: EpisodePredictions, scores: Sequence[Scores]
 ) -> None:
-    chunks = [_told(chunk, one) for chunk, one in zip(kept.chunks, scores, strict=True)]
+    chunks = [_described(chunk, one) for chunk, one in zip(kept.chunks, scores, strict=True)]
     content = {
         "chunks": chunks,
         "executed": [[round(number, 5) for number in row] for row in kept.executed],
@@ -196,7 +191,7 @@ def _write_script(
     write_text(path, f"takePredictions({letter}, {case}, {json.dumps(content)});\n")
 
 
-def _told(chunk: Chunk, scores: Scores) -> dict[str, Any]:
+def _described(chunk: Chunk, scores: Scores) -> dict[str, Any]:
     return {
         "step": chunk.step,
         "frames": len(chunk.frames),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dzrobot.rollout.evaluation.comparison import Results
-from dzrobot.rollout.evaluation.statistics import RankCorrelation, rank_correlation
+from dzrobot.rollout.evaluation.significance import RankCorrelation, rank_correlation
 from dzrobot.rollout.pages.content import Scores
 
 QUALITIES = {
@@ -17,7 +17,7 @@ QUALITIES = {
 """What is looked at of an episode's predicted video, higher is better; means over its plans.
 
 The last is ``copy_latent_error - latent_error``, see
-:func:`~dzrobot.rollout.predictions.latent_errors`: only of policies that encode images.
+:func:`~dzrobot.rollout.footage.latent_errors`: only of policies that encode images.
 """
 
 

@@ -9,9 +9,9 @@ from dzrobot.errors import ProtocolError
 from dzrobot.files import explained, replacing
 from dzrobot.importing import required
 from dzrobot.rollout.evaluation.comparison import Results, read_results
+from dzrobot.rollout.footage import EpisodePredictions, prediction_files, read_predictions
 from dzrobot.rollout.pages.content import film_of
 from dzrobot.rollout.pages.predicted import read_parts
-from dzrobot.rollout.predictions import EpisodePredictions, prediction_files, read_predictions
 from dzrobot.rollout.records import Record
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def _write(path: Path, results: Results, record: Record) -> None:
     stream.set_log_time_enabled(False)
     stream.set_log_tick_enabled(False)
     stream.save(path)
-    said = "error" if record.error is not None else "success" if record.success else "failure"
-    facts = f"{record.task}\n\n{record.case}: {said}, {record.ended or record.error}"
+    outcome = "error" if record.error is not None else "success" if record.success else "failure"
+    facts = f"{record.task}\n\n{record.case}: {outcome}, {record.ended or record.error}"
     stream.log("episode", rerun.TextDocument(facts), static=True)
     card = json.dumps(results.card, indent=2)
     stream.log("card", rerun.TextDocument(card, media_type="application/json"), static=True)

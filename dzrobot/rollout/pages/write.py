@@ -12,6 +12,7 @@ from dzrobot.errors import ProtocolError
 from dzrobot.files import explained, write_text
 from dzrobot.importing import required
 from dzrobot.rollout.evaluation.report import failures_line, measures_line
+from dzrobot.rollout.footage import photo_file
 from dzrobot.rollout.pages.content import (
     Content,
     Predicted,
@@ -23,7 +24,6 @@ from dzrobot.rollout.pages.content import (
 )
 from dzrobot.rollout.pages.predicted import mean_scores, write_prediction
 from dzrobot.rollout.pages.quality import QUALITIES, QualityRow, ScoredRun, quality_rows
-from dzrobot.rollout.photos import photo_file
 
 PAGE_FILE = "report.html"
 MEDIA_FOLDER = "media"

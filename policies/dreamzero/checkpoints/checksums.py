@@ -6,12 +6,17 @@
 import hashlib
 import os
 import re
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from dzrobot.documents import read_bytes
 from dzrobot.errors import CheckpointError, preview
 from dzrobot.files import write_text
+from dzrobot.policies.dreamzero.checkpoints.sources import WeightSource
 
 CHECKSUMS_FILE = "SHA256SUMS"
 
@@ -85,12 +90,48 @@ def _files(folder: Path) -> list[str]:
 
 def _digests(folder: Path, names: list[str]) -> dict[str, str]:
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-        return dict(zip(names, pool.map(lambda name: _digest(folder / name), names), strict=True))
+        return dict(
+            zip(names, pool.map(lambda name: _file_digest(folder / name), names), strict=True)
+        )
 
 
-def _digest(file: Path) -> str:
+def _file_digest(file: Path) -> str:
     try:
         with file.open("rb") as handle:
             return hashlib.file_digest(handle, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror}; copy it again") from error
+
+
+_RUNS = 16
+_RUN_LENGTH = 64
+
+
+def fingerprint(source: WeightSource, names: Iterable[str]) -> str:
+    """Return a hash of the named tensors: names, shapes and 1024 evenly spread values of each.
+
+    Values are compared as bfloat16, so a float32 copy of bfloat16 weights (or the rounding of
+    float32 weights) is the same base.
+    """
+    digest = hashlib.sha256()
+    found = {name: _tensor_digest(tensor) for name, tensor in source.stream(sorted(names))}
+    for name in sorted(found):
+        digest.update(f"{name}:{found[name]};".encode())
+    return digest.hexdigest()
+
+
+def _tensor_digest(tensor: Tensor) -> str:
+    flat = tensor.reshape(-1)
+    step = max(
+        _RUN_LENGTH,
+        (flat.numel() - _RUN_LENGTH) // (_RUNS - 1) if flat.numel() > _RUN_LENGTH else 1,
+    )
+    # Short runs rather than single values: each touches one page of a mapped file.
+    runs = [flat[start : start + _RUN_LENGTH] for start in range(0, flat.numel(), step)]
+    values = torch.cat(runs).to(device="cpu", dtype=torch.bfloat16)
+    # Negative zero and zero are one weight.
+    values = values + torch.zeros((), dtype=torch.bfloat16)
+    shape = "" if flat.numel() == 1 else tuple(tensor.shape)
+    return hashlib.sha256(
+        f"{shape}".encode() + values.view(torch.uint8).numpy().tobytes()
+    ).hexdigest()

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dzrobot.errors import CheckpointError, preview
 from dzrobot.policies.dreamzero.checkpoints.names import DIT, IMAGE, TEXT, VAE
-from dzrobot.policies.dreamzero.checkpoints.random_init import RandomInitSource
 from dzrobot.policies.dreamzero.checkpoints.sources import (
+    RandomInitSource,
     UnionSource,
     WeightSource,
     open_pickled,

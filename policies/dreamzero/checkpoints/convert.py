@@ -35,8 +35,8 @@ from dzrobot.policies.dreamzero.checkpoints.load import (
 )
 from dzrobot.policies.dreamzero.checkpoints.lora import MergedSource, adapter_scale, inject_adapters
 from dzrobot.policies.dreamzero.checkpoints.names import adapted_names, peft_name
+from dzrobot.policies.dreamzero.checkpoints.shards import SHARD_BYTES, ShardOptions, written_whole
 from dzrobot.policies.dreamzero.checkpoints.sources import WeightSource
-from dzrobot.policies.dreamzero.checkpoints.writer import SHARD_BYTES, ShardOptions, written_whole
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 
 Layout = Literal["directory", "full_weights", "dcp", "peft"]

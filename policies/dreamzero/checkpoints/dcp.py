@@ -36,11 +36,7 @@ from dzrobot.documents import validated
 from dzrobot.errors import CheckpointError, preview
 from dzrobot.policies.dreamzero.checkpoints.names import DIT, canonical, canonical_table
 from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo
-from dzrobot.policies.dreamzero.checkpoints.unpickling import (
-    check_archive,
-    load_listed,
-    load_piece,
-)
+from dzrobot.policies.dreamzero.checkpoints.unpickling import check_archive, load_listed, load_piece
 
 DESCRIPTION = ".metadata"
 """The file that says which tensors there are and where their pieces lie."""
@@ -175,9 +171,9 @@ def _stored(
             f"{folder / DESCRIPTION} holds {name!r:.80}, which is no tensor; copy it again"
         )
     where = f"{folder / DESCRIPTION}, {name[:80]}"
-    told = validated(entry, _Entry, where, CheckpointError)
+    stated = validated(entry, _Entry, where, CheckpointError)
     pieces = []
-    for chunk in told.chunks:
+    for chunk in stated.chunks:
         found = places.get(MetadataIndex(name, chunk.offsets))
         if found is None:
             raise CheckpointError(
@@ -193,7 +189,7 @@ def _stored(
         if place.relative_path not in sizes:
             sizes[place.relative_path] = _size(folder, file)
         size = sizes[place.relative_path]
-        needed = math.prod(chunk.sizes) * told.properties.dtype.itemsize
+        needed = math.prod(chunk.sizes) * stated.properties.dtype.itemsize
         if place.offset + place.length > size or needed > place.length:
             raise CheckpointError(f"{file} is cut short ({size} bytes); copy it again")
         piece = Piece(
@@ -201,12 +197,12 @@ def _stored(
             length=place.length,
         )  # fmt: skip
         pieces.append(piece)
-    if not _covered(told.size, pieces):
+    if not _covered(stated.size, pieces):
         raise CheckpointError(
             f"{folder / DESCRIPTION} describes pieces that do not make up {name} of shape "
-            f"{told.size}; copy it again"
+            f"{stated.size}; copy it again"
         )
-    return Stored(shape=told.size, dtype=told.properties.dtype, pieces=tuple(pieces))
+    return Stored(shape=stated.size, dtype=stated.properties.dtype, pieces=tuple(pieces))
 
 
 def _size(folder: Path, file: Path) -> int:

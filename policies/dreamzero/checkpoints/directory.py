@@ -14,7 +14,9 @@ import torch
 
 from dzrobot.documents import read_bytes, read_json, validated
 from dzrobot.errors import CheckpointError, ConfigError, preview
-from dzrobot.policies.dreamzero.checkpoints.adapters import (
+from dzrobot.policies.dreamzero.checkpoints.checksums import write_checksums
+from dzrobot.policies.dreamzero.checkpoints.hub import locate
+from dzrobot.policies.dreamzero.checkpoints.lora import (
     ADAPTER_CONFIG,
     ADAPTER_STEM,
     adapted_config,
@@ -25,32 +27,29 @@ from dzrobot.policies.dreamzero.checkpoints.adapters import (
     read_adapter_config,
     short_name,
 )
-from dzrobot.policies.dreamzero.checkpoints.card import CARD_FILE, model_card, read_license
-from dzrobot.policies.dreamzero.checkpoints.checksums import write_checksums
-from dzrobot.policies.dreamzero.checkpoints.hub import locate
-from dzrobot.policies.dreamzero.checkpoints.names import (
-    check_part_names,
-    is_adapter,
-)
+from dzrobot.policies.dreamzero.checkpoints.names import check_part_names, is_adapter
 from dzrobot.policies.dreamzero.checkpoints.passport import (
+    CARD_FILE,
     PASSPORT_FILE,
     Passport,
     PublishedTraining,
+    model_card,
     published_passport,
+    read_license,
     read_passport,
     recorded_base,
     write_passport,
+)
+from dzrobot.policies.dreamzero.checkpoints.shards import (
+    ShardOptions,
+    write_json,
+    write_weights,
+    written_whole,
 )
 from dzrobot.policies.dreamzero.checkpoints.sources import (
     WeightSource,
     open_pickled,
     open_safetensors,
-)
-from dzrobot.policies.dreamzero.checkpoints.writer import (
-    ShardOptions,
-    write_json,
-    write_weights,
-    written_whole,
 )
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.yaml_values import LARGEST, read_yaml
@@ -63,7 +62,7 @@ METADATA_FILE = Path("experiment_cfg/metadata.json")
 TRAINING_FILE = Path("experiment_cfg/conf.yaml")
 TOKENIZER_FOLDER = "tokenizer"
 TRAINING_META = "meta.json"
-"""In one of our own training checkpoints: where the run stands."""
+"""In one of our own training checkpoints: the state of the run."""
 
 TRAINING_STATE = "state"
 """In one of our own training checkpoints: the folder of its tensors."""

@@ -79,7 +79,7 @@ def local_path(path_or_repo: str | Path, revision: str | None = None) -> Path | 
         usable = path.is_file() or path.is_dir()
     except (OSError, ValueError) as error:
         # Too long for a path, or with a NUL in it.
-        reason = getattr(error, "strerror", None) or error
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise CheckpointError(
             f"no checkpoint at {str(path)[:80]!r}: {reason}; give a folder, a file, or a Hugging "
             "Face id owner/name"

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from dzrobot.errors import CheckpointError, ConfigError, preview
+from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.coldstart import (
     find_components,
     has_components,
     open_components,
 )
 from dzrobot.policies.dreamzero.checkpoints.directory import Base, Checkpoint, open_weights
-from dzrobot.policies.dreamzero.checkpoints.fingerprint import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.hub import locate
 from dzrobot.policies.dreamzero.checkpoints.lora import (
     MergedSource,

@@ -6,12 +6,28 @@ docs/model.md, section 1.2.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError, preview
-from dzrobot.policies.dreamzero.checkpoints.names import adapted_layer, is_adapter
-from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo, WeightSource
+from dzrobot.policies.dreamzero.checkpoints.names import (
+    DIT,
+    adapted_layer,
+    adapted_names,
+    is_adapter,
+)
+from dzrobot.policies.dreamzero.checkpoints.sources import (
+    PartSource,
+    TensorInfo,
+    WeightSource,
+    open_pickled,
+    open_safetensors,
+    renamed,
+)
 from dzrobot.policies.dreamzero.network.config import HeadConfig
 
 TRAINED_MODULES = ("state_encoder", "action_encoder", "action_decoder")
@@ -140,3 +156,156 @@ def _partner(name: str) -> str:
         if ".lora_A." in name
         else name.replace(".lora_B.", ".lora_A.")
     )
+
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_STEM = "adapter_model"
+
+_PREFIX = "base_model.model."
+_NETWORK = "action_head."
+_Names = Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=100_000)]
+
+
+class AdapterConfig(BaseModel):
+    """What is read of ``adapter_config.json``; what would change the mathematics is refused."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    peft_type: str
+    r: int = Field(ge=1, le=4096)
+    lora_alpha: float = Field(allow_inf_nan=False)
+    target_modules: str | _Names | None = None
+    exclude_modules: str | _Names | None = None
+    layers_to_transform: int | list[int] | None = None
+    use_rslora: bool = False
+    use_dora: bool = False
+    fan_in_fan_out: bool = False
+    lora_bias: bool = False
+    bias: str = "none"
+    rank_pattern: dict[str, Any] | None = None
+    alpha_pattern: dict[str, Any] | None = None
+
+
+_PLAIN = {
+    "peft_type": "LORA", "use_rslora": False, "use_dora": False, "fan_in_fan_out": False,
+    "lora_bias": False, "bias": "none",
+}  # fmt: skip
+
+
+def has_adapter_config(folder: Path) -> bool:
+    """Return whether ``folder`` holds adapters in this format."""
+    return (folder / ADAPTER_CONFIG).is_file()
+
+
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    """Return what ``adapter_config.json`` says.
+
+    Raises:
+        CheckpointError: It is damaged, or of adapters of another kind than B @ A with one scale.
+    """
+    file = folder / ADAPTER_CONFIG
+    config = read_json(file, AdapterConfig, CheckpointError)
+    given = dict(config)
+    odd = [f"{name}={given[name]!r:.40}" for name, plain in _PLAIN.items() if given[name] != plain]
+    odd += [name for name in ("rank_pattern", "alpha_pattern") if given[name]]
+    if odd:
+        raise CheckpointError(
+            f"{file} has {preview(odd)}; only plain LoRA of one rank and one alpha is supported: "
+            "merge the adapters with peft and save the merged weights"
+        )
+    return config
+
+
+def open_adapters(folder: Path) -> PartSource:
+    """Return the tensors of ``folder`` under canonical names.
+
+    Raises:
+        CheckpointError: No weights, damaged ones, or two of one name.
+    """
+    pickled = folder / f"{ADAPTER_STEM}.bin"
+    source: WeightSource = (
+        open_pickled(pickled) if pickled.is_file() else open_safetensors(folder, ADAPTER_STEM)
+    )
+    found = renamed(source, _canonical)
+    if len(found.names) != len(source.tensors):
+        raise CheckpointError(f"{source.origin} holds a tensor twice; save the adapters again")
+    return PartSource(source=source, layout="adapters in peft's format", names=found.names)
+
+
+def _canonical(name: str) -> str:
+    below = name.removeprefix(_PREFIX)
+    return below if below.startswith(_NETWORK) else DIT + below
+
+
+def adapted_config(
+    config_json: Mapping[str, Any], adapters: AdapterConfig, names: Iterable[str]
+) -> dict[str, Any]:
+    """Return config.json of a network that has these adapters.
+
+    Args:
+        config_json: Of the network, with other adapters or none.
+        adapters: Their description.
+        names: Canonical names of their tensors.
+    """
+    targets = adapters.target_modules
+    if not isinstance(targets, list) or adapters.exclude_modules or adapters.layers_to_transform:
+        # Patterns and exceptions: the layers themselves say it without either.
+        targets = sorted(layer.removeprefix(DIT) for layer in adapted_names(names))
+    head = config_json.get("action_head_cfg")
+    inner = head.get("config") if isinstance(head, Mapping) else None
+    if not isinstance(head, Mapping) or not isinstance(inner, Mapping):
+        # No config.json of such a network: its own reader says what is wrong with it.
+        return dict(config_json)
+    own = inner.get("lora_target_modules")
+    if not isinstance(own, str) or set(own.split(",")) != set(targets):
+        own = ",".join(targets)
+    changed = {
+        "train_architecture": "lora", "lora_rank": adapters.r, "lora_alpha": adapters.lora_alpha,
+        "lora_target_modules": own,
+    }  # fmt: skip
+    return {**config_json, "action_head_cfg": {**head, "config": {**inner, **changed}}}
+
+
+def check_only_trained(names: Iterable[str], origin: str) -> None:
+    """Raise :class:`CheckpointError` unless there are adapters and nothing but what they need."""
+    found = set(names)
+    if not any(map(is_adapter, found)):
+        raise CheckpointError(
+            f"{origin} holds no adapters; peft's format is for those of LoRA training alone"
+        )
+    if more := {name for name in found if not trained_with_adapters(name)}:
+        raise CheckpointError(
+            f"{origin} holds more than adapters can: {preview(more)}; write it as a directory"
+        )
+
+
+def short_name(name: str) -> str:
+    """Return what this format calls the canonical ``name``."""
+    return _PREFIX + name.removeprefix(DIT).replace(".default.weight", ".weight")
+
+
+def adapter_config(head: HeadConfig, names: Iterable[str], base: str | None) -> dict[str, Any]:
+    """Return ``adapter_config.json`` of the adapters ``names``, with all that peft reads.
+
+    Args:
+        head: How they were trained.
+        names: Canonical names of the tensors beside it.
+        base: Path or hub id of what they were trained on, if it is known.
+    """
+    from peft import LoraConfig
+
+    alpha = float(head.lora_alpha)
+    below = {name.removeprefix(DIT).split(".")[0] for name in names if not is_adapter(name)}
+    config = LoraConfig(
+        r=head.lora_rank,
+        lora_alpha=int(alpha) if alpha.is_integer() else alpha,  # type: ignore[arg-type]
+        target_modules=list(head.lora_target_modules),
+        modules_to_save=[module for module in TRAINED_MODULES if module in below] or None,
+        base_model_name_or_path=base,
+        inference_mode=True,
+    )
+    return {
+        # Sets have an order of their own in every process.
+        key: sorted(value) if isinstance(value, set) else value
+        for key, value in config.to_dict().items()
+    }

@@ -11,12 +11,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dzrobot.documents import read_json, validated
+from dzrobot.documents import read_bytes, read_json, validated
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import CheckpointError, ConfigError
 from dzrobot.modality.stats import Statistics
-from dzrobot.policies.dreamzero.checkpoints.writer import write_json
+from dzrobot.policies.dreamzero.checkpoints.hub import is_hub_id
+from dzrobot.policies.dreamzero.checkpoints.shards import write_json
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.yaml_values import LARGEST, read_yaml
 
 PASSPORT_FILE = "dzrobot_passport.json"
 
@@ -185,47 +187,47 @@ def recorded_base(passport: Passport | None) -> str | None:
     return path if isinstance(path, str) else None
 
 
-def check_passport(passport: Passport, asked: Passport, origin: str) -> None:
+def check_passport(passport: Passport, wanted: Passport, origin: str) -> None:
     """Check that a checkpoint was made for what is asked of it.
 
     Args:
         passport: The checkpoint's.
-        asked: Of the one embodiment to run or train, from :func:`passport_for`.
+        wanted: Of the one embodiment to run or train, from :func:`passport_for`.
         origin: The checkpoint's path, for the message.
 
     Raises:
         CheckpointError: It was not; lists every difference.
     """
     lines = [
-        f"  {name}: checkpoint {_shown(held)}, asked {_shown(wanted)}"
-        for name, held, wanted in differences(passport, asked)
+        f"  {name}: checkpoint {_shown(held)}, wanted {_shown(other)}"
+        for name, held, other in differences(passport, wanted)
     ]
     if lines:
         raise CheckpointError(
-            "\n".join([f"{origin} was made for something else than it is asked to do:", *lines])
+            "\n".join([f"{origin} was made for something else:", *lines])
             + "\nChoose the embodiment and statistics it was trained with, or another checkpoint."
         )
 
 
-def differences(passport: Passport, asked: Passport) -> Iterator[tuple[str, object, object]]:
+def differences(passport: Passport, wanted: Passport) -> Iterator[tuple[str, object, object]]:
     """Yield (what, in the checkpoint, asked) wherever both are recorded and differ."""
     pairs: list[tuple[str, object, object]] = [
-        ("frame size", passport.frame_size, asked.frame_size),
-        ("base weights", passport.base, asked.base),
-        ("transform version", passport.transforms, asked.transforms),
+        ("frame size", passport.frame_size, wanted.frame_size),
+        ("base weights", passport.base, wanted.base),
+        ("transform version", passport.transforms, wanted.transforms),
     ]
-    for tag, wanted in asked.embodiments.items():
+    for tag, expected in wanted.embodiments.items():
         if tag not in passport.embodiments:
             yield "embodiment", ", ".join(sorted(passport.embodiments)) or "none", tag
             continue
         held = passport.embodiments[tag]
         pairs += [
-            (f"{tag} action horizon", passport.horizon(tag), asked.horizon(tag)),
-            (f"{tag} state numbers", held.state_dim, wanted.state_dim),
-            (f"{tag} action numbers", held.action_dim, wanted.action_dim),
-            (f"{tag} relative actions", held.relative, wanted.relative),
-            (f"{tag} action frame", held.action_frame, wanted.action_frame),
-            (f"{tag} statistics", held.statistics, wanted.statistics),
+            (f"{tag} action horizon", passport.horizon(tag), wanted.horizon(tag)),
+            (f"{tag} state numbers", held.state_dim, expected.state_dim),
+            (f"{tag} action numbers", held.action_dim, expected.action_dim),
+            (f"{tag} relative actions", held.relative, expected.relative),
+            (f"{tag} action frame", held.action_frame, expected.action_frame),
+            (f"{tag} statistics", held.statistics, expected.statistics),
         ]
     for name, held_value, wanted_value in pairs:
         if held_value is not None and wanted_value is not None and held_value != wanted_value:
@@ -290,3 +292,108 @@ def check_compatible(
             "Choose the embodiment the "
             "checkpoint was trained for, or dataclasses.replace its timing or sizes."
         )
+
+
+CARD_FILE = "README.md"
+
+_FENCE = "---"
+_BODY = """# DreamZero for {robots}
+
+{kind} of the world-action model DreamZero, written by [dzrobot](https://pypi.org/project/dzrobot).
+
+| | |
+|---|---|
+| robots | {robots} |
+| actions of one plan | {horizon} |
+| frame | {frame} |
+
+```python
+from dzrobot import DreamZeroPolicy
+
+{use}
+```
+
+`dzrobot_passport.json` holds the recipe, `experiment_cfg/metadata.json` the normalization
+statistics. A policy refuses another robot, horizon, size or other statistics than these.
+"""
+_WHOLE = 'policy = DreamZeroPolicy.from_pretrained("THIS_FOLDER", embodiment="{robot}")'
+_PART = """from dzrobot.policies.dreamzero.options import WeightOptions
+
+weights = WeightOptions(base="WHAT_IT_WAS_TRAINED_ON")
+policy = DreamZeroPolicy.from_pretrained("THIS_FOLDER", embodiment="{robot}", weights=weights)"""
+
+
+class License(BaseModel):
+    """Under what terms weights may be used, as front matter states it; None: not stated."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    license: str | None = None
+    license_name: str | None = None
+    license_link: str | None = None
+
+
+def read_license(folder: Path | None) -> License:
+    """Return what the card in ``folder`` says of its license; nothing where that cannot be read.
+
+    Training must not end without weights because somebody's README.md is odd.
+    """
+    file = None if folder is None else folder / CARD_FILE
+    if file is None or not file.is_file():
+        return License()
+    try:
+        text = read_bytes(file, CheckpointError, largest=LARGEST).decode("utf-8-sig")
+        start, _, rest = text.partition("\n")
+        front, fence, _ = rest.partition(f"\n{_FENCE}")
+        if start.strip() != _FENCE or not fence:
+            return License()
+        return validated(read_yaml(front, str(file))[0], License, str(file), CheckpointError)
+    except (CheckpointError, ConfigError, UnicodeDecodeError):
+        return License()
+
+
+def model_card(passport: Passport, terms: License, *, adapters: bool, complete: bool) -> str:
+    """Return the text of README.md.
+
+    Args:
+        passport: What the weights were made for, and how.
+        terms: Of the weights it was trained from.
+        adapters: Whether LoRA matrices are among the weights.
+        complete: Whether nothing else is to be loaded with them.
+    """
+    from huggingface_hub import ModelCardData
+
+    robots = sorted(passport.embodiments)
+    base = recorded_base(passport)
+    if base is not None and not is_hub_id(base):
+        # A folder on somebody's disk has no name that others could follow.
+        base = None
+    relation = "adapter" if adapters else "finetune"
+    more: dict[str, Any] = {} if base is None else {"base_model_relation": relation}
+    data = ModelCardData(
+        library_name="dzrobot",
+        pipeline_tag="robotics",
+        tags=["dreamzero", "world-action-model", *robots, *(["lora"] if adapters else [])],
+        base_model=base,
+        datasets=sorted(set(filter(is_hub_id, _datasets(passport.recipe)))) or None,
+        **terms.model_dump(),
+        **more,
+    )
+    size = passport.frame_size
+    body = _BODY.format(
+        robots=", ".join(robots),
+        kind="LoRA adapters" if adapters else "Weights" if complete else "Trained weights",
+        horizon=passport.action_horizon,
+        frame="as the robot tiles it" if size is None else f"{size[0]} x {size[1]} pixels",
+        use=(_WHOLE if complete else _PART).format(robot=robots[0] if robots else "TAG"),
+    )
+    return f"{_FENCE}\n{data.to_yaml()}\n{_FENCE}\n\n{body}"
+
+
+def _datasets(recipe: Mapping[str, Any]) -> Iterator[str]:
+    """Yield where the data of a recipe lay: folders and hub ids."""
+    data = recipe.get("data")
+    paths = data.get("train_data_paths") if isinstance(data, Mapping) else None
+    for entry in paths if isinstance(paths, list) else ():
+        given = entry.get("dataset_path") if isinstance(entry, Mapping) else entry
+        yield from (path for path in (given if isinstance(given, list) else [given]) if path)

@@ -6,11 +6,12 @@ opened with ``weights_only=True``.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,6 +21,7 @@ from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError, preview
 from dzrobot.policies.dreamzero.checkpoints.names import ShardIndex, canonical_table
 from dzrobot.policies.dreamzero.checkpoints.unpickling import load_tensors
+from dzrobot.rng import torch_seed
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -331,3 +333,41 @@ def renamed(source: WeightSource, rename: Callable[[str], str | None]) -> PartSo
     """Return ``source`` with ``rename`` applied to every name; None drops the tensor."""
     names = {new: old for old in source.tensors if (new := rename(old)) is not None}
     return PartSource(source=source, layout=source.layout, names=names)
+
+
+@dataclass(frozen=True)
+class RandomInitSource(ABC):
+    """A weight source without files: equal shapes, seed and names give equal tensors."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    seed: int
+    dtype: torch.dtype = torch.float32
+
+    origin: ClassVar[str]
+    """What records call it."""
+
+    key: ClassVar[str]
+    """Begins the key of every generator: kinds of weights must not share their noise."""
+
+    @property
+    def layout(self) -> str:
+        """Return the origin, where a source of files names their layout."""
+        return self.origin
+
+    @cached_property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Return shape and dtype of each."""
+        return {
+            name: TensorInfo(shape=shape, dtype=self.dtype, file=Path(self.origin))
+            for name, shape in self.shapes.items()
+        }
+
+    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the named tensors."""
+        for name in names:
+            generator = torch.Generator().manual_seed(torch_seed(f"{self.key}{self.seed}", name))
+            yield name, self.draw(name, self.shapes[name], generator).to(self.dtype)
+
+    @abstractmethod
+    def draw(self, name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Return the tensor ``name`` in float32."""

@@ -8,15 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dzrobot.embodiments.layouts import quadrants, wrist_on_top
-from dzrobot.embodiments.prompts import PROMPTS
 from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.embodiments.spec import Embodiment, Part
+from dzrobot.embodiments.templates import PROMPTS, quadrants, wrist_on_top
 from dzrobot.embodiments.timing import Timing, multi_anchor_window
 from dzrobot.modality.pipeline import Pipeline
 from dzrobot.modality.stats import Statistics
-from dzrobot.modality.text import clean_instruction
 from dzrobot.modality.video import tile
+from dzrobot.modality.window import clean_instruction
 from dzrobot.policies.dreamzero.network.prompt import clean
 from golden_kinds.registry import Golden, Results, checker, exact, relative_l2
 

@@ -9,8 +9,7 @@ import torch
 from fake_cuda import CUDA, SOLVER_STEPS, counted, cut, fake_cuda, known_prompt, placed
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.modality.augment import draw_augmentation
-from dzrobot.modality.video import encode_views
+from dzrobot.modality.video import draw_augmentation, encode_views
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.lanes import lanes_of
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding

@@ -14,8 +14,7 @@ from dzrobot.policies.serving.connection import ConnectOptions
 from dzrobot.policies.serving.dialects import SUBPROTOCOL
 from dzrobot.policies.serving.remote_policy import RemotePolicy
 from dzrobot.rollout.asynchronous.engine import Engine, ThreadDesk, VirtualDesk
-from dzrobot.rollout.asynchronous.execution import ExecutionOptions, schedule
-from dzrobot.rollout.asynchronous.latency import parse_latency
+from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_latency, schedule
 
 QUICK = ConnectOptions(connect_s=5, first_s=60, later_s=60)
 SIM = load_embodiment("libero_sim")

@@ -1,0 +1,151 @@
+"""Flags that say which weights are opened, where they compute, and with which server's key."""
+
+import argparse
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dzrobot import process
+from dzrobot.commands.options import flags
+from dzrobot.errors import ConfigError
+
+
+def add_render_device(group: Any) -> None:
+    """Declare ``--render-device``."""
+    group.add_argument(
+        "--render-device", type=flags.numbers, metavar="N,N",
+        help="EGL devices that simulators draw with, such as 1 or 0-3: processes of torchrun share "
+        "them out, then the simulators of each (default: the first one)",
+    )  # fmt: skip
+
+
+def compute_device(named: str) -> str:
+    """Return the device of this process: of several, each has a GPU of its own."""
+    if named == "cuda" and process.local_world_size() > 1:
+        return f"cuda:{process.local_rank()}"
+    return named
+
+
+def render_variables(devices: Sequence[int] | None) -> tuple[Mapping[str, str], ...]:
+    """Return the environment variables of this process's simulators, in turn.
+
+    Args:
+        devices: Numbers of the machine's EGL devices. None: nothing is set.
+    """
+    if devices is None:
+        return ()
+    from dzrobot.envs.mujoco.simulator import DEVICE_VARIABLE
+
+    rank = process.local_rank()
+    own = devices[rank :: process.local_world_size()] or (devices[rank % len(devices)],)
+    return tuple({DEVICE_VARIABLE: str(device)} for device in own)
+
+
+OFFLOAD_LOG = "dzrobot.policies.dreamzero.checkpoints.load"
+"""Logger that says where weights lie."""
+
+
+def add_weights(group: Any) -> None:
+    """Declare device, precision and source of a checkpoint's weights."""
+    group.add_argument(
+        "--device", type=flags.device,
+        help="cpu, cuda, cuda:1, or auto: a GPU where there is one (default: cpu)",
+    )  # fmt: skip
+    group.add_argument(
+        "--cfg-devices", type=flags.two_devices, metavar="A,B",
+        help="two devices instead of one, such as cuda:0,cuda:1: the prompt runs on the first, the "
+        "negative prompt of guidance on the second, each with a copy of the transformer",
+    )  # fmt: skip
+    group.add_argument(
+        "--dtype", choices=["float32", "bfloat16"],
+        help="what the network computes in (default: float32 on a CPU, else bfloat16)",
+    )  # fmt: skip
+    group.add_argument(
+        "--memory", type=flags.memory, metavar="GIB",
+        help="of the GPU that may be used, such as 24 or 24GiB: as many weights as necessary wait "
+        "in the host's memory and come when they are used; slower, the same numbers "
+        "(default: all on the GPU)",
+    )  # fmt: skip
+    group.add_argument(
+        "--quantize", choices=["int8", "fp8"],
+        help="8-bit weights in the transformer: half the memory, other actions; fp8, on Ada, "
+        "Hopper and newer, multiplies in 8 bits too (default: weights as they were trained)",
+    )  # fmt: skip
+    group.add_argument(
+        "--revision", type=flags.text, help="branch, tag or commit of a Hugging Face checkpoint"
+    )
+    group.add_argument(
+        "--base", type=flags.text, metavar="PATH",
+        help="what the checkpoint was trained on, where it holds only what was trained",
+    )  # fmt: skip
+    group.add_argument(
+        "--config-from", type=flags.text, metavar="DIR",
+        help="folder with config.json and experiment_cfg, where the checkpoint has none",
+    )  # fmt: skip
+
+
+def _devices(arguments: argparse.Namespace) -> tuple[str, str | None]:
+    """Return the device of the network, and that of the negative prompt's copy, if it has one."""
+    if arguments.cfg_devices is None:
+        return compute_device(arguments.device or "cpu"), None
+    if arguments.device is not None:
+        raise ConfigError(
+            f"--cfg-devices {','.join(arguments.cfg_devices)} says where the network runs: leave "
+            f"--device {arguments.device} out"
+        )
+    first, second = arguments.cfg_devices
+    return first, second
+
+
+def read_weights(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what the flags of :func:`add_weights` say, by the fields of ``PolicySpec``.
+
+    Raises:
+        ConfigError: flags that exclude each other were given.
+    """
+    device, cfg_device = _devices(arguments)
+    return {
+        "device": device,
+        "cfg_device": cfg_device,
+        "dtype": arguments.dtype,
+        "memory": _memory(arguments.memory, device),
+        "quantize": arguments.quantize,
+        "revision": arguments.revision,
+        "base": arguments.base,
+        "config_from": arguments.config_from,
+    }
+
+
+def _memory(bytes_: int | None, device: str) -> int | None:
+    """Return the bytes of ``--memory``; the outcome is logged as weights are loaded."""
+    if bytes_ is None:
+        return None
+    if device == "cpu":
+        raise ConfigError(
+            "--memory says how much of a GPU may be used, and this network runs on the processor; "
+            "give --device cuda, or leave it out"
+        )
+    logging.getLogger(OFFLOAD_LOG).setLevel(logging.INFO)
+    return bytes_
+
+
+def add_key(group: Any) -> None:
+    """Declare ``--api-key-file``: a key on the command line could be read by other users."""
+    group.add_argument(
+        "--api-key-file", type=flags.path, metavar="FILE",
+        help="whose first line is the server's key (default: the variable DZROBOT_API_KEY)",
+    )  # fmt: skip
+
+
+def add_speed(group: Any) -> None:
+    """Declare what makes the network faster on a GPU."""
+    group.add_argument(
+        "--compile", action="store_true", default=None,
+        help="compile the network's blocks: faster on a GPU, last bits vary, the first plan takes "
+        "minutes",
+    )  # fmt: skip
+    group.add_argument(
+        "--graphs", action="store_true", default=None,
+        help="on a GPU: record its work for every place of the memory's window, and launch it as "
+        "one; goes together with --compile",
+    )  # fmt: skip

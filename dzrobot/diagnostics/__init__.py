@@ -1,0 +1,1 @@
+"""Checks of recordings and devices that a person starts with `dzrobot doctor`."""

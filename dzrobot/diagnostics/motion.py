@@ -1,0 +1,284 @@
+"""Recorded motion beside the same actions repeated, and what makes the two equal."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Self
+
+import gymnasium as gym
+import numpy as np
+
+from dzrobot.diagnostics import conventions
+from dzrobot.diagnostics.conventions import (
+    AGREES,
+    UNCHANGED,
+    Array,
+    Image,
+    Misfit,
+    Repair,
+    RotationReading,
+)
+from dzrobot.embodiments.spec import Embodiment, HandMotion
+from dzrobot.rollout.demonstrations.record import RecordedActions, replay
+from dzrobot.rollout.environment import accepted, made_environment
+
+FIRST_STEPS = 24
+"""Rows of an episode that are repeated, and those until the gripper has moved."""
+
+LAST_STEPS = 80
+"""At most."""
+
+_GRIPPER_STEPS = 8
+_BETTER = 0.7
+_HALF = 0.5
+_SURE = 0.02
+_MOST_FAULTS = 3
+_TRIED = 12
+_REFINED = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedStart:
+    """An episode of a dataset with what its cameras saw first."""
+
+    number: int
+    recording: RecordedActions
+    images: Mapping[str, Image] = field(repr=False)
+    """By view key, (H, W, 3); only of those that are looked at."""
+
+
+class Bench:
+    """An environment that recordings are repeated in; a context manager.
+
+    Args:
+        env: Its name.
+        arguments: Keyword arguments of ``gym.make``.
+        robot: Whose states and actions they are.
+        report: Called with the replays that are done, and how many are planned.
+    """
+
+    def __init__(
+        self,
+        env: str,
+        arguments: Mapping[str, Any],
+        robot: Embodiment,
+        report: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self._env = env
+        self._arguments = arguments
+        self._robot = robot
+        self._report = report
+        self._done = self._planned = 0
+        self._held = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def first_images(self, recording: RecordedActions) -> dict[str, Image]:
+        """Return what the cameras show where ``recording`` began."""
+        options = None if recording.start is None else {"init_state_id": recording.start}
+        observation, _ = self._seeing.reset(seed=recording.seed or 0, options=options)
+        self._counted()
+        return {key: np.asarray(observation[key]) for key in self._robot.video_keys}
+
+    def states(self, recording: RecordedActions, actions: Array) -> Array:
+        """Return the states (T + 1, S) that ``actions`` (T, A) lead to from its start."""
+        _, states = replay(self._blind, _with_actions(recording, actions), self._robot)
+        self._counted()
+        return states.astype(np.float64)
+
+    def succeeds(self, recording: RecordedActions, actions: Array) -> bool:
+        """Return whether ``actions`` (T, A) reach the goal from its start."""
+        outcome, _ = replay(self._blind, _with_actions(recording, actions), self._robot)
+        self._counted()
+        return outcome.success
+
+    def plan(self, count: int) -> None:
+        """Count on ``count`` further replays."""
+        self._planned += count
+
+    def _counted(self) -> None:
+        self._done += 1
+        self._report(self._done, max(self._done, self._planned))
+
+    @cached_property
+    def _seeing(self) -> gym.Env[Any, Any]:
+        return self._opened({})
+
+    @cached_property
+    def _blind(self) -> gym.Env[Any, Any]:
+        """Without images, where the environment can: a step then takes a fraction of the time."""
+        known, _ = accepted(self._env)
+        return self._opened({"cameras": False}) if "cameras" in known else self._seeing
+
+    def _opened(self, own: Mapping[str, Any]) -> gym.Env[Any, Any]:
+        known, _ = accepted(self._env)
+        goes_on = {"stop_on_success": False} if "stop_on_success" in known else {}
+        limit = {"max_episode_steps": conventions.MOST_STEPS}
+        env = made_environment(self._env, {**limit, **goes_on, **self._arguments, **own})
+        made: gym.Env[Any, Any] = self._held.enter_context(closing(env))
+        return made
+
+
+def _with_actions(recording: RecordedActions, actions: Array) -> RecordedActions:
+    return replace(recording, actions=np.ascontiguousarray(actions, np.float32))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Motion:
+    """What came of comparing the hand's motion."""
+
+    repair: Repair
+    """All that had to be changed; `UNCHANGED` where nothing."""
+
+    faults: tuple[Repair, ...]
+    """The same, one by one."""
+
+    before: Misfit
+    after: Misfit
+
+
+class Motions:
+    """Compares recorded with repeated motion, and looks for what makes them equal.
+
+    Args:
+        bench: Where recordings are repeated.
+        episodes: What was recorded.
+        hand: Which numbers move the hand.
+        reading: How the recorded states write rotations.
+    """
+
+    def __init__(
+        self,
+        bench: Bench,
+        episodes: Sequence[RecordedStart],
+        hand: HandMotion,
+        reading: RotationReading,
+    ) -> None:
+        self._bench = bench
+        self._recordings = [one.recording for one in episodes]
+        self._hand = hand
+        self._reading = reading
+        self._known: dict[Any, list[Array]] = {}
+
+    def compare(self) -> Motion:
+        """Return what has to be changed for the motion to be the recorded one."""
+        chosen, now = UNCHANGED, self._misfit(UNCHANGED)
+        before = now
+        faults: list[Repair] = []
+        while now.total > AGREES and len(faults) < _MOST_FAULTS:
+            self._bench.plan(_TRIED * len(self._recordings))
+            best = min(self._tried(chosen, now), key=lambda tried: tried[1].total, default=None)
+            if best is None or best[1].total > _BETTER * now.total:
+                break
+            fault, now = best
+            chosen = fault if chosen is UNCHANGED else chosen.then(fault)
+            faults.append(fault)
+        if now.total > max(AGREES, _HALF * before.total):
+            # A change that mends half or less only follows what is there at random.
+            return Motion(repair=UNCHANGED, faults=(), before=before, after=before)
+        return Motion(repair=chosen, faults=tuple(faults), before=before, after=now)
+
+    def repeated(self, repair: Repair) -> list[Array]:
+        """Return the states of each episode when its repaired actions are repeated."""
+        changed = [self._actions(recording, repair) for recording in self._recordings]
+        key = tuple(actions.tobytes() for actions in changed)
+        if key not in self._known:
+            self._known[key] = [
+                self._bench.states(recording, actions)
+                for recording, actions in zip(self._recordings, changed, strict=True)
+            ]
+        return self._known[key]
+
+    def _tried(self, chosen: Repair, now: Misfit) -> Iterator[tuple[Repair, Misfit]]:
+        """Yield every further repair that may explain ``now``, and what is left with it."""
+        for repair in self._candidates(chosen, now):
+            whole = repair if chosen is UNCHANGED else chosen.then(repair)
+            left = self._misfit(whole)
+            yield repair, left
+            if left.total < _SURE:
+                return
+
+    def _candidates(self, chosen: Repair, now: Misfit) -> Iterator[Repair]:
+        hand, reading = self._hand, self._reading
+        if now.fingers > AGREES:
+            yield from conventions.gripper_repairs(hand)
+        if now.translation > AGREES:
+            if all(
+                conventions.looks_absolute(np.asarray(r.actions), np.asarray(r.states), hand)
+                for r in self._recordings
+            ):
+                yield from conventions.absolute_repairs(hand, reading)
+            yield from conventions.row_repairs()
+        if now.rotation > AGREES:
+            yield from conventions.turn_repairs(hand)
+        for part, share, columns in (
+            (0, now.translation, hand.translation), (1, now.rotation, hand.turn),
+        ):  # fmt: skip
+            if share > AGREES:
+                yield from self._scale(chosen, part, columns)
+        if now.translation > AGREES:
+            yield from conventions.motion_repairs(hand, reading)
+
+    def _scale(self, chosen: Repair, part: int, columns: slice) -> Iterator[Repair]:
+        """Yield the factor by which translation (0) or turn (1) is off, found in a few rounds."""
+        factor = 1.0
+        for _ in range(_REFINED):
+            change = conventions.scaled(columns, factor)
+            tried = chosen.then(Repair(what="", note="", change=change))
+            recorded, replayed = self._steps(tried, part)
+            more = conventions.scale_of(recorded, replayed)
+            if not 1e-3 < more < 1e3:
+                return
+            factor *= more
+            if abs(more - 1) < _SURE:
+                break
+        if abs(factor - 1) > AGREES:
+            yield Repair(
+                what=f"delta scale of the {'translation' if part == 0 else 'rotation'}",
+                note=f"the hand moved {factor:.3g} times as far as these actions move it: multiply "
+                f"action[{columns.start}:{columns.stop}] by {factor:.3g}",
+                change=conventions.scaled(columns, factor),
+            )
+
+    def _steps(self, repair: Repair, part: int) -> tuple[list[Array], list[Array]]:
+        recorded, replayed = [], []
+        for recording, states in zip(self._recordings, self.repeated(repair), strict=True):
+            own = _prefix(recording, self._hand)[:: repair.recorded_every]
+            one = conventions.steps_of(own, self._hand, self._reading)[part]
+            stated = conventions.as_stated(self._hand)
+            other = conventions.steps_of(states[:: repair.replayed_every], self._hand, stated)[part]
+            one, other = conventions.aligned(one, other, repair.lag)
+            recorded.append(one)
+            replayed.append(other)
+        return recorded, replayed
+
+    def _misfit(self, repair: Repair) -> Misfit:
+        found = [
+            conventions.misfit(
+                _prefix(recording, self._hand), states, self._hand, self._reading, repair
+            )
+            for recording, states in zip(self._recordings, self.repeated(repair), strict=True)
+        ]
+        return Misfit(
+            translation=float(np.mean([one.translation for one in found])),
+            rotation=float(np.mean([one.rotation for one in found])),
+            fingers=float(np.mean([one.fingers for one in found])),
+        )
+
+    def _actions(self, recording: RecordedActions, repair: Repair) -> Array:
+        """Return the actions of the first steps as ``repair`` has them."""
+        states = _prefix(recording, self._hand)
+        return repair.change(recording.actions[: len(states)].astype(np.float64), states)
+
+
+def _prefix(recording: RecordedActions, hand: HandMotion) -> Array:
+    """Return the first recorded states (T, S), until the gripper has moved."""
+    gripper = np.sign(recording.actions[:, hand.gripper])
+    changes = np.flatnonzero(np.diff(gripper))
+    steps = max(FIRST_STEPS, int(changes[0]) + _GRIPPER_STEPS if len(changes) else 0)
+    return recording.states[: min(steps, LAST_STEPS)].astype(np.float64)

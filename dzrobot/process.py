@@ -1,0 +1,107 @@
+"""Processes of one run: its ranks, workers that end with their parent, and SIGTERM as Ctrl-C."""
+
+import ctypes
+import hashlib
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from dzrobot.errors import ConfigError
+
+
+def world_size() -> int:
+    """Return how many processes were started together; 1 for one that was started alone."""
+    return _number("WORLD_SIZE", 1)
+
+
+def rank() -> int:
+    """Return the number of this process among all of them."""
+    return _number("RANK", 0)
+
+
+def local_rank() -> int:
+    """Return the number of this process among those of its machine."""
+    return _number("LOCAL_RANK", 0)
+
+
+def local_world_size() -> int:
+    """Return how many of the processes are on this machine."""
+    return _number("LOCAL_WORLD_SIZE", 1)
+
+
+def is_first_to_report(message: str) -> bool:
+    """Return whether no other process of this launch and machine has reported ``message``.
+
+    The first process that fails reports: torchrun ends the others at once, the main one too.
+    """
+    place = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if place is None:
+        return os.environ.get("RANK", "0") == "0"
+    # One folder a process, in one folder a start of all of them.
+    marker = (
+        Path(place).parents[1] / f"reported-{hashlib.sha256(message.encode()).hexdigest()[:16]}"
+    )
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _number(variable: str, alone: int) -> int:
+    text = os.environ.get(variable, str(alone))
+    if not (text.isascii() and text.isdecimal()):
+        raise ConfigError(
+            f"{variable}={text!r} in the environment: a launcher such as torchrun sets it to a "
+            "number; unset it where there is none"
+        )
+    return int(text)
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when the one that started it is gone.
+
+    A worker in the middle of a long episode reads no pipe, so that it would not notice for as long
+    as the episode takes. Elsewhere than on Linux, and there too, a closed pipe ends it later.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # It may have ended before the kernel was asked.
+    if os.getppid() != parent.pid:
+        os._exit(1)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as a service manager or a cluster sends it."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Raise :class:`Terminated` in the block when SIGTERM comes.
+
+    A line of results that is being written is finished: its file is closed, and so flushed, on the
+    way out. Worker processes are ended by what started them.
+    """
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        # A second one, sent by an impatient manager, must not cut the tidying short.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,207 @@
+"""Pack the files of a v3.0 recording: many episodes per file, nothing compressed again.
+
+New files are written beside the old ones, then the list of episodes is replaced in one step, then
+the old files go. Interrupted anywhere, the folder is whole.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dzrobot.documents import read_json, validated
+from dzrobot.errors import DatasetError
+from dzrobot.files import explained, replacing
+from dzrobot.recording import folder, formats
+from dzrobot.recording.commit import listed_files, read_rows, write_rows
+from dzrobot.recording.formats import Count, Info, Seconds
+
+MEGABYTE = 2**20
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A file and the episodes (positions in the list) that lie in it."""
+
+    path: Path
+    episodes: tuple[int, ...]
+    frames: int
+
+
+def consolidate(root: Path, *, data_mb: float = 100, video_mb: float = 200) -> None:
+    """Join neighboring files of ``root`` up to the given sizes.
+
+    Args:
+        root: Folder of a v3.0 dataset.
+        data_mb: Largest joined data file, in MiB.
+        video_mb: Largest joined video file, in MiB.
+
+    Raises:
+        DatasetError: Not a v3.0 dataset, or another writer is at work.
+    """
+    import av
+
+    info = read_json(root / formats.INFO, Info, DatasetError)
+    if info.codebase_version != "v3.0":
+        raise DatasetError(
+            f"{root} is {info.codebase_version}: only v3.0 keeps many episodes in a file"
+        )
+    handle = folder.lock(root)
+    try:
+        with explained(f"pack {root}", DatasetError):
+            _pack(root, info, data_mb, video_mb)
+    except (pa.ArrowException, av.FFmpegError) as error:
+        raise DatasetError(f"a file of {root} cannot be read: {error}") from error
+    finally:
+        handle.close()
+        shutil.rmtree(root / formats.ASIDE, ignore_errors=True)
+
+
+def _pack(root: Path, info: Info, data_mb: float, video_mb: float) -> None:
+    table = read_rows(root)
+    if table is None:
+        return
+    cameras = [name for name, column in info.features.items() if column.dtype == "video"]
+    rows = _checked(root, table, cameras)
+    _join_data(root, rows, data_mb)
+    for key in cameras:
+        _join_videos(root, rows, key, video_mb, info.fps)
+    updated = pa.Table.from_pylist(rows, schema=table.schema)
+    write_rows(root, updated)
+    keep = set(listed_files(root, updated))
+    for path in [*root.glob("data/*/*.parquet"), *root.glob("videos/*/*/*.mp4")]:
+        if path not in keep:
+            path.unlink()
+    folder.remove_unfinished(root)
+
+
+def _checked(root: Path, table: pa.Table, cameras: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the list of episodes; what places files must be there and be numbers."""
+    rows: list[dict[str, Any]] = table.to_pylist()
+    prefixes = ["data", *(f"videos/{key}" for key in cameras)]
+    counts = [f"{prefix}/{name}" for prefix in prefixes for name in ("chunk_index", "file_index")]
+    times = [f"videos/{key}/{end}_timestamp" for key in cameras for end in ("from", "to")]
+    where = f"the list of episodes of {root}"
+    for names, kind in ((["length", *counts], Count), (times, Seconds)):
+        placed = [{name: row.get(name) for name in names} for row in rows]
+        validated(placed, list[dict[str, kind]], where, DatasetError)  # type: ignore[valid-type]
+    return rows
+
+
+def _join_data(root: Path, rows: list[dict[str, Any]], limit_mb: float) -> None:
+    def write(target: Path, group: Sequence[_Stored]) -> None:
+        schema = pq.read_schema(group[0].path)
+        with replacing(target) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+            for stored in group:
+                source = pq.ParquetFile(stored.path)
+                for number in range(source.num_row_groups):
+                    writer.write_table(source.read_row_group(number))
+
+    _join(root, rows, "data", limit_mb, write)
+
+
+def _join_videos(
+    root: Path, rows: list[dict[str, Any]], key: str, limit_mb: float, rate: float
+) -> None:
+    fps = Fraction(rate).limit_denominator(1001)
+
+    def write(target: Path, group: Sequence[_Stored]) -> None:
+        with replacing(target) as temporary:
+            _append_packets(temporary, group, fps)
+        before = 0
+        for stored in group:
+            shift = float(before / fps)
+            for episode in stored.episodes:
+                for end in ("from_timestamp", "to_timestamp"):
+                    rows[episode][f"videos/{key}/{end}"] += shift
+            before += stored.frames
+
+    _join(root, rows, f"videos/{key}", limit_mb, write)
+
+
+def _join(
+    root: Path,
+    rows: list[dict[str, Any]],
+    prefix: str,
+    limit_mb: float,
+    write: Callable[[Path, Sequence[_Stored]], None],
+) -> None:
+    """Write joined files under new numbers and point ``rows`` to them."""
+    stored = _stored(root, rows, prefix)
+    number = 1 + max(
+        row[f"{prefix}/chunk_index"] * formats.CHUNK_SIZE + row[f"{prefix}/file_index"]
+        for row in rows
+    )
+    for group in _groups(stored, limit_mb * MEGABYTE):
+        where = formats.place(number)
+        number += 1
+        write(_path(root, prefix, where), group)
+        for one in group:
+            for episode in one.episodes:
+                rows[episode][f"{prefix}/chunk_index"] = where["chunk_index"]
+                rows[episode][f"{prefix}/file_index"] = where["file_index"]
+
+
+def _stored(root: Path, rows: list[dict[str, Any]], prefix: str) -> list[_Stored]:
+    found: dict[Path, list[int]] = {}
+    for episode, row in enumerate(rows):
+        where = {name: row[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")}
+        found.setdefault(_path(root, prefix, where), []).append(episode)
+    return [
+        _Stored(path, tuple(inside), sum(rows[episode]["length"] for episode in inside))
+        for path, inside in found.items()
+    ]
+
+
+def _groups(stored: Sequence[_Stored], limit: float) -> list[list[_Stored]]:
+    groups: list[list[_Stored]] = []
+    room = 0.0
+    for one in stored:
+        size = one.path.stat().st_size
+        if not groups or size > room:
+            groups.append([])
+            room = limit
+        groups[-1].append(one)
+        room -= size
+    return groups
+
+
+def _path(root: Path, prefix: str, where: dict[str, int]) -> Path:
+    kind = formats.DATA_PATH if prefix == "data" else formats.VIDEO_PATH
+    return root / kind["v3.0"].format(video_key=prefix.removeprefix("videos/"), **where)
+
+
+def _append_packets(target: Path, group: Sequence[_Stored], fps: Fraction) -> None:
+    """Copy the compressed frames of ``group`` one after the other into ``target``."""
+    import av
+
+    before = 0
+    with av.open(str(target), "w", format="mp4") as output:
+        stream: Any = None
+        header: bytes | None = None
+        for stored in group:
+            with av.open(str(stored.path)) as container:
+                source = container.streams.video[0]
+                if stream is None:
+                    # Opaque: packets are copied, so no encoder of that name is needed.
+                    stream = output.add_stream_from_template(source, opaque=True)
+                    header = source.codec_context.extradata
+                if source.codec_context.extradata != header:
+                    raise DatasetError(
+                        f"{stored.path} was compressed with other settings than {group[0].path}: "
+                        "they cannot share a file; set video_mb=0 to keep one file per episode"
+                    )
+                shift = round(before / fps / source.time_base)
+                for packet in container.demux(source):
+                    if packet.dts is None:
+                        continue
+                    packet.pts += shift
+                    packet.dts += shift
+                    packet.stream = stream
+                    output.mux(packet)
+            before += stored.frames

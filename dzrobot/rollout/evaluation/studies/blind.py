@@ -1,0 +1,303 @@
+"""Real trials of several policies in turns, without the judge knowing which policy acts.
+
+A number that is drawn once, and kept in the folder, decides which policy goes first from each start
+and which folder is whose: an evaluation that was killed continues in the same order, and the order
+of one evaluation reveals nothing about the next.
+"""
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+from rich.console import Console
+
+from dzrobot import files
+from dzrobot.documents import read_json
+from dzrobot.errors import ConfigError, ProtocolError
+from dzrobot.rng import numpy_generator
+from dzrobot.rollout.arm.attended import Attended, attended
+from dzrobot.rollout.environment import OperatorOptions, make_environment
+from dzrobot.rollout.evaluation.comparison import (
+    Results,
+    check_same_conditions,
+    compare,
+    print_comparison,
+    read_results,
+)
+from dzrobot.rollout.evaluation.evaluate import (
+    EvalProgress,
+    PreparedEvaluation,
+    RunOptions,
+    evaluate,
+    prepare,
+)
+from dzrobot.rollout.evaluation.report import Score, print_card, summarize
+from dzrobot.rollout.evaluation.studies.candidates import (
+    candidate_folders,
+    read_candidates,
+    scores_table,
+)
+from dzrobot.rollout.evaluation.studies.runner import EvaluationSession
+from dzrobot.rollout.evaluation.studies.variants import EvaluationRequest, Variant
+from dzrobot.rollout.footage import photo_file
+from dzrobot.rollout.protocol import EpisodeSpec
+from dzrobot.rollout.records import LOCK_FILE, Record, RecordFile, locked, storing
+from dzrobot.rollout.workers import KeptEnvironment
+
+BLIND_FILE = "blind.json"
+SCENE_FOLDER = "scenes"
+"""Photos of each start, as the first trial from it found it."""
+
+_HIDDEN = "hidden-"
+_KEY_BYTES = 16
+
+
+class Draw(BaseModel):
+    """What the order follows from; of names, it says only which policies there are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = 1
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    """Drawn when the evaluation began."""
+
+    policies: Annotated[tuple[str, ...], Field(min_length=2, strict=False)]
+    """In the order in which they were given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One policy from one start."""
+
+    policy: int
+    """Which one, counted as they were given."""
+
+    case: EpisodeSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlindEvaluation:
+    """The folder of an evaluation whose operator does not know which policy acts."""
+
+    folder: Path
+    draw: Draw
+    labels: tuple[str, ...]
+    """Name of each policy's folder, once all trials are done."""
+
+    @classmethod
+    def at(cls, folder: Path, policies: Sequence[str], labels: Sequence[str]) -> Self:
+        """Return the evaluation in ``folder``, begun if need be. The caller holds its lock.
+
+        Raises:
+            ProtocolError: the folder holds something else, or an evaluation of other policies.
+        """
+        path = folder / BLIND_FILE
+        if path.exists():
+            draw = read_json(path, Draw, ProtocolError)
+            if draw.policies != tuple(policies):
+                raise ProtocolError(
+                    f"{folder} holds a blind evaluation of {', '.join(draw.policies)}, not of "
+                    f"{', '.join(policies)}: name them as before, or use another --output"
+                )
+        else:
+            if others := sorted(p.name for p in folder.iterdir() if p.name != LOCK_FILE):
+                raise ProtocolError(
+                    f"{folder} holds {others[0]}, and no {BLIND_FILE}: a blind evaluation begins "
+                    "in an empty folder; use another --output"
+                )
+            draw = Draw(key=secrets.token_hex(_KEY_BYTES), policies=tuple(policies))
+            with storing(folder):
+                files.write_json(path, draw.model_dump())
+        return cls(folder=folder, draw=draw, labels=tuple(labels))
+
+    def trials(self, cases: Sequence[EpisodeSpec]) -> Iterator[Trial]:
+        """Yield every trial: from each start all policies, in an order drawn for that start."""
+        count = len(self.draw.policies)
+        for case in cases:
+            key = (self.draw.key, case.suite, case.task_id, case.episode)
+            for policy in numpy_generator("blind order", *key).permutation(count):
+                yield Trial(policy=int(policy), case=case)
+
+    def place(self, policy: int) -> Path:
+        """Return the results folder of a policy: under a drawn number until it is revealed."""
+        named = self.folder / self.labels[policy]
+        if named.exists():
+            return named
+        numbers = numpy_generator("blind folders", self.draw.key).permutation(len(self.labels))
+        return self.folder / f"{_HIDDEN}{int(numbers[policy]) + 1}"
+
+    def reveal(self) -> list[Path]:
+        """Give every folder the name of its policy; return them. Killed half way, do it again."""
+        for policy, label in enumerate(self.labels):
+            place, named = self.place(policy), self.folder / label
+            if place != named:
+                with storing(self.folder):
+                    place.rename(named)
+                    files.flush(self.folder)
+        return [self.folder / label for label in self.labels]
+
+    def scene(self, case: EpisodeSpec) -> Path:
+        """Return where the photo is by which later trials from this start are set up."""
+        return self.folder / SCENE_FOLDER / f"{case.name}.png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Blind:
+    """A blind evaluation that is ready to run."""
+
+    trials: BlindEvaluation
+    candidates: tuple[PreparedEvaluation, ...]
+    options: RunOptions
+
+    @property
+    def planned(self) -> list[Trial]:
+        return list(self.trials.trials(self.candidates[0].cases))
+
+    def waiting(self) -> list[Trial]:
+        """Return the trials without a result, in their order."""
+        records = [
+            RecordFile(self.trials.place(policy), own.cases, writable=False)
+            for policy, own in enumerate(self.candidates)
+        ]
+        return [t for t in self.planned if not records[t.policy].has_result(t.case.name)]
+
+
+def evaluate_blind(session: EvaluationSession, names: Sequence[str]) -> int:
+    """Run the trials that have no result, reveal who was who, and return the exit code.
+
+    Args:
+        session: Its request names the output folder.
+        names: Of the policies.
+
+    Raises:
+        ConfigError: no output folder, nobody at a terminal, or no arm is moved.
+        ProtocolError: the folder holds something else, or the policies are not evaluated alike.
+        StoppedError: the arm was stopped; what was finished before is kept.
+    """
+    console, output = session.console, session.request.output
+    if len(names) < 2:
+        raise ConfigError("--blind compares: name two or more policies")
+    if session.ranks is not None or session.request.options.shard != (0, 1):
+        raise ConfigError("one arm takes one process: leave out torchrun and --shard")
+    if output is None:
+        raise ConfigError("--blind writes several folders: choose their parent with --output DIR")
+    candidates = read_candidates(names, lambda folder: output / folder)
+    prepared = _prepared(console, session.request, candidates)
+    print_card(console, prepared[0].card, output)
+    with locked(output):
+        folder = BlindEvaluation.at(output, names, candidate_folders(names))
+        options = replace(session.request.options, workers=0)
+        blind = _Blind(trials=folder, candidates=prepared, options=options)
+        if blind.waiting():
+            _run(session.request.operator, blind)
+        if left := len(blind.waiting()):
+            console.print(
+                f"{left} of {len(blind.planned)} trials have no result yet; the names stay hidden "
+                "until all have one. The same command continues.",
+                soft_wrap=True,
+            )
+            return 1
+        _conclude(console, names, folder.reveal())
+    return 0
+
+
+def _prepared(
+    console: Console, request: EvaluationRequest, candidates: dict[str, Variant]
+) -> tuple[PreparedEvaluation, ...]:
+    """Load every policy; check that an arm is moved, and that all are evaluated alike."""
+    resolved = [request.varied(own).resolved() for own in candidates.values()]
+    for line in dict.fromkeys(line for one in resolved for line in one.notes):
+        console.print(line, soft_wrap=True, markup=False)
+    found = tuple(prepare(one.evaluation) for one in resolved)
+    first, *others = found
+    if not first.moves_an_arm:
+        raise ConfigError(
+            "--blind is for an arm, beside which a person judges; simulators judge by themselves: "
+            "use `dzrobot sweep`"
+        )
+    name, *rest = candidates
+    base = Results(folder=Path(name), card=first.card, cases=first.cases, records={})
+    for other, own in zip(rest, others, strict=True):
+        check_same_conditions(base, own.card, f"of {other}")
+        if own.arguments != first.arguments:
+            raise ConfigError(
+                f"{name} and {other} need the environment made differently: {first.arguments} and "
+                f"{own.arguments}; evaluate them apart"
+            )
+    return found
+
+
+def _run(operator: OperatorOptions, blind: _Blind) -> None:
+    first = blind.candidates[0]
+    case = first.cases[0]
+    log = operator.log or blind.trials.folder / "operator.jsonl"
+    with attended(replace(operator, title="dzrobot eval --blind", log=log)) as people:
+        if people.console is None:
+            raise ConfigError(
+                "--blind needs the person who judges: standard input and output are no terminal. "
+                "Run this in one"
+            )
+        with closing(make_environment(case, first.arguments[case.env], render=False)) as env:
+            people.check(env)
+        with closing(KeptEnvironment(people.opened)) as kept:
+            options = replace(blind.options, environment=kept)
+            _run_trials(replace(blind, options=options), people, blind.options.max_errors)
+
+
+def _run_trials(blind: _Blind, people: Attended, max_errors: int) -> None:
+    """Run what has no result; after ``max_errors`` trials that ended in an exception, give up."""
+    planned, waiting = blind.planned, blind.waiting()
+    errors = 0
+    for trial in waiting:
+        scene = blind.trials.scene(trial.case)
+        number = planned.index(trial) + 1
+        people.progress(f"trial {number} of {len(planned)}, start {trial.case.name}")
+        people.show_scene(scene if scene.exists() else None)
+        record = _run_trial(blind, trial)
+        if record is None or record.error is not None:
+            errors += 1
+            if errors >= max_errors:
+                return
+        elif not scene.exists():
+            _keep_scene(photo_file(blind.trials.place(trial.policy), trial.case.name), scene)
+
+
+def _run_trial(blind: _Blind, trial: Trial) -> Record | None:
+    """Run one trial; return its record."""
+    records: list[Record] = []
+
+    def keep(far: EvalProgress) -> None:
+        if far.record is not None:
+            records.append(far.record)
+
+    evaluate(
+        blind.candidates[trial.policy],
+        blind.trials.place(trial.policy),
+        replace(blind.options, only=frozenset({trial.case.name})),
+        keep,
+    )
+    return records[-1] if records else None
+
+
+def _keep_scene(photo: Path, scene: Path) -> None:
+    if photo.is_file():
+        scene.parent.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(scene, photo.read_bytes())
+
+
+def _conclude(console: Console, names: Sequence[str], folders: Sequence[Path]) -> None:
+    runs = [read_results(folder) for folder in folders]
+    scores = {
+        name: Score.of(summarize(run.records.values(), run.cases))
+        for name, run in zip(names, runs, strict=True)
+    }
+    console.print(scores_table("success", "policy", scores))
+    print_comparison(console, compare(runs))
+    for name, folder in zip(names, folders, strict=True):
+        console.print(f"{name}: {folder}", markup=False, soft_wrap=True)
+    pair = " ".join(map(str, folders[:2]))
+    console.print(f"`dzrobot report {pair}` shows two of them", markup=False, soft_wrap=True)

@@ -1,0 +1,122 @@
+"""Evaluations compared pair by pair: with earlier results, or with unperturbed episodes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from dzrobot.errors import ConfigError
+from dzrobot.rollout.evaluation.comparison import (
+    Results,
+    check_same_conditions,
+    compare,
+    decided_after,
+    print_comparison,
+    read_results,
+)
+from dzrobot.rollout.evaluation.evaluate import RunOptions
+from dzrobot.rollout.evaluation.report import print_conclusion
+from dzrobot.rollout.evaluation.studies.runner import EvaluationSession
+from dzrobot.rollout.evaluation.studies.variants import Variant
+from dzrobot.rollout.perturbation import Perturbation
+from dzrobot.rollout.records import Record
+
+UNPERTURBED = "unperturbed"
+"""Folder of the episodes that the perturbed ones are compared with."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Earlier results that an evaluation is compared with."""
+
+    results: Results
+    stop_early: bool
+
+    def options(self, options: RunOptions, card: Mapping[str, Any]) -> RunOptions:
+        """Return ``options`` with the rule that ends the run.
+
+        Raises:
+            ProtocolError: the evaluation of ``card`` is under other conditions.
+        """
+        check_same_conditions(self.results, card, "now")
+        return replace(options, enough=self._enough) if self.stop_early else options
+
+    def decided(self, own: Results) -> bool:
+        """Return whether the run ended because enough was known."""
+        return self.stop_early and self._enough(own.records)
+
+    def print(self, console: Console, own: Results) -> None:
+        """Print the comparison, where there is anything to compare."""
+        if not any(name in own.finished for name in self.results.finished):
+            return
+        print_comparison(console, compare([self.results, own]))
+        if not self.stop_early:
+            return
+        pairs = decided_after(self.results, own.records)
+        verdict = "not decided" if pairs is None else f"decided after {pairs} pairs"
+        console.print(
+            f"{verdict} of {len(self.results.cases)}, at the 5 % level however often one looks "
+            "(e-value of 20). A rate from a run that ended early leans to the side that won; the "
+            "verdict does not.",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
+
+    def _enough(self, records: Mapping[str, Record]) -> bool:
+        return decided_after(self.results, records) is not None
+
+
+def evaluate_against(session: EvaluationSession, base: Path, *, stop_early: bool) -> int:
+    """Evaluate, and compare with the earlier results in ``base``; return the exit code.
+
+    Args:
+        session: Runs the evaluation.
+        base: Results of the same episodes.
+        stop_early: Whether the run ends once the difference is decided.
+
+    Raises:
+        ProtocolError: there are no results in ``base``, or under other conditions.
+    """
+    baseline = Baseline(read_results(base), stop_early)
+    done = session.run(baseline=baseline)
+    own = read_results(done.folder)
+    code = print_conclusion(
+        session.console, done.summary, done.folder, done.title, enough=baseline.decided(own)
+    )
+    baseline.print(session.console, own)
+    return code
+
+
+def evaluate_perturbed(session: EvaluationSession, axes: Sequence[str]) -> int:
+    """Evaluate the same episodes unperturbed and perturbed; print the pairs; return the exit code.
+
+    Args:
+        session: Runs the evaluations.
+        axes: Perturbations, each as ``AXIS`` or ``AXIS:LEVEL``.
+
+    Raises:
+        ConfigError: a perturbation is unknown or given twice, or there is no output folder.
+    """
+    perturbations = [Perturbation.read(text) for text in axes]
+    if len(set(perturbations)) < len(perturbations):
+        raise ConfigError("--perturb names one axis and level twice; keep one")
+    output, console = session.request.output, session.console
+    if output is None:
+        raise ConfigError("--perturb writes several folders: choose their parent with --output DIR")
+    folders, complete = [], True
+    for perturbation in (None, *perturbations):
+        text = None if perturbation is None else perturbation.text
+        name = UNPERTURBED if text is None else text.replace(":", "-")
+        console.print(name, markup=False)
+        done = session.run(Variant(output=output / name, perturbation=text))
+        folders.append(done.folder)
+        complete = complete and done.summary.complete
+    found = compare([read_results(folder) for folder in folders], any_perturbation=True)
+    print_comparison(console, found)
+    console.print(
+        f"`dzrobot report {folders[0]} {folders[-1]}` shows a pair; results in {output}",
+        markup=False,
+        soft_wrap=True,
+    )
+    return 0 if complete else 1

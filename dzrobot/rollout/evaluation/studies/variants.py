@@ -1,0 +1,232 @@
+"""What a command line asks to have evaluated: one frozen value, which studies vary."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
+from dzrobot.rollout.environment import OperatorOptions, look_at, slowed
+from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions
+from dzrobot.rollout.evaluation.report import folder_name
+from dzrobot.rollout.perturbation import Ablation, Perturbation
+from dzrobot.rollout.policy_spec import BUILT_IN, REMOTE, PolicySettings, PolicySpec
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
+
+if TYPE_CHECKING:
+    from dzrobot.rollout.asynchronous.execution import ExecutionOptions
+
+DEFAULT_ENV = "dzrobot/lift-v0"
+DEFAULT_EPISODES = 10
+EXAMPLE = (
+    "python examples/eval_libero.py --suite libero_spatial --protocol standard-10x50 "
+    "--checkpoint PATH_OR_HUB_ID --device cuda --workers 8"
+)
+
+
+class Variant(BaseModel):
+    """What one evaluation of a study has of its own; None: as requested.
+
+    Sent as JSON to every process that torchrun started.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    checkpoint: str | None = None
+    policy: str | None = None
+    server: str | None = None
+    episodes: int | None = None
+    first_episode: int = 0
+    """Of each task; those before it are left out."""
+
+    output: Path | None = None
+    is_tracked: bool = True
+    """Whether it gets a run of its own in the experiment logger."""
+
+    perturbation: str | None = None
+    """As ``--perturb`` names it; None: nothing is perturbed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedRequest:
+    """A request whose names were looked up and whose defaults were filled in."""
+
+    evaluation: Evaluation
+    label: str
+    """Of the suites or the environment, for the name of a folder."""
+
+    notes: tuple[str, ...]
+    """Which defaults were taken, for the user."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRequest:
+    """Which episodes, by which policy, run how; the command line as a typed value."""
+
+    suites: tuple[str, ...] = ()
+    env: str | None = None
+    """Gymnasium id; without suites, None is the bundled default."""
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment."""
+
+    protocol: str | None = None
+    tasks: tuple[int, ...] | None = None
+    episodes: int | None = None
+    first_episode: int = 0
+    max_steps: int | None = None
+    seed: int = 0
+
+    checkpoint: str | None = None
+    policy: str | None = None
+    server: str | None = None
+    api_key_file: Path | None = None
+    settings: PolicySettings = field(default_factory=PolicySettings)
+    """How the policy acts, whatever its name."""
+
+    local_flags: tuple[str, ...] = ()
+    """Flags given that a policy server decides for itself."""
+
+    ablation: Ablation = "none"
+    perturbation: Perturbation | None = None
+    batched: bool = False
+    execution: "ExecutionOptions | None" = None
+    """How plans are executed that take time to compute; None: time stands still meanwhile."""
+
+    output: Path | None = None
+    options: RunOptions = field(default_factory=RunOptions)
+    workers_given: bool = False
+    """Whether the user chose the number of processes."""
+
+    project: str | None = None
+    """Of the experiment logger; None: nothing is logged."""
+
+    full_speed: bool = False
+    """Whether a policy may drive a real arm at full speed."""
+
+    operator: OperatorOptions = field(default_factory=OperatorOptions)
+
+    def varied(self, variant: Variant) -> Self:
+        """Return this request with the values of ``variant``."""
+        own = variant.model_dump(
+            exclude_none=True, exclude={"first_episode", "perturbation", "is_tracked"}
+        )
+        text = variant.perturbation
+        return replace(
+            self,
+            **own,
+            first_episode=variant.first_episode,
+            perturbation=None if text is None else Perturbation.read(text),
+            project=self.project if variant.is_tracked else None,
+        )
+
+    def resolved(self) -> ResolvedRequest:
+        """Return what is evaluated, with the defaults filled in.
+
+        Raises:
+            ConfigError: values that exclude each other.
+            UnknownNameError: a name that does not exist.
+        """
+        notes: list[str] = []
+        name = self.protocol or ("standard-10x50" if self.suites else "custom")
+        protocol = find(PROTOCOLS, "protocol", name)
+        env, episodes, arguments = self.env, self.episodes, dict(self.arguments)
+        if not self.suites:
+            if env is None:
+                env = protocol.suite or DEFAULT_ENV
+                if self.protocol is None:
+                    protocol = PROTOCOLS["lift-100"]
+                    episodes = DEFAULT_EPISODES if episodes is None else episodes
+                notes.append(
+                    f"Bundled default: {env} (robosuite's Lift in the format of LIBERO; it is not "
+                    "LIBERO)."
+                )
+            arguments = self._safe_arguments(env, arguments, notes)
+        policy = self._policy_spec(notes)
+        if not self.suites and self.env is None:
+            notes.append(f"LIBERO with a real checkpoint: {EXAMPLE}")
+        spec = EvalSpec(
+            protocol=protocol,
+            suites=self.suites,
+            env=env,
+            tasks=self.tasks,
+            episodes=episodes,
+            first_episode=self.first_episode,
+            max_steps=self.max_steps,
+            seed=self.seed,
+            arguments=arguments,
+        )
+        evaluation = Evaluation(
+            spec=spec,
+            policy=policy,
+            ablation=self.ablation,
+            perturbation=self.perturbation,
+            batched=self.batched,
+            execution=self.execution,
+        )
+        label = folder_name(self.suites, str(env))
+        return ResolvedRequest(evaluation=evaluation, label=label, notes=tuple(notes))
+
+    def _safe_arguments(
+        self, env: str, arguments: dict[str, Any], notes: list[str]
+    ) -> dict[str, Any]:
+        """Return the environment's arguments; those of a real arm slow it down."""
+        facts = look_at(env, None, arguments)
+        if not facts.moves_an_arm:
+            return arguments
+        if not (self.checkpoint or self.policy or self.server):
+            raise ConfigError(
+                f"{env} moves an arm, which has no default policy: give --checkpoint or --policy, "
+                "or the address of a policy server with --server"
+            )
+        if self.full_speed or "slow_first_steps" in arguments or not facts.is_real:
+            return arguments
+        notes.append(
+            "Every step runs at the workcell's slow_pace, as in a first trial; --full-speed lets "
+            "the policy drive as fast as it commands."
+        )
+        return slowed(arguments)
+
+    def _policy_spec(self, notes: list[str]) -> PolicySpec:
+        if self.checkpoint and self.policy:
+            raise ConfigError("give --checkpoint or --policy, not both")
+        if self.policy and PolicySpec(name=self.policy).is_checkpoint:
+            raise UnknownNameError(
+                f"unknown policy {self.policy!r}.{suggest(self.policy, BUILT_IN)} Known: "
+                f"{', '.join(BUILT_IN)}, module:factory; a checkpoint is given with --checkpoint."
+            )
+        name = self.checkpoint or self.policy or (REMOTE if self.server else None)
+        if name is None:
+            name = _bundled_checkpoint(notes)
+        if (name == REMOTE) != (self.server is not None):
+            raise ConfigError(
+                "--policy remote and --server URL go together, without another policy"
+            )
+        key = None
+        if name == REMOTE:
+            from dzrobot.policies.serving.connection import read_key
+
+            refuse_local(self.local_flags)
+            key = read_key(self.api_key_file)
+        return PolicySpec.named(name, self.settings, server=self.server, api_key=key)
+
+
+def refuse_local(flags: Sequence[str]) -> None:
+    """Raise ConfigError where a remote policy is given ``flags`` that its server decides."""
+    if flags:
+        raise ConfigError(f"{flags[0]}: the server decides; give it to `dzrobot serve`")
+
+
+def _bundled_checkpoint(notes: list[str]) -> str:
+    """Return the path of the bundled policy, and add a note that it was chosen."""
+    from dzrobot.policies.dreamzero.bundled import default_checkpoint
+
+    checkpoint = default_checkpoint()
+    note = f"No --checkpoint: the bundled tiny policy in {checkpoint}."
+    if notes:
+        notes[0] += f" {note}"
+    else:
+        notes.append(note)
+    return str(checkpoint)

@@ -1,0 +1,424 @@
+"""Images kept of episodes: videos, photos of initial states, and predicted frames for reports.
+
+Nothing here changes what a policy does.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+import cv2
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict, Field
+
+from dzrobot.documents import read_json
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.timing import Timing
+from dzrobot.errors import ProtocolError
+from dzrobot.files import write_bytes, write_json
+from dzrobot.modality.window import Observation
+from dzrobot.policies.base import Action, Plan
+from dzrobot.recording.media import VideoCodec, VideoFile, encode_png
+from dzrobot.rollout.episode import PlansShown, PolicyActor
+from dzrobot.rollout.records import storing
+
+Wanted = Literal["all", "failures", "none"]
+Image = NDArray[np.uint8]
+
+VIDEO_FOLDER = "videos"
+PHOTO_FOLDER = "starts"
+PREDICTION_FOLDER = "predictions"
+FALLBACK_FPS = 20.0
+_PARTIAL = "unfinished"
+
+
+class EpisodeVideo:
+    """The video of one episode, one frame per observation; kept or dropped when it is over.
+
+    The environment's own upright image comes first, then every view in the order of its key, as
+    the policy is given it.
+    """
+
+    def __init__(self, folder: Path, name: str, env: gym.Env[Any, Any]) -> None:
+        self._folder = folder / VIDEO_FOLDER
+        self._name = name
+        self._path = self._folder / _PARTIAL / f"{name}.mp4"
+        self._env = env
+        fps = float(env.metadata["render_fps"]) if "render_fps" in env.metadata else FALLBACK_FPS
+        self._file = VideoFile(self._path, fps, VideoCodec(gop=20, crf=20))
+        self._frames = 0
+
+    def add(self, observation: Observation) -> None:
+        """Append what is seen now."""
+        shown = self._env.render() if self._env.render_mode == "rgb_array" else None
+        images = [] if shown is None else [np.asarray(shown, np.uint8)]
+        images += [np.asarray(view, np.uint8) for view in views(observation).values()]
+        if images:
+            self._file.add(side_by_side(images))
+            self._frames += 1
+
+    def close(self, *, keep: bool, ending: str) -> str | None:
+        """Finish the video; return its path below the results folder, None if it is not kept."""
+        if self._frames == 0:
+            keep = False
+        else:
+            self._file.close()
+        if not keep:
+            self._path.unlink(missing_ok=True)
+            return None
+        # Moved when it is complete: whatever lies beside is the partial work of a killed run.
+        final = self._folder / f"{self._name}-{ending}.mp4"
+        self._path.replace(final)
+        return str(final.relative_to(self._folder.parent))
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the partial videos and predictions that killed runs left below ``folder``."""
+    for kind in (VIDEO_FOLDER, PREDICTION_FOLDER):
+        shutil.rmtree(folder / kind / _PARTIAL, ignore_errors=True)
+
+
+def views(observation: Observation) -> Mapping[str, Image]:
+    """Return the images (H, W, 3) of ``observation``; the newest where there is a stack."""
+    found = {}
+    for key in sorted(observation):
+        if key.startswith("video."):
+            image = np.asarray(observation[key])
+            found[key] = image[-1] if image.ndim == 4 else image
+    return found
+
+
+def side_by_side(images: list[Image]) -> Image:
+    """Return one image of even height and width with ``images`` at equal height."""
+    height = max(image.shape[0] for image in images)
+    height += height % 2
+    scaled = []
+    for image in images:
+        width = round(image.shape[1] * height / image.shape[0])
+        size = (width + width % 2, height)
+        same = image.shape[:2] == size[::-1]
+        scaled.append(image if same else cv2.resize(image, size, interpolation=cv2.INTER_AREA))
+    joined: Image = np.concatenate(scaled, axis=1)
+    return joined
+
+
+def photo_file(folder: Path, case: str) -> Path:
+    """Return where the photo of the initial state of ``case`` is in the results folder."""
+    return folder / PHOTO_FOLDER / f"{case}.png"
+
+
+class Photographed(gym.Wrapper[Any, Any, Any, Any]):
+    """Keeps what all cameras see after a reset, side by side; that of the last reset counts.
+
+    Args:
+        env: Whose observations have images.
+        path: Of the photo.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], path: Path) -> None:
+        super().__init__(env)
+        self._path = path
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset ``env`` and keep the photo.
+
+        Raises:
+            ProtocolError: it cannot be written.
+        """
+        observation, info = self.env.reset(seed=seed, options=options)
+        seen = list(views(observation).values())
+        if seen:
+            with storing(self._path.parent):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(self._path, encode_png(side_by_side(seen)))
+        return observation, info
+
+
+LOSSLESS = VideoCodec(gop=20, crf=0, pixel_format="yuv444p")
+"""Scores are computed from these frames; only the rounding to YUV is lost."""
+
+_Rows = Annotated[tuple[tuple[float, ...], ...], Field(strict=False)]
+
+
+@runtime_checkable
+class PredictingPolicy(PlansShown, Protocol):
+    """A policy that predicts a video with every plan, and can show both."""
+
+    embodiment: Embodiment
+
+    def imagine(self, session: str) -> Image:
+        """Return the video (T, H, W, 3) uint8 that it predicts, views tiled."""
+        ...
+
+
+@runtime_checkable
+class EncodingPolicy(Protocol):
+    """A policy that can show what an image is to its network."""
+
+    def encode_images(self, images: Image) -> NDArray[np.float32]:
+        """Return the latents (N, ...) of images (N, H, W, 3), views tiled, each by itself."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """One plan, as far as it was carried out."""
+
+    step: int
+    """Of the episode, from which on it was planned."""
+
+    frames: tuple[int, ...]
+    """Steps after it of the kept frames: predicted ones that were also seen."""
+
+    planned: _Rows
+    """(H, A): all planned actions."""
+
+    timing: dict[str, float]
+    """Where the time went, in milliseconds."""
+
+    latents: dict[str, float] = field(default_factory=dict)
+    """Of the last predicted frame that was seen: ``latent_error`` and ``copy_latent_error``, see
+    :func:`latent_errors`. Empty where none was seen, of policies that do not encode images, and in
+    files of earlier versions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodePredictions:
+    """Of one episode; checked when it is read back."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    format: Literal[1] = 1
+    fps: Annotated[float, Field(gt=0)]
+    """Frames per second of the video."""
+
+    chunks: tuple[Chunk, ...]
+    executed: _Rows
+    """(T, A): actions as they were executed."""
+
+    states: _Rows = ()
+    """(T, S): the robot's state when each of them was chosen; files of earlier versions have none.
+    """
+
+
+def frame_steps(timing: Timing) -> tuple[int, ...]:
+    """Return how many steps after its observation each predicted frame of a plan lies."""
+    return (*timing.frame_offsets[1:], timing.action_horizon)
+
+
+def prediction_files(folder: Path, case: str) -> tuple[Path, Path]:
+    """Return the description and the video of ``case`` in the results folder ``folder``."""
+    place = folder / PREDICTION_FOLDER
+    return place / f"{case}.json", place / f"{case}.mp4"
+
+
+def read_predictions(folder: Path, case: str) -> EpisodePredictions | None:
+    """Return what is kept of ``case``; None if nothing is.
+
+    Raises:
+        ProtocolError: the file holds something else.
+    """
+    path, video = prediction_files(folder, case)
+    if not path.is_file() or not video.is_file():
+        return None
+    return read_json(path, EpisodePredictions, ProtocolError)
+
+
+def predictions_size(folder: Path) -> int:
+    """Return the bytes that the predictions in ``folder`` take."""
+    files = (folder / PREDICTION_FOLDER).rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+@dataclass
+class _Open:
+    """The plan that is being carried out."""
+
+    step: int
+    plan: Plan
+    predicted: Image
+    start: Image
+    """What was seen when it was made."""
+
+    frames: list[int] = field(default_factory=list)
+    seen: list[Image] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class PredictingActor:
+    """A policy as an actor, whose predictions are kept.
+
+    The video has, for each plan, the frame that it was made from and then every predicted frame
+    that was also seen: what was seen above, what was predicted below.
+    """
+
+    inner: PolicyActor
+    folder: Path
+    """Results folder."""
+
+    case: str
+    """Name of the episode."""
+
+    _open: _Open | None = None
+    _chunks: list[Chunk] = field(default_factory=list)
+    _executed: list[list[float]] = field(default_factory=list)
+    _states: list[list[float]] = field(default_factory=list)
+    _video: VideoFile | None = None
+
+    @property
+    def policy(self) -> PredictingPolicy:
+        """The policy that acts."""
+        assert isinstance(self.inner.policy, PredictingPolicy), "checked beforehand"
+        return self.inner.policy
+
+    @property
+    def plan_ms(self) -> list[float]:
+        """Times of the actions of this episode for which a plan was made."""
+        return self.inner.plan_ms
+
+    def begin(self, env: gym.Env[Any, Any] | None) -> None:
+        """Start a new episode in the session."""
+        self.inner.begin(env)
+
+    def act(self, observation: Observation) -> tuple[Action, float]:
+        """Return the policy's action and its time; what it predicts is shown and kept apart."""
+        action, spent = self.inner.act(observation)
+        step, robot = len(self._executed), self.policy.embodiment
+        plan = self.policy.last_plan(self.inner.session)
+        fresh = plan is not None and (self._open is None or plan is not self._open.plan)
+        wanted = self._is_predicted(step)
+        if fresh or wanted:
+            seen = tiled(observation, robot)
+            if self._open is not None and wanted:
+                self._open.frames.append(step - self._open.step)
+                self._open.seen.append(seen)
+            if fresh and plan is not None:
+                self._close_chunk()
+                predicted = self.policy.imagine(self.inner.session)
+                self._open = _Open(step, plan, predicted[-len(robot.timing.frame_offsets) :], seen)
+        self._executed.append([float(number) for number in action])
+        state = [np.ravel(observation[key]) for key in robot.state_keys]
+        self._states.append([float(number) for number in np.concatenate(state)])
+        return action, spent
+
+    def reads_frames(self) -> bool:
+        """Return whether the images of the next observation are looked at, or kept."""
+        return self._is_predicted(len(self._executed)) or self.inner.reads_frames()
+
+    def finish(self) -> None:
+        """Put what was kept where the results lie; an episode without a plan leaves nothing."""
+        self._close_chunk()
+        if self._video is None:
+            return
+        self._video.close()
+        path, video = prediction_files(self.folder, self.case)
+        kept = EpisodePredictions(
+            fps=self._fps,
+            chunks=tuple(self._chunks),
+            executed=_rows(self._executed),
+            states=_rows(self._states),
+        )
+        self._partial.replace(video)
+        write_json(path, asdict(kept))
+
+    def _is_predicted(self, step: int) -> bool:
+        """Return whether the plan that is being carried out predicts the frame of ``step``."""
+        steps = frame_steps(self.policy.embodiment.timing)
+        return self._open is not None and step - self._open.step in steps
+
+    @property
+    def _fps(self) -> float:
+        timing = self.policy.embodiment.timing
+        return timing.control_hz * len(timing.frame_offsets) / timing.action_horizon
+
+    @property
+    def _partial(self) -> Path:
+        return self.folder / PREDICTION_FOLDER / _PARTIAL / f"{self.case}.mp4"
+
+    def _close_chunk(self) -> None:
+        if self._open is None:
+            return
+        one, self._open = self._open, None
+        if self._video is None:
+            self._video = VideoFile(self._partial, self._fps, LOSSLESS)
+        blank = np.zeros_like(one.predicted[0])
+        self._video.add(np.concatenate([_as_seen_by_network(one.start, blank), blank]))
+        steps = frame_steps(self.policy.embodiment.timing)
+        predicted = [one.predicted[steps.index(after)] for after in one.frames]
+        seen = [_as_seen_by_network(image, blank) for image in one.seen]
+        for pair in zip(seen, predicted, strict=True):
+            self._video.add(np.concatenate(pair))
+        self._chunks.append(
+            Chunk(
+                step=one.step,
+                frames=tuple(one.frames),
+                planned=_rows(one.plan.actions.tolist()),
+                timing={name: float(spent) for name, spent in one.plan.timing.items()},
+                latents=latent_errors(
+                    self.policy, _as_seen_by_network(one.start, blank), seen, predicted
+                ),
+            )
+        )
+
+
+def latent_errors(
+    policy: object, start: Image, seen: Sequence[Image], predicted: Sequence[Image]
+) -> dict[str, float]:
+    """Return how far the last predicted frame is from the one that was seen, in latents.
+
+    Mean squared differences of normalized latents: ``latent_error``, and ``copy_latent_error`` of a
+    copy of the frame that the plan was made from. Each frame is encoded by itself, since how frames
+    are carried over from one to the next depends on how many were seen; only the last, which is the
+    hardest to predict, since encoding all of them takes several times as long.
+
+    Args:
+        policy: Nothing is computed if it does not encode images.
+        start: What a plan was made from, (H, W, 3) uint8.
+        seen: Frames that were seen.
+        predicted: Those that were predicted for the same steps.
+    """
+    if not seen or not isinstance(policy, EncodingPolicy):
+        return {}
+    copied, real, dreamt = policy.encode_images(np.stack([start, seen[-1], predicted[-1]]))
+    return {
+        "latent_error": float(np.mean((dreamt - real) ** 2)),
+        "copy_latent_error": float(np.mean((copied - real) ** 2)),
+    }
+
+
+def tiled(observation: Observation, robot: Embodiment) -> Image:
+    """Return the image (H, W, 3) uint8 that the network is shown of ``observation``."""
+    # Here, because evaluations of policies without a network, and their workers, need no torch.
+    import torch
+
+    from dzrobot.modality.video import encode_views
+
+    frames = {key: np.asarray(observation[key]) for key in robot.video_keys}
+    newest = {key: seen[-1] if seen.ndim == 4 else seen for key, seen in frames.items()}
+    views = {key: torch.from_numpy(seen)[None] for key, seen in newest.items()}
+    image: Image = encode_views(views, robot)[0].numpy()
+    return image
+
+
+def _as_seen_by_network(image: Image, predicted: Image) -> Image:
+    """Return ``image`` in the size of ``predicted``, resized as the network does it."""
+    if image.shape == predicted.shape:
+        return image
+    import torch
+
+    rows = torch.from_numpy(image).permute(2, 0, 1)[None].float()
+    resized = torch.nn.functional.interpolate(
+        rows, size=predicted.shape[:2], mode="bilinear", align_corners=False
+    )
+    found: Image = resized[0].permute(1, 2, 0).round().to(torch.uint8).numpy()
+    return found
+
+
+def _rows(rows: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(row) for row in rows)
