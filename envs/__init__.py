@@ -1,4 +1,4 @@
-"""Environments: LIBERO and Lift, the real Franka, emulated devices, a light one for tests."""
+"""Environments: LIBERO and Lift, the real Franka, an emulated Franka, and a light one for tests."""
 
 from typing import TYPE_CHECKING
 

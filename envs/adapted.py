@@ -111,8 +111,8 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
         for part in robot.state:
             pieces = [np.ravel(_at(seen, name)) for name in self._layout[part.key]]
             found[part.key] = np.concatenate(pieces).astype(np.float32)
-        told = self._layout.get(robot.language)
-        found[robot.language] = self._task if told is None else _at(seen, told[0])
+        source = self._layout.get(robot.language)
+        found[robot.language] = self._task if source is None else _at(seen, source[0])
         return found
 
     def _about(self, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,11 +180,15 @@ def _image_faults(view: View, found: Sequence[spaces.Space[Any]]) -> Iterator[st
 
 def _joined(found: Sequence[spaces.Space[Any]], part: Part) -> spaces.Box:
     """Return the space of ``part``; its limits are those of the pieces, where these have any."""
-    ends = [
-        [np.ravel(getattr(space, end, np.full(space.shape or (), far))) for space in found]
-        for end, far in (("low", -np.inf), ("high", np.inf))
-    ]
-    low, high = (np.concatenate(pieces).astype(np.float32) for pieces in ends)
+    limits = [
+        (space.low, space.high) if isinstance(space, spaces.Box)
+        else (np.full(space.shape or (), -np.inf), np.full(space.shape or (), np.inf))
+        for space in found
+    ]  # fmt: skip
+    low, high = (
+        np.concatenate([np.ravel(piece) for piece in pieces]).astype(np.float32)
+        for pieces in zip(*limits, strict=True)
+    )
     return spaces.Box(low, high, (part.dim,), np.float32)
 
 

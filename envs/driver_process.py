@@ -1,9 +1,9 @@
-"""A driver in a process of its own: what hangs in there freezes nobody here, and can be killed.
+"""Device drivers in child processes, so that a hung library blocks nobody and can be killed.
 
 Native driver libraries may hold Python's lock while they wait, for ever where a device falls
 silent, and may make the thread that uses them real-time. So the environment's process imports none
-of them: it asks a child process over a socket, and sees frames in memory that both share. Every
-question has a deadline; a child that lets one pass is killed, and the next connect starts another.
+of them: it calls a child process over a socket, and reads frames from shared memory. Every call has
+a deadline; a child that misses one is killed, and the next connect starts another.
 """
 
 import contextlib
@@ -112,7 +112,7 @@ class DriverProcess:
         *arguments: What it is called with.
         memory: Bytes of the largest value that the driver publishes; 0: it publishes nothing.
         patience: How many times longer than beside hardware an answer is waited for; more than 1
-            only where the arm's time stands still meanwhile.
+            only where the arm's time is paused meanwhile.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class DriverProcess:
         """Return whether the child has neither ended nor been killed."""
         return self._process.poll() is None
 
-    def ask(self, method: str, *arguments: object, timeout_s: float) -> Any:
+    def call(self, method: str, *arguments: object, timeout_s: float) -> Any:
         """Return what the driver answers.
 
         Raises:
@@ -183,7 +183,7 @@ class DriverProcess:
         finally:
             self._turn.release()
 
-    def prompt(self, method: str, *arguments: object, default: Any = None) -> Any:
+    def try_call(self, method: str, *arguments: object, default: Any = None) -> Any:
         """Return what the driver answers, or ``default`` where it does not do so at once.
 
         The first answer that does not come is waited for :data:`PROMPT_S`; while it is owed nothing
@@ -209,7 +209,7 @@ class DriverProcess:
         finally:
             self._turn.release()
 
-    def tell(self, method: str, *arguments: object) -> None:
+    def notify(self, method: str, *arguments: object) -> None:
         """Ask for something that is not answered.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What the environments of this package say of an episode: its initial state, and how it failed."""
+"""What all environments here report of an episode: initial state, success, kind of failure."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -52,7 +52,7 @@ class InitialStates:
 
 
 NEAR_SHARE = 1 / 3
-"""Less than this share of the way left counts as near the goal."""
+"""Less than this share of the initial distance left counts as near the goal."""
 
 
 class FailureClass(StrEnum):
@@ -71,10 +71,10 @@ class FailureClass(StrEnum):
     """It was held, and is held no longer."""
 
     HELD = "held far from the goal"
-    """It is held where the episode ended, on the way."""
+    """It is held where the episode ended, short of the goal."""
 
     NEAR_GOAL = "time ran out near the goal"
-    """Less than `NEAR_SHARE` of the way was left, and it was not dropped."""
+    """Less than `NEAR_SHARE` of the distance was left, and it was not dropped."""
 
     GOAL_LOST = "goal held, then lost"
     """The goal, or a part of it that did not hold at the start, came to hold and does no more."""

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.pick_expert import PickExpert
 from dzrobot.envs.libero.lift import DroidLiftEnv
-from dzrobot.envs.libero.simulated import ArmEnv
+from dzrobot.envs.libero.sim import Simulation
+from dzrobot.envs.libero.simulated import ArmEnv, SimulatedArmEnv
 from dzrobot.envs.libero.task_scene import Destination, Grasp, TaskScene, choose_grasp, half_turn
 from dzrobot.errors import SimulatorError
 
@@ -79,8 +80,7 @@ class Expert:
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
-        # Asked of the class: before the first reset, there is no simulation yet.
-        if not hasattr(type(env.unwrapped), "simulation"):
+        if not isinstance(env.unwrapped, SimulatedArmEnv):
             raise SimulatorError(
                 f"the expert reads the simulator's physics, and {env.unwrapped} has none; "
                 "use it with dzrobot/lift-v0 or a LIBERO environment"
@@ -94,7 +94,7 @@ class Expert:
         self._begin()
 
     def act(self, obs: Any, *, session: str = "default") -> Action:
-        """Return the next action (7,); the observation is not looked at.
+        """Return the next action (7,); the observation is not used.
 
         Raises:
             SimulatorError: the task is none that the expert knows.
@@ -113,8 +113,8 @@ class Expert:
         return False
 
     @property
-    def _simulation(self) -> Any:
-        return self._env.simulation  # type: ignore[attr-defined]
+    def _simulation(self) -> Simulation:
+        return self._env.simulation
 
     def _begin(self) -> None:
         self._grasp: Grasp | None = None
@@ -204,7 +204,7 @@ class Expert:
         return self._move(scene, scene.hand, self._yaw(), CLOSE)
 
     def _carrying_height(self, scene: TaskScene) -> float:
-        """Return the height of the hand at which what it holds clears everything on its way."""
+        """Return the height of the hand at which what it holds clears everything below its path."""
         place = scene.destination
         if place is None:
             return float(scene.hand[2]) + LIFT_M

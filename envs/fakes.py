@@ -1,4 +1,4 @@
-"""A light environment that looks like LIBERO from outside, for trying out policies and rollouts."""
+"""A light environment with the keys of LIBERO, for trying out policies and rollouts."""
 
 from typing import Any
 
@@ -112,7 +112,7 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
         action = plain_action(action, self.action_space)
         self._steps += 1
         if self._steps == self._crash_at:
-            raise SimulatorError(f"the point env was told to fail at step {self._crash_at}.")
+            raise SimulatorError(f"the point env was set to fail at step {self._crash_at}.")
         move = np.clip(action[:2], -1.0, 1.0).astype(np.float32)
         self._point = np.clip(self._point + np.float32(_STEP) * move, -1.0, 1.0)
         self._closed = bool(action[6] > 0)

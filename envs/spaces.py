@@ -107,7 +107,7 @@ class Instruction(spaces.Text):
 
 
 class _Instructions(Sequence[str]):
-    """The instructions of all environments, read from their memory whenever they are looked at."""
+    """The instructions of all environments, read from their memory whenever they are read."""
 
     def __init__(self, codes: NDArray[np.int32]) -> None:
         self._codes = codes

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from dzrobot.commands.options import flags
-from dzrobot.envs.franka.safeguards.lock_and_stop import Stops
+from dzrobot.envs.franka.safeguards.lock_and_stop import StopLatch
 from dzrobot.errors import ConfigError
 
 
@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Acknowledge; an arm that is not stopped is left as it is."""
-    stops = Stops(arguments.address, arguments.lock_folder)
-    stop = stops.standing()
+    stops = StopLatch(arguments.address, arguments.lock_folder)
+    stop = stops.active()
     if stop is None:
         print(f"no stop is in force for {arguments.address}")
         return 0

@@ -1,4 +1,4 @@
-"""The emulated arm: joints that follow commands, limits that trip reflexes.
+"""The emulated arm: joints that follow commands, and the reflexes that stop them at their limits.
 
 Position and velocity commands move a reference, which the arm's own controller follows; torque
 commands move the joints, with gravity compensated but for what Desk does not know. How the joints
@@ -54,7 +54,7 @@ class _Smoothness:
 _JOINT_MOTION = _Smoothness(
     kinematics.JOINT_VELOCITY, kinematics.JOINT_ACCELERATION, kinematics.JOINT_JERK
 )
-# Jerk of the end effector is blurred by our own way from poses to joints, so it has no limit here.
+# Our own conversion of poses to joints blurs the jerk of the end effector: it has no limit here.
 _HAND_MOTION = _Smoothness(
     kinematics.CARTESIAN_VELOCITY, kinematics.CARTESIAN_ACCELERATION, np.full(2, np.inf)
 )

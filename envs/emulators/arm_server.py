@@ -1,4 +1,4 @@
-"""The emulated arm and gripper in one process, steered by JSON lines on standard input.
+"""The process of the emulated arm and gripper, controlled by JSON lines on standard input.
 
 ``python -m dzrobot.envs.emulators.arm_server --host 127.0.0.1`` serves until its standard input
 closes. Each line is ``{"call": NAME, "arguments": [...]}`` or ``{"set": {FAULT: VALUE}}``; each is
@@ -110,14 +110,14 @@ def main() -> None:
     start_repeating([server.robot.states, server.robot.gripper.states])
     server.robot.start()
     try:
-        _say({"ready": READY_LINE})
+        _reply({"ready": READY_LINE})
         for line in _requests():
             try:
                 server.request(json.loads(line))
             except (DzrobotError, ValueError, TypeError) as error:
-                _say({"error": str(error)})
+                _reply({"error": str(error)})
             else:
-                _say({"ok": True})
+                _reply({"ok": True})
     finally:
         server.robot.stop()
 
@@ -137,7 +137,7 @@ def _requests() -> Iterator[bytes]:
             yield line
 
 
-def _say(message: dict[str, Any]) -> None:
+def _reply(message: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 

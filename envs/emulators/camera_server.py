@@ -44,7 +44,7 @@ BLACK = 16
 """Luminance of black in YUYV."""
 
 ALIVE_S = 0.4
-"""A stream whose images nobody looks at sends the last one again this often (wall)."""
+"""A stream whose images nobody reads sends the last one again this often (wall)."""
 
 _LOOK_S = 0.002
 CameraOption = tuple[str, float, tuple[float, float, float], str]
@@ -164,7 +164,7 @@ class EmulatedCamera:
                     stream.stop_streaming()
 
     def publish_due(self, now_ms: int) -> int:
-        """Publish the newest image that is due, if it is looked at.
+        """Publish the newest image that is due, if somebody reads it.
 
         Returns:
             When the image that was published last was exposed (ms).
@@ -205,7 +205,7 @@ class EmulatedCamera:
             stream.publish_image(message)
 
     def _show_again(self) -> None:
-        """Publish what was published last, as it was: it got lost, or nobody looks at new ones."""
+        """Publish what was published last, as it was: it was lost, or nobody reads new ones."""
         self._published_s = time.monotonic()
         with self._streams:
             for stream, message in self._messages:

@@ -1,4 +1,4 @@
-"""What moves the emulated arm: inertia, friction, load, table, noise, and what its fingers meet.
+"""Dynamics of the emulated arm: inertia, friction, load, noise and contact, with or without MuJoCo.
 
 :class:`Dynamics` is what an arm's joints and fingers are moved by. Here is the one without a scene,
 :class:`PlainDynamics`; :mod:`dzrobot.envs.emulators.dynamics` has one with objects.
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dzrobot.envs.emulators.scenes import EMPTY, thing_of
+from dzrobot.envs.emulators.scenes import EMPTY, table_object_of
 from dzrobot.envs.mujoco.lift_scene import (
     ARM,
     BASE,
@@ -386,8 +386,8 @@ class ScenePhysics:
 
     def __init__(self, scene: str) -> None:
         self._mujoco = mujoco = load_mujoco()
-        self._thing = thing_of(scene)
-        self._model = model = load_model(self._thing, drawn=False)
+        self._table_object = table_object_of(scene)
+        self._model = model = load_model(self._table_object, drawn=False)
         self._data = mujoco.MjData(model)
         assert [model.joint(number).name for number in range(10)] == [*ARM, *FINGERS, OBJECT]
         model.dof_armature[_JOINTS] = ROTOR_INERTIA
@@ -412,7 +412,7 @@ class ScenePhysics:
     def goal_holds(self) -> bool:
         """Whether the object is lifted: the cube as in robosuite's Lift."""
         height: float = self._data.qpos[self._object + 2]
-        return bool(height - TABLE_TOP_M > self._thing.lifted_m(self._half))
+        return bool(height - TABLE_TOP_M > self._table_object.lifted_m(self._half))
 
     def follow(self, joints: Array, speeds: Array, around: Surroundings) -> None:
         """Follow a reference like a stiff spring, with the torque that the joints have."""
@@ -442,8 +442,8 @@ class ScenePhysics:
 
     def prepare(self, start: int) -> None:
         """Put the object on the table."""
-        placed = self._thing.start(start)
-        self._thing.fit(self._model, placed.half)
+        placed = self._table_object.start(start)
+        self._table_object.fit(self._model, placed.half)
         self._half = placed.half
         place = np.subtract(TABLE, BASE) + placed.position
         self._data.qpos[self._object : self._object + 7] = [*place, *placed.quaternion]

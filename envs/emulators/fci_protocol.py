@@ -1,4 +1,4 @@
-"""The robot control interface on the wire: robot server version 10, gripper server version 3.
+"""The Franka Control Interface on the wire: robot server version 10, gripper server version 3.
 
 Every structure is little-endian and packed; matrices are column-major. The layout is written from a
 measured description of the protocol; only what a client needs is named.

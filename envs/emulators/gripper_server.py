@@ -57,7 +57,7 @@ class GripperServer:
         self._udp.bind((host, 0))
         self.states = RepeatedStates(self._udp)
         self.patient = False
-        """Whether the arm's time stands still while the machine is busy, so that nobody is gone."""
+        """Whether the arm's time is paused while the machine is busy, so that nobody is gone."""
 
         self._tcp: socket.socket | None = None
         self._state_address: tuple[str, int] | None = None
@@ -70,7 +70,7 @@ class GripperServer:
 
     @property
     def is_grasped(self) -> bool:
-        """Whether fingers that were told to grasp are still within the width that counts as one.
+        """Whether fingers commanded to grasp are still within the width that counts as one.
 
         As on the hand: only the distance counts, so closed fingers may count as a grasp.
         """

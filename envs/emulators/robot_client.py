@@ -1,4 +1,4 @@
-"""One connected client of the emulated robot: its two sockets and the motion it runs."""
+"""One client of the emulated robot server: its connection, the states it is sent, its motion."""
 
 import contextlib
 import os
@@ -134,7 +134,7 @@ class EmulatorClient:
         self._began_s = time.monotonic()
 
     def is_beginning(self, patience_s: float) -> bool:
-        """Return whether it may still be on its way to the first command of a motion."""
+        """Return whether the first command of a motion may still be pending."""
         return not self.commanding and time.monotonic() - self._began_s < patience_s
 
     def end_move(self, status: MoveStatus) -> None:

@@ -1,9 +1,9 @@
-"""A robot server that the real client libraries connect to: TCP requests, 1 kHz UDP states.
+"""A robot server for the real client libraries: TCP requests, 1 kHz UDP states.
 
 The clock is in lockstep. Once a motion has started, the next state waits for the command that
 answers the last one, so a busy machine slows the robot's time down instead of dropping commands. An
-environment that shares a time page is a second client: while it thinks, a moving arm's time stands
-still, and only the last state is repeated so that the client library does not take the arm for
+environment that shares a time page is a second client: while it thinks, a moving arm's time is
+paused, and only the last state is repeated so that the client library does not take the arm for
 gone. A client that answers nothing for seconds is silent, and the arm continues without it.
 """
 
@@ -172,8 +172,8 @@ class RobotServer:
         while not self._stopping.is_set():
             self._run_calls()
             self._accept()
-            if self._stands_still():
-                self._stand_still()
+            if self._is_fixed():
+                self._wait_standing()
                 deadline = time.monotonic()
                 continue
             try:
@@ -185,7 +185,7 @@ class RobotServer:
                 time.sleep(pause)
         self._drop()
 
-    def _stands_still(self) -> bool:
+    def _is_fixed(self) -> bool:
         client = self._client
         moving = self.arm.generator is not None and client is not None and client.commanding
         return moving and not self._is_silent() and self._is_at_limit()
@@ -193,12 +193,12 @@ class RobotServer:
     def _is_at_limit(self) -> bool:
         return self.arm.clock_ms >= self.page.limit_ms
 
-    def _stand_still(self) -> None:
+    def _wait_standing(self) -> None:
         """Wait for the environment; hear requests meanwhile, and keep the client's hope up."""
         client = self._client
         assert client is not None
         try:
-            self._hear(client)
+            self._handle_requests(client)
             self._repeat(client)
         except (ConnectionError, MalformedError):
             self._drop()
@@ -238,7 +238,7 @@ class RobotServer:
         if arm.clock_ms % _SERVE_EVERY_MS == 0:
             self.gripper.serve(arm.clock_ms)
             if client is not None and client is self._client:
-                self._hear(client)
+                self._handle_requests(client)
 
     def _exchange(self, client: EmulatorClient) -> None:
         self._share()
@@ -278,12 +278,12 @@ class RobotServer:
             self.gripper.serve(self.arm.clock_ms)
             # A request or a call came first: a stop must not wait for an answer that never comes.
             self._run_calls()
-            self._hear(client)
+            self._handle_requests(client)
             if self._client is not client:
                 return
             self._repeat(client)
 
-    def _hear(self, client: EmulatorClient) -> None:
+    def _handle_requests(self, client: EmulatorClient) -> None:
         for command, identity, body in client.requests():
             self._answer(client, command, identity, body)
 

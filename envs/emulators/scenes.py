@@ -1,4 +1,4 @@
-"""What may surround the emulated arm, by name: what moves it, and what its cameras see."""
+"""Scenes around the emulated arm, by name, and the objects on its table."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -209,7 +209,7 @@ class LiberoObject:
         return (low + high) / 2, (high - low) / 2
 
 
-def thing_of(scene: str) -> TableObject:
+def table_object_of(scene: str) -> TableObject:
     """Return what lies on the table of a scene: of Lift a cube, else an object of LIBERO.
 
     Raises:

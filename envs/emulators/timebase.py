@@ -1,4 +1,4 @@
-"""One clock for the emulated arm, its cameras and the environment: a page of shared memory.
+"""A clock in shared memory for the emulated arm, its cameras and the environment.
 
 The arm's process advances the clock, a millisecond at a time, and no further than the environment
 allows; the cameras expose by it; the environment's periods are measured by it. What every
@@ -128,11 +128,11 @@ class Timebase:
         self._words[_CAMERAS + camera] = exposed_ms
 
     def watched_ms(self, camera: int) -> int:
-        """Return up to when images of camera number ``camera`` are looked at."""
+        """Return up to when images of camera number ``camera`` are read."""
         return self._words[_WATCHED + camera]
 
     def watch(self, camera: int, until_ms: int) -> None:
-        """Say that images exposed after ``until_ms`` are not looked at, or not yet."""
+        """Say that images exposed after ``until_ms`` are not read, or not yet."""
         self._words[_WATCHED + camera] = until_ms
 
     @property
@@ -166,7 +166,7 @@ class Timebase:
 class ArmClock:
     """The environment's clock, which is the arm's.
 
-    While an environment thinks, a moving arm's time stands still; it continues while the
+    While an environment thinks, a moving arm's time is paused; it continues while the
     environment sleeps, exactly until it wakes, and while it waits for a driver (:meth:`running`).
     The time of an arm at rest follows the wall clock, and so does everything once no arm advances
     the page.

@@ -1,4 +1,4 @@
-"""What an emulated camera sees: the interface, and a painting for an arm without a scene."""
+"""Images of the emulated cameras: painted for an arm without a scene, else rendered by MuJoCo."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.envs.emulators.scenes import EMPTY, thing_of
+from dzrobot.envs.emulators.scenes import EMPTY, table_object_of
 from dzrobot.envs.mujoco.culling import culled_scene
 from dzrobot.envs.mujoco.lift_scene import CAMERAS, load_model, load_mujoco
 from dzrobot.envs.mujoco.simulator import choose_backend
@@ -125,8 +125,8 @@ class SceneDrawing:
 
     def __init__(self, scene: str) -> None:
         self._mujoco = mujoco = load_mujoco()
-        self._thing = thing_of(scene)
-        self.model = model = load_model(self._thing, drawn=True)
+        self._table_object = table_object_of(scene)
+        self.model = model = load_model(self._table_object, drawn=True)
         self._data = mujoco.MjData(model)
         model.vis.global_.offwidth, model.vis.global_.offheight = LARGEST
         try:
@@ -154,7 +154,7 @@ class SceneDrawing:
         if self._at is None or not np.array_equal(self._at, scene):
             self._at = scene
             data.qpos[:] = scene[: model.nq]
-            self._thing.fit(model, scene[model.nq : model.nq + 3])
+            self._table_object.fit(model, scene[model.nq : model.nq + 3])
             mujoco.mj_kinematics(model, data)
             mujoco.mj_comPos(model, data)
             mujoco.mj_camlight(model, data)

@@ -1,4 +1,4 @@
-"""What lasts an episode on the arm: its pace, what happened in it, and when it has succeeded."""
+"""The state of one episode on the arm: control rate, recorded facts, and the success rule."""
 
 import copy
 import hashlib
@@ -16,12 +16,20 @@ from dzrobot.envs.franka.config import FrankaConfig, RewardConfig
 from dzrobot.envs.franka.operator.operator import OperatorVerdict
 from dzrobot.envs.franka.safeguards.limits import Abort
 from dzrobot.envs.franka.sensing import Reading
-from dzrobot.envs.franka.workcells import Clock, Scene
+from dzrobot.envs.franka.workcells import RateLimiter, Scene
 from dzrobot.envs.panda.state import ArmState
 from dzrobot.errors import ConfigError
 from dzrobot.importing import load_reference
 
 Observation = Mapping[str, Any]
+
+_log = logging.getLogger(__name__)
+
+SETTLES_S = 0.5
+"""The arm reports the share of its last hundred commands; by then all of them are ours."""
+
+_KEPT = ("abort", "abort_message", "recoveries", "late_steps", "paused_s", "is_grasped")
+"""What of the last info of an episode is kept."""
 
 
 class PredicateRule:
@@ -79,57 +87,6 @@ def rule_for(config: RewardConfig, scene: Scene | None = None) -> PredicateRule:
             return PredicateRule(lambda *_: False, 1)
 
 
-_log = logging.getLogger(__name__)
-
-SETTLES_S = 0.5
-"""The arm tells the share of its last hundred commands; so long after control began, all of them
-are ours."""
-
-
-_KEPT = ("abort", "abort_message", "recoveries", "late_steps", "paused_s", "is_grasped")
-"""What of the last info of an episode is kept."""
-
-
-class RateLimiter:
-    """A fixed control rate, and how often it was missed.
-
-    Args:
-        clock: What the rate is measured by.
-        period_s: Seconds per step.
-    """
-
-    TOLERANCE = 0.1
-    """Share of a period that a step may overrun before it counts as late."""
-
-    def __init__(self, clock: Clock, period_s: float) -> None:
-        self._clock = clock
-        self._period_s = period_s
-        self._deadline_s = clock.now() + period_s
-        self.late_steps = 0
-        self.overrun_s = 0.0
-        """By how much the last step overran its slot."""
-
-    def restart(self) -> None:
-        """Begin an episode: the first slot starts now."""
-        self.begin_slot()
-        self.late_steps = 0
-        self.overrun_s = 0.0
-
-    def begin_slot(self) -> None:
-        """Let the slot of this step start now: what came before it was no delay."""
-        self._deadline_s = self._clock.now() + self._period_s
-
-    def wait(self) -> None:
-        """Sleep until the slot of this step ends; a missed slot is counted, never caught up."""
-        self.overrun_s = max(0.0, self._clock.now() - self._deadline_s)
-        if self.overrun_s > self.TOLERANCE * self._period_s:
-            self.late_steps += 1
-            self._deadline_s = self._clock.now()
-        else:
-            self._clock.sleep_until(self._deadline_s)
-        self._deadline_s += self._period_s
-
-
 class ArmEpisodeFacts:
     """Counts what happens in one episode, and warns of a poor connection once.
 
@@ -166,7 +123,7 @@ class ArmEpisodeFacts:
             _log.warning(
                 "only %.0f %% of the control commands reach the arm; below %.0f %% it moves badly "
                 "and may stop by itself: use a real-time kernel, a network port of its own, and "
-                "end other programs (`dzrobot doctor franka` looks at all of it)",
+                "end other programs (`dzrobot doctor franka` checks all of it)",
                 100 * rate, 100 * self._least,
             )  # fmt: skip
 
@@ -204,7 +161,7 @@ def lasting_facts(
 
 
 def workcell_digest(workcell: Mapping[str, Any]) -> str:
-    """Return eight letters that tell workcells apart; addresses and serial numbers do not count."""
+    """Return eight characters that identify a workcell, apart from addresses and serial numbers."""
     return hashlib.sha256(json.dumps(workcell, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -1,4 +1,4 @@
-"""What one camera of a workcell is: which device, its stream, its exposure, what is kept of it."""
+"""Configuration of one camera: device, stream, exposure and crop."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -108,7 +108,7 @@ class CameraConfig(FrozenConfig):
                 "a RealSense camera takes `serial`, which `dzrobot doctor franka` lists; "
                 "other cameras take kind: uvc and `device`"
             )
-        if given := [name for name in _UVC if getattr(self, name) is not None]:
+        if given := self.model_dump(include=set(_UVC), exclude_none=True):
             raise ValueError(f"{', '.join(given)}: only cameras of kind: uvc take it")
         return self
 
@@ -142,8 +142,7 @@ class CameraConfig(FrozenConfig):
     @property
     def fixed(self) -> dict[str, float]:
         """The values of the camera that are fixed, by field."""
-        values = {name: getattr(self, name) for name in FIXED}
-        return {name: value for name, value in values.items() if value is not None}
+        return self.model_dump(include=set(FIXED), exclude_none=True)
 
     def box(self, size: tuple[int, int]) -> tuple[int, int, int, int]:
         """Return top, left, bottom, right (pixels) of what is kept for a view of ``size``."""

@@ -1,4 +1,4 @@
-"""What one workcell is: address, cameras, limits, rates, rules. Lengths in meters, angles in rad.
+"""Configuration of one workcell: address, cameras, limits, rates, rules. Meters and radians.
 
 A value is never edited after construction; everything has a safe default except the address and the
 camera serial numbers.
@@ -45,7 +45,7 @@ GRIPPER_PRESETS: Mapping[str, Mapping[str, float]] = {
 
 
 class GripperConfig(FrozenConfig):
-    """The two-way gripper rule."""
+    """The gripper: its kind, speed, force and widths."""
 
     preset: Literal["published", "gentle"] = "published"
     """``published``: as the published recordings were made; ``gentle``: slower and softer, for
@@ -71,7 +71,7 @@ class GripperConfig(FrozenConfig):
     """Width of the open hand; one that opens less opens as far as it can."""
 
     grasp_width_m: Annotated[float, Field(ge=0)] = 0.01
-    """Width that a grasp closes to; whatever is met on the way is held."""
+    """Width that a grasp closes to; whatever is between the fingers is held."""
 
     empty_width_m: Annotated[float, Field(ge=0)] = 0.002
     """Fingers closed to this hold nothing, whatever the hand says."""
@@ -102,12 +102,12 @@ class ResetConfig(FrozenConfig):
     joints: Vector7 | None = (
         0.0, -np.pi / 4, 0.0, -3 * np.pi / 4, 0.0, np.pi / 2, np.pi / 4,
     )  # fmt: skip
-    """Joint angles that every reset brings the arm to, on its way to ``position``, and that its
+    """Joint angles that every reset passes through before ``position``, and that its
     elbow is drawn to while it moves; the default is the arm's usual ready posture. None: the joints
     stay as ``position`` finds them."""
 
     joint_dynamics: Share = 0.1
-    """Share of the arm's largest velocity, acceleration and jerk on the way to ``joints``."""
+    """Share of the arm's largest velocity, acceleration and jerk towards ``joints``."""
 
     joint_tolerance_rad: Positive = 0.01
     """A joint this close to ``joints`` is there."""
@@ -228,12 +228,12 @@ class LimitsConfig(FrozenConfig):
     """
 
     self_collision_m: Annotated[float, Field(ge=0)] = 0.02
-    """How near links that are no neighbors may come to each other by targets of joints; looked at
-    in MuJoCo, by the shapes of robosuite's arm. 0: not looked at."""
+    """How near links that are no neighbors may come to each other by joint targets; checked
+    in MuJoCo, with the shapes of robosuite's arm. 0: not checked."""
 
     obstacles: tuple[ObstacleConfig, ...] = ()
-    """Boxes that links keep away from, from the second link on; looked at as ``self_collision_m``
-    is, whether actions move joints or the hand. Not on the way of a reset."""
+    """Boxes that links keep away from, from the second link on; checked as ``self_collision_m``
+    is, whether actions move joints or the hand. Not during a reset."""
 
     obstacle_m: Positive = 0.02
     """How near links may come to them."""
@@ -275,7 +275,7 @@ class ControllerConfig(FrozenConfig):
 
     guided_friction_nm: Vector7 = (0.2, 0.2, 0.17, 0.17, 0.08, 0.07, 0.05)
     """Dry friction that is made up for while a person guides the arm, in the direction it moves;
-    two thirds of what the emulated arm has. One that goes on when it is let go has too much."""
+    two thirds of what the emulated arm has. If the arm keeps moving when let go, it is too high."""
 
     error_clip_m: Positive = 0.05
     error_clip_rad: Positive = 0.3
@@ -392,16 +392,16 @@ class FrankaConfig(FrozenConfig):
     """Stiffness and thresholds of the arm's own controller."""
 
     load: LoadConfig | None = None
-    """None: what Desk has been told."""
+    """None: as set in Desk."""
 
     end_effector: FrameConfig | None = None
-    """None: what Desk has been told."""
+    """None: as set in Desk."""
 
     reward: RewardConfig = RewardConfig()
     """Who judges an episode."""
 
     stop_on_success: bool = True
-    """False never terminates on success; ``info["is_success"]`` still tells."""
+    """False never terminates on success; ``info["is_success"]`` still reports it."""
 
     slow_first_steps: Annotated[int, Field(ge=0)] = 0
     """Steps of each episode at ``slow_pace``: for the first trials of a new policy."""
@@ -419,7 +419,7 @@ class FrankaConfig(FrozenConfig):
     """Where the lock and the stop of this arm lie, such as a folder that all its users may write
     to. None: folders of the user alone."""
 
-    def told(self) -> dict[str, Any]:
+    def result_settings(self) -> dict[str, Any]:
         """Return what a result depends on, as plain values: all but where the devices are.
 
         No policy's result depends on how the arm yields to a hand.

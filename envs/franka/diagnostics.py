@@ -1,4 +1,4 @@
-"""What ``dzrobot doctor franka`` looks at: nothing here moves the arm."""
+"""The checks of ``dzrobot doctor franka``; none of them moves the arm."""
 
 import fcntl
 import importlib.metadata
@@ -49,7 +49,7 @@ _RATE = 0.8
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One thing that was looked at."""
+    """One check and its result."""
 
     verdict: Verdict
     what: str
@@ -59,7 +59,7 @@ class Diagnosis:
 def diagnose(
     workcell: Workcell, config: FrankaConfig, images: Path | None = None
 ) -> Iterator[Diagnosis]:
-    """Yield one line per thing; devices are looked at only where an address is known.
+    """Yield one line per check; devices are checked only if an address is known.
 
     Args:
         workcell: Where they are.
@@ -348,4 +348,4 @@ def _states(arm: Arm, config: FrankaConfig) -> Iterator[Diagnosis]:
 
 
 def _mode(state: ArmState) -> Diagnosis:
-    return Diagnosis("ok" if state.is_ready else "fail", "mode", state.said)
+    return Diagnosis("ok" if state.is_ready else "fail", "mode", state.description)

@@ -1,7 +1,7 @@
-"""An emulated workcell, and drivers on its clock: the one module here that knows emulators.
+"""Emulated workcells: the only module of ``franka`` that imports ``emulators``.
 
-The arm's time stands still while an environment thinks, so a driver that has to wait for the arm
-must say so, and what is on its way from a peer can be waited for without the arm's time passing.
+The arm's time is paused while an environment thinks, so a driver that has to wait for the arm
+must say so, and what is in transit from a peer can be awaited without the arm's time passing.
 """
 
 import itertools
@@ -48,7 +48,7 @@ _NEAR_MS = 2
 class EmulatedWorkcell:
     """Emulated arm, gripper and cameras, started as child processes when first opened.
 
-    An environment on it lives by the emulated arm's clock, which stands still while the environment
+    An environment on it lives by the emulated arm's clock, which is paused while the environment
     thinks: what happens does not depend on how busy the machine is.
 
     Args:
@@ -112,7 +112,7 @@ class EmulatedWorkcell:
 
     @property
     def patience(self) -> float:
-        """Long in lockstep: the arm's time stands still meanwhile, and the machine may be busy."""
+        """Long in lockstep: the arm's time is paused meanwhile, and the machine may be busy."""
         return _LOCKSTEP_PATIENCE if self._lockstep else 1.0
 
     def camera_settings(self) -> dict[str, Any]:
@@ -126,8 +126,8 @@ class EmulatedWorkcell:
             return arm, cameras, SystemClock()
         if others := [camera.config.name for camera in cameras if camera.config.kind == "uvc"]:
             raise ConfigError(
-                f"{', '.join(others)} cannot be used beside an emulated arm, whose time stands "
-                "still while they go on: leave `cameras` out for emulated ones"
+                f"{', '.join(others)} cannot be used beside an emulated arm, whose time is "
+                "paused while they run on: leave `cameras` out for emulated ones"
             )
         clock = self.clock
         clock.page.is_shared = True
@@ -214,7 +214,7 @@ class TimedArm:
         with self._clock.running():
             self._arm.recover()
 
-    def start(self, space: Space = Space.HAND) -> None:
+    def start(self, space: Space = Space.CARTESIAN) -> None:
         """Take control."""
         with self._clock.running():
             self._arm.start(space)
@@ -228,9 +228,9 @@ class TimedArm:
         """Move towards ``target``."""
         self._arm.command(target, over_s, speeds)
 
-    def give_way(self, joints: Array) -> None:
+    def make_compliant(self, joints: Array) -> None:
         """Yield to a person's hand."""
-        self._arm.give_way(joints)
+        self._arm.make_compliant(joints)
 
     def stop(self) -> None:
         """Come to rest."""
@@ -315,7 +315,7 @@ class TimedCamera:
 
     def latest(self) -> Frame:
         """Return the newest image, stamped with the arm's time at its exposure."""
-        # Images that nobody looks at are not made.
+        # Images that nobody reads are not rendered.
         self._clock.page.watch(self._number, self._clock.page.clock_ms)
         frame = self._camera.latest()
         now = time.monotonic()
@@ -328,7 +328,7 @@ class TimedCamera:
             time.sleep(_LOOK_S)
             frame = self._camera.latest()
         if self._is_late(frame):
-            # Lost on its way; the images until the next one that comes are not waited for.
+            # Lost in transit; the images until the next one that comes are not waited for.
             self._missing_ms = 1000 * frame.stamp_s
         return replace(frame, at_s=frame.stamp_s)
 

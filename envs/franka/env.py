@@ -1,4 +1,4 @@
-"""A Franka with two cameras as a Gymnasium environment."""
+"""A Franka arm with cameras as a Gymnasium environment."""
 
 import atexit
 import contextlib
@@ -11,21 +11,15 @@ import numpy as np
 
 from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.episodes import DRAWN, InitialStates
-from dzrobot.envs.franka.arm_episode import (
-    ArmEpisode,
-    ArmEpisodeFacts,
-    RateLimiter,
-    lasting_facts,
-    rule_for,
-)
+from dzrobot.envs.franka.arm_episode import ArmEpisode, ArmEpisodeFacts, lasting_facts, rule_for
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.motion.action_spaces import joint_box, target_space
 from dzrobot.envs.franka.motion.controller import Control
 from dzrobot.envs.franka.motion.guidance import Guidance
-from dzrobot.envs.franka.motion.start_path import POLL_S, check_hand, home_hand, open_hand
+from dzrobot.envs.franka.motion.start_path import POLL_S, check_gripper, home_gripper, open_gripper
 from dzrobot.envs.franka.operator.operator import (
     ArmPhase,
-    Attendance,
+    Consent,
     Operator,
     OperatorVerdict,
     Watchdog,
@@ -46,6 +40,7 @@ from dzrobot.envs.franka.workcells import (
     Camera,
     Clock,
     ControllerEndedError,
+    RateLimiter,
     Scene,
     SystemClock,
 )
@@ -126,7 +121,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self.config = config
         self.render_mode = render_mode
         self._clock: Clock = clock or SystemClock()
-        self._attendance = Attendance(config, operator)
+        self._consent = Consent(config, operator)
         self._sensors = Sensors(arm, cameras, config, self._clock)
         self.layout = self._sensors.layout
         """What its actions and states are made of."""
@@ -134,7 +129,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         space = target_space(self.layout.motion, config)
         self._control = Control(arm, config, self._clock, space)
         self.scene = scene
-        """What stands around the arm, where a program knows it; for those with privileges."""
+        """The scene around the arm, if a program knows it; privileged information."""
 
         self._rule = rule_for(config.reward, scene)
         self._lasting = lasting_facts(config, self.workcell, self.libraries)
@@ -179,7 +174,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     @property
     def workcell(self) -> dict[str, Any]:
         """What a result depends on of the workcell: all of it but where the devices are."""
-        return self.config.told()
+        return self.config.result_settings()
 
     def attend(self, operator: Operator | None, *, unattended: bool = False) -> None:
         """Say who looks after the arm, before the first reset.
@@ -189,8 +184,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             unattended: Whether nobody is asked, and an episode that a lost frame or a slow policy
                 has ended is followed by the next. Other stops hold all the same.
         """
-        self._attendance.operator = operator
-        self._attendance.unattended = unattended
+        self._consent.operator = operator
+        self._consent.unattended = unattended
 
     def be_guided(self, engaged: Callable[[], bool]) -> None:
         """Let a person guide the arm by hand in the episodes that follow, instead of actions.
@@ -218,7 +213,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
 
         Raises:
             RobotError: something cannot be reached; says what to do.
-            StoppedError: a stop stands, or the arm was stopped on its way.
+            StoppedError: a stop is set, or the arm was stopped during the reset.
             SafetyError: the arm must not move.
             ModalityError: an unknown option or initial state.
             ConfigError: the reward needs an operator, and there is none.
@@ -227,7 +222,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         super().reset(seed=seed)
         start = self._starts.choose(seed, options)
         self._episode = None
-        operator = self._attendance.operator
+        operator = self._consent.operator
         if operator is None and self.config.reward.rule == "operator":
             raise ConfigError(
                 "reward.rule='operator' needs a person who judges: run this in a terminal, or give "
@@ -243,9 +238,9 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             operator.start()
         if self._watchdog is None:
             self._watchdog = Watchdog(self._control.check_silence, operator, self.operator_stop)
-        # Unlatched first: a stop that comes meanwhile stands when it is looked for.
+        # Unlatched first: a stop that comes meanwhile is found by the check.
         self._control.unlatch()
-        self._attendance.admit()
+        self._consent.check_stop()
         self._sensors.open()
         self._clear_errors()
         with contextlib.ExitStack() as guard:
@@ -255,7 +250,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._episode = ArmEpisode(
             start, reading, pace, ArmEpisodeFacts(self.config, self._lasting)
         )
-        self._attendance.show(ArmPhase.RUNNING, self.task)
+        self._consent.show(ArmPhase.RUNNING, self.task)
         return self._observe(reading), self._info(
             OperatorVerdict.OPEN, LimitedTarget(self._control.place(reading.state), ())
         )
@@ -270,7 +265,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         episode = self._running()
         before = episode.reading.state
         with self._control.held_on_error():
-            values = check_shape(action, self.embodiment.action_dim, self.layout.said)
+            values = check_shape(action, self.embodiment.action_dim, self.layout.action_description)
         limited = LimitedTarget(self._control.place(episode.reading.state), ("refused",))
         try:
             with self._control.held_on_error():
@@ -279,10 +274,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
                 episode.reading = self._sensors.read()
                 self._control.examine(episode.reading.state)
                 self._check_sensors(episode.reading)
-                if (
-                    self._attendance.operator is not None
-                    and self._attendance.operator.wants_pause()
-                ):
+                if self._consent.operator is not None and self._consent.operator.wants_pause():
                     self._pause(episode)
         except RefusalError as refusal:
             return self._abort(refusal, limited)
@@ -294,7 +286,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             return self._abort(RefusalError(Abort.CONNECTION, str(error)), limited)
         observation = self._observe(episode.reading)
         outcome = self._rule.judge(observation, episode.reading.state)
-        operator = self._attendance.operator
+        operator = self._consent.operator
         if operator is not None:
             # What a person says counts, whatever the rule.
             outcome = operator.verdict() or outcome
@@ -347,14 +339,14 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             What says so, and what ends it.
         """
         self._control.latch()
-        stopped = self._attendance.stopped(Abort.OPERATOR_STOP, "the operator stopped the arm")
-        # A reset may have unlatched it before the stop stood.
+        stopped = self._consent.set_stop(Abort.OPERATOR_STOP, "the operator stopped the arm")
+        # A reset may have unlatched it before the stop was set.
         self._control.latch()
         return stopped
 
     def acknowledge(self) -> None:
-        """Say that a person has looked at the arm: the next reset may move it again."""
-        self._attendance.stops.acknowledge()
+        """Clear a stop: a person has checked the arm, and the next reset may move it."""
+        self._consent.stop_latch.acknowledge()
         self._control.unlatch()
 
     def close(self) -> None:
@@ -362,7 +354,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         atexit.unregister(self.close)
         self._episode = None
         watchdog, self._watchdog = self._watchdog, None
-        operator = self._attendance.operator
+        operator = self._consent.operator
         # From the last to the first: whatever one of them raises, the others are done too.
         with contextlib.ExitStack() as ending:
             if self._lock is not None:
@@ -387,7 +379,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     def _clear_errors(self) -> None:
         state = self.arm.state()
         if state.mode is Mode.USER_STOPPED:
-            raise self._attendance.stopped(Abort.USER_STOP, "the user stop is pressed: release it")
+            raise self._consent.set_stop(Abort.USER_STOP, "the user stop is pressed: release it")
         if state.errors or state.mode is Mode.REFLEX:
             _log.warning("clearing %s", ", ".join(state.errors) or "a reflex")
             self.arm.recover()
@@ -395,28 +387,28 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
 
     def _approach(self, start: int) -> Reading:
         """Bring the arm to its start, with consent, and return the first reading there."""
-        people = self._attendance
+        consent = self._consent
         question = "The arm will move to its start. Stand clear, press Enter."
-        people.ask(ArmPhase.STAND_CLEAR, question)
-        hand, settings = self.arm.gripper, self.config.gripper
-        home_hand(hand, people, settings)
-        people.show(ArmPhase.MOVING)
-        open_hand(hand, settings, self._clock, self._control.check_latch)
+        consent.confirm(ArmPhase.STAND_CLEAR, question)
+        gripper, settings = self.arm.gripper, self.config.gripper
+        home_gripper(gripper, consent, settings)
+        consent.show(ArmPhase.MOVING)
+        open_gripper(gripper, settings, self._clock, self._control.check_latch)
         self._control.travel(self.config.reset.start_pose(start))
-        if people.asks:
+        if consent.is_asked:
             # Nobody reaches into the workspace of an arm that follows a controller.
             self._control.release()
-            people.ask(ArmPhase.SCENE, "Set the scene, stand clear, press Enter.")
+            consent.confirm(ArmPhase.SCENE, "Set the scene, stand clear, press Enter.")
         if self.scene is not None:
             self.scene.prepare(start)
         self._rule.begin()
-        if people.operator is not None:
-            people.operator.verdict()
+        if consent.operator is not None:
+            consent.operator.verdict()
         self._control.begin()
         return self._sensors.read_fresh()
 
     def _end_reset(self, _: object, error: BaseException | None, __: object) -> None:
-        """Hold after a reset that failed, and let a stop stand where a person must look.
+        """Hold after a failed reset, and set a stop if a person must check the arm.
 
         Raises:
             StoppedError: the reset failed for such a reason.
@@ -437,8 +429,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
                 abort = Abort.NOT_ARRIVED
             case _:
                 return
-        _log.warning("the way to the start was cut short (%s): %s", abort, str(error))
-        stopped = self._attendance.stopped(abort, str(error))
+        _log.warning("the reset was cut short (%s): %s", abort, str(error))
+        stopped = self._consent.set_stop(abort, str(error))
         if abort in SAFETY_STOPS:
             raise stopped from error
 
@@ -446,13 +438,13 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         """Rest until the operator continues; what is seen then is fresh."""
         began = self._clock.now()
         self._control.release()
-        self._attendance.ask(ArmPhase.PAUSED, "Paused. Press Enter to continue.")
+        self._consent.confirm(ArmPhase.PAUSED, "Paused. Press Enter to continue.")
         self._control.resume()
         episode.reading = self._sensors.read_fresh()
         episode.pace.begin_slot()
         episode.paused_s += self._clock.now() - began
         episode.facts.restart()
-        self._attendance.show(ArmPhase.RUNNING, self.task)
+        self._consent.show(ArmPhase.RUNNING, self.task)
 
     def _act(self, action: Array) -> LimitedTarget:
         # The policy may have taken long: limits are measured from where the arm is now.
@@ -460,7 +452,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         check_fresh(now.state_age_s, now.frame_ages_s.values(), self.config.limits)
         is_open, threshold = now.gripper.is_open, self.config.gripper.threshold
         if self.layout.changes_gripper(action, is_open=is_open, threshold=threshold):
-            self._control.stand_by(now.state)
+            self._control.keep_target(now.state)
             self.arm.gripper.request(opened=not is_open)
             now = self._await_gripper()
         return self._control.apply(action[self.layout.motion_at], now.state)
@@ -472,7 +464,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             reading = self._sensors.read()
             self._check_sensors(reading)
             self._control.examine(reading.state)
-            self._control.stand_by(reading.state)
+            self._control.keep_target(reading.state)
             if not reading.gripper.is_busy or self._clock.now() >= deadline:
                 self._running().pace.begin_slot()
                 return reading
@@ -480,7 +472,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
 
     def _check_sensors(self, reading: Reading) -> None:
         check_fresh(reading.state_age_s, reading.frame_ages_s.values(), self.config.limits)
-        check_hand(reading.gripper, self.config.gripper)
+        check_gripper(reading.gripper, self.config.gripper)
 
     def _abort(self, refusal: RefusalError, limited: LimitedTarget) -> StepResult:
         """End the episode with the last observation that could be made; the arm holds."""
@@ -488,7 +480,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         refusal = self._sensors.cause(refusal)
         episode.abort, episode.message = refusal.abort, str(refusal)
         _log.warning("episode cut short (%s): %s", refusal.abort, str(refusal))
-        self._attendance.stops.put(refusal.abort, str(refusal))
+        self._consent.stop_latch.set(refusal.abort, str(refusal))
         observation = self._observe(episode.reading)
         return self._result(observation, OperatorVerdict.OPEN, limited)
 
@@ -519,7 +511,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             "init_state_id": episode.start,
             "abort": episode.abort.value,
             "abort_message": episode.message,
-            **self._attendance.about(episode.abort, episode.message),
+            **self._consent.info(episode.abort, episode.message),
             "limited": ",".join(limited.by),
             "target": limited.target.copy(),
             "late_steps": episode.pace.late_steps,
@@ -534,8 +526,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             "state_time_s": reading.state.fresh_at_s,
         }
         info["robot"] = episode.facts.plain(info)
-        if limited.done is not None:
-            info["executed_action"] = limited.done
+        if limited.executed_action is not None:
+            info["executed_action"] = limited.executed_action
         for key, frame in sorted(reading.frames.items()):
             info[f"frame_age_s.{key}"] = reading.at_s - frame.at_s
             info[f"frame_number.{key}"] = frame.number

@@ -1,6 +1,6 @@
-"""An arm, a gripper, cameras and a clock without hardware, libraries or waiting.
+"""A fake arm, gripper, cameras and clock, which need no hardware, library or waiting.
 
-They behave like the real ones where the environment can tell, and show faults on demand.
+To the environment they behave like the real ones, and they show faults on demand.
 """
 
 import numpy as np
@@ -87,7 +87,7 @@ class FakeArm:
         self.moves: list[Array] = []
         """Every target it was sent, (4, 4) or (7,)."""
 
-        self.space = Space.HAND
+        self.space = Space.CARTESIAN
         """What its targets are."""
 
         self.force_n = np.zeros(3)
@@ -98,7 +98,7 @@ class FakeArm:
         self.guidance = np.zeros(7)
         """How fast a person turns the joints (7,) of an arm that yields, rad/s."""
 
-        self.yields = False
+        self.compliant = False
         """Whether it gives way to a person's hand."""
 
         self.frozen = False
@@ -182,12 +182,12 @@ class FakeArm:
             raise RobotError("the user stop is pressed")
         self._errors, self._mode = (), Mode.IDLE
 
-    def start(self, space: Space = Space.HAND) -> None:
+    def start(self, space: Space = Space.CARTESIAN) -> None:
         """Take control."""
         self._advance()
         if self._errors or self._user_stop:
             raise ControllerEndedError("the arm refused the controller")
-        self.space, self.yields = space, False
+        self.space, self.compliant = space, False
         self._goal = self.joints.copy()
         self._hand = np.linalg.inv(forward(self.joints, np.eye(4))) @ self._pose
         self._target, self._controlled, self._mode = self._pose, True, Mode.MOVE
@@ -205,16 +205,16 @@ class FakeArm:
         if not self._controlled:
             raise ControllerEndedError("the controller had ended")
         self.moves.append(np.array(target, np.float64))
-        self.yields = False
-        if self.space is Space.HAND:
+        self.compliant = False
+        if self.space is Space.CARTESIAN:
             self._target = self.moves[-1]
         else:
             self._goal = self.moves[-1]
 
-    def give_way(self, joints: Array) -> None:
+    def make_compliant(self, joints: Array) -> None:
         """Move as a person turns the joints."""
         self.command(joints)
-        self.yields = True
+        self.compliant = True
 
     def stop(self) -> None:
         """Give control up."""
@@ -232,11 +232,11 @@ class FakeArm:
         self._moved_s = self.clock.now()
         if elapsed <= 0 or not self._controlled or self.stuck:
             return
-        if self.space is not Space.HAND:
+        if self.space is not Space.CARTESIAN:
             reach = _TURN_RAD_S * elapsed
             before = self.joints
             self.joints = np.clip(self._goal, before - reach, before + reach)
-            if self.yields:
+            if self.compliant:
                 self.joints = before + elapsed * self.guidance
             self._joint_speeds = (self.joints - before) / elapsed
             self._pose = forward(self.joints, self._hand)

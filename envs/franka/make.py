@@ -1,4 +1,4 @@
-"""Environments of the Franka from plain values: what ``gym.make`` of ``Franka-...`` ids calls."""
+"""Make Franka environments from plain values, as ``gym.make`` of the ``Franka-...`` ids does."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -98,13 +98,13 @@ def located(workcell: str | None, config: FrankaConfig) -> tuple[Workcell, Frank
 def _require_taught(config: FrankaConfig) -> None:
     """Refuse a real arm of which only the address is known: its table is not our table."""
     limits, reset, reward = config.limits, config.reset, config.reward
-    said = {
+    stated = {
         "limits.workspace_low": "workspace_low" in limits.model_fields_set,
         "limits.workspace_high": "workspace_high" in limits.model_fields_set,
         "reset.position": "position" in reset.model_fields_set,
         "reward.rule": "rule" in reward.model_fields_set,
     }
-    if missing := [name for name, known in said.items() if not known]:
+    if missing := [name for name, known in stated.items() if not known]:
         raise ConfigError(
             f"a real arm is not moved by default values: the workcell lacks {', '.join(missing)}. "
             f"`dzrobot init-workcell cell.yaml --address {config.address}` writes a file with all "
@@ -182,11 +182,11 @@ def load_workcell(workcell: str | None, values: Mapping[str, Any] | None = None)
             f"unknown workcell {workcell!r}.{suggest(workcell, WORKCELLS)} Known: "
             f"{', '.join(WORKCELLS)}, {_OF_SCENE}OBJECT with an object of LIBERO, or a YAML file."
         )
-    asked, said = (values or {}).get("embodiment"), raw.values.get("embodiment")
-    if asked is not None and said not in (None, asked):
+    requested, stated = (values or {}).get("embodiment"), raw.values.get("embodiment")
+    if requested is not None and stated not in (None, requested):
         raise ConfigError(
-            f"{workcell} says embodiment: {said}, and {asked} was asked for: another id, such as "
-            "Franka-PnP-v0, takes what the workcell says"
+            f"{workcell} says embodiment: {stated}, and {requested} was asked for: another "
+            "id, such as Franka-PnP-v0, takes what the workcell says"
         )
     _merge(raw.values, dict(values or {}))
     theirs = [(name, f"is called {ours} here") for name, ours in _RLINF.items()
@@ -195,10 +195,10 @@ def load_workcell(workcell: str | None, values: Mapping[str, Any] | None = None)
 
 
 def _embodiment(values: Mapping[str, Any] | None) -> Embodiment:
-    """Return the embodiment that is asked for; its name is checked with everything else."""
-    asked = (values or {}).get("embodiment")
+    """Return the requested embodiment; its name is checked with everything else."""
+    requested = (values or {}).get("embodiment")
     default: str = FrankaConfig.model_fields["embodiment"].default
-    return load_embodiment(asked if isinstance(asked, str) else default)
+    return load_embodiment(requested if isinstance(requested, str) else default)
 
 
 def _built_in(workcell: str, robot: Embodiment) -> dict[str, Any]:

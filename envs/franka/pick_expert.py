@@ -1,6 +1,6 @@
-"""A scripted expert on a workcell whose scene is known: take the object, and lift it.
+"""A scripted expert for workcells with a known scene: grasps the object and lifts it.
 
-It acts through the numbers of a policy, in whichever frame the workcell has, and looks at no image.
+It acts through the numbers of a policy, in the workcell's frame, and uses no images.
 """
 
 from dataclasses import dataclass
@@ -108,7 +108,7 @@ class PickExpert:
         self._top_m = 0.0
 
     def act(self, obs: Any, *, session: str = "default") -> NDArray[np.float32]:
-        """Return the next action (A,); the observation is not looked at."""
+        """Return the next action (A,); the observation is not used."""
         return self._towards(self.move())
 
     @property

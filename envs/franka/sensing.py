@@ -1,4 +1,4 @@
-"""From arm, gripper and cameras to one observation in the keys of an embodiment."""
+"""Reads arm, gripper and cameras, and builds observations in the keys of an embodiment."""
 
 import contextlib
 import threading

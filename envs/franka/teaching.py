@@ -1,4 +1,4 @@
-"""A workcell file written beside the arm: poses taught by hand, cameras found, the rest explained.
+"""Writes a workcell file beside the arm: taught poses, found cameras, and comments for the rest.
 
 Nothing here moves the arm: it is guided by hand and read.
 """
@@ -43,11 +43,11 @@ def teach(arm: Arm, ask: Ask) -> TaughtPose:
     start = there.pose
     corners = [start[:3, 3]]
     while True:
-        said = ask(
+        typed = ask(
             "Guide the hand to a corner of the workspace, its lowest point on the table; press "
             "Enter, or type d when at least two opposite corners are shown: "
         )
-        if said.strip().lower() == "d":
+        if typed.strip().lower() == "d":
             break
         corners.append(arm.state().pose[:3, 3])
     low, high = np.min(corners, axis=0), np.max(corners, axis=0)
@@ -83,10 +83,10 @@ def assign(serials: Sequence[str], views: Sequence[str], ask: Ask) -> dict[str, 
     left, found = list(serials), {}
     for key in views:
         listed = ", ".join(f"{number}: {serial}" for number, serial in enumerate(left))
-        said = ask(f"Which is the camera of {key}? {listed}; type its number: ").strip()
-        while not (said.isdecimal() and int(said) < len(left)):
-            said = ask(f"Type a number from 0 to {len(left) - 1}: ").strip()
-        found[key] = left.pop(int(said))
+        typed = ask(f"Which is the camera of {key}? {listed}; type its number: ").strip()
+        while not (typed.isdecimal() and int(typed) < len(left)):
+            typed = ask(f"Type a number from 0 to {len(left) - 1}: ").strip()
+        found[key] = left.pop(int(typed))
     return found
 
 

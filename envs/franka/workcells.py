@@ -1,4 +1,4 @@
-"""Where a workcell's devices are."""
+"""The devices of a workcell, as protocols: arm, gripper, cameras, scene and clock."""
 
 import time
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ from dzrobot.errors import RobotError
 class Space(StrEnum):
     """What the targets of a controller are."""
 
-    HAND = "hand"
+    CARTESIAN = "cartesian"
     """Poses of the hand's grasp point, (4, 4)."""
 
     JOINTS = "joints"
     """Joint angles, (7,), rad."""
 
     GUIDED = "guided"
-    """The same, of an arm that may yield to a person's hand; its friction is compensated."""
+    """Joint angles of an arm that a person may guide by hand; its friction is compensated."""
 
 
 class ControllerEndedError(RobotError):
@@ -44,7 +44,7 @@ class GripperDevice(Protocol):
         ...
 
     def home(self) -> None:
-        """Move the fingers all the way, once; a hand that was homed stays as it is.
+        """Home the gripper: its fingers move all the way, once. One that was homed stays as it is.
 
         Raises:
             RobotError: they do not get there.
@@ -96,7 +96,7 @@ class Arm(Protocol):
         """
         ...
 
-    def start(self, space: Space = Space.HAND) -> None:
+    def start(self, space: Space = Space.CARTESIAN) -> None:
         """Take control for targets of a space, and hold where the arm is."""
         ...
 
@@ -127,8 +127,8 @@ class Arm(Protocol):
         """
         ...
 
-    def give_way(self, joints: Array) -> None:
-        """Have no stiffness from here on, at joint angles (7,), until the next command.
+    def make_compliant(self, joints: Array) -> None:
+        """Make the arm compliant at joint angles (7,): no stiffness until the next command.
 
         Only where control was taken for ``Space.GUIDED``.
 
@@ -193,6 +193,46 @@ class SystemClock:
         time.sleep(max(0.0, deadline_s - time.monotonic()))
 
 
+class RateLimiter:
+    """A fixed control rate, and how often it was missed.
+
+    Args:
+        clock: What the rate is measured by.
+        period_s: Seconds per step.
+    """
+
+    TOLERANCE = 0.1
+    """Share of a period that a step may overrun before it counts as late."""
+
+    def __init__(self, clock: Clock, period_s: float) -> None:
+        self._clock = clock
+        self._period_s = period_s
+        self._deadline_s = clock.now() + period_s
+        self.late_steps = 0
+        self.overrun_s = 0.0
+        """By how much the last step overran its slot."""
+
+    def restart(self) -> None:
+        """Begin an episode: the first slot starts now."""
+        self.begin_slot()
+        self.late_steps = 0
+        self.overrun_s = 0.0
+
+    def begin_slot(self) -> None:
+        """Let the slot of this step start now: what came before it was no delay."""
+        self._deadline_s = self._clock.now() + self._period_s
+
+    def wait(self) -> None:
+        """Sleep until the slot of this step ends; a missed slot is counted, never caught up."""
+        self.overrun_s = max(0.0, self._clock.now() - self._deadline_s)
+        if self.overrun_s > self.TOLERANCE * self._period_s:
+            self.late_steps += 1
+            self._deadline_s = self._clock.now()
+        else:
+            self._clock.sleep_until(self._deadline_s)
+        self._deadline_s += self._period_s
+
+
 Image = NDArray[np.uint8]
 
 
@@ -207,7 +247,7 @@ class Frame:
     """Counts the frames that arrived, from 1."""
 
     at_s: float
-    """When it was exposed, or arrived where the camera does not tell (environment clock)."""
+    """When it was exposed, or arrived if the camera does not report it (environment clock)."""
 
     stamp_s: float
     """When it was exposed, by the camera's own clock."""
@@ -254,7 +294,7 @@ class SceneObject:
 
 
 class Scene(Protocol):
-    """What stands around an arm, where a program can set it up and look into it."""
+    """The scene around an arm, if a program can set it up and read it."""
 
     def object(self) -> SceneObject:
         """Return where what the task is about is now."""
@@ -300,7 +340,7 @@ class Workcell(Protocol):
 
     @property
     def scene(self) -> Scene | None:
-        """What stands around the arm, where a program knows it."""
+        """The scene around the arm, if a program knows it."""
         ...
 
     def close(self) -> None:
@@ -352,7 +392,7 @@ class RealWorkcell:
 
     @property
     def scene(self) -> Scene | None:
-        """None: what stands around hardware, people know."""
+        """None: no program knows the scene around hardware."""
         return None
 
     def close(self) -> None:

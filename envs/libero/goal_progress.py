@@ -1,4 +1,4 @@
-"""What the hand did to the objects of one episode, read from the simulator's predicates.
+"""How far an episode got towards its goal, read from the simulator's predicates.
 
 Every part of the goal, such as ``On bowl plate``, is followed by itself: did the gripper touch what
 has to move, press it between its pads, let it go, bring it near? Nothing here changes the physics.
@@ -73,30 +73,30 @@ class _Part:
     """One predicate of the goal."""
 
     holds: Callable[[], bool]
-    way: Callable[[], float]
+    distance: Callable[[], float]
     """How far from holding it is, in meters or radians."""
 
     thing: _Thing
     """What has to move."""
 
     def __post_init__(self) -> None:
-        self.start = self.way()
+        self.start = self.distance()
         self.held_at_start = self.holds_now = self.holds()
         self.came_to_hold = False
 
     @property
     def is_near(self) -> bool:
-        return self.way() < NEAR_SHARE * self.start
+        return self.distance() < NEAR_SHARE * self.start
 
 
 class GoalProgress:
-    """One episode; made when it begins, told of every step."""
+    """One episode; made when it begins, and stepped with it."""
 
     def __init__(self, env: Any) -> None:
         """Begin.
 
         Args:
-            env: The robosuite environment behind a task, as it stands at the start.
+            env: The robosuite environment behind a task, at the start.
         """
         self._data = env.sim.data
         names = [env.sim.model.geom_id2name(i) or "" for i in range(env.sim.model.ngeom)]
@@ -164,7 +164,7 @@ def _lift(env: Any) -> _Part:
     height = float(env.model.mujoco_arena.table_offset[2]) + LIFTED_M
     return _Part(
         holds=lambda: bool(env._check_success()),
-        way=lambda: max(0.0, height - float(env.sim.data.body_xpos[body][2])),
+        distance=lambda: max(0.0, height - float(env.sim.data.body_xpos[body][2])),
         thing=_Thing(geoms=_shapes(env, body)),
     )
 
@@ -176,13 +176,13 @@ def _goal_parts(env: Any) -> Iterator[_Part]:
         holds = partial(_holds, env, predicate)
         if kind in PLACED:
             body = env.obj_body_id[name]
-            way = partial(_apart, env, name, predicate[2])
-            yield _Part(holds=holds, way=way, thing=_Thing(geoms=_shapes(env, body)))
+            distance = partial(_apart, env, name, predicate[2])
+            yield _Part(holds=holds, distance=distance, thing=_Thing(geoms=_shapes(env, body)))
         else:
             joints, fixture = _joints(env, name)
             span = fixture.object_properties["articulation"][JOINT_RANGES[kind]]
-            way = partial(_joint_way, env, joints, (min(span), max(span)))
-            yield _Part(holds=holds, way=way, thing=_jointed(env, joints))
+            distance = partial(_joint_way, env, joints, (min(span), max(span)))
+            yield _Part(holds=holds, distance=distance, thing=_jointed(env, joints))
 
 
 def _movable(env: Any) -> Iterator[_Thing]:

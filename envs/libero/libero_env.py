@@ -28,7 +28,7 @@ class LiberoEnv(ArmEnv):
         settle_steps: Steps with an open, resting gripper before the episode begins.
         cameras: False leaves the images out of the observation, and the time they take.
         quality: ``"draft"`` draws faster and less well, for tests.
-        stop_on_success: False never terminates; ``info["is_success"]`` still tells.
+        stop_on_success: False never terminates; ``info["is_success"]`` still reports it.
 
     Raises:
         UnknownNameError: no such suite.

@@ -44,7 +44,7 @@ class LiftEnv(_Lift, ArmEnv):
         settle_steps: Steps with an open, resting gripper before the episode begins.
         cameras: False leaves the images out of the observation, and the time they take.
         quality: ``"draft"`` draws faster and less well, for tests.
-        stop_on_success: False never terminates; ``info["is_success"]`` still tells.
+        stop_on_success: False never terminates; ``info["is_success"]`` still reports it.
 
     Raises:
         MissingDependencyError: the simulator is not installed.
@@ -111,7 +111,7 @@ class DroidLiftEnv(_Lift):
         settle_steps: Steps with an open, resting gripper before the episode begins.
         cameras: False leaves the images out of the observation, and the time they take.
         quality: ``"draft"`` draws faster and less well, for tests.
-        stop_on_success: False never terminates; ``info["is_success"]`` still tells.
+        stop_on_success: False never terminates; ``info["is_success"]`` still reports it.
 
     Raises:
         MissingDependencyError: the simulator is not installed.
@@ -161,7 +161,7 @@ class DroidLiftEnv(_Lift):
     def _state(self, raw: Raw) -> Observation:
         width = float(np.abs(raw["robot0_gripper_qpos"]).sum())
         return {
-            # robosuite itself tells only sines and cosines, and one joint turns beyond half a turn.
+            # robosuite reports only sines and cosines, and one joint goes beyond half a turn.
             "state.joint_position": self.simulation.joints.astype(np.float32),
             "state.gripper_position": np.array([gripper_position(width)], np.float32),
         }

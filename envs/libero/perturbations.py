@@ -1,4 +1,4 @@
-"""A simulated scene made harder in one respect, after it was built and before anything settles.
+"""Perturbations that make a simulated scene harder in one respect, applied after a reset.
 
 Every change is drawn from a seed alone and grows with the level, 1 to 5, along the same direction.
 A scene is built anew at every reset, so nothing has to be undone.
@@ -28,7 +28,7 @@ LIGHT_RAD = 0.2
 """Turn of its direction, a level."""
 
 TEXTURE_SHARE = 0.18
-"""Share of another color in the materials of all that stands still, a level."""
+"""Share of another color in the materials of all fixed things, a level."""
 
 ROBOT_RAD = 0.1
 """Length of the change of the seven joint angles, a level."""
@@ -88,7 +88,7 @@ def _texture(env: Any, level: int, draws: np.random.Generator) -> None:
     """Mix another color into the materials of table, floor, walls and furniture."""
     model = env.sim.model._model
     share = min(1.0, TEXTURE_SHARE * level)
-    still = [number for number in range(model.ngeom) if _stands_still(env, number)]
+    still = [number for number in range(model.ngeom) if _is_fixed(env, number)]
     materials = sorted({int(model.geom_matid[number]) for number in still} - {-1})
     for table, numbers in (
         (model.mat_rgba, materials),
@@ -126,9 +126,9 @@ def _layout(env: Any, level: int, draws: np.random.Generator) -> None:
     touching = _contacts(env)
 
     def shift() -> None:
-        way = LAYOUT_M * level * _direction(draws, 2)
+        offset = LAYOUT_M * level * _direction(draws, 2)
         for place, start in before.items():
-            data.qpos[place : place + 2] = start + way
+            data.qpos[place : place + 2] = start + offset
 
     _until_free(env, shift, touching)
 
@@ -156,7 +156,7 @@ def _until_free(env: Any, change: Callable[[], None], allowed: frozenset[Any]) -
 
 
 def _contacts(env: Any) -> frozenset[tuple[int, int]]:
-    """Return which bodies touch, without what rests on something that stands still."""
+    """Return which bodies touch, without contacts with fixed things."""
     model, data = env.sim.model._model, env.sim.data
     found = set()
     for contact in data.contact[: data.ncon]:
@@ -171,7 +171,7 @@ def _of_robot(env: Any, body: int) -> bool:
     return (env.sim.model.body_id2name(body) or "").startswith(_ROBOT)
 
 
-def _stands_still(env: Any, geom: int) -> bool:
+def _is_fixed(env: Any, geom: int) -> bool:
     model = env.sim.model._model
     body = int(model.geom_bodyid[geom])
     return model.body_weldid[body] == 0 and not _of_robot(env, body)

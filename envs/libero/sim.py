@@ -1,4 +1,4 @@
-"""One robosuite arm, stepped, drawn and let go in a way that repeats to the bit."""
+"""One robosuite arm whose steps, images and release are reproducible to the bit."""
 
 import atexit
 import weakref
@@ -15,8 +15,8 @@ from dzrobot.envs.mujoco.culling import culled
 from dzrobot.envs.mujoco.simulator import (
     check_rendering,
     free_context,
-    hand_over,
     same_drawing,
+    transfer_context,
     use_context,
 )
 from dzrobot.errors import SimulatorError
@@ -276,7 +276,7 @@ class _SparingCameras:
 
     def _reset_internal(self) -> None:
         if self._kept is not None and same_drawing(self._kept.model, self.sim.model):
-            hand_over(self._kept, self.sim)
+            transfer_context(self._kept, self.sim)
             self._kept = None
         self.drop_context()
         super()._reset_internal()  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What all simulated arms have in common: initial states, settling, success, images on demand."""
+"""The base of all simulated arms: initial states, settling, success, images on demand."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -109,7 +109,7 @@ class SimulatedArmEnv(gym.Env[Observation, np.ndarray], EzPickle):
 
     @abstractmethod
     def _rest(self, sim: Simulation) -> np.ndarray:
-        """Return the action of an arm that stands still with an open gripper."""
+        """Return the action of an arm at rest with an open gripper."""
 
     @abstractmethod
     def _command(self, sim: Simulation, action: np.ndarray) -> np.ndarray:
@@ -266,7 +266,7 @@ STATE_LIMITS = (
 """Lowest and highest state: meters, radians (a rotation vector of up to one turn), meters."""
 
 SETTLE = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
-"""What is done while the objects come to rest: stand still, gripper open."""
+"""Action while the objects settle: no motion, gripper open."""
 
 
 class ArmEnv(SimulatedArmEnv):

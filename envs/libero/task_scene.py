@@ -1,4 +1,4 @@
-"""What the physics know of a scene: the hand, the object to take, where it goes, and what is near.
+"""The physics of a scene for the scripted expert: hand, object, destination, obstacles and grasps.
 
 All lengths are meters, all axes the world's.
 """
@@ -49,10 +49,10 @@ class Boxes:
         return float(np.linalg.norm(outside, axis=-1).min())
 
     def top_between(self, start: Array, end: Array, margin: float) -> float:
-        """Return the height of the tallest box within ``margin`` of the way from start to end."""
-        way = end[:2] - start[:2]
-        steps = np.linspace(0.0, 1.0, 2 + int(np.linalg.norm(way) / 0.03))
-        path = start[:2] + steps[:, None] * way
+        """Return the height of the tallest box within ``margin`` of the line from start to end."""
+        offset = end[:2] - start[:2]
+        steps = np.linspace(0.0, 1.0, 2 + int(np.linalg.norm(offset) / 0.03))
+        path = start[:2] + steps[:, None] * offset
         corners = self.corners.reshape(-1, 8, 3)
         low, high = corners.min(1)[:, :2] - margin, corners.max(1)[:, :2] + margin
         inside = (path[None] > low[:, None]) & (path[None] < high[:, None])
@@ -203,7 +203,7 @@ class Grasp:
 def choose_grasp(
     shape: Boxes, position: Array, obstacles: Boxes, yaw: float, failed: Sequence[Grasp]
 ) -> Grasp | None:
-    """Return the best grasp, or None where every way is wider than the hand.
+    """Return the best grasp, or None if every grasp is wider than the hand.
 
     Args:
         shape: The object's.

@@ -1,4 +1,4 @@
-"""Frustum culling: what no ray of a camera meets is left out of its image, which stays the same.
+"""Frustum culling: leaves out what a camera cannot see, without changing its image.
 
 MuJoCo draws every mesh for every camera, and all of them again for a mirror, however weak and
 however well hidden: without a GPU that is most of a step.

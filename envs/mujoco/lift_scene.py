@@ -1,4 +1,4 @@
-"""Lift's scene as a MuJoCo model: robosuite's Panda and hand, its table, and an object on it.
+"""The scene of robosuite's Lift as a MuJoCo model: arm, hand, table and an object.
 
 Shapes, poses and sizes are those of robosuite's Lift, but the origin is the arm's base, as it is
 for the arm's clients. Masses of the arm are those of the URDF that its clients get: robosuite's
@@ -125,7 +125,7 @@ def load_mujoco() -> Any:
 
 
 def load_model(
-    thing: TableObject | None = None,
+    table_object: TableObject | None = None,
     *,
     drawn: bool,
     boxes: Mapping[str, tuple[Array, Array]] | None = None,
@@ -133,7 +133,7 @@ def load_model(
     """Return the compiled scene.
 
     Args:
-        thing: What lies on the table.
+        table_object: What lies on the table.
         drawn: With what cameras see; else only with what moves and touches, which loads faster.
         boxes: Center and half of the size, (3,), m, of other boxes in it, by the name of their
             shapes.
@@ -146,8 +146,8 @@ def load_model(
     for part, place in ((_arena(mujoco), np.negative(BASE)), (_arm(mujoco), (0.0, 0.0, 0.0))):
         part.compiler.degree = False
         spec.attach(part, frame=spec.worldbody.add_frame(pos=place), prefix="")
-    if thing is not None:
-        thing.add(mujoco, spec, STIFF)
+    if table_object is not None:
+        table_object.add(mujoco, spec, STIFF)
     for name, (center, half) in (boxes or {}).items():
         spec.worldbody.add_geom(name=name, type=mujoco.mjtGeom.mjGEOM_BOX, pos=center, size=half)
     if not drawn:

@@ -1,4 +1,4 @@
-"""Import MuJoCo and robosuite: versions checked, silently, writing nothing outside our cache."""
+"""Import MuJoCo and robosuite with checked versions, and manage their OpenGL contexts."""
 
 import functools
 import importlib.util
@@ -29,13 +29,13 @@ def choose_backend() -> str:
     Raises:
         SimulatorError: ``MUJOCO_GL`` asks for something that cannot draw off screen.
     """
-    asked = os.environ.get("MUJOCO_GL", "").strip().lower()
-    if asked and asked not in BACKENDS:
+    requested = os.environ.get("MUJOCO_GL", "").strip().lower()
+    if requested and requested not in BACKENDS:
         raise SimulatorError(
-            f"MUJOCO_GL={asked!r} cannot draw off screen here. Allowed: {', '.join(BACKENDS)}; "
+            f"MUJOCO_GL={requested!r} cannot draw off screen here. Allowed: {', '.join(BACKENDS)}; "
             "unset it for egl."
         )
-    os.environ["MUJOCO_GL"] = asked or "egl"
+    os.environ["MUJOCO_GL"] = requested or "egl"
     return os.environ["MUJOCO_GL"]
 
 
@@ -101,7 +101,7 @@ def same_drawing(one: Any, other: Any) -> bool:
     )
 
 
-def hand_over(context: Any, sim: Any) -> None:
+def transfer_context(context: Any, sim: Any) -> None:
     """Let ``sim``, which has none, draw with another scene's context; see :func:`same_drawing`.
 
     What remains is what a new context of ``sim`` would be: meshes and textures are there, all that

@@ -1,4 +1,4 @@
-"""Forward kinematics, Jacobian and inverse steps of a 7-joint Franka arm, in NumPy.
+"""Forward kinematics, Jacobian and inverse kinematics of the 7-joint Franka arm, in NumPy.
 
 Constants are the published kinematic parameters of the arm with the Franka Hand. Lengths in meters,
 angles in radians; poses are 4x4 homogeneous matrices of the end effector in the base frame.

@@ -86,18 +86,18 @@ def skew(vector: ArrayLike) -> Array:
 
 
 def towards(start: Array, goal: Array, *, meters: float, radians: float) -> Array:
-    """Return the pose on the way from ``start`` to ``goal`` that both limits allow.
+    """Return the pose between ``start`` and ``goal`` that both limits allow.
 
-    Position and rotation advance by the same share of the way, so they arrive together.
+    Position and rotation advance by the same share, so they arrive together.
     """
     turn = rotation_vector(goal[:3, :3] @ start[:3, :3].T)
-    way = goal[:3, 3] - start[:3, 3]
-    need = max(np.linalg.norm(way) / meters, np.linalg.norm(turn) / radians)
+    offset = goal[:3, 3] - start[:3, 3]
+    need = max(np.linalg.norm(offset) / meters, np.linalg.norm(turn) / radians)
     return goal.copy() if need <= 1.0 else between(start, goal, 1.0 / float(need))
 
 
 def between(start: Array, goal: Array, share: float) -> Array:
-    """Return the pose at ``share`` of the way from ``start`` to ``goal``."""
+    """Interpolate between poses: ``share`` 0 is ``start``, 1 is ``goal``."""
     turn = rotation_vector(goal[:3, :3] @ start[:3, :3].T)
     pose = np.eye(4)
     pose[:3, :3] = rotation_about(share * turn) @ start[:3, :3]

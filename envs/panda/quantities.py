@@ -1,7 +1,7 @@
-"""What an arm measures and is commanded, by name: from an embodiment's parts to numbers.
+"""Named quantities that an arm measures and is commanded, as parts of an embodiment.
 
 A part of an embodiment names its quantities (``Part.quantities``), or is one by its own name, as
-``state.joint_position``. So one environment speaks for every embodiment that an arm can be.
+``state.joint_position``. So one environment serves every embodiment of an arm.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -57,7 +57,7 @@ class Measured:
 
     @classmethod
     def within(cls, limit: float, dim: int, read: Callable[[Moment], ArrayLike]) -> "Measured":
-        """Return ``dim`` numbers of at most ``limit`` either way."""
+        """Return ``dim`` numbers in [-``limit``, ``limit``]."""
         return cls((-limit,) * dim, (limit,) * dim, read)
 
 
@@ -172,7 +172,7 @@ class ArmLayout:
         }
 
     @property
-    def said(self) -> str:
+    def action_description(self) -> str:
         """What an action is."""
         parts = [(at, name) for at, name in ((self.motion_at.start, self.motion),
                                              (self.gripper_at, self.gripper))]  # fmt: skip
@@ -213,7 +213,7 @@ class ArmLayout:
 
         Args:
             action: Finite numbers.
-            is_open: What the hand was told last.
+            is_open: Which state of the gripper was requested last.
             threshold: Of ``config.gripper``; counts for ``gripper_change``.
         """
         value = float(action[self.gripper_at])

@@ -1,4 +1,4 @@
-"""What an arm and its gripper report, and the axes in which the hand is moved."""
+"""What arm and gripper report, and the axes of Cartesian actions."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -79,14 +79,14 @@ class ArmState:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the arm waits for a motion, and no error stands."""
+        """Whether the arm is ready for a motion, without errors."""
         return self.mode is Mode.IDLE and not self.errors
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """What the arm shows, and what a person does about it."""
         if self.mode is Mode.IDLE and self.errors:
-            remedy = "an error stands; the next reset clears it, after a person has looked"
+            remedy = "an error is set; the next reset clears it, after a person has looked"
         else:
             remedy = REMEDIES[self.mode]
         return f"{self.mode}, {', '.join(self.errors) or 'no error'}: {remedy}"

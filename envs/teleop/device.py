@@ -1,4 +1,4 @@
-"""Devices that people steer robots with; their libraries run in processes of their own."""
+"""Teleoperation devices; each library runs in a process of its own."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -248,7 +248,7 @@ class DrivenDevice:
         self.check()
         driver = DriverProcess(self._name, PolledDriver, self._make, self._config, memory=_BYTES)
         with driver.killed_on_error():
-            driver.ask("open", timeout_s=_OPEN_S + self._config.silent_s)
+            driver.call("open", timeout_s=_OPEN_S + self._config.silent_s)
         self._driver = driver
 
     def read(self) -> TeleopReading:

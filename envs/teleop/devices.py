@@ -1,4 +1,4 @@
-"""The devices that are known by name, and own ones by ``module:factory``."""
+"""Teleoperation devices by name, and custom ones by ``module:factory``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

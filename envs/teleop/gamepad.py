@@ -1,4 +1,4 @@
-"""A gamepad, by pygame's SDL, which knows the layouts of several hundred."""
+"""Gamepads, through pygame's SDL."""
 
 import os
 from typing import Any, get_args

@@ -1,4 +1,4 @@
-"""A leader arm of Dynamixel servos, by their maker's SDK. Its servos are read, never commanded."""
+"""A leader arm of Dynamixel servos, which are read and never commanded."""
 
 import math
 import time
@@ -112,8 +112,8 @@ class LeaderSource:
         # Noise on the cable costs a packet now and then.
         while (result := self._group.txRxPacket()) != dynamixel_sdk.COMM_SUCCESS:
             if time.monotonic() > deadline_s:
-                said = self._group.ph.getTxRxResult(result)
-                raise RobotError(f"its servos do not answer: {said}")
+                message = self._group.ph.getTxRxResult(result)
+                raise RobotError(f"its servos do not answer: {message}")
         turns = {
             number: self._group.getData(number, _PRESENT_POSITION, _BYTES) for number in self._ids
         }

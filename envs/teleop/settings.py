@@ -1,4 +1,4 @@
-"""Settings of the devices that robots are steered with, given as ``--teleop-arg key=value``."""
+"""Settings of the teleoperation devices, given as ``--teleop-arg key=value``."""
 
 from typing import Annotated, Literal, Self
 
@@ -33,7 +33,7 @@ class MotionConfig(DeviceConfig):
     """What devices have that show a motion."""
 
     dead_zone: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of an axis's way that counts as rest; the rest of the way is spread over all of it."""
+    """Share of an axis's travel that counts as rest; the remainder covers the whole range."""
 
     translation_gain: Gain = 0.5
     """Translation of a whole deflection, as a share of the largest step that the robot takes."""
@@ -176,7 +176,7 @@ class LeaderConfig(DeviceConfig):
     """What the trigger's servo shows at rest."""
 
     gripper_closed_rad: float
-    """What it shows when the trigger is pulled all the way; half of the way closes the gripper."""
+    """What it shows when the trigger is fully pulled; half of the travel closes the gripper."""
 
     deadman_button: GamepadButton | None = None
     """Of a gamepad in the other hand, held while the robot may move; its ``start`` then ends the
@@ -189,7 +189,7 @@ class LeaderConfig(DeviceConfig):
     """What the lever's servo shows at rest."""
 
     deadman_held_rad: float = 0.0
-    """What it shows when the lever is held; beyond half of the way it counts as held."""
+    """What it shows when the lever is held; beyond half of its travel it counts as held."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -204,12 +204,12 @@ class LeaderConfig(DeviceConfig):
         if self.gripper_open_rad == self.gripper_closed_rad:
             raise ValueError(
                 f"gripper_open_rad and gripper_closed_rad are both {self.gripper_open_rad}; they "
-                "differ by the way of the trigger"
+                "differ by the travel of the trigger"
             )
         if self.deadman_id is not None and self.deadman_rest_rad == self.deadman_held_rad:
             raise ValueError(
                 f"deadman_rest_rad and deadman_held_rad are both {self.deadman_rest_rad}; they "
-                "differ by the way of the lever"
+                "differ by the travel of the lever"
             )
         return self
 

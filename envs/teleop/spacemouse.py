@@ -1,4 +1,4 @@
-"""A SpaceMouse, by pyspacemouse, which knows the reports of every model."""
+"""A SpaceMouse, through pyspacemouse."""
 
 import contextlib
 import io

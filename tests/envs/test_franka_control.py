@@ -7,11 +7,11 @@ import pytest
 
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.diagnostics import _mode, _states
-from dzrobot.envs.franka.drivers.gripper import FrankyGripper, HandState
+from dzrobot.envs.franka.drivers.gripper import FrankyGripper, GripperReport
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import HOME, READY, FakeArm, FakeCamera
 from dzrobot.envs.franka.make import make_franka
-from dzrobot.envs.franka.motion.trajectories import PoseWay
+from dzrobot.envs.franka.motion.trajectories import PoseTrajectory
 from dzrobot.envs.franka.workcells import NoGripper
 from dzrobot.envs.panda.poses import angle_between, pose_of
 from dzrobot.envs.panda.state import Mode
@@ -105,7 +105,7 @@ def test_a_reference_takes_the_whole_period_and_a_hold_is_at_once():
 
 def test_a_reference_moves_evenly_between_two_targets():
     goal = pose_of(HOME[:3, 3] + (0.03, 0, 0), (np.pi, 0, 0.1))
-    way = PoseWay(HOME, goal, began_s=5.0, lasts_s=0.1, before=np.zeros(6))
+    way = PoseTrajectory(HOME, goal, began_s=5.0, lasts_s=0.1, before=np.zeros(6))
     poses = [way.at(5.0 + 0.01 * n)[0] for n in range(11)]
     np.testing.assert_allclose(np.diff([pose[0, 3] for pose in poses]), 0.003, atol=1e-12)
     turns = [angle_between(a, b) for a, b in itertools.pairwise(poses)]
@@ -117,8 +117,8 @@ def test_a_reference_moves_evenly_between_two_targets():
 
 def test_a_reference_that_turns_round_changes_its_twist_gradually():
     goal = pose_of(HOME[:3, 3] + (0.03, 0, 0), (np.pi, 0, 0.1))
-    there = PoseWay(HOME, goal, began_s=0.0, lasts_s=0.1, before=np.zeros(6))
-    back = PoseWay(goal, HOME, began_s=0.1, lasts_s=0.1, before=there.at(0.1)[1])
+    there = PoseTrajectory(HOME, goal, began_s=0.0, lasts_s=0.1, before=np.zeros(6))
+    back = PoseTrajectory(goal, HOME, began_s=0.1, lasts_s=0.1, before=there.at(0.1)[1])
     ways = [there] * 100 + [back] * 160
     twists = [way.at(0.001 * n)[1] for n, way in enumerate(ways)]
     change = np.abs(np.diff(twists, axis=0)).max(axis=0)
@@ -211,7 +211,7 @@ class Published:
     def is_running(self):
         return True
 
-    def tell(self, *words):
+    def notify(self, *words):
         pass
 
 
@@ -220,6 +220,6 @@ class Published:
 )
 def test_closed_fingers_with_nothing_between_them_hold_nothing(width_m, says, holds):
     gripper = FrankyGripper(lambda: "", FrankaConfig().gripper)
-    gripper._driver = Published(HandState(1e12, 1, width_m, says, ""))
+    gripper._driver = Published(GripperReport(1e12, 1, width_m, says, ""))
     gripper.request(opened=False)
     assert gripper.state().is_grasped is holds

@@ -11,7 +11,6 @@ from gymnasium.utils.env_checker import check_env
 
 import dzrobot  # noqa: F401
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.franka.arm_episode import RateLimiter
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.drivers.dry_run import DryRunArm
@@ -24,6 +23,7 @@ from dzrobot.envs.franka.operator.keyboard import Keyboard
 from dzrobot.envs.franka.operator.operator import OperatorVerdict
 from dzrobot.envs.franka.safeguards.lock_and_stop import ArmLock
 from dzrobot.envs.franka.sensing import fit
+from dzrobot.envs.franka.workcells import RateLimiter
 from dzrobot.envs.panda.poses import pose_of
 from dzrobot.errors import ConfigError, RobotError, StoppedError
 from dzrobot.rollout.arm.teleoperation import KeyboardActor

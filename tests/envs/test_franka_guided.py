@@ -86,14 +86,14 @@ def test_it_yields_only_while_the_deadman_is_held(guided):
     np.testing.assert_array_equal(arm.joints, still)
     for _ in range(3):
         guided.step()
-        assert (arm.yields, guided.info["limited"]) == (True, "")
+        assert (arm.compliant, guided.info["limited"]) == (True, "")
     assert np.abs(arm.joints - still).max() > 0.03
     guided.grip.now = LET_GO
     guided.step()
     let_go = arm.joints.copy()
     for _ in range(3):
         guided.step()
-        assert not arm.yields
+        assert not arm.compliant
     np.testing.assert_allclose(arm.joints, let_go, atol=1e-9)
     # A target that was kept from before would pull it back.
     assert np.abs(let_go - still).max() > 0.03
@@ -162,7 +162,7 @@ def test_joints_near_their_limits_are_stiff():
 def test_it_does_not_yield_after_a_stop_a_lost_device_or_silence(droid, how):
     droid.arm.guidance = TURNING
     droid.step()
-    assert droid.arm.yields
+    assert droid.arm.compliant
     if how == "stop":
         droid.env.unwrapped.operator_stop()
     elif how == "lost":
@@ -172,7 +172,7 @@ def test_it_does_not_yield_after_a_stop_a_lost_device_or_silence(droid, how):
     else:
         droid.arm.clock.sleep_until(droid.arm.clock.now() + 0.6)
         droid.env.unwrapped._control.check_silence()
-    assert not droid.arm.yields
+    assert not droid.arm.compliant
     before = droid.arm.joints.copy()
     droid.arm.clock.sleep_until(droid.arm.clock.now() + 0.4)
     droid.arm.state()
@@ -183,7 +183,7 @@ def test_it_is_stiff_while_the_fingers_move(droid):
     droid.arm.guidance = TURNING
     droid.step()
     yielded = []
-    droid.arm.gripper.request = lambda opened: yielded.append(droid.arm.yields)
+    droid.arm.gripper.request = lambda opened: yielded.append(droid.arm.compliant)
     droid.grip.now = TeleopReading(active=True, presses=1)
     assert droid.step()[1][7] == 1
     assert yielded == [False]
@@ -196,7 +196,7 @@ def test_contact_ends_the_episode_stiff(droid):
     asked, _ = droid.person.act(droid.seen)
     *_, info = droid.env.step(asked)
     assert info["abort"] == "force"
-    assert not droid.arm.yields
+    assert not droid.arm.compliant
 
 
 def test_what_cannot_yield_is_refused_before_anything_opens(tmp_path, capsys):

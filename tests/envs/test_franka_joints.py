@@ -18,8 +18,8 @@ from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import READY, FakeArm, FakeCamera
 from dzrobot.envs.franka.make import load_workcell
 from dzrobot.envs.franka.motion import action_spaces as targets
-from dzrobot.envs.franka.motion.action_spaces import HandSpace, JointSpace, joint_box
-from dzrobot.envs.franka.motion.trajectories import JointWay
+from dzrobot.envs.franka.motion.action_spaces import CartesianSpace, JointSpace, joint_box
+from dzrobot.envs.franka.motion.trajectories import JointTrajectory
 from dzrobot.envs.franka.safeguards.limits import RefusalError, Workspace
 from dzrobot.envs.franka.safeguards.self_collision import collision_of
 from dzrobot.envs.panda.kinematics import flange_to_hand, forward, posture
@@ -289,7 +289,9 @@ def test_links_enter_no_obstacle_where_joints_are_commanded():
 @pytest.mark.long
 def test_links_enter_no_obstacle_where_the_hand_is_commanded():
     pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
-    space = HandSpace(FrankaConfig.model_validate({"limits": BESIDE, "action": {"frame": "base"}}))
+    space = CartesianSpace(
+        FrankaConfig.model_validate({"limits": BESIDE, "action": {"frame": "base"}})
+    )
     space.prepare()
     joints = READY_Q
     space.begin(state_at(joints))
@@ -297,7 +299,7 @@ def test_links_enter_no_obstacle_where_the_hand_is_commanded():
     for _ in range(12):
         limited = space.limit(np.array([0, -1.0, 0, 0, 0, 0]), state_at(joints), last, 1.0)
         last, said = limited.target, said | set(limited.by)
-        joints = targets.solved_joints(joints, last, HAND)
+        joints = targets.solve_joints(joints, last, HAND)
         assert gap_m(joints) > 0.02
     assert "obstacle" in said
     # Back out is always allowed.
@@ -388,7 +390,7 @@ def test_a_reference_of_the_joints_has_no_steps_and_brakes_where_nothing_follows
     before, after = np.full(7, 0.3), np.full(7, 0.6)
     start = np.zeros(7)
     goal = start + (before + after) / 2 * 0.1
-    way = JointWay(start, goal, 5.0, 0.1, before, after, 5.0)
+    way = JointTrajectory(start, goal, 5.0, 0.1, before, after, 5.0)
     times = 5.0 + np.arange(0, 300) / 1000
     places, speeds = (np.array(values) for values in zip(*map(way.at, times), strict=True))
     np.testing.assert_allclose(speeds[:100, 0], 0.3 + 3.0 * (times[:100] - 5.0), atol=1e-9)

@@ -77,24 +77,24 @@ def echo(monkeypatch):
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", path)
     driver = DriverProcess("echo", Echo, memory=1 << 16)
-    driver.ask("pid", timeout_s=30)
+    driver.call("pid", timeout_s=30)
     yield driver
     driver.kill()
 
 
 def test_a_driver_answers_and_its_errors_are_ours(echo):
-    assert echo.ask("echo", {"a": 1}, timeout_s=60) == {"a": 1}
-    assert echo.ask("pid", timeout_s=60) == echo.pid != os.getpid()
+    assert echo.call("echo", {"a": 1}, timeout_s=60) == {"a": 1}
+    assert echo.call("pid", timeout_s=60) == echo.pid != os.getpid()
     with pytest.raises(RobotError, match="translated broken"):
-        echo.ask("fail", ValueError, timeout_s=60)
+        echo.call("fail", ValueError, timeout_s=60)
     with pytest.raises(DisconnectedError, match=r"^broken"):
-        echo.ask("fail", DisconnectedError, timeout_s=60)
-    assert echo.ask("echo", 2, timeout_s=60) == 2
+        echo.call("fail", DisconnectedError, timeout_s=60)
+    assert echo.call("echo", 2, timeout_s=60) == 2
 
 
 def test_a_driver_that_hangs_is_killed_by_whoever_waits(echo):
     with pytest.raises(DisconnectedError, match=r"gave no answer within 0\.2 s"):
-        echo.ask("hang", 60.0, timeout_s=0.2)
+        echo.call("hang", 60.0, timeout_s=0.2)
     assert not echo.is_running()
     with pytest.raises(DisconnectedError):
         echo.latest.get()
@@ -109,17 +109,17 @@ def test_who_waits_for_a_driver_that_another_has_ended_hears_so(echo):
 
 def test_beside_an_emulated_arm_an_answer_is_waited_for_longer(echo):
     echo._patience = 100.0
-    assert echo.ask("hang", 0.5, timeout_s=0.1) is None
-    assert echo.prompt("echo", 1) == 1
+    assert echo.call("hang", 0.5, timeout_s=0.1) is None
+    assert echo.try_call("echo", 1) == 1
     echo._patience = 1.0
     with pytest.raises(DisconnectedError, match=r"no answer within 0\.1 s"):
-        echo.ask("hang", 0.5, timeout_s=0.1)
+        echo.call("hang", 0.5, timeout_s=0.1)
 
 
 def ask_until_lost(driver, took):
     while len(took) < 1000:
         began = time.monotonic()
-        assert driver.prompt("echo", 1, default="none") == "none"
+        assert driver.try_call("echo", 1, default="none") == "none"
         took.append(time.monotonic() - began)
         time.sleep(0.02)
 
@@ -136,18 +136,18 @@ def test_a_loop_waits_for_a_stopped_driver_once_and_gives_up_later(echo):
 
 def test_a_late_answer_is_not_taken_for_another_questions(echo):
     os.kill(echo.pid, signal.SIGSTOP)
-    assert echo.prompt("echo", "first") is None
+    assert echo.try_call("echo", "first") is None
     os.kill(echo.pid, signal.SIGCONT)
-    assert echo.ask("echo", "second", timeout_s=60) == "second"
+    assert echo.call("echo", "second", timeout_s=60) == "second"
     echo._patience = 600.0  # On a busy machine a tenth of a second is short for any answer.
-    assert echo.prompt("echo", "third") == "third"
+    assert echo.try_call("echo", "third") == "third"
 
 
 def test_a_loop_hears_a_driver_again_that_was_late_once(echo):
     echo._patience = 10.0  # It has a second.
-    assert echo.prompt("hang", 1.5) is None
+    assert echo.try_call("hang", 1.5) is None
     time.sleep(2.0)
-    assert echo.prompt("hang", 0.2, default="no answer") is None
+    assert echo.try_call("hang", 0.2, default="no answer") is None
 
 
 def test_a_driver_ends_with_its_parent():
@@ -156,7 +156,7 @@ def test_a_driver_ends_with_its_parent():
         "from dzrobot.envs.driver_process import DriverProcess\n"
         "from test_franka_processes import Echo\n"
         "driver = DriverProcess('echo', Echo, memory=64)\n"
-        "print(driver.ask('pid', timeout_s=30), flush=True); os.kill(os.getpid(), 9)"
+        "print(driver.call('pid', timeout_s=30), flush=True); os.kill(os.getpid(), 9)"
     )
     path = os.pathsep.join(
         [str(Path(__file__).parent), str(TESTS), os.environ.get("PYTHONPATH", "")]
@@ -177,14 +177,14 @@ def test_a_driver_ends_with_its_parent():
 def test_values_are_read_whole_while_they_are_written(echo):
     seen, deadline = set(), time.monotonic() + 60
     while len(seen) < 10 and time.monotonic() < deadline:
-        echo.tell("publish", 200)
+        echo.notify("publish", 200)
         for _ in range(2000):
             value = echo.latest.get()
             if value is not None:
                 assert value == bytes([value[0]]) * (1000 + value[0])
                 seen.add(value[0])
         # A busy machine may leave the driver behind: no more is asked of it before it has answered.
-        echo.ask("echo", 0, timeout_s=60)
+        echo.call("echo", 0, timeout_s=60)
     assert len(seen) >= 10, seen
 
 

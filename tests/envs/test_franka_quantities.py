@@ -12,7 +12,7 @@ from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import HOME, READY, FakeArm, FakeCamera
 from dzrobot.envs.franka.make import make_franka
-from dzrobot.envs.franka.motion.action_spaces import _asked_pose
+from dzrobot.envs.franka.motion.action_spaces import _requested_pose
 from dzrobot.envs.franka.safeguards.limits import RefusalError
 from dzrobot.envs.panda.poses import pose_of, quaternion_of
 from dzrobot.envs.panda.quantities import MEASURED, ArmLayout, Moment
@@ -152,8 +152,8 @@ def test_the_hand_goes_to_the_pose_that_an_action_names_and_no_faster_than_it_ma
 
 def test_a_quaternion_that_is_no_rotation_and_zeros_that_are_no_rest_are_refused():
     with pytest.raises(RefusalError, match=r"of length 0\.00 is asked for; allowed is 1"):
-        _asked_pose(np.array([0.4, 0.0, 0.3, 0.0, 0.0, 0.0, 0.0]))
-    named = _asked_pose(np.array([0.4, 0.0, 0.3, *quaternion_of(HOME[:3, :3])]))
+        _requested_pose(np.array([0.4, 0.0, 0.3, 0.0, 0.0, 0.0, 0.0]))
+    named = _requested_pose(np.array([0.4, 0.0, 0.3, *quaternion_of(HOME[:3, :3])]))
     np.testing.assert_allclose(named[:3, :3], HOME[:3, :3], atol=1e-9)
     move, grip = BY_EULER.action
     with pytest.raises(ConfigError, match="zeros would not hold it there"):

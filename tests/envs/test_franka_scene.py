@@ -19,6 +19,7 @@ from dzrobot.envs.franka.config import FrankaConfig, RewardConfig
 from dzrobot.envs.franka.emulated import EmulatedWorkcell
 from dzrobot.envs.franka.make import load_workcell, located, make_franka
 from dzrobot.envs.franka.operator.operator import OperatorVerdict
+from dzrobot.envs.franka.workcells import SceneObject
 from dzrobot.envs.mujoco.lift_scene import EMPTY_SCENE
 from dzrobot.envs.panda import kinematics
 from dzrobot.errors import ConfigError, MissingDependencyError
@@ -81,9 +82,9 @@ def grasp(arm, force_n=40.0):
 
 def test_a_start_decides_where_the_cube_lies_within_what_lift_draws():
     need_scene()
-    from dzrobot.envs.emulators.scenes import thing_of
+    from dzrobot.envs.emulators.scenes import table_object_of
 
-    cube = thing_of(LIFT)
+    cube = table_object_of(LIFT)
     starts = [cube.start(number) for number in range(200)]
     places = np.array([start.position for start in starts])
     np.testing.assert_array_equal(places[7], cube.start(7).position)
@@ -100,13 +101,13 @@ def test_a_start_decides_where_the_cube_lies_within_what_lift_draws():
 
 
 def test_the_scene_is_robosuites_lift(physics):
-    from dzrobot.envs.emulators.scenes import thing_of
+    from dzrobot.envs.emulators.scenes import table_object_of
     from dzrobot.envs.libero.lift import LiftEnv
     from dzrobot.envs.mujoco.lift_scene import BASE, READY, TABLE_TOP_M, load_model
 
     env = LiftEnv(cameras=False, settle_steps=0)
     env.reset(seed=0)
-    theirs, ours = env.simulation.env.sim, load_model(thing_of(LIFT), drawn=True)
+    theirs, ours = env.simulation.env.sim, load_model(table_object_of(LIFT), drawn=True)
     model = theirs.model._model
     np.testing.assert_allclose(model.body("robot0_link0").pos + model.body("robot0_base").pos, BASE)
     table = model.geom("table_collision")
@@ -175,10 +176,10 @@ def test_what_is_pressed_upon_the_table_is_felt_and_stops_it(arm):
 
 
 def test_fingers_hold_the_cube_by_force_and_lifting_it_is_the_goal(arm):
-    from dzrobot.envs.emulators.scenes import thing_of
+    from dzrobot.envs.emulators.scenes import table_object_of
     from dzrobot.envs.mujoco.lift_scene import BASE, TABLE
 
-    cube = thing_of(LIFT).start(3)
+    cube = table_object_of(LIFT).start(3)
     x, y, height = cube.position + np.subtract(TABLE, BASE) - (0.0, 0.0, 0.01)
     # The hand's fingers close along its y axis, which the cube's sides are turned to.
     at = arm.pose
@@ -293,9 +294,9 @@ def test_an_object_of_libero_stands_on_the_table_and_looks_like_itself(libero_as
     physics = dynamics_of("alphabet_soup", Faults())
     arm = EmulatedArm(Faults(noise=0.0, wrench_bias=(0.0,) * 6), physics)
     physics.prepare(3)
-    before = object_in(physics.visible(arm.posture))
+    before = SceneObject(*object_in(physics.visible(arm.posture)))
     wait(arm, 400)
-    can = object_in(physics.visible(arm.posture))
+    can = SceneObject(*object_in(physics.visible(arm.posture)))
     np.testing.assert_allclose(2 * can.half, (0.062, 0.062, 0.076), atol=1e-3)
     assert can.pose[2, 3] == pytest.approx(TABLE_TOP_M + can.half[2], abs=2e-3)
     np.testing.assert_allclose(can.pose[:3, :3], before.pose[:3, :3], atol=0.02)

@@ -27,7 +27,7 @@ from dzrobot.envs.franka.safeguards.limits import (
 )
 from dzrobot.envs.franka.safeguards.lock_and_stop import (
     ArmLock,
-    Stops,
+    StopLatch,
     private_folder,
     runtime_folder,
 )
@@ -118,13 +118,13 @@ def test_an_arm_without_an_address_keeps_its_stop_to_itself():
 
 @pytest.mark.parametrize("content", [b"", b"[" * 100_000, b'{"abort": 1}', b"\xff\xfe"])
 def test_a_stop_that_cannot_be_read_is_a_stop(content, tmp_path):
-    stops = Stops(ADDRESS, str(tmp_path))
-    stops.put(Abort.FORCE, "45 N")
+    stops = StopLatch(ADDRESS, str(tmp_path))
+    stops.set(Abort.FORCE, "45 N")
     (path,) = tmp_path.glob("*.stop")
     path.write_bytes(content)
-    assert str(path) in str(stops.standing())
+    assert str(path) in str(stops.active())
     stops.acknowledge()
-    assert stops.standing() is None
+    assert stops.active() is None
 
 
 def test_a_planted_link_is_a_stop_and_is_not_followed(tmp_path):
@@ -132,18 +132,18 @@ def test_a_planted_link_is_a_stop_and_is_not_followed(tmp_path):
     folder.mkdir()
     victim.write_text("precious")
     (folder / f"dzrobot-franka-{ADDRESS}.stop").symlink_to(victim)
-    stops = Stops(ADDRESS, str(folder))
-    assert stops.standing() is not None
-    stops.put(Abort.FORCE, "45 N")
+    stops = StopLatch(ADDRESS, str(folder))
+    assert stops.active() is not None
+    stops.set(Abort.FORCE, "45 N")
     stops.acknowledge()
-    assert stops.standing() is None
+    assert stops.active() is None
     assert victim.read_text() == "precious"
 
 
 def test_the_first_stop_is_the_one_that_is_kept(tmp_path):
-    stops = Stops(ADDRESS, str(tmp_path))
-    stops.put(Abort.COLLISION, "first")
-    stops.put(Abort.OPERATOR_STOP, "second")
+    stops = StopLatch(ADDRESS, str(tmp_path))
+    stops.set(Abort.COLLISION, "first")
+    stops.set(Abort.OPERATOR_STOP, "second")
     assert "first" in str(stops.acknowledge())
     assert stops.acknowledge() is None
 
@@ -562,11 +562,11 @@ def test_record_and_replay_end_at_a_stop_too(tmp_path, capsys):
     record = ["record", *words, "--output", str(tmp_path / "set"), "--max-steps", "8"]
     record += ["--policy", "hold", "--keep-failures"]
     assert main([*record, "--attempts", "1"]) == 0
-    Stops(ADDRESS).put(Abort.FORCE, "45 N")
+    StopLatch(ADDRESS).set(Abort.FORCE, "45 N")
     assert main([*record, "--attempts", "2"]) == STOPPED
     assert main(["replay", str(tmp_path / "set"), *words]) == STOPPED
     assert "45 N" in capsys.readouterr().err
-    Stops(ADDRESS).acknowledge()
+    StopLatch(ADDRESS).acknowledge()
     assert main(["replay", str(tmp_path / "set"), *words]) == 0
 
 

@@ -172,7 +172,7 @@ def test_droids_arm_stops_when_a_usb_camera_hangs_and_waits_for_none(recording, 
         assert info["abort"] == "stale_frame"
         # OpenCV waits for the pipe and answers nobody: that process is ended, and only it.
         with pytest.raises(DisconnectedError):
-            drivers[2].driver.ask("fault", timeout_s=0.2)
+            drivers[2].driver.call("fault", timeout_s=0.2)
         assert drivers[0].driver.is_running()
     finally:
         env.close()

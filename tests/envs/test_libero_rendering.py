@@ -9,9 +9,9 @@ from dzrobot.envs.mujoco.culling import culled
 from dzrobot.envs.mujoco.simulator import (
     choose_backend,
     free_context,
-    hand_over,
     same_drawing,
     scene_settings,
+    transfer_context,
 )
 
 SCENE = """
@@ -140,7 +140,7 @@ def test_a_context_handed_over_draws_and_is_set_as_a_new_one(sim_of):
     first._render_context_offscreen = None
 
     taking = sim_of(widen)
-    hand_over(kept, taking)
+    transfer_context(kept, taking)
     other = sim_of(widen)
     new = context_of(other)
     handed, expected = drawn_by(kept, taking), drawn_by(new, other)

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.embodiments.spec import HandMotion
-from dzrobot.envs.franka.arm_episode import RateLimiter
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.operator.console import KEYS_HELP
 from dzrobot.envs.franka.operator.keyboard import Keyboard, terminal
-from dzrobot.envs.franka.workcells import Clock, SystemClock
+from dzrobot.envs.franka.workcells import Clock, RateLimiter, SystemClock
 from dzrobot.envs.panda.kinematics import damped_inverse, flange_to_hand, posture
 from dzrobot.envs.panda.quantities import CLOSED_ABOVE, ArmLayout
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopDevice, TeleopReading

@@ -1,4 +1,4 @@
-"""Both sides of a camera whose driver runs in a process of its own: its stream, and its reader."""
+"""Cameras whose driver runs in a process of its own: the streaming side and the reading side."""
 
 import struct
 import time
@@ -23,7 +23,7 @@ _BACK_OFF_S = (0.2, 0.5, 1.0, 2.0)
 
 @dataclass(frozen=True)
 class FrameHead:
-    """What stands before the pixels of a published frame."""
+    """Header of a published frame, before its pixels."""
 
     number: int
     at_s: float
@@ -183,7 +183,7 @@ class DriverCamera(ABC):
     """A camera whose driver runs in a process of its own, frames in shared memory.
 
     A camera that stops sending is opened again by the driver, less and less often; meanwhile
-    ``latest`` returns the last frame, whose age tells. A driver that hangs is replaced by ``open``.
+    ``latest`` returns the last frame, whose age shows it. ``open`` replaces a driver that hangs.
 
     Args:
         config: Device, stream and crop.
@@ -231,10 +231,10 @@ class DriverCamera(ABC):
         config = self._config
         driver, search_s = self._start(FrameHead.FORMAT.size + config.width * config.height * 3)
         with driver.killed_on_error():
-            driver.ask("find", search_s * self._patience, timeout_s=search_s + _CALL_S)
-            driver.ask("stream", timeout_s=_CALL_S)
+            driver.call("find", search_s * self._patience, timeout_s=search_s + _CALL_S)
+            driver.call("stream", timeout_s=_CALL_S)
             if not _streams(driver, _FIRST_FRAME_S * self._patience):
-                fault = driver.ask("fault", timeout_s=_CALL_S)
+                fault = driver.call("fault", timeout_s=_CALL_S)
                 raise RobotError(
                     f"{config.name} is there but sends no frame ({fault or 'no error'}): use a USB "
                     "3 port and cable, and close other programs that hold it"

@@ -1,4 +1,4 @@
-"""A RealSense camera through the library, in a process of its own."""
+"""RealSense cameras, through pyrealsense2."""
 
 import contextlib
 import json
@@ -44,7 +44,7 @@ class _Control:
 
 
 class ColorSettings:
-    """What the sensor of a color stream offers and is told.
+    """Settings of the sensor behind a color stream.
 
     Args:
         device: The library's.
@@ -104,22 +104,22 @@ class ColorSettings:
         """Set the fixed values, and leave the others to the camera.
 
         Raises:
-            RobotError: the camera says something else than it was told.
+            RobotError: the camera reports another value than was set.
         """
         fixed = list(self._fixed(camera))
         ours = {control.automatic for control, _ in fixed}
         for option in self._automatic():
-            self._tell("automatic choice", option, 0.0 if option in ours else 1.0)
+            self._set_option("automatic choice", option, 0.0 if option in ours else 1.0)
         for control, value in fixed:
-            self._tell(control.name, control.option, value * control.per_unit)
+            self._set_option(control.name, control.option, value * control.per_unit)
 
-    def _tell(self, what: str, option: Any, number: float) -> None:
+    def _set_option(self, what: str, option: Any, number: float) -> None:
         self._sensor.set_option(option, number)
-        said = self._sensor.get_option(option)
-        if abs(said - number) > 0.5 * (self._sensor.get_option_range(option).step or _ROUNDING):
+        reported = self._sensor.get_option(option)
+        if abs(reported - number) > 0.5 * (self._sensor.get_option_range(option).step or _ROUNDING):
             raise RobotError(
                 f"{self._name} was told {number:g} for its {what}, in its own numbers, and says "
-                f"{said:g}: update its firmware, or leave the value out"
+                f"{reported:g}: update its firmware, or leave the value out"
             )
 
     def _fixed(self, camera: CameraConfig) -> Iterator[tuple[_Control, float]]:
@@ -234,7 +234,7 @@ class RealSenseDriver(StreamDriver):
             ColorSettings(found[wanted], self._camera.name).check(self._camera)
 
     def begin(self) -> None:
-        """Start the stream, and tell the camera what is fixed."""
+        """Start the stream, and set what is fixed."""
         import pyrealsense2 as rs
 
         camera, config = self._camera, rs.config()
@@ -274,7 +274,7 @@ class RealSenseDriver(StreamDriver):
         return self._config
 
     def _connected(self) -> Iterator[tuple[str, Any]]:
-        """Yield serial number and device of all cameras that tell their number."""
+        """Yield serial number and device of all cameras that report one."""
         import pyrealsense2 as rs
 
         for device in self._context.query_devices():
@@ -329,7 +329,7 @@ def _device(device: Any) -> Device:
 def _exposed_s(frame: Any, now_s: float) -> float:
     """Return when a frame was exposed, by this machine's clock, or ``now_s`` where it is unknown.
 
-    Only a camera that keeps the time of this machine can tell.
+    Known only if the camera is synchronized with this machine.
     """
     import pyrealsense2 as rs
 
@@ -393,7 +393,7 @@ def list_cameras(settings: dict[str, Any], wanted: Collection[str] = ()) -> list
     try:
         deadline = time.monotonic() + discovery_s(settings)
         while True:
-            found: list[Device] = driver.ask("devices", timeout_s=_LIST_S)
+            found: list[Device] = driver.call("devices", timeout_s=_LIST_S)
             known = {device.serial for device in found}
             if (set(wanted) <= known and known) or time.monotonic() > deadline:
                 return found

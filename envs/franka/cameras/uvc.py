@@ -1,4 +1,4 @@
-"""A USB video camera, such as a webcam or a ZED, through OpenCV, in a process of its own."""
+"""USB video cameras, such as a webcam or a ZED, through OpenCV."""
 
 import os
 import stat
@@ -54,14 +54,14 @@ class UvcDriver(StreamDriver):
             time.sleep(0.1)
         try:
             self.begin()
-            # Of what size its images are, the first one tells.
+            # The first image shows its size.
             self.next()
         except RuntimeError as error:
             raise RobotError(f"{self._config.name}: {error}") from error
         self._is_open, self._heard_s = True, time.monotonic()
 
     def begin(self) -> None:
-        """Open the device, and tell it size, rate and what is fixed."""
+        """Open the device, and set size, rate and what is fixed."""
         import cv2
 
         config = self._config
@@ -112,7 +112,7 @@ class UvcDriver(StreamDriver):
             capture.release()
 
     def _exposed_s(self, stamp_s: float, now_s: float) -> float:
-        """Return when a frame was exposed; when it came, where the device does not tell.
+        """Return when a frame was exposed; when it arrived, if the device does not report it.
 
         Linux stamps the frames of a camera by the clock that this machine's time is measured by. A
         frame of long ago is one, and no error of the clock: it is as old as that.
@@ -157,12 +157,13 @@ class UvcDriver(StreamDriver):
             if name not in fixed:
                 continue
             taken = capture.set(of, fixed[name] * per_unit)
-            said = capture.get(of) / per_unit
-            if not taken or abs(said - fixed[name]) * per_unit > 0.5:
+            reported = capture.get(of) / per_unit
+            if not taken or abs(reported - fixed[name]) * per_unit > 0.5:
                 raise RobotError(
                     f"{self._config.name} does not offer {name}={fixed[name]:g}"
-                    f"{f' and says {said:g}' if taken else ''}: `v4l2-ctl -d {self._config.place} "
-                    "--list-ctrls` lists the values it has, with their ranges (exposure in 100 us)"
+                    f"{f' and says {reported:g}' if taken else ''}: "
+                    f"`v4l2-ctl -d {self._config.place} --list-ctrls` lists the values it has, "
+                    "with their ranges (exposure in 100 us)"
                 )
 
 

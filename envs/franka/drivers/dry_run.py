@@ -1,4 +1,4 @@
-"""An arm that is only read: for a first look at what a policy would do."""
+"""An arm that is read but never moved, for a first look at what a policy would do."""
 
 from dataclasses import replace
 
@@ -80,11 +80,11 @@ class DryRunArm:
     def recover(self) -> None:
         """Leave errors as they are."""
 
-    def start(self, space: Space = Space.HAND) -> None:
+    def start(self, space: Space = Space.CARTESIAN) -> None:
         """Begin to pretend, where the arm is."""
         state = self._arm.state()
         self._target, self._hand = state.pose, None
-        if space is not Space.HAND:
+        if space is not Space.CARTESIAN:
             self._joints = state.joints
             self._hand = np.linalg.inv(forward(state.joints, np.eye(4))) @ state.pose
 
@@ -99,7 +99,7 @@ class DryRunArm:
         else:
             self._joints = target.copy()
 
-    def give_way(self, joints: Array) -> None:
+    def make_compliant(self, joints: Array) -> None:
         """Pretend to be there."""
         self.command(joints)
 

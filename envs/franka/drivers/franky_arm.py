@@ -26,7 +26,7 @@ _ALIVE_S = 0.5
 _CALL_S = 1.5
 _STOP_S = 3.0
 """The controller ramps its torques down within 2.5 s. With what else must close after it, a program
-that is told to end has 5 s."""
+that is asked to end has 5 s."""
 
 _CLOSE_S = 2.0
 
@@ -88,8 +88,8 @@ class FrankyArm:
         )
         try:
             with driver.killed_on_error():
-                driver.ask("open", timeout_s=_CONNECT_S)
-                self._seen = self._dated(driver.ask("state", timeout_s=_CALL_S))
+                driver.call("open", timeout_s=_CONNECT_S)
+                self._seen = self._dated(driver.call("state", timeout_s=_CALL_S))
         except RobotError as error:
             raise RobotError(
                 f"no connection to the arm at {self._workcell.address}: {error}. Is another "
@@ -98,8 +98,8 @@ class FrankyArm:
         self._driver = driver
 
     def state(self) -> ArmState:
-        """Return the newest state; while the driver owes an answer, the last, whose age tells."""
-        state = self._prompt("state")
+        """Return the newest state; while an answer is due, the last one, whose age shows it."""
+        state = self._try_call("state")
         if state is not None:
             self._seen = self._dated(state)
         if self._seen is None:
@@ -108,34 +108,34 @@ class FrankyArm:
 
     def about(self) -> dict[str, Any]:
         """Return what the arm believes of its hand and load; see :meth:`FrankyDriver.about`."""
-        found: dict[str, Any] = self._ask("about", timeout_s=_CALL_S)
+        found: dict[str, Any] = self._call("about", timeout_s=_CALL_S)
         return found
 
     def recover(self) -> None:
         """Clear errors and see them cleared."""
-        self._ask("recover", timeout_s=RECOVER_S + _CALL_S)
+        self._call("recover", timeout_s=RECOVER_S + _CALL_S)
 
-    def start(self, space: Space = Space.HAND) -> None:
+    def start(self, space: Space = Space.CARTESIAN) -> None:
         """Start the controller where the arm is."""
-        self._ask("start", space, timeout_s=_CALL_S)
+        self._call("start", space, timeout_s=_CALL_S)
 
     def home(self, joints: Array, dynamics: float) -> None:
         """Begin to move the joints home."""
-        self._ask("home", joints, dynamics, timeout_s=_STOP_S + _CALL_S)
+        self._call("home", joints, dynamics, timeout_s=_STOP_S + _CALL_S)
 
     def command(self, target: Array, over_s: float = 0.0, speeds: Array | None = None) -> None:
         """Send one target, and see that it was taken."""
-        self._prompt("command", target, over_s, speeds)
+        self._try_call("command", target, over_s, speeds)
 
-    def give_way(self, joints: Array) -> None:
+    def make_compliant(self, joints: Array) -> None:
         """Yield to a person's hand, and see that it was taken."""
-        self._prompt("give_way", joints)
+        self._try_call("make_compliant", joints)
 
     def stop(self) -> None:
         """Come to rest; an arm that is gone has come to rest by itself."""
         if self._driver is not None:
             with contextlib.suppress(DisconnectedError):
-                self._ask("stop", timeout_s=_STOP_S)
+                self._call("stop", timeout_s=_STOP_S)
 
     def close(self) -> None:
         """Stop, disconnect, and let the workcell go."""
@@ -160,16 +160,16 @@ class FrankyArm:
         """Return ``state`` with its time by the environment's clock."""
         return replace(state, fresh_at_s=self._clock.now() - (time.monotonic() - state.fresh_at_s))
 
-    def _ask(self, method: str, *arguments: object, timeout_s: float) -> Any:
+    def _call(self, method: str, *arguments: object, timeout_s: float) -> Any:
         try:
-            return self.driver.ask(method, *arguments, timeout_s=timeout_s)
+            return self.driver.call(method, *arguments, timeout_s=timeout_s)
         except DisconnectedError:
             self._abandon()
             raise
 
-    def _prompt(self, method: str, *arguments: object) -> Any:
+    def _try_call(self, method: str, *arguments: object) -> Any:
         try:
-            return self.driver.prompt(method, *arguments)
+            return self.driver.try_call(method, *arguments)
         except DisconnectedError:
             self._abandon()
             raise

@@ -1,7 +1,7 @@
-"""The Franka arm through the franky library, in a process of its own.
+"""The driver process of the Franka arm, on the franky library.
 
 The library may make the thread that builds its robot real-time, and everything it is asked waits:
-this is the only thread here. Between questions it moves the reference along the way to the target.
+this is the only thread here. Between calls it moves the reference along its trajectory.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import numpy as np
 
 from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.motion.trajectories import JointWay, PoseWay, Way
+from dzrobot.envs.franka.motion.trajectories import ArmTrajectory, JointTrajectory, PoseTrajectory
 from dzrobot.envs.franka.workcells import ControllerEndedError, Space
 from dzrobot.envs.panda.poses import Array
 from dzrobot.envs.panda.state import ArmState, Mode
@@ -49,12 +49,12 @@ class FrankyDriver:
         self._config = config
         self._robot: Any = None
         self._tracker: Any = None
-        self._yields = False
+        self._compliant = False
         self._moving = False
         self._ended = ""
         self._lost = ""
-        self._space = Space.HAND
-        self._way: Way | None = None
+        self._space = Space.CARTESIAN
+        self._trajectory: ArmTrajectory | None = None
         self._reference = np.eye(4)
         self._rate = np.zeros(6)
         self._clock_s = -1.0
@@ -125,7 +125,7 @@ class FrankyDriver:
                 f"the arm's errors cannot be cleared from here: {error} Release the user stop, or "
                 "recover by hand in Desk"
             ) from error
-        # The answer may be read from a state sent before the recovery, so only waiting tells.
+        # The answer may be read from a state sent before the recovery, so it must be awaited.
         deadline = time.monotonic() + RECOVER_S * self._patience
         while self._opened.has_errors:
             if time.monotonic() > deadline:
@@ -137,17 +137,17 @@ class FrankyDriver:
         """Start the controller where the arm is."""
         franky = library()
         self._end_motion()
-        self._space, self._yields = space, False
+        self._space, self._compliant = space, False
         if self._config.controller.kind == "impedance":
             self._tracker = self._make_tracker(franky)
         self._moving, self._ended = True, ""
         state = self._opened.state
-        here = state.O_T_EE.matrix if space is Space.HAND else state.q
+        here = state.O_T_EE.matrix if space is Space.CARTESIAN else state.q
         self.command(np.array(here, np.float64), 0.0)
         self._await_control(franky)
 
     def home(self, joints: Array, dynamics: float) -> None:
-        """Begin to move the joints (7,) where they belong; the state tells when they are there."""
+        """Begin to move the joints (7,) home; the state shows when they have arrived."""
         franky = library()
         # A planned motion cannot take over from a controller of torques.
         self.stop()
@@ -175,20 +175,20 @@ class FrankyDriver:
         goal = np.array(target, np.float64)
         if self._space is Space.GUIDED:
             self._put(goal, np.zeros(7))
-            self._yield(False)
+            self._set_compliant(False)
         elif over_s > 0 and self._tracker is not None:
             self._raw()
-            self._way = self._new_way(goal, over_s, speeds)
+            self._trajectory = self._new_trajectory(goal, over_s, speeds)
             self._advance()
         else:
-            self._way = None
-            self._put(goal, np.zeros(6 if self._space is Space.HAND else 7))
+            self._trajectory = None
+            self._put(goal, np.zeros(6 if self._space is Space.CARTESIAN else 7))
 
-    def give_way(self, joints: Array) -> None:
+    def make_compliant(self, joints: Array) -> None:
         """Yield to a person's hand at ``joints`` (7,), until the next command."""
         self._check_commanded()
         self._put(np.array(joints, np.float64), np.zeros(7))
-        self._yield(True)
+        self._set_compliant(True)
 
     def _check_commanded(self) -> None:
         """Raise ControllerEndedError where nothing takes a target any more."""
@@ -223,7 +223,7 @@ class FrankyDriver:
             self._lost = str(error)
         except ControllerEndedError as error:
             _log.info("%s", str(error))
-        return _RESTING_PERIOD_S if self._way is None else _MOVING_PERIOD_S
+        return _RESTING_PERIOD_S if self._trajectory is None else _MOVING_PERIOD_S
 
     def translate(self, error: Exception) -> DzrobotError:
         """Return an error of the library as one of this package."""
@@ -263,7 +263,7 @@ class FrankyDriver:
         posture = self._config.reset.joints
         target = np.array(self._opened.state.q if posture is None else posture, np.float64)
         try:
-            if self._space is not Space.HAND:
+            if self._space is not Space.CARTESIAN:
                 if self._space is Space.GUIDED:
                     box["friction"] = franky.FrictionCompensationParams(
                         coulomb=list(settings.guided_friction_nm)
@@ -319,7 +319,7 @@ class FrankyDriver:
         return self._is_planned() and mode in (Mode.IDLE, Mode.MOVE)
 
     def _is_planned(self) -> bool:
-        """Return whether a planned motion is under way or has arrived, and was not refused."""
+        """Return whether a planned motion runs or has arrived, and was not refused."""
         franky = library()
         if self._moving and self._tracker is None:
             try:
@@ -329,31 +329,31 @@ class FrankyDriver:
         return self._moving
 
     def _advance(self) -> None:
-        way = self._way
-        if way is None:
+        trajectory = self._trajectory
+        if trajectory is None:
             return
-        reference, rate = way.at(self._clock_s)
-        if way.is_over(self._clock_s):
-            self._way = None
+        reference, rate = trajectory.at(self._clock_s)
+        if trajectory.is_over(self._clock_s):
+            self._trajectory = None
         self._put(reference, rate)
 
-    def _new_way(self, goal: Array, over_s: float, speeds: Array | None) -> Way:
-        """Return the way from the reference to the next one, from now on."""
-        if self._space is Space.HAND:
-            return PoseWay(self._reference, goal, self._clock_s, over_s, self._rate)
+    def _new_trajectory(self, goal: Array, over_s: float, speeds: Array | None) -> ArmTrajectory:
+        """Return the trajectory from the current reference to ``goal``, starting now."""
+        if self._space is Space.CARTESIAN:
+            return PoseTrajectory(self._reference, goal, self._clock_s, over_s, self._rate)
         start, before = self._reference, self._rate
-        if self._way is not None:
-            # It has gone on since the last tick.
-            start, before = self._way.at(self._clock_s)
+        if self._trajectory is not None:
+            # The reference has advanced since the last tick.
+            start, before = self._trajectory.at(self._clock_s)
         after = np.zeros(7) if speeds is None else np.array(speeds, np.float64)
         braking = self._config.limits.joint_acceleration_rad_s2
-        return JointWay(start, goal, self._clock_s, over_s, before, after, braking)
+        return JointTrajectory(start, goal, self._clock_s, over_s, before, after, braking)
 
     def _put(self, reference: Array, rate: Array) -> None:
         """Hand a reference to the controller."""
         franky = library()
         self._reference, self._rate = reference, rate
-        if self._tracker is not None and self._space is not Space.HAND:
+        if self._tracker is not None and self._space is not Space.CARTESIAN:
             self._tracker.set_target(reference, rate)
             return
         if self._tracker is not None:
@@ -368,12 +368,12 @@ class FrankyDriver:
             self._moving, self._ended = False, f"the motion was refused: {error}"
             raise ControllerEndedError(self._ended) from error
 
-    def _yield(self, yields: bool) -> None:
-        """Let the joints give way to a hand, or be stiff; the library goes over smoothly."""
-        if yields is self._yields:
+    def _set_compliant(self, compliant: bool) -> None:
+        """Make the joints compliant or stiff; the library blends the gains."""
+        if compliant is self._compliant:
             return
-        self._yields, settings = yields, self._config.controller
-        if yields:
+        self._compliant, settings = compliant, self._config.controller
+        if compliant:
             damping = np.array(settings.guided_damping)
             self._tracker.set_gains(stiffness=np.zeros(7), damping=damping)
         else:
@@ -382,7 +382,7 @@ class FrankyDriver:
     def _note_end(self) -> None:
         """Keep why the controller ended."""
         franky = library()
-        self._way = None
+        self._trajectory = None
         try:
             self._opened.poll_motion()
         except (franky.ControlException, franky.CommandException) as error:
@@ -391,7 +391,7 @@ class FrankyDriver:
     def _end_motion(self) -> None:
         """Take what the library kept about the last motion's end, so that the next can begin."""
         franky = library()
-        self._tracker = self._way = None
+        self._tracker = self._trajectory = None
         self._moving = False
         try:
             self._opened.join_motion(_ENDED_S * self._patience)

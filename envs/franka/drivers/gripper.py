@@ -1,4 +1,4 @@
-"""The two-way gripper: never waited for."""
+"""The Franka Hand, through the franky library; the control loop never waits for it."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ _HOMED_M = 0.03
 
 
 @dataclass(frozen=True)
-class HandState:
+class GripperReport:
     """What the hand's driver publishes."""
 
     at_s: float
@@ -52,8 +52,8 @@ class HandState:
         return cls(at_s, carried_out, width_m, is_grasped, fault)
 
 
-class HandDriver:
-    """One hand.
+class FrankyGripperDriver:
+    """One gripper.
 
     Args:
         address: Of the arm's controller.
@@ -80,13 +80,13 @@ class HandDriver:
     def open(self) -> tuple[bool, bool]:
         """Connect; return whether the hand is open, and whether it was homed."""
         self._gripper = library().Gripper(self._address)
-        return self._look()
+        return self._measure()
 
     def home(self) -> bool:
-        """Move the fingers all the way; return whether the hand is open."""
+        """Home the gripper; return whether it is open."""
         if not self._gripper.homing():
             raise RobotError("the gripper's homing failed: is something between the fingers?")
-        opened, homed = self._look()
+        opened, homed = self._measure()
         if not homed:
             raise RobotError("the gripper was homed and does not know how far it opens: see Desk")
         return opened
@@ -100,13 +100,13 @@ class HandDriver:
         if self._gripper is None or self._fault:
             return _POLL_S
         try:
-            self._carry_on()
+            self._proceed()
             self._publish()
             self._unanswered = 0
         except library().CommandException as error:
             self._failed(error)
         except library_errors() as error:
-            # One answer may be lost on the way. The second in a row is a hand that is gone.
+            # One answer may be lost in transit; two in a row mean that the gripper is gone.
             self._unanswered += 1
             if self._unanswered > 1:
                 self._fault = f"the gripper went away: {error}"
@@ -120,12 +120,12 @@ class HandDriver:
     def close(self) -> None:
         """Leave the hand as it is."""
 
-    def _look(self) -> tuple[bool, bool]:
+    def _measure(self) -> tuple[bool, bool]:
         widest, width = float(self._gripper.max_width), self._publish()
         self._widest_m = min(self._config.open_width_m, widest)
         return width > self._config.open_width_m / 2, widest >= _HOMED_M
 
-    def _carry_on(self) -> None:
+    def _proceed(self) -> None:
         if self._doing is None:
             if self._wanted is None:
                 return
@@ -137,7 +137,7 @@ class HandDriver:
             self._carried_out, self._doing, self._pending = self._doing[0], None, None
 
     def _begin(self) -> None:
-        assert self._doing is not None, "set by _carry_on"
+        assert self._doing is not None, "set by _proceed"
         config = self._config
         self._attempts += 1
         if self._doing[1]:
@@ -168,7 +168,7 @@ class HandDriver:
             state = self._gripper.state
             self._width_m, self._grasped = float(state.width), bool(state.is_grasped)
         self._latest.put(
-            HandState(
+            GripperReport(
                 time.monotonic(), self._carried_out, self._width_m, self._grasped, self._fault
             ).pack()
         )
@@ -204,11 +204,11 @@ class FrankyGripper:
         self._config = config
         self._patience = patience
         self._driver: DriverProcess | None = None
-        self._asked = 0
+        self._requested = 0
         self._opened = True
         self._homed = False
-        self._asked_s = 0.0
-        self._hand: HandState | None = None
+        self._requested_at_s = 0.0
+        self._report: GripperReport | None = None
 
     @property
     def driver(self) -> DriverProcess:
@@ -236,22 +236,27 @@ class FrankyGripper:
         self.close()
         address = self._address()
         driver = DriverProcess(
-            "gripper", HandDriver, address, self._config, memory=_MEMORY, patience=self._patience
+            "gripper",
+            FrankyGripperDriver,
+            address,
+            self._config,
+            memory=_MEMORY,
+            patience=self._patience,
         )
         try:
             with driver.killed_on_error():
-                self._opened, self._homed = driver.ask("open", timeout_s=_CONNECT_S)
+                self._opened, self._homed = driver.call("open", timeout_s=_CONNECT_S)
         except DisconnectedError as error:
             raise RobotError(
                 f"the gripper at {address} does not answer ({error}): is the hand mounted and "
                 "enabled in Desk? An arm without one has gripper: {kind: none}"
             ) from error
-        self._driver, self._asked = driver, 0
+        self._driver, self._requested = driver, 0
 
     def home(self) -> None:
-        """Move the fingers all the way, unless they have been since the hand was started."""
+        """Home the gripper, unless it has been homed since it was started."""
         if not self._homed:
-            self._opened = self.driver.ask("home", timeout_s=_HOMING_S)
+            self._opened = self.driver.call("home", timeout_s=_HOMING_S)
             self._homed = True
 
     def state(self) -> GripperState:
@@ -260,34 +265,36 @@ class FrankyGripper:
         with contextlib.suppress(DisconnectedError):
             value = self.driver.latest.get()
         # What was killed shows what it published last.
-        self._hand = self._hand if value is None else HandState.unpack(value)
-        hand, now = self._hand, time.monotonic()
-        assert hand is not None, "published by open()"
-        busy = hand.carried_out < self._asked and not hand.fault
-        waiting = now - self._asked_s if busy else 0.0
-        fault = hand.fault
+        self._report = self._report if value is None else GripperReport.unpack(value)
+        report, now = self._report, time.monotonic()
+        assert report is not None, "published by open()"
+        busy = report.carried_out < self._requested and not report.fault
+        waiting = now - self._requested_at_s if busy else 0.0
+        fault = report.fault
         if not fault and not self.driver.is_running():
             fault = "the gripper's driver has ended"
         silent_s = SILENT_S * self._patience
-        if not fault and not busy and now - hand.at_s > silent_s:
+        if not fault and not busy and now - report.at_s > silent_s:
             fault = f"the gripper's driver has been silent for {silent_s} s"
-        held = hand.is_grasped and not self._opened and hand.width_m > self._config.empty_width_m
-        return GripperState(hand.width_m, self._opened, busy, waiting, fault, held, self._homed)
+        held = (
+            report.is_grasped and not self._opened and report.width_m > self._config.empty_width_m
+        )
+        return GripperState(report.width_m, self._opened, busy, waiting, fault, held, self._homed)
 
     def request(self, *, opened: bool) -> None:
-        """Ask for an open or closed hand."""
+        """Request an open or closed gripper."""
         if opened == self._opened:
             return
         if not self.state().is_busy:
-            self._asked_s = time.monotonic()
-        self._asked += 1
+            self._requested_at_s = time.monotonic()
+        self._requested += 1
         self._opened = opened
         # A driver that has ended meanwhile is a fault of the next state.
         with contextlib.suppress(DisconnectedError):
-            self.driver.tell("request", self._asked, opened)
+            self.driver.notify("request", self._requested, opened)
 
     def close(self) -> None:
         """Leave the hand as it is."""
         if self._driver is not None:
             self._driver.end(_CLOSE_S)
-        self._driver = self._hand = None
+        self._driver = self._report = None

@@ -1,6 +1,6 @@
-"""The numbers in which an arm's targets are commanded: poses of the hand, or joint angles.
+"""The spaces that targets are commanded in: Cartesian poses of the hand, or joint angles.
 
-Each space says what the limits leave of an action, where the arm is in it, and how it is held.
+Each space limits an action to a target, finds the arm's position in it, and holds the arm there.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ _HOLD_M, _HOLD_RAD = 0.01, 0.05
 
 _ROUNDING_RAD = 1e-5
 _SHARES = (1.0, 0.5, 0.2)
-"""Of what is asked, tried one after another, before the joints brake."""
+"""Shares of a requested motion that are tried in turn before the joints brake."""
 
 SHORTFALLS = ("workspace", "self_collision", "obstacle")
 """What targets of joints keep besides their own limits: the hand's box, and distances of links."""
@@ -71,7 +71,7 @@ class TargetSpace(Protocol):
 
     space: Space
     collision: SelfCollision | None
-    """Looks at distances that are to be kept; None where none is, and before :meth:`prepare`."""
+    """Measures distances that must be kept; None if there are none, and before :meth:`prepare`."""
 
     def prepare(self) -> None:
         """Load what takes seconds, before anything moves; twice is harmless.
@@ -121,7 +121,7 @@ class TargetSpace(Protocol):
         ...
 
 
-class HandSpace:
+class CartesianSpace:
     """Poses of the hand, (4, 4), that actions move on from the one before.
 
     Where there are obstacles, the joints that lead to a target are solved for, from those measured.
@@ -130,13 +130,13 @@ class HandSpace:
         config: Limits and scales.
     """
 
-    space = Space.HAND
+    space = Space.CARTESIAN
 
     def __init__(self, config: FrankaConfig) -> None:
         self._config = config
         self._workspace = Workspace(config)
         self.collision: SelfCollision | None = None
-        self._hand = np.eye(4)
+        self._flange_to_ee = np.eye(4)
 
     def prepare(self) -> None:
         """Load the shapes of the links, where there are obstacles."""
@@ -145,7 +145,7 @@ class HandSpace:
 
     def begin(self, state: ArmState) -> None:
         """Learn from the arm where its hand is on its flange."""
-        self._hand = hand_on_flange(state)
+        self._flange_to_ee = flange_to_ee_of(state)
 
     def place(self, state: ArmState) -> Array:
         """Return the hand's pose."""
@@ -176,7 +176,7 @@ class HandSpace:
         return self._clear(self._workspace.limit(desired, state.pose, last), state, last)
 
     def _clear(self, limited: LimitedTarget, state: ArmState, last: Array) -> LimitedTarget:
-        """Return as much of the way to a target as keeps the links away from obstacles."""
+        """Return the target, or as much of the motion to it as keeps links clear of obstacles."""
         if self.collision is None:
             return limited
         _, allowed = self.collision.deficits_m(state.joints)
@@ -186,7 +186,7 @@ class HandSpace:
             if share < 1.0:
                 target = self._workspace.clip(between(last, target, share))
                 cut = ("way",) if share else ("obstacle",)
-            joints = solved_joints(state.joints, target, self._hand)
+            joints = solve_joints(state.joints, target, self._flange_to_ee)
             if joints is not None and self.collision.deficits_m(joints)[1] <= allowed + 1e-9:
                 return LimitedTarget(target, (*limited.by, *cut))
         # Where the arm is, nothing is nearer than it is.
@@ -200,7 +200,7 @@ class HandSpace:
         return last if near else pose
 
 
-class PoseSpace(HandSpace):
+class PoseSpace(CartesianSpace):
     """Poses of the hand, (4, 4), that actions name: position, and angles or a quaternion.
 
     The target goes there no faster than the limits of speed allow.
@@ -215,15 +215,15 @@ class PoseSpace(HandSpace):
         super().__init__(config.model_copy(update={"action": action}))
 
     def limit(self, action: Array, state: ArmState, last: Array, pace: float) -> LimitedTarget:
-        """Return the next target on the way to a pose."""
-        asked = _asked_pose(action)
+        """Return the next target towards a pose."""
+        requested = _requested_pose(action)
         limits, period = self._config.limits, self._config.period_s
         near = towards(
-            last, asked, meters=pace * limits.speed_m_s * period,
+            last, requested, meters=pace * limits.speed_m_s * period,
             radians=pace * limits.turn_rad_s * period,
         )  # fmt: skip
         limited = self._workspace.limit(near, state.pose, last)
-        if not np.array_equal(near, asked):
+        if not np.array_equal(near, requested):
             limited = LimitedTarget(limited.target, ("speed", *limited.by))
         return self._clear(limited, state, last)
 
@@ -250,7 +250,7 @@ class JointSpace:
         self._change = limits.joint_acceleration_rad_s2 * config.period_s
         self._workspace = Workspace(config)
         self.collision: SelfCollision | None = None
-        self._hand = np.eye(4)
+        self._flange_to_ee = np.eye(4)
         self._speeds = np.zeros(7)
 
     def prepare(self) -> None:
@@ -261,7 +261,7 @@ class JointSpace:
     def begin(self, state: ArmState) -> None:
         """Begin at rest, and learn from the arm where its hand is on its flange."""
         self._speeds = np.zeros(7)
-        self._hand = hand_on_flange(state)
+        self._flange_to_ee = flange_to_ee_of(state)
 
     def place(self, state: ArmState) -> Array:
         """Return the joint angles."""
@@ -291,14 +291,14 @@ class JointSpace:
         """Return where the joints come to rest."""
         if not self._speeds.any():
             return None
-        way = [target for target, _ in self._braking(last, self._speeds)]
+        stops = [target for target, _ in self._braking(last, self._speeds)]
         self._speeds = np.zeros(7)
-        return Held(way[-1], len(way) * self._period_s)
+        return Held(stops[-1], len(stops) * self._period_s)
 
     def limit(self, action: Array, state: ArmState, last: Array, pace: float) -> LimitedTarget:
-        """Return the next target on the way to joint angles."""
+        """Return the next target towards joint angles."""
         limits, by = self._limits, []
-        self._check_asked(action)
+        self._check_requested(action)
         self._check_measured(state, last)
         boxed = np.clip(action, self._low, self._high)
         if np.abs(boxed - action).max() > _ROUNDING_RAD:
@@ -327,15 +327,15 @@ class JointSpace:
             return joints
         return last
 
-    def _check_asked(self, asked: Array) -> None:
+    def _check_requested(self, requested: Array) -> None:
         low, high = np.array(self._limits.joints_low), np.array(self._limits.joints_high)
-        beyond = np.maximum(low - asked, asked - high)
+        beyond = np.maximum(low - requested, requested - high)
         worst = int(np.argmax(beyond))
         if not beyond[worst] <= _ROUNDING_RAD:
             raise RefusalError(
                 Abort.INVALID_ACTION,
-                f"joint {worst + 1} is asked for {asked[worst]:.3f} rad, which the arm does not "
-                f"have; allowed are {low[worst]} to {high[worst]} rad, measured from zero and not "
+                f"joint {worst + 1} is asked for {requested[worst]:.3f} rad, which the arm "
+                f"does not have; allowed are {low[worst]} to {high[worst]} rad, from zero and not "
                 "from where the arm is",
             )
 
@@ -363,11 +363,11 @@ class JointSpace:
         low, high = before - change, before + change
         speeds = np.clip(np.clip(wished, -fastest, fastest), low, high)
         cut = ("speed",) if (np.abs(wished) > fastest).any() else ()
-        hand = posture(at, self._hand).jacobian @ speeds
+        twist = posture(at, self._flange_to_ee).jacobian @ speeds
         limits = self._limits
         share = max(
-            float(np.linalg.norm(hand[:3])) / (pace * limits.speed_m_s),
-            float(np.linalg.norm(hand[3:])) / (pace * limits.turn_rad_s),
+            float(np.linalg.norm(twist[:3])) / (pace * limits.speed_m_s),
+            float(np.linalg.norm(twist[3:])) / (pace * limits.turn_rad_s),
         )
         if share > 1.0:
             speeds, cut = np.clip(speeds / share, low, high), ("speed",)
@@ -387,21 +387,21 @@ class JointSpace:
 
     def _shortfalls(self, joints: Array) -> Array:
         """Return by how much each of :data:`SHORTFALLS` is not kept (m or rad), (3,)."""
-        outside = self._workspace.excess(forward(joints, self._hand))
+        outside = self._workspace.excess(forward(joints, self._flange_to_ee))
         near = (0.0, 0.0) if self.collision is None else self.collision.deficits_m(joints)
         return np.array([outside, *near])
 
 
-def hand_on_flange(state: ArmState) -> Array:
-    """Return where the hand is on the flange, (4, 4)."""
-    hand: Array = np.linalg.inv(forward(state.joints, np.eye(4))) @ state.pose
-    return hand
+def flange_to_ee_of(state: ArmState) -> Array:
+    """Return the pose of the hand's grasp point in the flange frame, (4, 4)."""
+    ee: Array = np.linalg.inv(forward(state.joints, np.eye(4))) @ state.pose
+    return ee
 
 
-def solved_joints(joints: Array, pose: Array, hand: Array) -> Array | None:
-    """Return joint angles (7,) near ``joints`` with the hand at ``pose``; None: not found."""
+def solve_joints(joints: Array, pose: Array, flange_to_ee: Array) -> Array | None:
+    """Solve inverse kinematics for ``pose``, starting at ``joints`` (7,); None: no solution."""
     for _ in range(_SOLVING):
-        at = posture(joints, hand)
+        at = posture(joints, flange_to_ee)
         away = pose_difference(pose, at.pose)
         if float(np.linalg.norm(away)) <= _SOLVED_M:
             return joints
@@ -409,7 +409,7 @@ def solved_joints(joints: Array, pose: Array, hand: Array) -> Array | None:
     return None
 
 
-def _asked_pose(action: Array) -> Array:
+def _requested_pose(action: Array) -> Array:
     """Return the pose (4, 4) that an action names: (6,) with angles, (7,) with a quaternion."""
     position, turn = action[:3], action[3:]
     away = float(np.linalg.norm(position))
@@ -447,7 +447,7 @@ def target_space(motion: str, config: FrankaConfig) -> TargetSpace:
         ConfigError: the workcell's controller cannot follow it.
     """
     if motion == "hand_step":
-        return HandSpace(config)
+        return CartesianSpace(config)
     if motion != "joint_position":
         return PoseSpace(config)
     if config.controller.kind != "impedance":

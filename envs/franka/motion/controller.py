@@ -1,4 +1,4 @@
-"""From actions to targets: what is asked, what the limits leave of it, and what goes wrong."""
+"""The control loop's core: turns actions into limited targets, and recovers or holds on errors."""
 
 import contextlib
 import logging
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.motion.action_spaces import HandSpace, TargetSpace
-from dzrobot.envs.franka.motion.start_path import check_start_way
+from dzrobot.envs.franka.motion.action_spaces import CartesianSpace, TargetSpace
+from dzrobot.envs.franka.motion.start_path import check_start_path
 from dzrobot.envs.franka.safeguards.limits import (
     Abort,
     CommandTimeout,
@@ -52,10 +52,10 @@ class Control:
     def __init__(
         self, arm: Arm, config: FrankaConfig, clock: Clock, space: TargetSpace | None = None
     ) -> None:
-        # The way to a start is the hand's, whatever an episode is commanded in.
-        self._hand: TargetSpace = HandSpace(config)
-        self._acts_in = space or self._hand
-        self._space: TargetSpace = self._hand
+        # Resets are commanded in Cartesian space, whatever an episode is commanded in.
+        self._cartesian: TargetSpace = CartesianSpace(config)
+        self._acts_in = space or self._cartesian
+        self._space: TargetSpace = self._cartesian
         self._arm = arm
         self._config = config
         self._clock = clock
@@ -112,7 +112,7 @@ class Control:
             self.resume()
 
     def resume(self) -> None:
-        """Take control where the arm is, in the episode under way.
+        """Take control where the arm is, in the current episode.
 
         Raises:
             RefusalError: the arm is outside its workspace, or an operator has stopped it.
@@ -126,11 +126,11 @@ class Control:
                     self._last = None
                     self._arm.stop()
                 self._take(self._acts_in)
-            # Where the way here ended, if that is known: a loaded arm hangs a little below.
+            # The last target, if it is known: a loaded arm hangs a little below it.
             target = self._space.first(self._last, self._arm.state())
             self._last = target
             self._arm.command(target)
-            self._heard()
+            self._note_action()
         self._settle()
         if self._joints is None:
             self._joints = self._arm.state().joints
@@ -141,7 +141,7 @@ class Control:
         It is under control from here on, whatever is raised: see :meth:`hold`.
 
         Raises:
-            RobotError: it is too far, does not arrive, is stopped on the way, or would come too
+            RobotError: it is too far, does not arrive, is stopped, or would come too
                 near to an obstacle; then nothing has moved.
             RefusalError: something was touched, or an operator has stopped the arm.
         """
@@ -150,19 +150,19 @@ class Control:
             self._last = None
             state = self._arm.state()
             if state.mode in (Mode.GUIDING, Mode.OTHER):
-                raise RobotError(f"the arm cannot be moved now; it says {state.said}")
+                raise RobotError(f"the arm cannot be moved now; it says {state.description}")
             self._check_reach(state.pose, goal)
             lifted = self._lifted(state.pose, goal)
             if self._config.limits.obstacles and self._acts_in.collision is not None:
-                check_start_way(self._acts_in.collision, state, lifted, self._joints, goal)
-            self._take(self._hand)
+                check_start_path(self._acts_in.collision, state, lifted, self._joints, goal)
+            self._take(self._cartesian)
             self._last, self.has_traveled = state.pose, True
-            self._heard()
+            self._note_action()
         deadline = self._clock.now() + reset.timeout_s
-        self._go(lifted, deadline)
+        self._move_to(lifted, deadline)
         if self._joints is not None:
-            self._go_home(self._joints, deadline)
-        self._go(goal, deadline)
+            self._move_home(self._joints, deadline)
+        self._move_to(goal, deadline)
 
     def apply(self, action: Array, state: ArmState) -> LimitedTarget:
         """Command what the limits leave of an action's motion and return it.
@@ -179,18 +179,18 @@ class Control:
                 rested = self._space.rested(last)
                 last = last if rested is None else rested.target
             limited = self._space.limit(action, state, last, pace)
-            self._heard()
+            self._note_action()
             self._steps += 1
             try:
                 self._send(limited)
             except ControllerEndedError as error:
-                held = self._recover_here(self._arm.state(), str(error))
+                held = self._recover(self._arm.state(), str(error))
                 return LimitedTarget(held, (*limited.by, "recovered"))
             self._last = limited.target
             return limited
 
-    def stand_by(self, state: ArmState) -> None:
-        """Keep the last target while an action is under way that does not move the arm yet.
+    def keep_target(self, state: ArmState) -> None:
+        """Keep the last target while an action does not move the arm yet.
 
         Raises:
             RefusalError: nothing may be commanded.
@@ -200,7 +200,7 @@ class Control:
             if rested is not None:
                 self._arm.command(rested.target, rested.over_s)
                 self._last = rested.target
-            self._heard()
+            self._note_action()
 
     def place(self, state: ArmState) -> Array:
         """Return where the arm is, in the space of an episode's targets."""
@@ -214,7 +214,7 @@ class Control:
         return in_action_axes(anchor, twist, action)
 
     def examine(self, state: ArmState) -> None:
-        """Look at what the arm says after a step; recover from harmless errors.
+        """Check the arm's state after a step; recover from harmless errors.
 
         Raises:
             RefusalError: the episode cannot continue.
@@ -224,7 +224,7 @@ class Control:
             if state.mode is Mode.USER_STOPPED:
                 raise RefusalError(Abort.USER_STOP, "the user stop is pressed")
             if state.errors or not state.controlled:
-                self._recover_here(state, "the controller has ended")
+                self._recover(state, "the controller has ended")
             self._check_state(state)
 
     def hold(self) -> None:
@@ -238,7 +238,7 @@ class Control:
                     self._last = None
                     self._arm.stop()
                 else:
-                    self._hold_here()
+                    self._hold_measured()
             except RobotError as error:
                 _log.warning("the arm cannot be held, so it has stopped by itself: %s", str(error))
                 self._last = None
@@ -291,7 +291,7 @@ class Control:
                 Abort.WATCHDOG, f"no action came for {limit} s, so control was given up"
             )
 
-    def _heard(self) -> None:
+    def _note_action(self) -> None:
         self._last_action_s = self._clock.now()
         self._silence = CommandTimeout.NONE
 
@@ -305,28 +305,28 @@ class Control:
     def _send(self, limited: LimitedTarget) -> None:
         """Command a target, or let a person's hand move the arm from there."""
         target, over_s = limited.target, self._config.period_s
-        if limited.yields:
-            self._arm.give_way(target)
+        if limited.compliant:
+            self._arm.make_compliant(target)
         elif limited.speeds is not None:
             self._arm.command(target, over_s, limited.speeds)
         else:
             self._arm.command(target, over_s)
 
-    def _hold_here(self) -> Array:
+    def _hold_measured(self) -> Array:
         held = self._space.held(self._last, self._arm.state())
         self._arm.command(held.target, held.over_s)
         self._last = held.target
         return held.target
 
-    def _recover_here(self, state: ArmState, message: str) -> Array:
+    def _recover(self, state: ArmState, message: str) -> Array:
         """Recover from the errors of ``state`` and hold; RefusalError where that is not to be."""
         self._examine_dead(state, message)
         try:
-            held = self._hold_here()
+            held = self._hold_measured()
         except ControllerEndedError as error:
             raise RefusalError(Abort.REFLEX, f"no recovery: {error}") from error
         # The recovery took its time, not whoever acts.
-        self._heard()
+        self._note_action()
         return held
 
     def _examine_dead(self, state: ArmState, message: str) -> None:
@@ -336,7 +336,7 @@ class Control:
         shown = ", ".join(state.errors) or "no error"
         abort = classify(state.errors) if state.errors else Abort.CONTROLLER
         if abort is not Abort.NONE:
-            raise RefusalError(abort, f"{message}; the arm says {state.said}")
+            raise RefusalError(abort, f"{message}; the arm says {state.description}")
         if self.recoveries >= self._config.limits.recoveries:
             raise RefusalError(Abort.REFLEX, f"{shown} after {self.recoveries} recoveries")
         self.recoveries += 1
@@ -353,7 +353,7 @@ class Control:
     def _lifted(self, pose: Array, goal: Array) -> Array:
         """Return where the hand rises to before it travels, (4, 4)."""
         lifted, lift_m = pose.copy(), self._config.reset.lift_m
-        # Only as high as the workspace is, and not at all where the way is short.
+        # Only as high as the workspace is, and not at all for short distances.
         if distance_between(pose, goal) > lift_m:
             top = max(self._config.limits.workspace_high[2], pose[2, 3])
             lifted[2, 3] = min(pose[2, 3] + lift_m, top)
@@ -368,14 +368,14 @@ class Control:
                 "closer by hand"
             )
 
-    def _go(self, waypoint: Array, deadline_s: float) -> None:
+    def _move_to(self, waypoint: Array, deadline_s: float) -> None:
         """Bring the hand to a pose."""
         while not self._arrived(waypoint):
             self._check_deadline(deadline_s)
             self._travel_step(waypoint)
 
-    def _go_home(self, joints: Array, deadline_s: float) -> None:
-        """Bring the joints where they belong, by one planned motion; then take control again."""
+    def _move_home(self, joints: Array, deadline_s: float) -> None:
+        """Bring the joints home by one planned motion, then take control again."""
         reset, period = self._config.reset, self._config.period_s
         if self._joints_are_at(joints):
             return
@@ -385,21 +385,21 @@ class Control:
                     self.check_latch()
                     self._homing = True
                     self._arm.home(joints, reset.joint_dynamics)
-                    self._heard()
+                    self._note_action()
                 while not self._joints_are_at(joints):
                     self._check_deadline(deadline_s)
                     self._clock.sleep_until(self._clock.now() + period)
                     with self._lock:
                         self.check_latch()
                         self._check_silence()
-                        self._check_way(self._arm.state())
-                        self._heard()
+                        self._check_travel(self._arm.state())
+                        self._note_action()
                 with self._lock:
                     self.check_latch()
                     self._homing = False
-                    self._take(self._hand)
+                    self._take(self._cartesian)
                     self._last = self._arm.state().pose
-                    self._heard()
+                    self._note_action()
         finally:
             self._homing = False
 
@@ -415,7 +415,7 @@ class Control:
         while self._clock.now() < deadline:
             with self._lock:
                 self.check_latch()
-                self._heard()
+                self._note_action()
             self._clock.sleep_until(self._clock.now() + self._config.period_s)
             if float(np.linalg.norm(self._arm.state().twist[:3])) < _SETTLED_M_S / 2:
                 return
@@ -453,12 +453,14 @@ class Control:
                 )
             self._last = target
             self._arm.command(target, period)
-            self._heard()
+            self._note_action()
         self._clock.sleep_until(self._clock.now() + period)
-        self._check_way(self._arm.state())
+        self._check_travel(self._arm.state())
 
-    def _check_way(self, state: ArmState) -> None:
-        """Look at what the arm says on its way to the start."""
+    def _check_travel(self, state: ArmState) -> None:
+        """Check the arm's state during a reset."""
         check_contact(state.force_n, state.torque_nm, self._config.limits)
         if state.errors or not state.controlled:
-            raise RobotError(f"the arm stopped on its way to the start pose; it says {state.said}")
+            raise RobotError(
+                f"the arm stopped on its way to the start pose; it says {state.description}"
+            )

@@ -1,4 +1,4 @@
-"""An arm that yields to a person's hand, within its limits, and what that is as actions.
+"""Hand guiding: the arm is compliant within its limits, and its motion is recorded as actions.
 
 While the person holds their deadman, the arm has no stiffness; it is stiff again as soon as they
 let go, and where the limits end. What they show becomes the action that would have led there.
@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from dzrobot.envs.franka.config import FrankaConfig
-from dzrobot.envs.franka.motion.action_spaces import SHORTFALLS, Held, JointSpace, solved_joints
+from dzrobot.envs.franka.motion.action_spaces import SHORTFALLS, Held, JointSpace, solve_joints
 from dzrobot.envs.franka.safeguards.limits import LimitedTarget, Workspace
 from dzrobot.envs.franka.safeguards.self_collision import collision_of
 from dzrobot.envs.franka.workcells import Space
@@ -30,7 +30,7 @@ class GuidedSpace(JointSpace):
         config: Limits. Faster than ``speed_m_s``, ``turn_rad_s`` or ``joint_speed_rad_s``, outside
             the workspace or the room of the joints, or too near an obstacle, the arm is stiff.
         engaged: Whether the person guides it now.
-        links: Whether distances between links are looked at, as where actions are joint angles.
+        links: Whether distances between links are checked, as for actions of joint angles.
     """
 
     space = Space.GUIDED
@@ -39,34 +39,34 @@ class GuidedSpace(JointSpace):
         super().__init__(config)
         self._engaged = engaged
         self._links = links
-        self._yields = False
+        self._compliant = False
         self._inner = Workspace(_smaller(config))
 
     def prepare(self) -> None:
-        """Load the shapes of the links, where they are looked at."""
+        """Load the shapes of the links, if they are checked."""
         if self.collision is None:
             self.collision = collision_of(self._limits, links=self._links)
 
     def begin(self, state: ArmState) -> None:
         """Begin stiff."""
         super().begin(state)
-        self._yields = False
+        self._compliant = False
 
     def held(self, last: Array | None, state: ArmState) -> Held:
         """Return where the joints are, if they were guided there; else where they are kept."""
-        guided, self._yields = self._yields, False
+        guided, self._compliant = self._compliant, False
         return super().held(None if guided else last, state)
 
     def rested(self, last: Array) -> Held | None:
         """Return where the joints are kept, stiff, while something else is waited for."""
-        self._yields = False
+        self._compliant = False
         return Held(last)
 
     def limit(self, action: Array, state: ArmState, last: Array, pace: float) -> LimitedTarget:
         """Return where the joints are, to yield from there; or where they are held instead."""
         if not self._engaged():
             return LimitedTarget(self.held(last, state).target, ())
-        self._yields = False
+        self._compliant = False
         short = self._shortfalls(state.joints)
         if (short > 0).any():
             # The hand meets a wall there, and may go along it.
@@ -78,12 +78,12 @@ class GuidedSpace(JointSpace):
             return LimitedTarget(within, ("joints",))
         if self._is_fast(state):
             return LimitedTarget(state.joints.copy(), ("speed",))
-        self._yields = True
-        return LimitedTarget(state.joints.copy(), (), yields=True)
+        self._compliant = True
+        return LimitedTarget(state.joints.copy(), (), compliant=True)
 
     def _nearest(self, state: ArmState) -> Array | None:
         """Return joints (7,) with the hand a little within the workspace, near where it is."""
-        joints = solved_joints(state.joints, self._inner.clip(state.pose), self._hand)
+        joints = solve_joints(state.joints, self._inner.clip(state.pose), self._flange_to_ee)
         return None if joints is None else np.clip(joints, self._low, self._high)
 
     def _is_fast(self, state: ArmState) -> bool:
@@ -136,21 +136,21 @@ class Guidance:
         """What the arm is controlled in."""
 
     def shown(
-        self, asked: Array, before: ArmState, after: ArmState, limited: LimitedTarget
+        self, action: Array, before: ArmState, after: ArmState, limited: LimitedTarget
     ) -> LimitedTarget:
         """Return ``limited`` with the action that leads from one state to the next."""
-        action, fits = shown_action(asked, before, after, self._layout, self._scales)
+        action, fits = shown_action(action, before, after, self._layout, self._scales)
         by = limited.by if fits else (*limited.by, "action")
-        return replace(limited, by=by, done=action.astype(np.float32))
+        return replace(limited, by=by, executed_action=action.astype(np.float32))
 
 
 def shown_action(
-    asked: Array, before: ArmState, after: ArmState, layout: ArmLayout, config: ActionConfig
+    action: Array, before: ArmState, after: ArmState, layout: ArmLayout, config: ActionConfig
 ) -> tuple[Array, bool]:
     """Return the action (A,) that leads from one state to the next, and whether one step can.
 
     Args:
-        asked: (A,); its gripper number stays.
+        action: (A,); its gripper number stays.
         before: Where the arm was when the action was chosen.
         after: Where it is one period later.
         layout: What actions are made of.
@@ -171,6 +171,6 @@ def shown_action(
             wanted = in_action_axes(before.pose, np.concatenate([move, turn]), config)
             motion = wanted.clip(-1.0, 1.0)
             fits = bool(np.array_equal(motion, wanted))
-    action = asked.copy()
+    action = action.copy()
     action[layout.motion_at] = motion
     return action, fits

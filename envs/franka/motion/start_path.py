@@ -1,12 +1,12 @@
-"""Whether the way to a start keeps clear of obstacles; looked at before anything moves."""
+"""Before an episode: the gripper opens, and the path to the start keeps clear of obstacles."""
 
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from dzrobot.envs.franka.config import GripperConfig
-from dzrobot.envs.franka.motion.action_spaces import hand_on_flange, solved_joints
-from dzrobot.envs.franka.operator.operator import ArmPhase, Attendance
+from dzrobot.envs.franka.motion.action_spaces import flange_to_ee_of, solve_joints
+from dzrobot.envs.franka.operator.operator import ArmPhase, Consent
 from dzrobot.envs.franka.safeguards.limits import Abort, RefusalError
 from dzrobot.envs.franka.safeguards.self_collision import SelfCollision
 from dzrobot.envs.franka.workcells import Clock, GripperDevice
@@ -17,36 +17,39 @@ from dzrobot.errors import RobotError
 
 _STEP_M = 0.01
 _STEP_RAD = 0.03
-_TURN_STEPS = 10
-"""Places that are looked at on a way of the hand, however short."""
+_FEWEST_STEPS = 10
+"""Waypoints that are checked on a Cartesian path, however short."""
 
 _SAME_M = 1e-6
 
+POLL_S = 0.02
+"""How often moving fingers are checked."""
 
-def check_start_way(
+
+def check_start_path(
     collision: SelfCollision, state: ArmState, lifted: Array, home: Array | None, goal: Array
 ) -> None:
-    """Check the way of a reset: the hand up, the joints home, the hand to its start.
+    """Check the path of a reset: the hand up, the joints home, the hand to its start.
 
-    Where a link is nearer to an obstacle than is allowed already, it may not come nearer still.
+    A link that is already closer to an obstacle than allowed may not come closer still.
 
     Args:
-        collision: Looks at distances.
+        collision: Measures distances.
         state: Where the arm is.
         lifted: Pose (4, 4) that the hand rises to.
-        home: Joint angles (7,), rad, on the way; None: the way leads over none.
+        home: Joint angles (7,), rad, to pass through. None: the path is Cartesian throughout.
         goal: Pose (4, 4) of the start.
 
     Raises:
-        RobotError: a link would come too near to an obstacle, or nobody knows how the joints go.
+        RobotError: a link would come too close to an obstacle, or a waypoint has no solution.
     """
     _, allowed = collision.deficits_m(state.joints)
-    for part, joints in _places(state, lifted, home, goal):
+    for part, joints in _waypoints(state, lifted, home, goal):
         if joints is None:
             raise RobotError(
                 f"nothing has moved: the way to the start ({part}) cannot be followed in joint "
-                "angles, so nobody knows whether it leads through limits.obstacles. Bring the arm "
-                "by hand to another place"
+                "angles, so it cannot be checked against limits.obstacles. Bring the arm by hand "
+                "to another place"
             )
         _, deficit = collision.deficits_m(joints)
         if deficit > allowed + _SAME_M:
@@ -58,58 +61,53 @@ def check_start_way(
             )
 
 
-def _places(
+def _waypoints(
     state: ArmState, lifted: Array, home: Array | None, goal: Array
 ) -> Iterator[tuple[str, Array | None]]:
-    """Yield part of the way and joint angles (7,) there; None: not found, and the last."""
-    hand = hand_on_flange(state)
-    joints = state.joints
-    for found in _along(joints, _hand_way(state.pose, lifted), hand):
+    """Yield part of the path and joint angles (7,); None, and no more, where there are none."""
+    flange_to_ee = flange_to_ee_of(state)
+    joints, pose = state.joints, lifted
+    for found in _solved(joints, _cartesian_path(state.pose, lifted), flange_to_ee):
         yield "up", found
         if found is None:
             return
         joints = found
-    pose = lifted
     if home is not None:
         steps = max(1, int(np.ceil(np.abs(home - joints).max() / _STEP_RAD)))
         for share in np.linspace(0.0, 1.0, steps + 1)[1:]:
             yield "to reset.joints", joints + share * (home - joints)
-        joints, pose = home, forward(home, hand)
-    for found in _along(joints, _hand_way(pose, goal), hand):
+        joints, pose = home, forward(home, flange_to_ee)
+    for found in _solved(joints, _cartesian_path(pose, goal), flange_to_ee):
         yield "to reset.position", found
 
 
-def _along(joints: Array, poses: Iterator[Array], hand: Array) -> Iterator[Array | None]:
-    """Yield the joints (7,) of each pose, near those before; None: not found, and the last."""
+def _solved(joints: Array, poses: Iterator[Array], flange_to_ee: Array) -> Iterator[Array | None]:
+    """Yield the joints (7,) of each pose, near the previous ones; None, and no more, if none."""
     for pose in poses:
-        found = solved_joints(joints, pose, hand)
+        found = solve_joints(joints, pose, flange_to_ee)
         yield found
         if found is None:
             return
         joints = found
 
 
-def _hand_way(start: Array, end: Array) -> Iterator[Array]:
-    steps = max(_TURN_STEPS, int(np.ceil(distance_between(start, end) / _STEP_M)))
+def _cartesian_path(start: Array, end: Array) -> Iterator[Array]:
+    steps = max(_FEWEST_STEPS, int(np.ceil(distance_between(start, end) / _STEP_M)))
     for share in np.linspace(0.0, 1.0, steps + 1)[1:]:
         yield between(start, end, float(share))
 
 
-POLL_S = 0.02
-"""How often fingers that move are looked at."""
-
-
-def home_hand(hand: GripperDevice, people: Attendance, config: GripperConfig) -> None:
-    """Let a hand that was never homed move its fingers all the way, if a person agrees.
+def home_gripper(gripper: GripperDevice, consent: Consent, config: GripperConfig) -> None:
+    """Home a gripper that was never homed, if the operator or the workcell allows it.
 
     Raises:
         RobotError: nobody can be asked, and the workcell does not allow it.
-        StoppedError: the person stopped instead.
+        StoppedError: the operator stopped the arm instead.
     """
-    if hand.state().is_homed:
+    if gripper.state().is_homed:
         return
-    if people.asks:
-        people.ask(
+    if consent.is_asked:
+        consent.confirm(
             ArmPhase.STAND_CLEAR,
             "The hand was never homed: its fingers will close and open all the way, once. Take "
             "everything from between them, press Enter.",
@@ -120,35 +118,35 @@ def home_hand(hand: GripperDevice, people: Attendance, config: GripperConfig) ->
             "set gripper: {homing: true}, which lets reset() move them all the way once, or "
             "home it in Desk"
         )
-    people.show(ArmPhase.MOVING, "homing the hand")
-    hand.home()
+    consent.show(ArmPhase.MOVING, "homing the hand")
+    gripper.home()
 
 
-def open_hand(
-    hand: GripperDevice, config: GripperConfig, clock: Clock, check_latch: Callable[[], None]
+def open_gripper(
+    gripper: GripperDevice, config: GripperConfig, clock: Clock, check_latch: Callable[[], None]
 ) -> None:
-    """Open the hand before the arm moves: what it holds falls where it is, not on the way.
+    """Open the gripper before the arm moves, so that what it holds is not carried along.
 
     Args:
-        hand: What is opened.
-        config: Its patience.
-        clock: What that is measured by.
-        check_latch: Raises where an operator has stopped the arm.
+        gripper: What is opened.
+        config: Its timeout.
+        clock: What the timeout is measured by.
+        check_latch: Raises if an operator has stopped the arm.
 
     Raises:
-        RefusalError: it does not answer, or an operator has stopped the arm.
+        RefusalError: the gripper does not answer, or an operator has stopped the arm.
     """
-    hand.request(opened=True)
+    gripper.request(opened=True)
     deadline = clock.now() + config.timeout_s
-    while (state := hand.state()).is_busy and clock.now() < deadline:
+    while (state := gripper.state()).is_busy and clock.now() < deadline:
         check_latch()
-        check_hand(state, config)
+        check_gripper(state, config)
         clock.sleep_until(clock.now() + POLL_S)
-    check_hand(state, config)
+    check_gripper(state, config)
 
 
-def check_hand(state: GripperState, config: GripperConfig) -> None:
-    """Raise :class:`RefusalError` where the hand has a fault, or answers nothing for too long."""
+def check_gripper(state: GripperState, config: GripperConfig) -> None:
+    """Raise :class:`RefusalError` if the gripper has a fault, or has not answered in time."""
     timeout = config.timeout_s
     if state.fault or state.waiting_s > timeout:
         fault = state.fault or f"the gripper has not answered for {timeout} s"

@@ -1,4 +1,4 @@
-"""How a reference goes from one target to the next, by the arm's clock."""
+"""Trajectory interpolation between targets, timed by the arm's clock."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,11 +8,11 @@ import numpy as np
 from dzrobot.envs.panda.poses import Array, between, rotation_vector
 
 _BLEND = 0.5
-"""Share of a way within which the reference's twist goes over to a new one."""
+"""Share of a segment over which the reference's twist blends to a new one."""
 
 
-class Way(Protocol):
-    """From one reference to the next."""
+class ArmTrajectory(Protocol):
+    """Moves the reference from one target to the next."""
 
     def at(self, now_s: float) -> tuple[Array, Array]:
         """Return the reference and its rate at a time of the arm's clock."""
@@ -24,8 +24,8 @@ class Way(Protocol):
 
 
 @dataclass(frozen=True)
-class PoseWay:
-    """An even way of the hand."""
+class PoseTrajectory:
+    """Linear interpolation of the hand's pose, with a blended twist."""
 
     start: Array
     goal: Array
@@ -40,8 +40,8 @@ class PoseWay:
     def at(self, now_s: float) -> tuple[Array, Array]:
         """Return reference pose (4, 4) and twist (6,).
 
-        The twist goes over to its new value within a part of the way, and to none after its end: a
-        reversal all at once would ask the wrist for more torque than it has.
+        The twist blends to its new value over the first part, and to zero after the end: an
+        instant reversal would need more torque than the wrist has.
         """
         share = (now_s - self.began_s) / self.lasts_s
         if share >= 1.0:
@@ -62,11 +62,11 @@ class PoseWay:
 
 
 @dataclass(frozen=True)
-class JointWay:
-    """A smooth way of the joints: position and speed have no steps.
+class JointTrajectory:
+    """Cubic interpolation of joint angles: position and speed are continuous.
 
-    It is a cubic through both ends and their speeds, and of constant acceleration where the speeds
-    are those of a trapezoid. After its end the joints brake, unless the next way has begun.
+    The cubic meets both ends and their speeds; for speeds of a trapezoidal profile its acceleration
+    is constant. After its end the joints brake, unless the next trajectory has begun.
     """
 
     start: Array
@@ -95,12 +95,12 @@ class JointWay:
                 self.after - slowing * lasts
             )
         share, span = (now_s - self.began_s) / self.lasts_s, self.lasts_s
-        way, twice, thrice = self.goal - self.start, share**2, share**3
+        travel, twice, thrice = self.goal - self.start, share**2, share**3
         place = self.start + (
-            (3 * twice - 2 * thrice) * way
+            (3 * twice - 2 * thrice) * travel
             + span * ((share - 2 * twice + thrice) * self.before + (thrice - twice) * self.after)
         )
-        speed = (6 * share - 6 * twice) * way / span + (
+        speed = (6 * share - 6 * twice) * travel / span + (
             (1 - 4 * share + 3 * twice) * self.before + (3 * twice - 2 * share) * self.after
         )
         return place, speed

@@ -1,4 +1,4 @@
-"""The operator's screen: what the arm is doing, which keys do what, and a log of it all."""
+"""The operator's terminal: what the arm is doing, which keys do what, and an event log."""
 
 import contextlib
 import json
@@ -122,9 +122,9 @@ class OperatorConsole:
     def judge(self) -> OperatorVerdict:
         """Return the verdict on the episode that is over, once one is given."""
         stops = self._ask(ArmPhase.JUDGING, "Success (c), failure (b), or discard (z)?")
-        while not (said := self.verdict()):
+        while not (verdict := self.verdict()):
             self._wait(ArmPhase.JUDGING, stops)
-        return said
+        return verdict
 
     def reason(self) -> str:
         """Return why an episode failed, as typed up to Enter."""
@@ -138,9 +138,9 @@ class OperatorConsole:
         keys = self._keyboard.take("".join(_VERDICTS))
         if not keys:
             return OperatorVerdict.OPEN
-        said = _VERDICTS[keys[-1]]
-        self.note_event("verdict", verdict=said.value)
-        return said
+        verdict = _VERDICTS[keys[-1]]
+        self.note_event("verdict", verdict=verdict.value)
+        return verdict
 
     def wants_stop(self) -> bool:
         """Return whether space was pressed, or the terminal was closed."""

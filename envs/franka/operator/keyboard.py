@@ -1,4 +1,4 @@
-"""Single keys from the terminal, shared by everyone who listens."""
+"""Single keys from the terminal, shared by all who read them."""
 
 import contextlib
 import functools

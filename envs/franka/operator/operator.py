@@ -1,4 +1,4 @@
-"""The person beside the arm: what they are asked and shown, and what they say."""
+"""The operator beside the arm: their interface, their consent, and the watchdog."""
 
 import logging
 import threading
@@ -13,7 +13,7 @@ from dzrobot.envs.franka.safeguards.limits import (
     SAFETY_STOPS,
     Abort,
 )
-from dzrobot.envs.franka.safeguards.lock_and_stop import Stop, Stops
+from dzrobot.envs.franka.safeguards.lock_and_stop import Stop, StopLatch
 from dzrobot.errors import DzrobotError, StoppedError
 
 
@@ -97,11 +97,13 @@ PERIOD_S = 0.05
 
 
 class Watchdog:
-    """Checks twenty times a second that actions come, and whether the operator wants to stop.
+    """Holds or stops the arm when actions cease, or when the operator wants it stopped.
+
+    It checks both twenty times a second.
 
     Args:
-        check_silence: Holds or stops the arm when no action has come for long.
-        operator: Whose wish to stop is a stop. None: nobody is there.
+        check_silence: Holds or stops the arm when no action has come for too long.
+        operator: The person who may stop the arm. None: nobody is there.
         stop: Stops the arm for the operator.
     """
 
@@ -119,7 +121,7 @@ class Watchdog:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop looking."""
+        """Stop checking."""
         self._stopping.set()
         self._thread.join(5.0)
 
@@ -134,11 +136,11 @@ class Watchdog:
                 _log.warning("the watchdog could not hold the arm: %s", str(error))
 
 
-class Attendance:
-    """Whose word an arm waits for.
+class Consent:
+    """Whether the arm may move: asks the operator, and remembers a stop until it is acknowledged.
 
     Args:
-        config: Whose arm it is.
+        config: The workcell.
         operator: The person beside the arm. None: nobody can be asked.
     """
 
@@ -147,73 +149,71 @@ class Attendance:
         self.unattended = False
         """Whether nobody is asked, and a lost frame or a slow policy ends an episode only."""
 
-        self.stops = Stops(config.address, config.lock_folder)
+        self.stop_latch = StopLatch(config.address, config.lock_folder)
 
-    def admit(self) -> None:
-        """Return when no stop stands: there was none, or a person has acknowledged it.
+    @property
+    def is_asked(self) -> bool:
+        """Whether an operator is asked before the arm moves."""
+        return self.operator is not None and not self.unattended
+
+    def confirm(self, phase: ArmPhase, question: str) -> None:
+        """Return when the operator agrees; at once if nobody is to be asked.
 
         Raises:
-            StoppedError: one stands, and nobody can be asked.
+            StoppedError: the operator stopped the arm instead.
         """
-        stop = self.stops.standing()
+        if self.operator is not None and self.is_asked:
+            self.operator.confirm(phase, question)
+
+    def show(self, phase: ArmPhase, text: str = "") -> None:
+        """Show the operator what the arm is doing."""
+        if self.operator is not None:
+            self.operator.show(phase, text)
+
+    def check_stop(self) -> None:
+        """Return if no stop is set, or once the operator has acknowledged it.
+
+        Raises:
+            StoppedError: a stop is set, and nobody can be asked.
+        """
+        stop = self.stop_latch.active()
         if stop is None:
             return
         if self.unattended and stop.abort in RECOVERS_ALONE:
             _log.warning("continuing after %s", stop)
-        elif self.operator is not None and self.asks:
+        elif self.operator is not None and self.is_asked:
             self.operator.confirm(
                 ArmPhase.STOPPED, f"The arm was stopped ({stop}). Look at it, then press Enter."
             )
         else:
-            raise StoppedError(self.refusal(stop))
-        self.stops.acknowledge()
+            raise StoppedError(self._refusal(stop))
+        self.stop_latch.acknowledge()
 
-    def refusal(self, stop: Stop) -> str:
-        """Return why nothing moves, and what ends that."""
-        return (
-            f"the arm was stopped ({stop}). Nothing moves until a person has looked: "
-            f"{self.stops.remedy}"
-        )
+    def set_stop(self, abort: Abort, message: str) -> StoppedError:
+        """Set a stop; return the error that says so, and how to clear it."""
+        self.stop_latch.set(abort, message)
+        stop = self.stop_latch.active()
+        # Another program may have cleared it already.
+        return StoppedError(message if stop is None else self._refusal(stop))
 
-    def stopped(self, abort: Abort, message: str) -> StoppedError:
-        """Let a stop stand; return the error that says so, and what ends it."""
-        self.stops.put(abort, message)
-        standing = self.stops.standing()
-        # Somebody else may have ended it already.
-        return StoppedError(message if standing is None else self.refusal(standing))
-
-    @property
-    def asks(self) -> bool:
-        """Whether somebody is asked."""
-        return self.operator is not None and not self.unattended
-
-    def ask(self, phase: ArmPhase, question: str) -> None:
-        """Return when the operator agrees; at once where nobody is to be asked.
-
-        Raises:
-            StoppedError: they stopped the arm instead.
-        """
-        if self.operator is not None and self.asks:
-            self.operator.confirm(phase, question)
-
-    def show(self, phase: ArmPhase, text: str = "") -> None:
-        """Tell the operator what the arm is doing."""
-        if self.operator is not None:
-            self.operator.show(phase, text)
-
-    def about(self, abort: Abort, message: str) -> dict[str, str]:
-        """Return what ``info`` says of an abort.
+    def info(self, abort: Abort, message: str) -> dict[str, str]:
+        """Return what ``info`` says about an abort.
 
         ``fault``: why the episode is no result; ``stop``: why the run is over. Both may be empty.
         """
         fault = f"{abort}: {message}" if abort in HARDWARE_FAULTS else ""
-        stop = ""
-        if abort is not Abort.NONE and not self._may_go_on(abort):
-            standing = self.stops.standing()
-            stop = "" if standing is None else self.refusal(standing)
-        return {"fault": fault, "stop": stop}
+        stop = None
+        if abort is not Abort.NONE and not self._may_continue(abort):
+            stop = self.stop_latch.active()
+        return {"fault": fault, "stop": "" if stop is None else self._refusal(stop)}
 
-    def _may_go_on(self, abort: Abort) -> bool:
+    def _refusal(self, stop: Stop) -> str:
+        return (
+            f"the arm was stopped ({stop}). Nothing moves until a person has looked: "
+            f"{self.stop_latch.remedy}"
+        )
+
+    def _may_continue(self, abort: Abort) -> bool:
         if abort in SAFETY_STOPS:
             return False
         if self.unattended:

@@ -1,4 +1,4 @@
-"""The cameras as a page on this machine: one motion JPEG stream per view, standard library only."""
+"""A web page with the camera images on this machine, one motion JPEG stream per view."""
 
 import threading
 import time

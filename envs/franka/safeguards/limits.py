@@ -1,9 +1,9 @@
-"""What may reach the arm: pure functions, on for every command.
+"""Limits that every command must pass, as pure functions.
 
 Targets are limited in *box coordinates*: position (m) in the base frame, then roll, pitch and yaw
 (rad) about the base axes, measured from the reset orientation. In them the workspace is a box, so
-whatever lies between two allowed targets is allowed. Angles near half a turn, where a hand that
-points down lives, do not wrap there.
+every point between two allowed targets is allowed. Angles near half a turn, as of
+a hand that points down, do not wrap there.
 """
 
 from collections.abc import Collection
@@ -59,7 +59,7 @@ SAFETY_STOPS = frozenset(
         Abort.NOT_ARRIVED,
     }
 )
-"""They end the run: a person looks before anything moves again, whatever was said before."""
+"""They end the run: a person looks before anything moves again, whoever may be there."""
 
 HARDWARE_FAULTS = frozenset(
     {Abort.STALE_STATE, Abort.STALE_FRAME, Abort.CONNECTION, Abort.GRIPPER, Abort.WATCHDOG}
@@ -117,13 +117,13 @@ def classify(errors: Collection[str]) -> Abort:
     return Abort.REFLEX
 
 
-def check_shape(action: ArrayLike, dim: int, said: str) -> Array:
+def check_shape(action: ArrayLike, dim: int, description: str) -> Array:
     """Return ``action`` as (dim,) float64.
 
     Args:
         action: Numbers.
         dim: How many there have to be.
-        said: What an action is, for the error.
+        description: What an action is, for the error.
 
     Raises:
         SafetyError: it has another shape or is no number.
@@ -131,9 +131,9 @@ def check_shape(action: ArrayLike, dim: int, said: str) -> Array:
     try:
         values = np.asarray(action, np.float64)
     except (TypeError, ValueError, RuntimeError) as error:  # torch's, of a tensor with a gradient
-        raise SafetyError(f"{said}; got {action!r}") from error
+        raise SafetyError(f"{description}; got {action!r}") from error
     if values.shape != (dim,):
-        raise SafetyError(f"{said}; got shape {values.shape}")
+        raise SafetyError(f"{description}; got shape {values.shape}")
     return values
 
 
@@ -249,10 +249,10 @@ class LimitedTarget:
     speeds: Array | None = None
     """Of the joints (7,) at the target, rad/s. None: of a pose."""
 
-    yields: bool = False
-    """Whether the arm gives way to a person's hand there; see ``Space.GUIDED``."""
+    compliant: bool = False
+    """Whether the arm is compliant there, for hand guiding; see ``Space.GUIDED``."""
 
-    done: NDArray[np.float32] | None = None
+    executed_action: NDArray[np.float32] | None = None
     """The action (A,) that leads to where a person has brought the arm; None: nobody guides it."""
 
 
@@ -350,12 +350,12 @@ class Workspace:
 
 
 def _between(start: Array, goal: Array, meters: float, radians: float) -> Array:
-    """Return the point on the way from ``start`` to ``goal`` that both limits allow."""
+    """Return the point between ``start`` and ``goal`` that both limits allow."""
     place = goal.copy()
-    way = goal[:3] - start[:3]
-    length = float(np.linalg.norm(way))
+    offset = goal[:3] - start[:3]
+    length = float(np.linalg.norm(offset))
     if length > meters:
-        place[:3] = start[:3] + way * (meters / length)
+        place[:3] = start[:3] + offset * (meters / length)
     if _angle(start, goal) > radians:
         allowed, refused = 0.0, 1.0
         for _ in range(_BISECTIONS):

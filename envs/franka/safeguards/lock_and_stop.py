@@ -1,4 +1,4 @@
-"""Stops that outlast the program: after one, nothing moves until a person has said so."""
+"""Files beside an arm: the lock of the program that moves it, and a stop that outlasts programs."""
 
 import contextlib
 import fcntl
@@ -179,8 +179,8 @@ class Stop:
         return f"{self.abort or 'stop'} at {self.at or 'an unknown time'}: {self.message}"
 
 
-class Stops:
-    """The stop that stands for one arm, if one does.
+class StopLatch:
+    """The stop of one arm: while it is set, nothing moves the arm.
 
     Args:
         address: Of the arm; its stop is a file, which other programs see too. None: the stop lasts
@@ -202,8 +202,8 @@ class Stops:
             return f"`dzrobot acknowledge {self._address}`, or {call}"
         return f"run the command again, as this stop ends with its program, or call {call} in yours"
 
-    def standing(self) -> Stop | None:
-        """Return the stop that nobody has acknowledged, None if there is none."""
+    def active(self) -> Stop | None:
+        """Return the stop if it is set and nobody has acknowledged it."""
         with self._lock:
             path = self._path()
             if path is None:
@@ -214,8 +214,8 @@ class Stops:
                 return self._kept
             return _read(path)
 
-    def put(self, abort: Abort, message: str) -> None:
-        """Let a stop stand; one that stands already stays."""
+    def set(self, abort: Abort, message: str) -> None:
+        """Set the stop; a stop that is already set stays."""
         stop = Stop(
             abort=abort.value,
             message=message,
@@ -232,12 +232,12 @@ class Stops:
             self._kept = self._kept or stop
 
     def acknowledge(self) -> Stop | None:
-        """End the stop that stands, and return it; None if there was none.
+        """Clear the stop and return it; None if none was set.
 
         Raises:
             RobotError: its file belongs to someone else.
         """
-        stop = self.standing()
+        stop = self.active()
         with self._lock:
             path = self._path()
             self._kept = None

@@ -1,6 +1,6 @@
-"""How near the arm's links come to each other and to boxes around it.
+"""Distances of the arm's links to each other and to obstacles, measured in MuJoCo.
 
-Looked at in MuJoCo, by the shapes of robosuite's Panda.
+The shapes are those of robosuite's Panda.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _CHAIN = (
 
 _APART = 2
 _FREE = 2
-"""The first link that can come near anything else: those before it stand where they are."""
+"""The first link that can come near anything else: those before it do not move."""
 
 _OPEN_M = 0.04
 
@@ -45,11 +45,11 @@ class SelfCollision:
         try:
             self._mujoco = mujoco = load_mujoco()
         except (MissingDependencyError, SimulatorError) as error:
-            said = "limits.obstacles are looked at" if limits.obstacles else (
-                f"limits.self_collision_m={limits.self_collision_m} is looked at"
+            setting = "limits.obstacles are checked" if limits.obstacles else (
+                f"limits.self_collision_m={limits.self_collision_m} is checked"
             )  # fmt: skip
             raise type(error)(
-                f"{said} in a simulator: {error} To go without, say so: limits: "
+                f"{setting} in a simulator: {error} To go without, say so: limits: "
                 "{self_collision_m: 0}, and no obstacles"
             ) from error
         boxes = {
@@ -109,7 +109,7 @@ class SelfCollision:
 
 
 def collision_of(limits: LimitsConfig, *, links: bool) -> SelfCollision | None:
-    """Return what looks at distances; None where none is to be kept.
+    """Return what measures distances; None if none is to be kept.
 
     Args:
         limits: Which are.
