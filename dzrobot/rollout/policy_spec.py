@@ -92,7 +92,14 @@ class PolicySpec(PolicySettings):
     def named(
         cls, name: str, settings: PolicySettings, *, server: str | None, api_key: str | None
     ) -> Self:
-        """Return the policy ``name`` with ``settings``."""
+        """Return the policy ``name``.
+
+        Args:
+            name: As the user wrote it.
+            settings: How it acts.
+            server: Address, of ``remote``.
+            api_key: Key that the server requires; None: it requires none.
+        """
         return cls(name=name, server=server, api_key=api_key, **vars(settings))
 
     @property

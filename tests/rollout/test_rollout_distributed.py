@@ -187,7 +187,7 @@ def test_without_the_store_a_process_says_so(tmp_path):
     group = Ranks(client, 1, 2)
     assert not group.is_lost(0)
     server = None
-    with pytest.raises(ProtocolError, match="the same command goes on"):
+    with pytest.raises(ProtocolError, match="the same command continues"):
         group.is_lost(0)
 
 
