@@ -31,7 +31,7 @@ import dzrobot  # noqa: E402
 from dzrobot import errors  # noqa: E402
 from dzrobot.cli import COMMANDS, available, build_parser  # noqa: E402
 from dzrobot.configuration import field_notes  # noqa: E402
-from dzrobot.envs.franka.config import FrankaConfig  # noqa: E402
+from dzrobot.envs.franka.franka_config import FrankaConfig  # noqa: E402
 from dzrobot.envs.teleop.devices import DEVICES  # noqa: E402
 from dzrobot.training.recipes import rlinf  # noqa: E402
 from dzrobot.training.sft_config import SFTConfig  # noqa: E402

@@ -10,7 +10,7 @@ if __name__ != "dzrobot.envs":
 if TYPE_CHECKING:
     from dzrobot.envs.adapted import AdaptedEnv, PlainKeys
     from dzrobot.envs.fakes import PointEnv
-    from dzrobot.envs.franka.config import FrankaConfig
+    from dzrobot.envs.franka.franka_config import FrankaConfig
     from dzrobot.envs.spaces import action_space, observation_space
 
 __all__ = [
@@ -26,7 +26,7 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "AdaptedEnv": "dzrobot.envs.adapted",
-        "FrankaConfig": "dzrobot.envs.franka.config",
+        "FrankaConfig": "dzrobot.envs.franka.franka_config",
         "PlainKeys": "dzrobot.envs.adapted",
         "PointEnv": "dzrobot.envs.fakes",
         "action_space": "dzrobot.envs.spaces",

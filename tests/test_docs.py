@@ -20,7 +20,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 
 import dzrobot  # noqa: F401 (registers the ids)
 from dzrobot import cli, errors
-from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.safeguards.limits import Abort
 
 ROOT = Path(__file__).parents[1]

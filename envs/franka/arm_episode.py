@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dzrobot.envs.franka.config import FrankaConfig, RewardConfig
+from dzrobot.envs.franka.franka_config import FrankaConfig, RewardConfig
 from dzrobot.envs.franka.operator.operator import OperatorVerdict
 from dzrobot.envs.franka.safeguards.limits import Abort
 from dzrobot.envs.franka.sensing import Reading

@@ -19,8 +19,8 @@ import numpy as np
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.franka.cameras.realsense import Device, list_cameras
 from dzrobot.envs.franka.cameras.uvc import list_uvc
-from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.drivers.franky_arm import FrankyArm
+from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.make import camera_of
 from dzrobot.envs.franka.safeguards.limits import Workspace
 from dzrobot.envs.franka.sensing import fit

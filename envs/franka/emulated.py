@@ -14,7 +14,7 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.emulators.timebase import FREE, ArmClock, Timebase
 from dzrobot.envs.emulators.views import SECOND_EXTERIOR, SERIALS, SIZES
 from dzrobot.envs.franka.camera_config import CameraConfig
-from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.workcells import (
     Arm,
     Camera,

@@ -12,7 +12,7 @@ import numpy as np
 from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.episodes import DRAWN, InitialStates
 from dzrobot.envs.franka.arm_episode import ArmEpisode, ArmEpisodeFacts, lasting_facts, rule_for
-from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.action_spaces import joint_box, target_space
 from dzrobot.envs.franka.motion.controller import Control
 from dzrobot.envs.franka.motion.guidance import Guidance

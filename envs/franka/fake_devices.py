@@ -7,7 +7,7 @@ import numpy as np
 
 from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.franka.camera_config import CameraConfig
-from dzrobot.envs.franka.config import ResetConfig
+from dzrobot.envs.franka.franka_config import ResetConfig
 from dzrobot.envs.franka.workcells import ControllerEndedError, Frame, Space
 from dzrobot.envs.panda.kinematics import flange_to_hand, forward
 from dzrobot.envs.panda.poses import Array, towards

@@ -12,7 +12,6 @@ from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.cameras.camera import DriverCamera
 from dzrobot.envs.franka.cameras.realsense import RealSenseCamera
 from dzrobot.envs.franka.cameras.uvc import UvcCamera
-from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.drivers.dry_run import DryRunArm
 from dzrobot.envs.franka.drivers.franky_arm import FrankyArm
 from dzrobot.envs.franka.emulated import (
@@ -23,6 +22,7 @@ from dzrobot.envs.franka.emulated import (
     scene_values,
 )
 from dzrobot.envs.franka.env import FrankaEnv
+from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.operator.console import OperatorConsole
 from dzrobot.envs.franka.workcells import Arm, Camera, RealWorkcell, Workcell
 from dzrobot.envs.mujoco.lift_scene import EMPTY_SCENE, LIFT_SCENE

@@ -12,7 +12,7 @@ import numpy as np
 
 from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.franka.camera_config import CameraConfig
-from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.safeguards.limits import Abort, RefusalError, check_fresh
 from dzrobot.envs.franka.workcells import Arm, Camera, Clock, Frame, Image
 from dzrobot.envs.panda.poses import Array

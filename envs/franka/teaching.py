@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.workcells import Arm
 from dzrobot.envs.panda.poses import Array, euler_of
 from dzrobot.errors import RobotError
@@ -117,7 +117,7 @@ def workcell_text(
     views = "\n".join(_camera_text(key, device) for key, device in cameras.items())
     return f"""\
 # A workcell of dzrobot. Lengths in meters, angles in radians, in the base frame of the arm.
-# Every field: `FrankaConfig` in envs/franka/config.py. `dzrobot doctor franka --config` checks it.
+# Every field: `FrankaConfig` in envs/franka/franka_config.py. `dzrobot doctor franka --config` checks it.
 
 address: {_text(config.address or "")}
 

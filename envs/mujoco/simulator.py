@@ -7,6 +7,7 @@ import os
 import sys
 import types
 from importlib import import_module, metadata
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -80,24 +81,20 @@ def free_context(context: Any) -> None:
 
 
 _UPLOADED = ("mesh_", "tex_", "mat_", "hfield_", "skin_")
-_AT_UPLOAD = {
-    "quality": ("offsamples", "shadowsize", "numslices", "numstacks", "numquads"),
-    "global_": ("offwidth", "offheight", "linewidth"),
-}
+_AT_UPLOAD = attrgetter(
+    *(f"quality.{name}" for name in ("offsamples", "shadowsize", "numslices", "numstacks",
+                                     "numquads")),
+    *(f"global_.{name}" for name in ("offwidth", "offheight", "linewidth")),
+)  # fmt: skip
 
 
 def same_drawing(one: Any, other: Any) -> bool:
     """Return whether two models (robosuite's) upload the same to a drawing context."""
     one, other = one._model, other._model
-    settings = all(
-        getattr(getattr(one.vis, part), name) == getattr(getattr(other.vis, part), name)
-        for part, names in _AT_UPLOAD.items()
-        for name in names
-    )
-    return settings and all(
-        getattr(one, name).tobytes() == getattr(other, name).tobytes()
-        for name in dir(one)
-        if name.startswith(_UPLOADED)
+    arrays = attrgetter(*(name for name in dir(one) if name.startswith(_UPLOADED)))
+    return _AT_UPLOAD(one.vis) == _AT_UPLOAD(other.vis) and all(
+        mine.tobytes() == theirs.tobytes()
+        for mine, theirs in zip(arrays(one), arrays(other), strict=True)
     )
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dzrobot.cli import main
-from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.fake_devices import HOME, FakeArm
+from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.make import load_workcell, make_franka
 from dzrobot.envs.franka.teaching import assign, teach, workcell_text
 from dzrobot.errors import ConfigError, RobotError

@@ -13,8 +13,8 @@ from dzrobot.cli import main
 from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.emulators.views import SERIALS
-from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.diagnostics import diagnose
+from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.make import load_workcell
 from dzrobot.envs.franka.operator.keyboard import Keyboard
 from dzrobot.envs.panda.state import REMEDIES, Mode

@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
-from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.diagnostics import _mode, _states
 from dzrobot.envs.franka.drivers.gripper import FrankyGripper, GripperReport
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import HOME, READY, FakeArm, FakeCamera
+from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.make import make_franka
 from dzrobot.envs.franka.motion.trajectories import PoseTrajectory
 from dzrobot.envs.franka.workcells import NoGripper

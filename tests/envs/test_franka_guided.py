@@ -9,8 +9,8 @@ from emulated import need_libraries, printer
 from dzrobot.cli import main
 from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.franka.config import ControllerConfig, LimitsConfig
 from dzrobot.envs.franka.emulated import EmulatedWorkcell
+from dzrobot.envs.franka.franka_config import ControllerConfig, LimitsConfig
 from dzrobot.envs.franka.make import connectable, load_workcell, make_franka
 from dzrobot.envs.franka.safeguards.limits import Workspace
 from dzrobot.envs.franka.workcells import Space

@@ -12,10 +12,10 @@ from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.emulators.views import SECOND_EXTERIOR, SERIALS
-from dzrobot.envs.franka.config import FrankaConfig, LimitsConfig
 from dzrobot.envs.franka.drivers.dry_run import DryRunArm
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import READY, FakeArm, FakeCamera
+from dzrobot.envs.franka.franka_config import FrankaConfig, LimitsConfig
 from dzrobot.envs.franka.make import load_workcell
 from dzrobot.envs.franka.motion import action_spaces as targets
 from dzrobot.envs.franka.motion.action_spaces import CartesianSpace, JointSpace, joint_box

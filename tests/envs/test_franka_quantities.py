@@ -8,9 +8,9 @@ import pytest
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Part
 from dzrobot.envs.franka.camera_config import CameraConfig
-from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import HOME, READY, FakeArm, FakeCamera
+from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.make import make_franka
 from dzrobot.envs.franka.motion.action_spaces import _requested_pose
 from dzrobot.envs.franka.safeguards.limits import RefusalError

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from fake_operator import FakeOperator
 
-from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.emulated import EmulatedWorkcell
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import HOME, FakeArm, FakeCamera, FakeClock, FakeGripper
+from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.make import connectable, load_workcell
 from dzrobot.envs.franka.operator.operator import ArmPhase
 from dzrobot.envs.franka.workcells import ControllerEndedError

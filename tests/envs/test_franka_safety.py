@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dzrobot.envs.franka.config import FrankaConfig, LimitsConfig
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import HOME, READY, FakeArm, FakeCamera
+from dzrobot.envs.franka.franka_config import FrankaConfig, LimitsConfig
 from dzrobot.envs.franka.safeguards.limits import (
     COLLISIONS,
     RECOVERABLE,

@@ -15,8 +15,8 @@ from dzrobot.envs.emulators.launcher import EmulatorLauncher, LauncherAddress
 from dzrobot.envs.emulators.scenes import LIFT, SCENES, check_scene
 from dzrobot.envs.emulators.views import SERIALS, views_of
 from dzrobot.envs.franka.arm_episode import rule_for
-from dzrobot.envs.franka.config import FrankaConfig, RewardConfig
 from dzrobot.envs.franka.emulated import EmulatedWorkcell
+from dzrobot.envs.franka.franka_config import FrankaConfig, RewardConfig
 from dzrobot.envs.franka.make import load_workcell, located, make_franka
 from dzrobot.envs.franka.operator.operator import OperatorVerdict
 from dzrobot.envs.franka.workcells import SceneObject

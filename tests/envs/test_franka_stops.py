@@ -15,9 +15,9 @@ from fake_operator import FakeOperator
 
 from dzrobot.cli import STOPPED, main
 from dzrobot.envs.franka.arm_episode import workcell_digest
-from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import HOME, FakeArm, FakeCamera, FakeClock
+from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.operator.operator import ArmPhase, OperatorVerdict
 from dzrobot.envs.franka.safeguards.limits import (
     HARDWARE_FAULTS,

@@ -14,9 +14,9 @@ from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.franka import diagnostics
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.cameras.uvc import UvcCamera, UvcDriver
-from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import READY, FakeArm
+from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.make import make_franka
 from dzrobot.envs.franka.workcells import RealWorkcell, SystemClock
 from dzrobot.errors import ConfigError, RobotError

@@ -7,7 +7,7 @@ import pytest
 from pydantic import Field, ValidationError, model_validator
 
 from dzrobot.configuration import FrozenConfig, field_notes, load_config, parse_value
-from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.errors import ConfigError
 from dzrobot.training.sft_config import SFTConfig
 

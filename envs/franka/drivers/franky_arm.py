@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from dzrobot.envs.driver_process import DisconnectedError, DriverProcess, require
-from dzrobot.envs.franka.config import FrankaConfig
 from dzrobot.envs.franka.drivers.franky_driver import HAND_OVER_S, MISSING, RECOVER_S, FrankyDriver
 from dzrobot.envs.franka.drivers.gripper import FrankyGripper
+from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.workcells import (
     Clock,
     GripperDevice,

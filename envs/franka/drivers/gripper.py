@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from dzrobot.envs.driver_process import DisconnectedError, DriverProcess, Latest
-from dzrobot.envs.franka.config import GripperConfig
 from dzrobot.envs.franka.drivers.franky_driver import library, library_errors, translated
+from dzrobot.envs.franka.franka_config import GripperConfig
 from dzrobot.envs.panda.state import GripperState
 from dzrobot.errors import DzrobotError, RobotError
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.safeguards.limits import (
     Abort,
     LimitedTarget,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.action_spaces import CartesianSpace, TargetSpace
 from dzrobot.envs.franka.motion.start_path import check_start_path
 from dzrobot.envs.franka.safeguards.limits import (

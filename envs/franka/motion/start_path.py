@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from dzrobot.envs.franka.config import GripperConfig
+from dzrobot.envs.franka.franka_config import GripperConfig
 from dzrobot.envs.franka.motion.action_spaces import flange_to_ee_of, solve_joints
 from dzrobot.envs.franka.operator.operator import ArmPhase, Consent
 from dzrobot.envs.franka.safeguards.limits import Abort, RefusalError

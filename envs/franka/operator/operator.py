@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol
 
-from dzrobot.envs.franka.config import FrankaConfig
+from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.safeguards.limits import (
     HARDWARE_FAULTS,
     RECOVERS_ALONE,

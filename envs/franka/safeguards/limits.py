@@ -13,7 +13,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dzrobot.envs.franka.config import FrankaConfig, LimitsConfig
+from dzrobot.envs.franka.franka_config import FrankaConfig, LimitsConfig
 from dzrobot.envs.panda.poses import Array, angle_between, euler_of, rotation_of
 from dzrobot.errors import SafetyError
 

@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from dzrobot.envs.franka.config import LimitsConfig
+from dzrobot.envs.franka.franka_config import LimitsConfig
 from dzrobot.envs.mujoco.lift_scene import ARM, FINGERS, load_model, load_mujoco
 from dzrobot.envs.panda.poses import Array
 from dzrobot.errors import MissingDependencyError, SimulatorError
