@@ -117,7 +117,8 @@ def workcell_text(
     views = "\n".join(_camera_text(key, device) for key, device in cameras.items())
     return f"""\
 # A workcell of dzrobot. Lengths in meters, angles in radians, in the base frame of the arm.
-# Every field: `FrankaConfig` in envs/franka/franka_config.py. `dzrobot doctor franka --config` checks it.
+# Every field: `FrankaConfig` in envs/franka/franka_config.py.
+# `dzrobot doctor franka --config` checks it.
 
 address: {_text(config.address or "")}
 
