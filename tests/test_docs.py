@@ -42,8 +42,11 @@ BLOCKS = "\n".join(content for _, language, content in FENCES if language == "ba
 BLOCKS = BLOCKS.replace("\\\n", " ")
 LINES = [line.partition("  #")[0].strip() for line in BLOCKS.splitlines() if line.strip()]
 
-SCRIPTS = {"benchmarks/gpu.sh": "benchmarks/gpu.py"}
-"""Shell script -> what it hands its flags to."""
+SCRIPTS = {
+    "benchmarks/gpu.sh": "benchmarks/gpu.py",
+    "benchmarks/pack_gpu.sh": "benchmarks/pack_gpu.sh",
+}
+"""Shell script -> what reads its flags."""
 
 
 def test_every_block_of_yaml_is_a_workcell():
