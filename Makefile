@@ -38,7 +38,7 @@ assets: setup  ## get LIBERO's assets
 test: assets  ## run the tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not long and not robot"
 
-# The long forms: more processes and layouts, policies of the 14B variant, simulators without caches,
+# The long forms: more processes and layouts, policies of the 14B variant, simulators with an empty cache,
 # killed simulators, the notebook, the demo.
 test-long: assets  ## run the long forms of some tests
 	$(BIN)/python -m pytest $(LONG_ARGS) -m "long and not robot"
