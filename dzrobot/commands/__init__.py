@@ -1,0 +1,1 @@
+"""One thin module per command: ``add_arguments(parser)`` and ``run(arguments)``."""

@@ -1,0 +1,1 @@
+"""From observations and dataset windows to tensors and back, for training and acting alike."""
