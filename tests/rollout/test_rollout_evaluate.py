@@ -91,7 +91,7 @@ def test_a_run_gives_up_after_too_many_errors(tmp_path):
     crashing = planned(arguments={"resolution": 32, "crash_at": 2})
     summary = run(tmp_path, crashing, max_errors=2)
     assert (summary.total.errors, summary.total.missing) == (2, 4)
-    assert "told to fail at step 2" in summary.errors[0][1]
+    assert "set to fail at step 2" in summary.errors[0][1]
 
 
 def test_a_worker_that_dies_is_replaced(tmp_path):

@@ -64,7 +64,7 @@ def test_a_part_of_a_run_in_rounds_has_the_episodes_of_the_whole():
     assert plan_episodes(spec) == tuple(case for case in whole if case.task_id in (1, 8))
     short = plan_episodes(replace(spec, tasks=None, episodes=2))
     assert short == tuple(case for case in whole if case.init_state_id < 2)
-    with pytest.raises(ConfigError, match="no episode was asked for that rlinf-may has"):
+    with pytest.raises(ConfigError, match="no episode is selected that rlinf-may has"):
         plan_episodes(replace(spec, tasks=(9,)))
     with pytest.raises(ProtocolError, match="64 episodes side by side, but dzrobot/lift-v0 has 50"):
         plan_episodes(EvalSpec(protocol=MAY, env="dzrobot/lift-v0"))

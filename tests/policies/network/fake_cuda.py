@@ -98,7 +98,7 @@ def fake_cuda() -> Iterator[None]:
 def counted() -> Iterator[OperatorCounter]:
     """Yield the operators that run on cuda:0; a read by the host raises."""
     counter = OperatorCounter(CUDA)
-    with Constructors(counter, CUDA), counter:
+    with Constructors(counter), counter:
         yield counter
     assert counter.calls, "nothing ran on the device"
 
