@@ -25,7 +25,7 @@ ACTIONS = np.random.default_rng(0).uniform(-1, 1, (3, 7)).astype(np.float32)
 def test_equals_the_original_with_its_customary_loop(libero_assets, suite, task_id):
     env = LiberoEnv(suite=suite, task_id=task_id)
     ours = [env.reset(seed=54)[0], *(env.step(action)[0] for action in ACTIONS)]
-    task = load_task("libero_spatial", 2)
+    task = load_task(suite, task_id)
     env.close()
 
     bare = import_libero().OffScreenRenderEnv(
