@@ -24,7 +24,7 @@ from dzrobot.policies.dreamzero.network.world_action import LossCounts, TrainBat
 from dzrobot.training.run.inputs import sample_noise
 
 ROBOT = load_embodiment("oxe_droid")
-SIZES = ("5b", "14b")
+SIZES = ("5b", pytest.param("14b", marks=pytest.mark.long))
 FEW = GenerateOptions(dit_steps=SOLVER_STEPS, solver_steps=SOLVER_STEPS)
 WINDOW = (0, 3, 5, 7)
 
