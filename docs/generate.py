@@ -53,6 +53,14 @@ ELSEWHERE = {"metadata", "observation_space", "action_space", "render_mode", "mo
 """Attributes that Gymnasium and pydantic define and document."""
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """List a page per package under Reference, so that a new package needs no entry by hand."""
+    reference = next(entry["Reference"] for entry in config.nav or [] if "Reference" in entry)
+    pages = [{name: f"reference/python/{name}.md"} for name in ["dzrobot", *packages()]]
+    reference.append({"All modules": pages})
+    return config
+
+
 def on_files(files: Files, /, *, config: MkDocsConfig) -> Files:
     """Add the reference pages.
 
