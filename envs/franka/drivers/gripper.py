@@ -113,6 +113,11 @@ class FrankyGripperDriver:
                 self._publish()
         return _POLL_S / 5
 
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What the library raises: ValueError for an argument that it does not take."""
+        return (*library_errors(), ValueError)
+
     def translate(self, error: Exception) -> DzrobotError:
         """Return an error of the library as one of this package."""
         return translated(error)
