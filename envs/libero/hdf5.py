@@ -62,7 +62,7 @@ class Demonstration:
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportCounts:
     """What an import has written."""
 
     episodes: int
@@ -99,7 +99,7 @@ def import_demonstrations(  # noqa: PLR0913
     version: str = "v2.1",
     video: bool = False,
     show: Show,
-) -> Imported:
+) -> ImportCounts:
     """Write ``demonstrations`` as a dataset of ``libero_sim``; after an interruption, go on.
 
     Images are turned by 180 degrees from robosuite's bottom-up buffer, as in the published
@@ -133,7 +133,7 @@ def import_demonstrations(  # noqa: PLR0913
                 left = done[number]
             rows, idle = rows + one.rows - left, idle + left
             show(number + 1, len(demonstrations))
-        return Imported(writer.episodes, rows, idle)
+        return ImportCounts(writer.episodes, rows, idle)
 
 
 def idle_rows(actions: Array) -> NDArray[np.bool_]:

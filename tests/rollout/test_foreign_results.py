@@ -17,6 +17,7 @@ FILES = Path(__file__).parent / "foreign_results"
 VLA_EVAL = FILES / "vla_eval-0.8.0.sqlite"
 LEROBOT = FILES / "lerobot-0.4.4-eval_info.json"
 MOLMOSPACES = FILES / "molmospaces-0.2.9.csv"
+POINT = "dzrobot/point-v0"
 RED = "move the point to the red mark"
 
 
@@ -24,7 +25,7 @@ RED = "move the point to the red mark"
 def results(tmp_path_factory):
     """Return an evaluation of ten episodes in which nothing succeeds."""
     root = tmp_path_factory.mktemp("own") / "hold"
-    words = ["eval", "--env", "dzrobot/point-v0", "--workers", "0", "--videos", "none"]
+    words = ["eval", "--env", POINT, "--workers", "0", "--videos", "none"]
     words += ["--policy", "hold", "--episodes", "10", "--max-steps", "5", "--output", str(root)]
     assert main(words) == 0
     return root
@@ -37,7 +38,7 @@ def results(tmp_path_factory):
         (
             LEROBOT,
             "LeRobot",
-            {("dzrobot/point-v0", 0): (7, 10), ("dzrobot/point-v0", 1): (1, 5), ("other", 0): (1, 1)},
+            {(POINT, 0): (7, 10), (POINT, 1): (1, 5), ("other", 0): (1, 1)},
             0,
         ),
         (MOLMOSPACES, "MolmoSpaces", {RED: (6, 9)}, 0),
