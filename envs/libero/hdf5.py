@@ -142,7 +142,7 @@ def idle_rows(actions: Array) -> NDArray[np.bool_]:
     The first row is judged by its motion alone. A gripper command is compared with that of the
     last row that is kept.
     """
-    idle = np.linalg.norm(actions[:, :6], axis=1) < IDLE
+    idle: NDArray[np.bool_] = np.linalg.norm(actions[:, :6], axis=1) < IDLE
     gripper: float | None = None
     for row in range(len(actions)):
         if gripper is not None and actions[row, 6] != gripper:
