@@ -247,7 +247,9 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def _tasks_table(suite: str, tasks: Sequence[ListedTask]) -> Table:
-    table = Table("task", "axis", "instruction in the problem file", "starts", "why not", title=suite)
+    table = Table(
+        "task", "axis", "instruction in the problem file", "starts", "why not", title=suite
+    )
     for task in tasks:
         cells = (str(task.task.task_id), task.task.axis or "", task.language, str(task.starts))
         table.add_row(*map(Text, (*cells, "; ".join(task.faults))))

@@ -134,6 +134,9 @@ class EnvironmentFacts:
     hand_position: slice | None = None
     """Where in the concatenated state the position of the hand is, in meters."""
 
+    prompt: str | None = None
+    """Where its instructions come from, where there is more than one source."""
+
     opengl: str | None = None
     """Backend that it draws with, where the images may depend on it."""
 

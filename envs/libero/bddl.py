@@ -5,17 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dzrobot.envs.libero.goal_progress import JOINT_RANGES, PLACED
 from dzrobot.errors import SimulatorError
 
-PREDICATES: Mapping[str, int] = {
-    "in": 2,
-    "on": 2,
-    "up": 1,
-    "open": 1,
-    "close": 1,
-    "turnon": 1,
-    "turnoff": 1,
-}
+PREDICATES: Mapping[str, int] = {**dict.fromkeys(PLACED, 2), **dict.fromkeys(JOINT_RANGES, 1)}
 """What a goal may ask for, and of how many things."""
 
 _SURFACES = frozenset(
@@ -130,6 +123,6 @@ def _goal_faults(goal: tuple[tuple[str, ...], ...], names: set[str]) -> Iterator
     for part in goal:
         said = " ".join(part)
         if not part or PREDICATES.get(part[0]) != len(part) - 1:
-            yield f"its goal does not parse: ({said}) is no predicate of LIBERO"
+            yield f"its goal does not parse: ({said}) is none of LIBERO's predicates"
         elif unknown := [name for name in part[1:] if name not in names]:
             yield f"its goal is about {', '.join(unknown)}, which the scene does not have"

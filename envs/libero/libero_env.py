@@ -17,7 +17,7 @@ from dzrobot.envs.mujoco.simulator import check_versions
 
 
 class LiberoEnv(ArmEnv):
-    """One task of LIBERO, LIBERO-PRO or LIBERO-Plus; see :class:`ArmEnv` for observation and action.
+    """One task of LIBERO, LIBERO-PRO or LIBERO-Plus; :class:`ArmEnv` has observation and action.
 
     ``dzrobot/libero_spatial-v0`` and the ids of the other suites make it with the time limits of
     the standard protocol. Each task of LIBERO has 50 stored initial states; fixtures (cabinet,

@@ -37,9 +37,7 @@ def object_models(root: Traversable) -> dict[str, str]:
 
 def scene_classes(root: Traversable) -> frozenset[str]:
     """Return the classes of scenes, by the names that tasks use."""
-    files = [
-        file for file in (root / "envs" / "problems").iterdir() if file.name.endswith(".py")
-    ]
+    files = [file for file in (root / "envs" / "problems").iterdir() if file.name.endswith(".py")]
     return frozenset(name.lower() for file in files for name in _registered(file, "problem"))
 
 
@@ -87,7 +85,7 @@ _REGISTERS: Mapping[str, str] = {
 
 
 def _key(name: str) -> str:
-    """Return the name that tasks use: by LIBERO's rule, a word for every capital and every digit."""
+    """Return the name that tasks use: a word for every capital and every digit, as in LIBERO."""
     return "_".join(re.sub(r"([A-Z0-9])", r" \1", name).split()).lower()
 
 

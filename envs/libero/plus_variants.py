@@ -103,16 +103,15 @@ def _move_camera(env: Any, view: tuple[int, int, int, int, int]) -> None:
     place, w_first = np.array(model.cam_pos[number]), np.array(model.cam_quat[number])
     about, tilt, distance, own_about, own_tilt = view
     for axis, degrees, around_pivot in (
-        ("y", -tilt, True),
+        *([("y", -tilt, True)] if tilt else []),
         ("z", about, True),
-        ("z", own_about, False),
-        ("y", -own_tilt, False),
+        *([("z", own_about, False)] if own_about else []),
+        *([("y", -own_tilt, False)] if own_tilt else []),
     ):
-        if not degrees:
-            continue
         turn = Rotation.from_euler(axis, degrees, degrees=True)
         turned = (turn * Rotation.from_quat(np.roll(w_first, -1))).as_quat()
-        # LIBERO-Plus rounds after every turn, and its cameras are where that leaves them.
+        # LIBERO-Plus rounds after every turn, a turn about the vertical by nothing included, and
+        # its cameras are where that leaves them.
         w_first = np.round(np.roll(turned, 1), 4)
         if around_pivot:
             place = np.round(_PIVOT + turn.apply(place - _PIVOT), 4)

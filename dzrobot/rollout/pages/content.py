@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.errors import ConfigError
-from dzrobot.rollout.evaluation.card import card_digest
+from dzrobot.rollout.evaluation.card import card_digest, tasks_by_axis
 from dzrobot.rollout.evaluation.comparison import Comparison, Results, compare, read_results
 from dzrobot.rollout.evaluation.report import Row, Summary, summarize
 from dzrobot.rollout.protocol import EpisodeSpec
@@ -79,7 +79,7 @@ def _read(letter: str, folder: Path) -> Run:
         cases=found.cases,
         records=found.records,
         letter=letter,
-        summary=summarize(found.records.values(), found.cases),
+        summary=summarize(found.records.values(), found.cases, axes=tasks_by_axis(found.card)),
     )
 
 
@@ -116,7 +116,7 @@ def _rates(
 
 
 def _rows(summary: Summary) -> dict[tuple[str, int | None], Row]:
-    whole = [summary.total, *([summary.distinct] if summary.distinct else [])]
+    whole = [*summary.axes, summary.total, *([summary.distinct] if summary.distinct else [])]
     return {(row.suite, row.task_id): row for row in (*summary.rows, *whole)}
 
 
