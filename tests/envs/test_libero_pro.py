@@ -249,7 +249,7 @@ class TestCards:
 @pytest.fixture(scope="module")
 def pro(libero_assets):
     """LIBERO-PRO's own wheel, and its models."""
-    need("pro", PRO)
+    need(PRO)
     verdict = verify(libero_assets, pro_manifest())
     if verdict.missing or verdict.altered:
         skip_or_fail("pro", f"{verdict.summary}; run `dzrobot libero setup --pro`")
@@ -258,7 +258,7 @@ def pro(libero_assets):
 @pytest.mark.libero
 class TestPublishedTasks:
     def test_all_of_pro(self, libero_assets):
-        need("pro", PRO)
+        need(PRO)
         listed = {suite.name: list(list_tasks(suite.name)) for suite in PRO_SUITES}
         core = [task for name in CORE for task in listed[name]]
         assert len(core) == 160
@@ -275,7 +275,7 @@ class TestPublishedTasks:
         }
 
     def test_all_of_plus(self, libero_assets):
-        need("plus", PLUS)
+        need(PLUS)
         listed = [task for suite in PLUS_SUITES for task in list_tasks(suite.name)]
         assert len(listed) == 10_030
         assert all(task.language and task.starts for task in listed)
@@ -322,7 +322,7 @@ class TestPublishedTasks:
     @pytest.mark.long
     @pytest.mark.parametrize("axis", ["camera", "robot_init", "language", "layout"])
     def test_a_task_of_plus_is_simulated(self, libero_assets, axis):
-        need("plus", PLUS)
+        need(PLUS)
         number = next(
             task.task.task_id
             for task in list_tasks("libero_plus_object")
@@ -336,9 +336,9 @@ class TestPublishedTasks:
         assert np.array_equal(state, plain_state) == (axis not in ("robot_init",))
 
 
-def need(kind, package):
+def need(package):
     if not package.wheel.is_file():
-        skip_or_fail(kind, f"no tasks: run `dzrobot libero setup {package.flag}`")
+        skip_or_fail("pro", f"no tasks: run `dzrobot libero setup {package.flag}`")
 
 
 def played(suite, task):
