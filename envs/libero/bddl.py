@@ -18,7 +18,7 @@ _SURFACES = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class ProblemFile:
     """What a problem file says. As LIBERO has it, all of it is in lower case."""
 
     scene: str
@@ -37,7 +37,7 @@ class Problem:
     """Why the goal cannot be judged; empty where it can."""
 
 
-def read_problem(text: str) -> Problem:
+def read_problem(text: str) -> ProblemFile:
     """Return what a problem file says.
 
     Raises:
@@ -50,7 +50,7 @@ def read_problem(text: str) -> Problem:
     objects, fixtures = _declared(lists[":objects"]), _declared(lists[":fixtures"])
     names = {*objects, *fixtures, *_regions(groups.get(":regions", ()))}
     goal, faults = _goal(groups.get(":goal", ()))
-    return Problem(
+    return ProblemFile(
         scene=lists["problem"][-1],
         language=" ".join(lists[":language"]),
         classes=frozenset({*objects.values(), *fixtures.values()} - _SURFACES),

@@ -6,7 +6,7 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from dzrobot.envs.libero.assets import assets_folder, manifest, pro_manifest
-from dzrobot.envs.libero.bddl import Problem
+from dzrobot.envs.libero.bddl import ProblemFile
 from dzrobot.envs.libero.install import libero_folder
 from dzrobot.envs.libero.object_classes import object_models, scene_classes
 from dzrobot.envs.libero.suites import (
@@ -135,7 +135,7 @@ class _Classes:
             self.models = {**object_models(pro), **self.models}
             self.files |= {asset.path for asset in pro_manifest()}
 
-    def faults(self, problem: Problem) -> Iterator[str]:
+    def faults(self, problem: ProblemFile) -> Iterator[str]:
         """Yield what of ``problem`` there is not."""
         if problem.scene not in self.scenes:
             yield f"its scene {problem.scene} is none of LIBERO's, and no package has its files"
@@ -150,10 +150,10 @@ class _Files:
     """Reads every file once: most tasks of LIBERO-Plus share theirs."""
 
     def __init__(self) -> None:
-        self._problems: dict[str, Problem | SimulatorError] = {}
+        self._problems: dict[str, ProblemFile | SimulatorError] = {}
         self._starts: dict[str, int] = {}
 
-    def problem(self, task: Task) -> Problem | SimulatorError:
+    def problem(self, task: Task) -> ProblemFile | SimulatorError:
         """Return what the problem file says, or why it says nothing."""
         key = task.bddl.name
         if key not in self._problems:

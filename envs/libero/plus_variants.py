@@ -21,7 +21,7 @@ _PIVOT = np.array([0.0, 0.0, 0.8])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variant:
+class PlusVariant:
     """One task of LIBERO-Plus: one of LIBERO's, changed along one axis."""
 
     axis: str
@@ -44,7 +44,7 @@ class Variant:
     """Number of the noise on the exterior image; 0: none."""
 
 
-def variant_of(folder: str, name: str) -> Variant:
+def variant_of(folder: str, name: str) -> PlusVariant:
     """Return what the name of a task says.
 
     Args:
@@ -59,7 +59,7 @@ def variant_of(folder: str, name: str) -> Variant:
     view = tuple(int(number) for number in (found["view"] or "0_0_100_0_0").split("_"))
     arm, noise = int(found["arm"] or 0), int(found["noise"] or 0)
     changed = {
-        "camera": view != Variant.view,
+        "camera": view != PlusVariant.view,
         "robot_init": arm != 0,
         "language": found["language"] is not None,
         "light": found["light"] is not None,
@@ -73,7 +73,7 @@ def variant_of(folder: str, name: str) -> Variant:
     own = f"libero_newobj/{folder}/{name}" if axes == ["layout"] else f"{folder}/{found['base']}"
     # The view is no part of the file's name, the wording is.
     problem = name.split("_view_")[0]
-    return Variant(
+    return PlusVariant(
         axis=axes[0],
         problem=problem,
         states=f"{own}.pruned_init",
@@ -83,12 +83,12 @@ def variant_of(folder: str, name: str) -> Variant:
     )
 
 
-def apply_variant(sim: Simulation, variant: Variant) -> None:
+def apply_variant(sim: Simulation, variant: PlusVariant) -> None:
     """Move camera and arm of a scene at its initial state.
 
     The stored state holds the pose of the arm, so the arm is moved after it was restored.
     """
-    if variant.view != Variant.view:
+    if variant.view != PlusVariant.view:
         _move_camera(sim.env, variant.view)
     if variant.arm:
         _bend_arm(sim.env, variant.arm)

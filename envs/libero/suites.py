@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dzrobot.envs.libero.bddl import Problem, read_problem
+from dzrobot.envs.libero.bddl import ProblemFile, read_problem
 from dzrobot.envs.libero.install import libero_folder
-from dzrobot.envs.libero.plus_variants import Variant, variant_of
+from dzrobot.envs.libero.plus_variants import PlusVariant, variant_of
 from dzrobot.envs.libero.task_packages import PLUS, PRO, TaskPackage
 from dzrobot.errors import ModalityError, SimulatorError, find
 from dzrobot.registration import LIBERO_SUITES, PLUS_SUITES, PRO_SUITES, Suite
@@ -48,7 +48,7 @@ class Task:
     init_states: Traversable
     """File with its starts."""
 
-    variant: Variant | None = None
+    variant: PlusVariant | None = None
     """What LIBERO-Plus changes in it; None: a task of another benchmark."""
 
     @property
@@ -58,7 +58,7 @@ class Task:
             return self.variant.axis
         return axis_of(self.suite)
 
-    def problem(self) -> Problem:
+    def problem(self) -> ProblemFile:
         """Return what its problem file says.
 
         Raises:
