@@ -56,6 +56,9 @@ from dzrobot.progress import progress_bar
 WIDTH = 160
 """Columns of a table that goes into a file."""
 
+_FEW = 2
+"""Reasons that a row of the list shows with the names in them."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot libero``."""
@@ -237,7 +240,9 @@ def _suite_rows(suite: str, tasks: Sequence[ListedTask]) -> Iterator[tuple[str, 
     """Yield a row for every axis of a suite."""
     for axis in dict.fromkeys(task.task.axis for task in tasks):
         own = [task for task in tasks if task.task.axis == axis]
-        faults = Counter(_kind(fault) for task in own for fault in task.faults)
+        faults = Counter(fault for task in own for fault in task.faults)
+        if len(faults) > _FEW:
+            faults = Counter(_kind(fault) for task in own for fault in task.faults)
         yield (
             suite,
             axis or "",
@@ -251,7 +256,7 @@ def _suite_rows(suite: str, tasks: Sequence[ListedTask]) -> Iterator[tuple[str, 
 
 def _kind(fault: str) -> str:
     """Return a fault without the names in it, to be counted."""
-    return re.sub(r"(scene|objects|about) \S.*?(?= are| is none|, which|$)", r"\1", fault)
+    return re.sub(r"(scene|objects|about) \S.*?(?= are| have| is none|, which|$)", r"\1", fault)
 
 
 def _span(numbers: Sequence[int]) -> str:

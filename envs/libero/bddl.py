@@ -46,7 +46,7 @@ def read_problem(text: str) -> ProblemFile:
     groups = {group[0]: group[1:] for group in _groups(text) if group and isinstance(group[0], str)}
     lists = {key: [word for word in groups.get(key, ()) if isinstance(word, str)] for key in _LISTS}
     if not lists["problem"] or not lists[":objects"]:
-        raise SimulatorError("it names no problem, or no objects")
+        raise SimulatorError("the problem file names no problem, or no objects")
     objects, fixtures = _declared(lists[":objects"]), _declared(lists[":fixtures"])
     names = {*objects, *fixtures, *_regions(groups.get(":regions", ()))}
     goal, faults = _goal(groups.get(":goal", ()))
@@ -72,13 +72,15 @@ def _groups(text: str) -> list[list[Any]]:
         elif word != ")":
             stack[-1].append(word)
         elif len(stack) == 1:
-            raise SimulatorError("it closes a parenthesis that is not open")
+            raise SimulatorError("the problem file closes a parenthesis that is not open")
         else:
             inner = stack.pop()
             stack[-1].append(inner)
     whole = stack[0][0] if len(stack) == 1 and len(stack[0]) == 1 else None
     if not isinstance(whole, list) or whole[:1] != ["define"]:
-        raise SimulatorError("it is no single (define ...), or a parenthesis is not closed")
+        raise SimulatorError(
+            "the problem file is no single (define ...), or a parenthesis is not closed"
+        )
     return [group for group in whole[1:] if isinstance(group, list)]
 
 
@@ -107,11 +109,11 @@ def _regions(groups: Any) -> Iterator[str]:
 def _goal(groups: Any) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
     group = groups[0] if len(groups) == 1 and isinstance(groups[0], list) else None
     if not group:
-        return (), ("it has no goal",)
+        return (), ("no goal",)
     parts = group[1:] if group[0] == "and" else [group]
     plain = all(isinstance(part, list) and all(map(_is_word, part)) for part in parts)
     if not parts or not plain:
-        return (), ("its goal does not parse: it is no list of predicates",)
+        return (), ("goal does not parse: it is no list of predicates",)
     return tuple(tuple(part) for part in parts), ()
 
 
@@ -123,6 +125,6 @@ def _goal_faults(goal: tuple[tuple[str, ...], ...], names: set[str]) -> Iterator
     for part in goal:
         said = " ".join(part)
         if not part or PREDICATES.get(part[0]) != len(part) - 1:
-            yield f"its goal does not parse: ({said}) is none of LIBERO's predicates"
+            yield f"goal does not parse: ({said}) is none of LIBERO's predicates"
         elif unknown := [name for name in part[1:] if name not in names]:
-            yield f"its goal is about {', '.join(unknown)}, which the scene does not have"
+            yield f"goal is about {', '.join(unknown)}, which the scene does not have"

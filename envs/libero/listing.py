@@ -138,12 +138,12 @@ class _Classes:
     def faults(self, problem: ProblemFile) -> Iterator[str]:
         """Yield what of ``problem`` there is not."""
         if problem.scene not in self.scenes:
-            yield f"its scene {problem.scene} is none of LIBERO's, and no package has its files"
+            yield f"scene {problem.scene} is none of LIBERO's, and no package has its files"
         if unknown := sorted(problem.classes - self.models.keys()):
-            yield f"its objects {', '.join(unknown)} are of no known class"
+            yield f"objects {', '.join(unknown)} are of no known class"
         known = problem.classes & self.models.keys()
         if bare := sorted(name for name in known if self.models[name] not in self.files):
-            yield f"no package has the models of its objects {', '.join(bare)}"
+            yield f"objects {', '.join(bare)} have no models in any package"
 
 
 class _Files:
@@ -181,10 +181,10 @@ def _listed(task: Task, classes: _Classes, read: _Files) -> ListedTask:
         faults.append(str(problem))
     else:
         language = problem.language
-        faults += ["it has no instruction"] if not language else []
+        faults += ["no instruction"] if not language else []
         faults += [*problem.faults, *classes.faults(problem)]
     if not starts:
-        faults.append("it has no starts")
+        faults.append("no starts")
     if task.variant is not None and task.variant.noise:
-        faults.append(f"the sensor noise of {PLUS.title} is not implemented")
+        faults.append(f"sensor noise of {PLUS.title} is not implemented")
     return ListedTask(task=task, language=language, starts=starts, faults=tuple(faults))

@@ -65,7 +65,7 @@ class Task:
             SimulatorError: there is none, or it is none.
         """
         if not self.bddl.is_file():
-            raise SimulatorError("it has no problem file")
+            raise SimulatorError("no problem file")
         return read_problem(self.bddl.read_text(encoding="utf-8"))
 
     def states(self) -> np.ndarray:
