@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from conftest import skip_or_fail
+from conftest import need_tasks, skip_or_fail
 from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.libero import listing, object_classes, suites
@@ -249,7 +249,7 @@ class TestCards:
 @pytest.fixture(scope="module")
 def pro(libero_assets):
     """LIBERO-PRO's own wheel, and its models."""
-    need(PRO)
+    need_tasks(PRO)
     verdict = verify(libero_assets, pro_manifest())
     if verdict.missing or verdict.altered:
         skip_or_fail("pro", f"{verdict.summary}; run `dzrobot libero setup --pro`")
@@ -258,7 +258,7 @@ def pro(libero_assets):
 @pytest.mark.libero
 class TestPublishedTasks:
     def test_all_of_pro(self, libero_assets):
-        need(PRO)
+        need_tasks(PRO)
         listed = {suite.name: list(list_tasks(suite.name)) for suite in PRO_SUITES}
         core = [task for name in CORE for task in listed[name]]
         assert len(core) == 160
@@ -275,7 +275,7 @@ class TestPublishedTasks:
         }
 
     def test_all_of_plus(self, libero_assets):
-        need(PLUS)
+        need_tasks(PLUS)
         listed = [task for suite in PLUS_SUITES for task in list_tasks(suite.name)]
         assert len(listed) == 10_030
         assert all(task.language and task.starts for task in listed)
@@ -322,7 +322,7 @@ class TestPublishedTasks:
     @pytest.mark.long
     @pytest.mark.parametrize("axis", ["camera", "robot_init", "language", "layout"])
     def test_a_task_of_plus_is_simulated(self, libero_assets, axis):
-        need(PLUS)
+        need_tasks(PLUS)
         number = next(
             task.task.task_id
             for task in list_tasks("libero_plus_object")
@@ -334,11 +334,6 @@ class TestPublishedTasks:
         assert name.startswith(suites.load_task("libero_object", 0).name)
         assert np.array_equal(image, plain_image) == (axis == "language")
         assert np.array_equal(state, plain_state) == (axis not in ("robot_init",))
-
-
-def need(package):
-    if not package.wheel.is_file():
-        skip_or_fail("pro", f"no tasks: run `dzrobot libero setup {package.flag}`")
 
 
 def played(suite, task):
