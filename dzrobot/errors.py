@@ -79,12 +79,16 @@ class MissingDependencyError(DzrobotError, ImportError):
     """An optional package that the asked-for feature needs; names the extra to install."""
 
 
+_MOST = 30
+"""Known names that an error lists."""
+
+
 def find(table: Mapping[str, T], kind: str, name: str) -> T:
     """Return ``table[name]``; otherwise raise :class:`UnknownNameError` with the nearest name."""
     if name in table:
         return table[name]
     raise UnknownNameError(
-        f"unknown {kind} {name!r}.{suggest(name, table)} Known: {', '.join(sorted(table))}."
+        f"unknown {kind} {name!r}.{suggest(name, table)} Known: {preview(table, _MOST)}."
     )
 
 

@@ -20,6 +20,7 @@ from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.embodiments.spec import Embodiment, HandMotion
 from dzrobot.errors import ConfigError, ErrorCapture, ProtocolError, UnknownNameError, suggest
 from dzrobot.importing import current_folder_importable, load_module
+from dzrobot.registration import PLUS_SUITES, PRO_SUITES
 from dzrobot.rollout.protocol import EpisodeSpec, Protocol
 
 ALL_STEPS = 1_000_000
@@ -377,10 +378,12 @@ def _creator(env: str) -> Callable[..., Any]:
 
 
 def _unknown(env: str) -> UnknownNameError:
-    ours = [name for name in gym.registry if name.startswith("dzrobot/")]
+    listed = {suite.env for suite in (*PRO_SUITES, *PLUS_SUITES)}
+    ours = [name for name in gym.registry if name.startswith("dzrobot/") and name not in listed]
     return UnknownNameError(
         f"unknown environment {shorten(env)}.{suggest(env, gym.registry)} Of this package: "
-        f"{', '.join(ours)}; another package's is named 'module:id'."
+        f"{', '.join(ours)}, and the suites that `dzrobot libero list` shows; another package's is "
+        "named 'module:id'."
     )
 
 
