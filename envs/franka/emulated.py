@@ -300,6 +300,8 @@ class TimedCamera:
         self._number = number
         self._clock = clock
         self._missing_ms = -1.0
+        self._came = (-1, 0.0)
+        """Number of the newest image, and when it was there (the arm's clock)."""
 
     @property
     def config(self) -> CameraConfig:
@@ -330,7 +332,9 @@ class TimedCamera:
         if self._is_late(frame):
             # Lost in transit; the images until the next one that comes are not waited for.
             self._missing_ms = 1000 * frame.stamp_s
-        return replace(frame, at_s=frame.stamp_s)
+        if frame.number != self._came[0]:
+            self._came = frame.number, self._clock.now()
+        return replace(frame, at_s=frame.stamp_s, came_s=self._came[1])
 
     def close(self) -> None:
         """Stop the stream."""

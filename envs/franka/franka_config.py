@@ -202,7 +202,12 @@ class LimitsConfig(FrozenConfig):
 
     resting_force_n: Positive = 2.0
     resting_torque_nm: Positive = 0.5
-    """What an arm at rest that touches nothing may show: more means a load it does not know."""
+    """What an arm at rest that touches nothing may show: the doctor warns of more, which a small
+    load or a worn arm makes."""
+
+    load_force_n: Positive = 5.0
+    load_torque_nm: Positive = 1.5
+    """More than this at rest is a load that the arm does not know: the doctor fails it."""
 
     joints_low: Vector7 = (-2.9007, -1.8361, -2.9007, -3.0770, -2.8763, 0.4398, -3.0508)
     joints_high: Vector7 = (2.9007, 1.8361, 2.9007, -0.1169, 2.8763, 4.6216, 3.0508)
@@ -240,7 +245,15 @@ class LimitsConfig(FrozenConfig):
 
     state_age_s: Positive = 0.25
     frame_age_s: Positive = 0.5
-    """An observation older than this is not acted upon."""
+    """A state or a camera frame older than this ends the episode."""
+
+    frame_periods: Positive = 1.5
+    """A frame that came longer ago than so many periods of its stream is not acted upon: the next
+    is waited for, as long as ``frame_age_s`` allows."""
+
+    frozen_image_s: Annotated[float, Field(ge=0)] = 1.0
+    """A camera whose image stays the same to the bit for this long while the hand moves is frozen,
+    which ends the episode. 0: not checked."""
 
     hold_after_s: Positive = 0.5
     """Without an action for this long the arm holds the pose it is at."""
