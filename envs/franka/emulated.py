@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.emulators.timebase import FREE, ArmClock, Timebase
 from dzrobot.envs.emulators.views import SECOND_EXTERIOR, SERIALS, SIZES
@@ -405,7 +408,7 @@ def scene_values(scene: str) -> dict[str, Any]:
     }
 
 
-def ready_pose_values() -> dict[str, Any]:
-    """Return where the simulated twin begins: its hand is tilted by 7 degrees."""
-    pose = forward(READY, flange_to_hand())
+def hand_at(joints: ArrayLike) -> dict[str, Any]:
+    """Return position (m) and roll, pitch, yaw (rad) of the Franka Hand at joint angles (7,)."""
+    pose = forward(np.array(joints, np.float64), flange_to_hand())
     return {"position": pose[:3, 3].tolist(), "euler": euler_of(pose[:3, :3]).tolist()}
