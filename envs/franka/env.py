@@ -101,7 +101,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
 
-    libraries = ("franky-control", "pyrealsense2")
+    libraries = ("franky-control", "pyrealsense2", "pyrobotiqgripper")
     """Drivers whose version belongs to a result."""
 
     def __init__(  # noqa: PLR0913 (drivers, then what a test replaces)

@@ -53,12 +53,16 @@ class GripperConfig(FrozenConfig):
     never waits for the fingers; ``gentle``: slower and softer, for fragile objects and first
     trials."""
 
-    kind: Literal["franka", "none"] = "franka"
-    """``none``: the arm has no hand; what is asked of it does nothing."""
+    kind: Literal["franka", "robotiq", "none"] = "franka"
+    """``franka``: the Franka Hand; ``robotiq``: a Robotiq 2F-85 on a serial port; ``none``: the arm
+    has no hand, and what is asked of it does nothing."""
+
+    device: str = ""
+    """Of a ``robotiq``: its serial port, such as ``/dev/serial/by-id/usb-FTDI_...-port0``."""
 
     homing: bool = False
     """Whether a hand that was never homed may be where nobody can be asked: its fingers then move
-    all the way, once. An operator is asked."""
+    all the way, once. An operator is asked. A Robotiq's homing is its activation."""
 
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
     """At or below minus this an open hand closes, at or above it a closed one opens."""
@@ -73,7 +77,8 @@ class GripperConfig(FrozenConfig):
     """Width of the open hand; one that opens less opens as far as it can."""
 
     grasp_width_m: Annotated[float, Field(ge=0)] = 0.01
-    """Width that a grasp closes to; whatever is between the fingers is held."""
+    """Width that a grasp closes to; whatever is between the fingers is held. A Robotiq closes until
+    it meets something."""
 
     empty_width_m: Annotated[float, Field(ge=0)] = 0.002
     """Fingers closed to this hold nothing, whatever the hand says."""
@@ -84,6 +89,15 @@ class GripperConfig(FrozenConfig):
 
     timeout_s: Positive = 5.0
     """A command that is not answered for this long ends the episode."""
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Self:
+        if (self.kind == "robotiq") != bool(self.device):
+            raise ValueError(
+                "kind: robotiq takes `device`, its serial port (ls /dev/serial/by-id), and other "
+                "grippers take none"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -460,6 +474,7 @@ class FrankaConfig(FrozenConfig):
         values = self.model_dump(mode="json", exclude={"address", "lock_folder"})
         for name in ("guided_stiffness", "guided_damping", "guided_friction_nm"):
             del values["controller"][name]
+        del values["gripper"]["device"]
         for camera in values["cameras"]:
             del camera["serial"], camera["device"]
         return values
