@@ -91,7 +91,7 @@ def env(request, address, tmp_path_factory):
         {
             "address": address, "embodiment": request.param, "reward": {"rule": "none"},
             "limits": {"self_collision_m": 0.0, "state_age_s": 2.0, "hold_after_s": 2.0},
-            "gripper": {"homing": True}, "reset": {"timeout_s": 120.0, "speed_m_s": 0.3},
+            "gripper": {"homing": True, "timeout_s": 60.0}, "reset": {"timeout_s": 120.0, "speed_m_s": 0.3},
             "lock_folder": str(tmp_path_factory.mktemp("lock")),
         }
     )  # fmt: skip
