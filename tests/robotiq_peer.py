@@ -83,7 +83,10 @@ class RobotiqPeer:
 
     def _serve(self, port, ready):
         asyncio.set_event_loop(self._loop)
-        blocks = [SimData(start, count=3, values=0, datatype=DataType.REGISTERS) for start in (COMMAND, STATUS)]
+        blocks = [
+            SimData(start, count=3, values=0, datatype=DataType.REGISTERS)
+            for start in (COMMAND, STATUS)
+        ]
 
         async def run():
             device = SimDevice(id=9, simdata=blocks, action=self._act)
@@ -108,7 +111,9 @@ class RobotiqPeer:
             )  # fmt: skip
             at = STATUS - first
             registers[at : at + 3] = [
-                status << 8, self.fault << 8 | self._echo, self._place << 8 | 10
+                status << 8,
+                self.fault << 8 | self._echo,
+                self._place << 8 | 10,
             ]
 
     def _command(self, action, place, strength):

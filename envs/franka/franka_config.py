@@ -546,6 +546,16 @@ class FrankaConfig(FrozenConfig):
             yield f"limits.joints_low={low} must lie below joints_high={high}"
         if not min(limits.joint_speed_rad_s) > 0:
             yield f"limits.joint_speed_rad_s={limits.joint_speed_rad_s} must be above 0"
+        yield from self._gain_faults()
+        if limits.joint_step_rad > limits.joint_lag_rad:
+            yield "limits.joint_step_rad must not exceed joint_lag_rad"
+        if limits.joint_room_rad <= limits.joint_margin_rad:
+            yield "limits.joint_room_rad must exceed joint_margin_rad"
+        margin = limits.joint_margin_rad
+        if joints is not None and not ((joints > low + margin) & (joints < high - margin)).all():
+            yield f"reset.joints={joints} must lie within {low} to {high}, {margin} rad inside"
+
+    def _gain_faults(self) -> Iterator[str]:
         controller = self.controller
         for name in ("joint_stiffness", "joint_damping", "guided_stiffness", "guided_damping"):
             gains = getattr(controller, name)
@@ -563,13 +573,6 @@ class FrankaConfig(FrozenConfig):
                 f"controller.guided_friction_nm={controller.guided_friction_nm} must lie between 0 "
                 f"and {MOST_FRICTION_NM}"
             )
-        if limits.joint_step_rad > limits.joint_lag_rad:
-            yield "limits.joint_step_rad must not exceed joint_lag_rad"
-        if limits.joint_room_rad <= limits.joint_margin_rad:
-            yield "limits.joint_room_rad must exceed joint_margin_rad"
-        margin = limits.joint_margin_rad
-        if joints is not None and not ((joints > low + margin) & (joints < high - margin)).all():
-            yield f"reset.joints={joints} must lie within {low} to {high}, {margin} rad inside"
 
     def _threshold_faults(self) -> Iterator[str]:
         """Yield where the arm would stop by itself before the environment could."""

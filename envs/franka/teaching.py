@@ -104,12 +104,13 @@ def _gripper_text(gripper: GripperConfig) -> str:
     return "\n".join(lines)
 
 
-def _home_text(reset: ResetConfig) -> str:
-    """Return where the published recordings of an embodiment begin, if that is not usual."""
-    if reset.joints in (None, ResetConfig().joints):
-        return ""
-    home = _list(_rounded(np.array(reset.joints)))
-    return f"  # The published recordings of this embodiment begin at {home}.\n"
+def _joints_text(taught: TaughtPose, described: ResetConfig) -> str:
+    lines = ["# Joint angles there: every reset brings the arm to them, and draws its elbow there."]
+    if described.joints not in (None, ResetConfig().joints):
+        home = _list(_rounded(np.array(described.joints)))
+        lines.append(f"# The published recordings of this embodiment begin at {home}.")
+    lines.append(f"joints: {_list(taught.joints)}")
+    return "\n".join(f"  {line}" for line in lines)
 
 
 def workcell_text(
@@ -159,8 +160,7 @@ reset:
   # Where every episode begins, taught on the arm.
   position: {_list(taught.position)}
   euler: {_list(taught.euler)}
-  # Joint angles there: every reset brings the arm to them, and its elbow is drawn to them.
-{_home_text(config.reset)}  joints: {_list(taught.joints)}
+{_joints_text(taught, config.reset)}
   # Each start is moved by up to this along x and y, and turned by up to this.
   noise_xy_m: {reset.noise_xy_m}
   noise_yaw_rad: {reset.noise_yaw_rad}

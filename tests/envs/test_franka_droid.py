@@ -36,6 +36,7 @@ def env():
 DROID_STIFFNESS = np.diag([40.0, 30, 50, 25, 35, 25, 10]), np.diag([400.0] * 3 + [15.0] * 3)
 """Of DROID's arms: of the joints (Nm/rad), and of the hand (N/m, Nm/rad)."""
 
+
 def stiffness(env):
     """Return what the joints resist with where the arm is, (7, 7), Nm/rad."""
     state = env.arm.state()

@@ -7,16 +7,16 @@ import pytest
 
 pytest.importorskip("pyrobotiqgripper", reason="needs the extra `robotiq`")
 
-from robotiq_peer import CLOSED_AT, OPEN_AT, RobotiqPeer  # noqa: E402
+from robotiq_peer import CLOSED_AT, OPEN_AT, RobotiqPeer
 
-from dzrobot.envs.franka.diagnostics import _gripper  # noqa: E402
-from dzrobot.envs.franka.drivers.franky_arm import FrankyArm  # noqa: E402
-from dzrobot.envs.franka.drivers.gripper import SILENT_S  # noqa: E402
-from dzrobot.envs.franka.env import FrankaEnv  # noqa: E402
-from dzrobot.envs.franka.fake_devices import FakeArm, FakeCamera  # noqa: E402
-from dzrobot.envs.franka.franka_config import FrankaConfig  # noqa: E402
-from dzrobot.envs.franka.workcells import RealWorkcell  # noqa: E402
-from dzrobot.errors import ConfigError, RobotError  # noqa: E402
+from dzrobot.envs.franka.diagnostics import _gripper
+from dzrobot.envs.franka.drivers.franky_arm import FrankyArm
+from dzrobot.envs.franka.drivers.gripper import SILENT_S
+from dzrobot.envs.franka.env import FrankaEnv
+from dzrobot.envs.franka.fake_devices import FakeArm, FakeCamera
+from dzrobot.envs.franka.franka_config import FrankaConfig
+from dzrobot.envs.franka.workcells import RealWorkcell
+from dzrobot.errors import ConfigError, RobotError
 
 PATIENCE_S = 20.0
 """How long (wall) a busy machine may take; nothing is measured by it."""

@@ -269,9 +269,7 @@ class DriverCamera(ABC):
         image = pixels.reshape(head.height, head.width, 3)
         ours_s = self._clock.now() - time.monotonic()
         number = 1 if self._frame is None else self._frame.number + head.number - self._seen
-        self._frame = Frame(
-            image, number, ours_s + head.at_s, ours_s + head.came_s, head.stamp_s
-        )
+        self._frame = Frame(image, number, ours_s + head.at_s, ours_s + head.came_s, head.stamp_s)
         self._seen = head.number
 
 
