@@ -23,7 +23,7 @@ export MUJOCO_GL ?= egl
 # One thread per process: the tests and simulators run side by side.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo assets test test-long test-arm goldens kill-points lerobot setup system lint types layers smoke docs check release tiny tiny-arm tiny-droid clean
+.PHONY: help demo assets test test-long test-arm test-arm-foreign goldens kill-points lerobot setup system lint types layers smoke docs check release tiny tiny-arm tiny-droid clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -48,6 +48,14 @@ test-long: assets  ## run the long forms of some tests
 # a table in MuJoCo. Not part of `make test`: these tests depend on timing and need an idle machine.
 test-arm: assets  ## run the tests of the arm against emulated devices, in full
 	$(BIN)/python -m pytest -s -m robot tests/envs tests/commands
+
+# A second opinion: the drivers against a simulator of the arm from PyPI, whose dependencies are kept
+# apart from ours. It keeps real time: about five minutes on an idle machine.
+FRANKA_SIM ?= $(HOME)/.cache/dzrobot/franky-sim
+test-arm-foreign: setup  ## run the arm's drivers against franky-sim, which nobody here wrote
+	test -x $(FRANKA_SIM)/bin/python || $(PYTHON) -m venv $(FRANKA_SIM)
+	$(FRANKA_SIM)/bin/python -m pip install --quiet franky-sim==1.0.4
+	DZROBOT_FRANKA_SIM=$(FRANKA_SIM)/bin/python $(BIN)/python -m pytest -rs -m foreign tests/envs
 
 # Every reference number, one row per file: DZROBOT_GOLDENS=<folder> make goldens
 goldens: setup  ## compare with reference numbers

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.emulators.timebase import FREE, ArmClock, Timebase
 from dzrobot.envs.emulators.views import SECOND_EXTERIOR, SERIALS, SIZES
@@ -300,6 +303,8 @@ class TimedCamera:
         self._number = number
         self._clock = clock
         self._missing_ms = -1.0
+        self._came = (-1, 0.0)
+        """Number of the newest image, and when it was there (the arm's clock)."""
 
     @property
     def config(self) -> CameraConfig:
@@ -330,7 +335,9 @@ class TimedCamera:
         if self._is_late(frame):
             # Lost in transit; the images until the next one that comes are not waited for.
             self._missing_ms = 1000 * frame.stamp_s
-        return replace(frame, at_s=frame.stamp_s)
+        if frame.number != self._came[0]:
+            self._came = frame.number, self._clock.now()
+        return replace(frame, at_s=frame.stamp_s, came_s=self._came[1])
 
     def close(self) -> None:
         """Stop the stream."""
@@ -401,7 +408,7 @@ def scene_values(scene: str) -> dict[str, Any]:
     }
 
 
-def ready_pose_values() -> dict[str, Any]:
-    """Return where the simulated twin begins: its hand is tilted by 7 degrees."""
-    pose = forward(READY, flange_to_hand())
+def hand_at(joints: ArrayLike) -> dict[str, Any]:
+    """Return position (m) and roll, pitch, yaw (rad) of the Franka Hand at joint angles (7,)."""
+    pose = forward(np.array(joints, np.float64), flange_to_hand())
     return {"position": pose[:3, 3].tolist(), "euler": euler_of(pose[:3, :3]).tolist()}

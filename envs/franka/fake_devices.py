@@ -266,6 +266,9 @@ class FakeCamera:
         self.frozen = False
         """No new frame comes; the next ``open`` ends that."""
 
+        self.stuck = False
+        """New frames come, all of one image."""
+
     @property
     def config(self) -> CameraConfig:
         """Which view it delivers."""
@@ -298,4 +301,8 @@ class FakeCamera:
         row = int(np.clip(height * (1 - (z if "wrist" in self._config.key else x)), 8, 112))
         image[row - 6 : row + 6, column - 6 : column + 6] = (210, 40, 40)
         now = self._arm.clock.now()
-        return Frame(image, self._number, now, now)
+        # The noise of a real sensor: no two images are the same.
+        image[0, 0] = self._number % 256
+        if self.stuck and self._frame is not None:
+            image = self._frame.image
+        return Frame(image, self._number, now, now, now)

@@ -92,6 +92,10 @@ class ArmState:
         return f"{self.mode}, {', '.join(self.errors) or 'no error'}: {remedy}"
 
 
+OPEN_M = 0.08
+"""Distance between the open fingers of the Franka Hand."""
+
+
 @dataclass(frozen=True)
 class GripperState:
     """What is known about the hand without asking it."""
@@ -116,6 +120,9 @@ class GripperState:
 
     is_homed: bool = True
     """Whether the hand knows how far it opens; before, it opens and grasps nothing."""
+
+    widest_m: float = OPEN_M
+    """Width of an open hand of its kind."""
 
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

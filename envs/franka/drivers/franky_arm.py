@@ -6,8 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from dzrobot.envs.driver_process import DisconnectedError, DriverProcess, require
+from dzrobot.envs.franka.drivers.franka_hand import FrankaHandDriver
 from dzrobot.envs.franka.drivers.franky_driver import HAND_OVER_S, MISSING, RECOVER_S, FrankyDriver
-from dzrobot.envs.franka.drivers.gripper import FrankyGripper
+from dzrobot.envs.franka.drivers.gripper import DrivenGripper
+from dzrobot.envs.franka.drivers.robotiq import MISSING as MISSING_ROBOTIQ
+from dzrobot.envs.franka.drivers.robotiq import RobotiqDriver
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.workcells import (
     Clock,
@@ -46,10 +49,7 @@ class FrankyArm:
         self._workcell = workcell
         self._config = config
         self._clock: Clock = clock or SystemClock()
-        self._gripper: GripperDevice = (
-            NoGripper() if config.gripper.kind == "none"
-            else FrankyGripper(lambda: workcell.address, config.gripper, workcell.patience)
-        )  # fmt: skip
+        self._gripper = _gripper_of(workcell, config)
         self._driver: DriverProcess | None = None
         self._seen: ArmState | None = None
 
@@ -81,6 +81,8 @@ class FrankyArm:
             self._gripper.close()
         self._abandon()
         require("franky", MISSING)
+        if self._config.gripper.kind == "robotiq":
+            require("pyrobotiqgripper", MISSING_ROBOTIQ)
         self._workcell.open()
         patience = self._workcell.patience
         driver = DriverProcess(
@@ -179,3 +181,17 @@ class FrankyArm:
         if self._driver is not None:
             self._driver.kill()
         self._driver = self._seen = None
+
+
+def _gripper_of(workcell: Workcell, config: FrankaConfig) -> GripperDevice:
+    gripper = config.gripper
+    match gripper.kind:
+        case "none":
+            return NoGripper()
+        case "robotiq":
+            # It hangs on a port of this machine: no arm's clock is paused for it.
+            return DrivenGripper(RobotiqDriver, lambda: gripper.device, gripper)
+        case "franka":
+            return DrivenGripper(
+                FrankaHandDriver, lambda: workcell.address, gripper, workcell.patience
+            )

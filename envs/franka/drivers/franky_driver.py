@@ -263,13 +263,23 @@ class FrankyDriver:
         posture = self._config.reset.joints
         target = np.array(self._opened.state.q if posture is None else posture, np.float64)
         try:
-            if self._space is not Space.CARTESIAN:
-                if self._space is Space.GUIDED:
-                    box["friction"] = franky.FrictionCompensationParams(
-                        coulomb=list(settings.guided_friction_nm)
-                    )
-                stiffness = np.array(settings.joint_stiffness)
-                return franky.JointImpedanceTracker(self._opened, stiffness=stiffness, **box)
+            if self._space is Space.GUIDED:
+                friction = franky.FrictionCompensationParams(
+                    coulomb=list(settings.guided_friction_nm)
+                )
+                return franky.JointImpedanceTracker(
+                    self._opened, stiffness=_gains(settings.guided_stiffness), friction=friction,
+                    **box,
+                )  # fmt: skip
+            if self._space is Space.JOINTS:
+                return franky.JointImpedanceTracker(
+                    self._opened,
+                    stiffness=_gains(settings.joint_stiffness),
+                    damping=_gains(settings.joint_damping),
+                    cartesian_stiffness=_gains(settings.cartesian_stiffness),
+                    cartesian_damping=_gains(settings.cartesian_damping),
+                    **box,
+                )
             return franky.CartesianImpedanceTracker(
                 self._opened,
                 translational_stiffness=settings.translational_stiffness,
@@ -354,7 +364,8 @@ class FrankyDriver:
         franky = library()
         self._reference, self._rate = reference, rate
         if self._tracker is not None and self._space is not Space.CARTESIAN:
-            self._tracker.set_target(reference, rate)
+            led = self._config.controller.speed_feedforward
+            self._tracker.set_target(reference, rate if led else np.zeros(7))
             return
         if self._tracker is not None:
             self._tracker.set_target(franky.Affine(reference), franky.Twist(rate[:3], rate[3:]))
@@ -377,7 +388,7 @@ class FrankyDriver:
             damping = np.array(settings.guided_damping)
             self._tracker.set_gains(stiffness=np.zeros(7), damping=damping)
         else:
-            self._tracker.set_gains(stiffness=np.array(settings.joint_stiffness))
+            self._tracker.set_gains(stiffness=_gains(settings.guided_stiffness))
 
     def _note_end(self) -> None:
         """Keep why the controller ended."""
@@ -465,6 +476,10 @@ def version_hint(message: str) -> str:
         f"pip install franky-control --extra-index-url {WHEEL_INDEX}/{server}/ --force-reinstall "
         "--no-deps"
     )
+
+
+def _gains(values: tuple[float, ...] | None) -> Array | None:
+    return None if values is None else np.array(values, np.float64)
 
 
 def _modes(franky: Any) -> dict[Any, Mode]:
