@@ -134,7 +134,7 @@ class ErrorCapture:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        # A stop, or an arm that another program drives, is no accident of one episode: the run ends.
+        # A stop, or an arm that another program drives, is no accident of one episode.
         if not isinstance(error, Exception) or isinstance(error, StoppedError | ArmBusyError):
             return False
         text = str(error) if isinstance(error, DzrobotError) else f"{type(error).__name__}: {error}"

@@ -5,11 +5,13 @@ import hashlib
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from dzrobot.errors import ConfigError
 
@@ -81,6 +83,20 @@ def end_with_parent() -> None:
     # It may have ended before the kernel was asked.
     if os.getppid() != parent.pid:
         os._exit(1)
+
+
+def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start a helper that Ctrl-C at the terminal does not reach, as this program decides.
+
+    One that is suspended when this program ends is ended with it: the kernel sends SIGHUP and
+    SIGCONT to a group of stopped processes whose parent's end leaves it alone in its session. In a
+    session of its own it would stay suspended for ever. One that runs watches its parent.
+
+    Args:
+        command: What is started.
+        **options: Of :class:`subprocess.Popen`.
+    """
+    return subprocess.Popen(command, process_group=0, **options)
 
 
 class Terminated(KeyboardInterrupt):

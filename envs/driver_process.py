@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import dzrobot
 from dzrobot.errors import DzrobotError, MissingDependencyError, RobotError
+from dzrobot.process import start_child
 
 PROMPT_S = 0.1
 """How long the control loop waits for an answer before it continues with what it knows."""
@@ -137,11 +138,9 @@ class DriverProcess:
             kept.append(self._latest.descriptor)
             words += [str(self._latest.descriptor), str(memory)]
         with theirs:
-            # A session of its own: Ctrl-C at the terminal is for the environment to deal with.
-            self._process = subprocess.Popen(
+            self._process = start_child(
                 [sys.executable, "-c", _MAIN, *words],
-                stdin=subprocess.DEVNULL, stdout=2, pass_fds=kept, start_new_session=True,
-                env=python_environment(),
+                stdin=subprocess.DEVNULL, stdout=2, pass_fds=kept, env=python_environment(),
             )  # fmt: skip
         self._write((make, arguments), _START_S)
 
@@ -335,9 +334,10 @@ def serve(connection: socket.socket, latest: Latest | None) -> None:
     make, arguments = pickle.loads(connection.recv(_BIGGEST))
     given = arguments if latest is None else (*arguments, latest)
     driver: Driver = make(*given)
-    watched_s = -_WATCHED_S
+    watched_s, parent = -_WATCHED_S, os.getppid()
     try:
-        while True:
+        # A socket that a process forked by the parent holds does not end with the parent.
+        while os.getppid() == parent:
             if time.monotonic() - watched_s > _WATCHED_S:
                 watched_s = time.monotonic()
                 # This timer needs no lock of Python's, which a hung call may hold. It is a thread,

@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ from dzrobot.errors import SimulatorError
 # What robosuite compiles in its first steps takes 20 s and more. Tests move our cache, and whatever
 # they start would compile it again.
 point_caches_home()
+
+# A stop of one test is none of another run on this machine.
+_LOCKS = tempfile.TemporaryDirectory(prefix="dzrobot-locks-")
+os.environ["DZROBOT_LOCK_FOLDER"] = _LOCKS.name
 
 _SHARED = Path(__file__).parents[2] / "shared"
 

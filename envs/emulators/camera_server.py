@@ -254,6 +254,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--domain", type=int, required=True)
     parser.add_argument("--timebase", type=int, required=True, help="of the shared clock")
+    parser.add_argument("--parent", type=int, required=True, help="process to end with")
     parser.add_argument("--scene", default=EMPTY)
     parser.add_argument("serials", nargs="+")
     arguments = parser.parse_args()
@@ -271,8 +272,8 @@ def main() -> None:
     sys.stdout.write(f"{READY_LINE}: {len(cameras)}\n")
     sys.stdout.flush()
     page.camera_is_alive = True
-    # The parent closes our standard input when it ends; then we end too.
-    while not select.select([sys.stdin], [], [], _LOOK_S)[0]:
+    # Standard input closes when the parent ends, unless a process that it forked has it too.
+    while os.getppid() == arguments.parent and not select.select([sys.stdin], [], [], _LOOK_S)[0]:
         now_ms = exposures.now_ms()
         for number, camera in enumerate(cameras):
             page.publish(number, camera.publish_due(now_ms))

@@ -10,15 +10,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
-import dzrobot
+from dzrobot.envs.driver_process import python_environment
 from dzrobot.envs.emulators.camera_server import bus_settings
 from dzrobot.envs.emulators.scenes import EMPTY, check_scene
 from dzrobot.envs.emulators.timebase import Timebase
 from dzrobot.envs.emulators.views import SERIALS
 from dzrobot.errors import ConfigError, RobotError
+from dzrobot.process import start_child
 
 LARGEST_DOMAIN = 232
 """The bus computes its ports from the domain, and these end there."""
@@ -185,24 +185,16 @@ class EmulatorLauncher:
 
 
 def _begin(module: str, page: Timebase, arguments: Sequence[str]) -> subprocess.Popen[str]:
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
-    # The child must find this package also from a plain checkout.
-    root = str(Path(dzrobot.__file__).resolve().parents[1])
-    environment["PYTHONPATH"] = os.pathsep.join(
-        part for part in (root, environment.get("PYTHONPATH", "")) if part
-    )
-    return subprocess.Popen(
+    return start_child(
         [
             sys.executable, "-m", f"dzrobot.envs.emulators.{module}",
-            "--timebase", str(page.descriptor), *arguments,
+            "--timebase", str(page.descriptor), "--parent", str(os.getpid()), *arguments,
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment,
+        env=python_environment(),
         pass_fds=[page.descriptor],
-        # A Ctrl-C at the terminal is for the program that drives the arm, which then closes us.
-        start_new_session=True,
     )  # fmt: skip
 
 

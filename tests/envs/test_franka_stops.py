@@ -26,10 +26,11 @@ from dzrobot.envs.franka.safeguards.limits import (
     Abort,
 )
 from dzrobot.envs.franka.safeguards.lock_and_stop import (
+    FOLDER_VARIABLE,
     ArmLock,
     StopLatch,
+    lock_folder,
     private_folder,
-    runtime_folder,
 )
 from dzrobot.envs.panda.poses import distance_between
 from dzrobot.errors import ConfigError, RobotError, StoppedError
@@ -45,8 +46,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path, monkeypatch):
-    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "DZROBOT_CACHE"):
-        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
 
 
 def make(operator=None, arm=None, **values):
@@ -158,16 +158,24 @@ def test_a_lock_that_is_a_link_is_refused_and_the_target_left_alone(tmp_path):
     assert victim.read_text() == "precious"
 
 
-def test_locks_lie_in_a_folder_of_this_user_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    lock = ArmLock(ADDRESS, None)
-    lock.acquire()
-    (path,) = (tmp_path / "run/dzrobot").iterdir()
-    assert path.parent.stat().st_mode & 0o777 == 0o700
-    lock.release()
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
+SHARED = "dzrobot.envs.franka.safeguards.lock_and_stop._SHARED"
+
+
+def test_locks_and_stops_lie_where_every_user_sees_them_or_a_warning_says_so(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.delenv(FOLDER_VARIABLE)
+    assert lock_folder(None) == Path("/var/tmp")
+    assert lock_folder(str(tmp_path)) == tmp_path
+    assert not caplog.records
     monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path / "cache"))
-    assert runtime_folder() == tmp_path / "cache/run"
+    # A folder of this user's, whoever may write to it, is one that this user can replace.
+    (tmp_path / "open").mkdir(mode=0o755)
+    monkeypatch.setattr(SHARED, str(tmp_path / "open"))
+    own = lock_folder(None)
+    assert own == tmp_path / "cache/locks"
+    assert own.stat().st_mode & 0o777 == 0o700
+    assert "other users do not see them" in caplog.text
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / "linked").symlink_to(elsewhere)

@@ -94,6 +94,7 @@ class FrankyDriver:
     def state(self) -> ArmState:
         """Return the newest state; ``fresh_at_s`` by this machine's clock."""
         raw = self._raw()
+        self._guard.hear(self._clock_s)
         franky = library()
         jacobian = np.asarray(self._robot.model.zero_jacobian(franky.Frame.EndEffector, raw))
         wrench = np.asarray(raw.K_F_ext_hat_K, np.float64)

@@ -61,7 +61,7 @@ class KeyReader:
         data = self._program.recv(LONGEST)
         if not data:
             # A terminal that is closed ends the program too, perhaps before its end was seen here.
-            if _is_closed(self._terminal):
+            if is_closed(self._terminal):
                 self._set_stop(_CLOSED)
             return False
         message = json.loads(data)
@@ -115,7 +115,8 @@ def has_terminal(pid: int) -> bool:
     return terminal == "0" or group == foreground
 
 
-def _is_closed(terminal: int) -> bool:
+def is_closed(terminal: int) -> bool:
+    """Return whether the terminal behind a file descriptor is gone."""
     events = select.poll()
     events.register(terminal, select.POLLIN)
     return any(flags & (select.POLLHUP | select.POLLERR) for _, flags in events.poll(0))

@@ -169,7 +169,7 @@ class Consent:
         """Return when the operator agrees; at once if nobody is to be asked.
 
         Raises:
-            StoppedError: the operator stopped the arm instead, or a stop was set before they agreed.
+            StoppedError: the operator stopped the arm instead, or a stop was set meanwhile.
         """
         if self.operator is not None and self.is_asked:
             self.operator.confirm(phase, question)

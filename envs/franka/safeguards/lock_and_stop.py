@@ -99,7 +99,7 @@ def resolved(address: str) -> str:
         RobotError: nobody knows the name.
     """
     try:
-        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(address.encode("ascii"), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise RobotError(
             f"the address {address!r} of the arm cannot be resolved ({error}): check its spelling "
@@ -112,9 +112,9 @@ def resolved(address: str) -> str:
 def lock_folder(given: str | None) -> Path:
     """Return where locks and stops lie.
 
-    That is ``given`` (a workcell's ``lock_folder``), else what :data:`FOLDER_VARIABLE` names, else a
-    folder that all users of this machine share. Where there is none it is this user's alone, and a
-    warning says so.
+    That is ``given`` (a workcell's ``lock_folder``), else what :data:`FOLDER_VARIABLE` names, else
+    a folder that all users of this machine share. Where there is none it is this user's alone, and
+    a warning says so.
 
     Raises:
         RobotError: the user's own folder belongs to someone else, or is a link.
@@ -139,7 +139,7 @@ def _own_folder() -> Path:
     folder = private_folder(cache_folder() / "locks")
     _log.warning(
         "%s is no folder that all users of this machine may write to, so lock and stop of the arm "
-        "lie in %s: other users do not see them. Set lock_folder of the workcell to a shared folder",
+        "lie in %s, where other users do not see them: set lock_folder of the workcell",
         _SHARED, folder,
     )  # fmt: skip
     return folder

@@ -1,4 +1,4 @@
-"""When the arm's driver ends a motion by itself: a stop stands, or the program has fallen silent."""
+"""When the arm's driver ends a motion by itself: at a stop, or when the program falls silent."""
 
 from pathlib import Path
 
