@@ -24,7 +24,6 @@ from typing import Any, Protocol
 
 import dzrobot
 from dzrobot.errors import DzrobotError, MissingDependencyError, RobotError
-from dzrobot.process import start_child
 
 PROMPT_S = 0.1
 """How long the control loop waits for an answer before it continues with what it knows."""
@@ -138,9 +137,11 @@ class DriverProcess:
             kept.append(self._latest.descriptor)
             words += [str(self._latest.descriptor), str(memory)]
         with theirs:
-            self._process = start_child(
+            # A session of its own: Ctrl-C at the terminal is for the environment to deal with.
+            self._process = subprocess.Popen(
                 [sys.executable, "-c", _MAIN, *words],
-                stdin=subprocess.DEVNULL, stdout=2, pass_fds=kept, env=python_environment(),
+                stdin=subprocess.DEVNULL, stdout=2, pass_fds=kept, start_new_session=True,
+                env=python_environment(),
             )  # fmt: skip
         self._write((make, arguments), _START_S)
 

@@ -26,6 +26,7 @@ from dzrobot.envs.emulators.scenes import EMPTY
 from dzrobot.envs.emulators.timebase import Timebase
 from dzrobot.envs.panda import kinematics
 from dzrobot.errors import DzrobotError, UnknownNameError, find
+from dzrobot.process import end_with_parent
 
 READY_LINE = "arm and gripper are listening"
 _LOOK_S = 0.2
@@ -105,7 +106,10 @@ def main() -> None:
     parser.add_argument("--scene", default=EMPTY)
     parser.add_argument("--timebase", type=int, help="descriptor of the shared clock")
     parser.add_argument("--parent", type=int, default=os.getppid(), help="process to end with")
+    parser.add_argument("--end-at-once", action="store_true", help="even if it is suspended")
     arguments = parser.parse_args()
+    if arguments.end_at_once:
+        end_with_parent(arguments.parent)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     page = None if arguments.timebase is None else Timebase(arguments.timebase)
     server = ArmServer(arguments.host, page, arguments.rate, arguments.scene)

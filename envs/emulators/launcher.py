@@ -8,6 +8,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -18,7 +19,6 @@ from dzrobot.envs.emulators.scenes import EMPTY, check_scene
 from dzrobot.envs.emulators.timebase import Timebase
 from dzrobot.envs.emulators.views import SERIALS
 from dzrobot.errors import ConfigError, RobotError
-from dzrobot.process import start_child
 
 LARGEST_DOMAIN = 232
 """The bus computes its ports from the domain, and these end there."""
@@ -185,16 +185,21 @@ class EmulatorLauncher:
 
 
 def _begin(module: str, page: Timebase, arguments: Sequence[str]) -> subprocess.Popen[str]:
-    return start_child(
+    # The kernel ends a child with the thread that has started it: only the main one lasts.
+    lasts = threading.current_thread() is threading.main_thread()
+    return subprocess.Popen(
         [
             sys.executable, "-m", f"dzrobot.envs.emulators.{module}",
-            "--timebase", str(page.descriptor), "--parent", str(os.getpid()), *arguments,
+            "--timebase", str(page.descriptor), "--parent", str(os.getpid()),
+            *(["--end-at-once"] if lasts else []), *arguments,
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env=python_environment(),
         pass_fds=[page.descriptor],
+        # A Ctrl-C at the terminal is for the program that drives the arm, which then closes us.
+        start_new_session=True,
     )  # fmt: skip
 
 

@@ -408,3 +408,37 @@ def test_the_environments_process_imports_no_native_driver_and_ends_beside_a_stu
     path.write_text(script)
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+ENDS = textwrap.dedent("""
+    import os, signal, sys, time
+    from dzrobot.envs.emulators.launcher import EmulatorLauncher, LauncherAddress
+    emulators = EmulatorLauncher(LauncherAddress.for_process()).start()
+    pids = [emulators._arm.pid, emulators._cameras.pid]
+    if sys.argv[1] == "suspended":
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+    if sys.argv[1] == "beside a fork" and os.fork() == 0:
+        # It has every descriptor of its parent, and outlives it.
+        os.close(1)
+        time.sleep(60)
+        os._exit(0)
+    print(*pids, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+""")
+
+
+@pytest.mark.robot
+@pytest.mark.parametrize("how", ["alone", "suspended", "beside a fork"])
+def test_emulators_end_with_the_program_that_started_them(how):
+    need_libraries()
+    done = subprocess.run([sys.executable, "-c", ENDS, how], stdout=subprocess.PIPE, text=True)
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 30
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        if time.monotonic() > deadline:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
