@@ -357,7 +357,7 @@ class FrankyDriver:
                 self.stop()
 
     def _halt(self) -> None:
-        """End the motion, and hold where the arm is; joints brake evenly."""
+        """End the motion, and hold the arm; joints brake evenly."""
         if self._tracker is None:
             self.stop()
             return
@@ -365,9 +365,11 @@ class FrankyDriver:
         limits, reference = self._config.limits, self._reference
         if self._space is Space.CARTESIAN:
             here = np.array(state.O_T_EE.matrix, np.float64)
-            near = distance_between(here, reference) <= limits.first_m
+            # A loaded hand hangs below its reference: holds of the measured pose, one after
+            # another, would let it sink. After a stop it moves no farther.
+            kept = not self._guard.stopped and distance_between(here, reference) <= limits.first_m
             self._trajectory = None
-            self._put(reference if near else here, np.zeros(6))
+            self._put(reference if kept else here, np.zeros(6))
             return
         here = np.array(state.q, np.float64)
         if self._compliant or np.abs(here - reference).max() > limits.joint_step_rad:

@@ -19,7 +19,9 @@ class MotionGuard:
     def __init__(self, limits: LimitsConfig, stop: Path | None) -> None:
         self._limits = limits
         self._stop = stop
-        self._stopped = False
+        self.stopped = False
+        """Whether a stop has stood since the motion began."""
+
         self._heard_s = 0.0
         self._done = CommandTimeout.NONE
 
@@ -29,19 +31,19 @@ class MotionGuard:
         Raises:
             StoppedError: a stop stands.
         """
-        self._stopped = False
+        self.stopped = False
         self.check()
         self.hear(now_s)
 
     def hear(self, now_s: float) -> None:
         """Note that the program has spoken."""
         self._heard_s = now_s
-        if not self._stopped:
+        if not self.stopped:
             self._done = CommandTimeout.NONE
 
     def check(self) -> None:
         """Raise :class:`StoppedError` if a stop stands, or stood since the motion began."""
-        if self._stopped or self._stands():
+        if self.stopped or self._stands():
             raise StoppedError("the arm was stopped; its driver holds it")
 
     def due(self, now_s: float) -> CommandTimeout:
@@ -52,7 +54,7 @@ class MotionGuard:
         elif self._stands():
             # It lasts until the next motion, though somebody else may acknowledge it before the
             # program has seen it.
-            self._stopped, due = True, CommandTimeout.HOLD
+            self.stopped, due = True, CommandTimeout.HOLD
         elif silent_s >= self._limits.deadman_s:
             due = CommandTimeout.HOLD
         else:
