@@ -131,7 +131,8 @@ def main() -> None:
 def _requests(parent: int) -> Iterator[bytes]:
     """Yield the lines of standard input until it closes, or the parent is gone.
 
-    A process that the parent forked may keep it open. A signal that comes just before a read begins to wait does not end the wait, so it is short.
+    A process that the parent forked may keep it open. A signal that comes just before a read begins
+    to wait does not end the wait, so it is short.
     """
     # A buffer would take lines that come together, and the second would not be seen waiting.
     source = io.FileIO(sys.stdin.fileno(), closefd=False)

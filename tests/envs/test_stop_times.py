@@ -83,7 +83,7 @@ HELD_S = 10
 
 
 class Truth:
-    """Where the emulated hand is, by its arm's clock: on a busy machine that is slower than ours."""
+    """Where the emulated hand is, by its arm's clock, which a busy machine slows down."""
 
     def __init__(self, page):
         self._page = page
@@ -203,7 +203,7 @@ ROWS = {
     "no key, SIGSTOP, traveling": ("travel", "SIGSTOP", False, 2.5),
     "space while connecting, to the end of the run": ("", "", True, 60.0),
 }
-"""What to wait for, how to freeze the program, whether space is pressed, and a generous limit (s)."""
+"""What to wait for, how to freeze the program, whether space is pressed, and a limit (s)."""
 
 
 @pytest.mark.robot

@@ -57,17 +57,17 @@ class KeyReader:
                 return
 
     def _listen(self) -> bool:
-        """Take a message of the program; return whether it is still there."""
-        data = self._program.recv(LONGEST)
-        if not data:
+        """Take all that the program has said; return whether it is still there."""
+        with contextlib.suppress(BlockingIOError):
+            while data := self._program.recv(LONGEST, socket.MSG_DONTWAIT):
+                message = json.loads(data)
+                if "stop" in message:
+                    self._stop = Path(message["stop"])
+                self._typing = message.get("typing", self._typing)
             # A terminal that is closed ends the program too, perhaps before its end was seen here.
             if is_closed(self._terminal):
                 self._set_stop(_CLOSED)
             return False
-        message = json.loads(data)
-        if "stop" in message:
-            self._stop = Path(message["stop"])
-        self._typing = message.get("typing", self._typing)
         return True
 
     def _is_shown(self) -> bool:
