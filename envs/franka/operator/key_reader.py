@@ -58,17 +58,20 @@ class KeyReader:
 
     def _listen(self) -> bool:
         """Take all that the program has said; return whether it is still there."""
-        with contextlib.suppress(BlockingIOError):
+        try:
             while data := self._program.recv(LONGEST, socket.MSG_DONTWAIT):
                 message = json.loads(data)
                 if "stop" in message:
                     self._stop = Path(message["stop"])
                 self._typing = message.get("typing", self._typing)
-            # A terminal that is closed ends the program too, perhaps before its end was seen here.
-            if is_closed(self._terminal):
-                self._set_stop(_CLOSED)
-            return False
-        return True
+        except BlockingIOError:
+            return True
+        except ConnectionError:
+            pass
+        # A terminal that is closed ends the program too, perhaps before its end was seen here.
+        if is_closed(self._terminal):
+            self._set_stop(_CLOSED)
+        return False
 
     def _is_shown(self) -> bool:
         """Return whether the program has its terminal; keys of another program are not taken.
