@@ -77,6 +77,8 @@ try:
             env.reset()
             while not env.step(np.array([0.3, 0, 0, 0, 0, 0, 0], np.float32))[3]:
                 pass
+        # The key has come in the meantime, too, and is the stop of this attempt.
+        time.sleep(2)
         env.acknowledge()
         (folder / "acknowledged").touch()
 finally:
