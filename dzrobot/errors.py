@@ -63,6 +63,10 @@ class RobotError(DzrobotError):
     """The robot, its gripper or a camera refused, failed or went away."""
 
 
+class ArmBusyError(RobotError):
+    """Another program drives the arm: no episode of this run can begin."""
+
+
 class SafetyError(DzrobotError):
     """A command that must not reach the robot."""
 
@@ -134,8 +138,8 @@ class ErrorCapture:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        # A stop is no accident of one episode: it ends the run.
-        if not isinstance(error, Exception) or isinstance(error, StoppedError):
+        # A stop, or an arm that another program drives, is no accident of one episode.
+        if not isinstance(error, Exception) or isinstance(error, StoppedError | ArmBusyError):
             return False
         text = str(error) if isinstance(error, DzrobotError) else f"{type(error).__name__}: {error}"
         no_room = isinstance(error, OSError) and error.errno in _NO_ROOM

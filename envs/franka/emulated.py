@@ -8,6 +8,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -192,6 +193,14 @@ class TimedArm:
     def gripper(self) -> "TimedGripper":
         """The hand."""
         return self._gripper
+
+    def watch_stop(self, path: Path) -> None:
+        """Watch it as the arm does."""
+        self._arm.watch_stop(path)
+
+    def keep_alive(self) -> None:
+        """Say that the program runs."""
+        self._arm.keep_alive()
 
     def connect(self) -> None:
         """Connect."""

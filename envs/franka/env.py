@@ -127,7 +127,9 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         """What its actions and states are made of."""
 
         space = target_space(self.layout.motion, config)
-        self._control = Control(arm, config, self._clock, space)
+        self._control = Control(
+            arm, config, self._clock, space, stop=self._consent.stop_latch.active
+        )
         self.scene = scene
         """The scene around the arm, if a program knows it; privileged information."""
 
@@ -213,6 +215,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
 
         Raises:
             RobotError: something cannot be reached; says what to do.
+            ArmBusyError: another program drives the arm.
             StoppedError: a stop is set, or the arm was stopped during the reset.
             SafetyError: the arm must not move.
             ModalityError: an unknown option or initial state.
@@ -235,13 +238,16 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         atexit.unregister(self.close)
         atexit.register(self.close)
         if operator is not None:
-            operator.start()
+            operator.start(self._consent.stop_latch.path)
+        self.arm.watch_stop(self._consent.stop_latch.path)
         if self._watchdog is None:
-            self._watchdog = Watchdog(self._control.check_silence, operator, self.operator_stop)
+            self._watchdog = Watchdog(
+                self._control.check_silence, self.arm.keep_alive, operator, self.operator_stop
+            )
         # Unlatched first: a stop that comes meanwhile is found by the check.
         self._control.unlatch()
         self._consent.check_stop()
-        self._sensors.open()
+        self._sensors.open(self._consent.refuse_stopped)
         self._clear_errors()
         with contextlib.ExitStack() as guard:
             guard.push(self._end_reset)

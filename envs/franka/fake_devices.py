@@ -3,6 +3,8 @@
 To the environment they behave like the real ones, and they show faults on demand.
 """
 
+from pathlib import Path
+
 import numpy as np
 
 from dzrobot.envs.driver_process import DisconnectedError
@@ -148,6 +150,12 @@ class FakeArm:
     def put(self, pose: Array) -> None:
         """Place the hand at ``pose`` (4, 4)."""
         self._pose = self._target = np.array(pose, np.float64)
+
+    def watch_stop(self, path: Path) -> None:
+        """Do nothing: what moves this arm runs in the program."""
+
+    def keep_alive(self) -> None:
+        """Do nothing."""
 
     def connect(self) -> None:
         """Connect."""

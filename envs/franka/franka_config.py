@@ -275,6 +275,10 @@ class LimitsConfig(FrozenConfig):
     hold_after_s: Positive = 0.5
     """Without an action for this long the arm holds the pose it is at."""
 
+    deadman_s: Positive = 1.0
+    """Without a word from the program for this long, because it is suspended or a policy holds its
+    interpreter, the arm's driver ends its motion and holds it."""
+
     stop_after_s: Positive = 60.0
     """Without an action for this long control is given up and the episode ends."""
 
@@ -463,8 +467,8 @@ class FrankaConfig(FrozenConfig):
     """System image of the arm, as Desk shows it; results name it."""
 
     lock_folder: str | None = None
-    """Where the lock and the stop of this arm lie, such as a folder that all its users may write
-    to. None: folders of the user alone."""
+    """Where the lock and the stop of this arm lie: a folder on this machine that all its users may
+    write to. None: ``/var/tmp``."""
 
     def result_settings(self) -> dict[str, Any]:
         """Return what a result depends on, as plain values: all but where the devices are.
@@ -532,8 +536,8 @@ class FrankaConfig(FrozenConfig):
             yield f"reset.noise_yaw_rad={reset.noise_yaw_rad} exceeds limits.tilt {limits.tilt[2]}"
         if not all(0 < angle < np.pi / 2 for angle in limits.tilt):
             yield f"limits.tilt={limits.tilt} must lie between 0 and a quarter turn"
-        if limits.hold_after_s >= limits.stop_after_s:
-            yield "limits.hold_after_s must be shorter than stop_after_s"
+        if max(limits.hold_after_s, limits.deadman_s) >= limits.stop_after_s:
+            yield "limits.hold_after_s and deadman_s must be shorter than stop_after_s"
         if limits.step_m > limits.call_m or limits.step_rad > limits.call_rad:
             yield "limits.step_* must not exceed call_*"
         yield from self._joint_faults()

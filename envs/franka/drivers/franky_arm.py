@@ -3,6 +3,7 @@
 import contextlib
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dzrobot.envs.driver_process import DisconnectedError, DriverProcess, require
@@ -52,6 +53,7 @@ class FrankyArm:
         self._gripper = _gripper_of(workcell, config)
         self._driver: DriverProcess | None = None
         self._seen: ArmState | None = None
+        self._stop: Path | None = None
 
     @property
     def gripper(self) -> GripperDevice:
@@ -71,6 +73,17 @@ class FrankyArm:
             )
         return self._driver
 
+    def watch_stop(self, path: Path) -> None:
+        """Let the driver hold the arm by itself while there is a file at ``path``."""
+        self._stop = path
+
+    def keep_alive(self) -> None:
+        """Say that this program runs."""
+        if self._driver is not None:
+            # Whoever needs an answer next says that there is none.
+            with contextlib.suppress(DisconnectedError):
+                self._driver.notify("keep_alive")
+
     def connect(self) -> None:
         """Connect, or connect again where the arm or its driver stopped answering."""
         if self._driver is not None:
@@ -86,8 +99,9 @@ class FrankyArm:
         self._workcell.open()
         patience = self._workcell.patience
         driver = DriverProcess(
-            "arm", FrankyDriver, self._workcell.address, self._config, patience, patience=patience
-        )
+            "arm", FrankyDriver, self._workcell.address, self._config, self._stop, patience,
+            patience=patience,
+        )  # fmt: skip
         try:
             with driver.killed_on_error():
                 driver.call("open", timeout_s=_CONNECT_S)
