@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -31,6 +32,7 @@ from dzrobot.envs.franka.safeguards.limits import (
     RefusalError,
     check_finite,
     check_fresh,
+    check_near,
     check_shape,
 )
 from dzrobot.envs.franka.safeguards.lock_and_stop import ArmLock
@@ -45,6 +47,7 @@ from dzrobot.envs.franka.workcells import (
     SystemClock,
 )
 from dzrobot.envs.panda.poses import Array
+from dzrobot.envs.panda.quantities import GRIPPERS
 from dzrobot.envs.panda.state import Mode
 from dzrobot.envs.spaces import observation_space
 from dzrobot.errors import ConfigError, RobotError, StoppedError
@@ -74,10 +77,12 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     rad), both from the target before, or from the measured pose (``config.action.anchor``), in the
     axes ``config.action.frame``; then the gripper: at or above +0.5 a closed hand opens, at or
     below -0.5 an open one closes. A hand that changes does so first: the arm waits until the
-    fingers have moved, ``config.gripper.settle_s`` at most. Every target passes the limits of
-    ``config.limits`` before it reaches the arm; ``info["limited"]`` names those that cut it. A step
-    lasts one period of ``config.control_hz``, counted from the end of the one before or of that
-    wait; time the policy takes is part of it.
+    fingers have moved, ``config.gripper.settle_s`` at most. Numbers beyond their range are cut, and
+    refused beyond 1.5 times that; ``info["executed_action"]`` is then the action (A,) that was
+    carried out, as it is where the arm is slow. Every target passes the limits of ``config.limits``
+    before it reaches the arm; ``info["limited"]`` names those that cut it. A step lasts one period
+    of ``config.control_hz``, counted from the end of the one before or of that wait; time the
+    policy takes is part of it.
 
     With ``oxe_droid``, ``(8,)``: seven joint angles (rad) to be at, and the gripper: above 0.5
     closes, else opens; see :class:`~dzrobot.envs.franka.motion.action_spaces.JointSpace`.
@@ -344,6 +349,23 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._control.latch()
         return stopped
 
+    def policy_failed(self, ended: str, reason: str) -> Info:
+        """Hold, and end the episode as a failure of its policy.
+
+        Args:
+            ended: ``invalid_action`` or ``policy_error``; ``info["abort"]``.
+            reason: What the policy did.
+
+        Returns:
+            The last info of the episode.
+
+        Raises:
+            ResetNeeded: there is no episode.
+        """
+        at = self._control.place(self._running().reading.state)
+        self._control.hold()
+        return self._abort(RefusalError(Abort(ended), reason), LimitedTarget(at, ("refused",)))[-1]
+
     def acknowledge(self) -> None:
         """Clear a stop: a person has checked the arm, and the next reset may move it."""
         self._consent.stop_latch.acknowledge()
@@ -451,11 +473,23 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         now = self._sensors.read()
         check_fresh(now.state_age_s, now.frame_ages_s.values(), self.config.limits)
         is_open, threshold = now.gripper.is_open, self.config.gripper.threshold
+        motion, fingers = action[self.layout.motion_at], action[[self.layout.gripper_at]]
+        low, high = GRIPPERS[self.layout.gripper]
+        # All of it, before the hand does anything.
+        self._control.check(motion)
+        check_near(fingers, low, high, "the gripper's")
         if self.layout.changes_gripper(action, is_open=is_open, threshold=threshold):
             self._control.keep_target(now.state)
             self.arm.gripper.request(opened=not is_open)
             now = self._await_gripper()
-        return self._control.apply(action[self.layout.motion_at], now.state)
+        limited = self._control.apply(motion, now.state)
+        executed = action.copy()
+        executed[self.layout.gripper_at] = np.clip(fingers[0], low, high)
+        if limited.motion is not None:
+            executed[self.layout.motion_at] = limited.motion
+        if np.array_equal(executed, action):
+            return limited
+        return replace(limited, executed_action=executed.astype(np.float32))
 
     def _await_gripper(self) -> Reading:
         """Let the arm wait for the fingers, and return what the sensors say then."""

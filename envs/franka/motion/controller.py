@@ -189,6 +189,10 @@ class Control:
             self._last = limited.target
             return limited
 
+    def check(self, action: Array) -> None:
+        """Raise :class:`RefusalError` where no arm could carry out the motion of an action."""
+        self._acts_in.check(action)
+
     def keep_target(self, state: ArmState) -> None:
         """Keep the last target while an action does not move the arm yet.
 
