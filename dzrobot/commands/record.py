@@ -13,6 +13,7 @@ from dzrobot.commands.options.arm import (
     add_attention,
     add_teleop_settings,
     add_workcell,
+    check_full_speed,
     read_operator,
     workcell_arguments,
 )
@@ -44,6 +45,7 @@ from dzrobot.rollout.demonstrations.record import (
 from dzrobot.rollout.demonstrations.tally import RecordingGoal, Tally, record_session
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
+    at_full_speed,
     check_conventions,
     look_at,
     made_environment,
@@ -139,6 +141,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--teleop-arg is a setting of a device: name the device by --teleop")
     facts = look_at(arguments.env, None, given)
     needed_robot(arguments.env, facts)
+    check_full_speed(arguments, facts, by_person=_is_steered(arguments))
+    given = at_full_speed(given, facts)
     env = made_environment(arguments.env, {"max_episode_steps": arguments.max_steps, **given})
     if arguments.policy:
         _check_policy(arguments, env, facts)
@@ -189,16 +193,16 @@ def _check_source(arguments: argparse.Namespace) -> None:
         )
 
 
+def _is_steered(arguments: argparse.Namespace) -> bool:
+    """Return whether a person alone drives."""
+    return not (arguments.policy or arguments.call or arguments.replay)
+
+
 def _check_policy(
     arguments: argparse.Namespace, env: gym.Env[Any, Any], facts: EnvironmentFacts
 ) -> None:
     if PolicySpec(name=arguments.policy).looks and facts.robot is not None:
         check_conventions(env, facts.robot)
-    if facts.is_real and not arguments.full_speed:
-        raise ConfigError(
-            "what a policy does is recorded at full speed: try it with `dzrobot eval` first, which "
-            "is slow, then say --full-speed"
-        )
 
 
 def _check_noise(arguments: argparse.Namespace, facts: EnvironmentFacts) -> None:

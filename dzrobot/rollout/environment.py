@@ -22,25 +22,23 @@ from dzrobot.errors import ConfigError, ErrorCapture, ProtocolError, UnknownName
 from dzrobot.importing import current_folder_importable, load_module
 from dzrobot.rollout.protocol import EpisodeSpec, Protocol
 
-ALL_STEPS = 1_000_000
-"""More steps than an episode has."""
-
 
 @runtime_checkable
 class AttendedArm(typing.Protocol):
     """An environment that drives an arm, real or emulated, which people stand beside."""
 
     is_real: bool
-    """Whether metal moves."""
-
-    address: str | None
-    """Where the arm is reached; None for one that is made here. An address is taken at its word."""
+    """Whether it is reached at an address; one that is emulated here is not."""
 
     judged_by_operator: bool
     """Whether a person says if an episode succeeded."""
 
     def attend(self, operator: Any, *, unattended: bool = False) -> None:
-        """Say who looks after the arm, before the first reset."""
+        """Say who looks after the arm, before the first reset.
+
+        Raises:
+            ConfigError: the arm is a real one, and nobody does.
+        """
         ...
 
     def rest(self) -> None:
@@ -82,9 +80,9 @@ class OperatorOptions:
     """Whether the operator is asked why an episode failed."""
 
 
-def slowed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``arguments`` for a first trial: every step at the workcell's ``slow_pace``."""
-    return {**arguments, "slow_first_steps": ALL_STEPS}
+def at_full_speed(arguments: Mapping[str, Any], facts: "EnvironmentFacts") -> dict[str, Any]:
+    """Return ``arguments`` of an environment that may drive a real arm at full speed."""
+    return {**arguments, "full_speed": True} if facts.is_real else dict(arguments)
 
 
 def check_conventions(env: gym.Env[Any, Any], robot: Embodiment) -> None:

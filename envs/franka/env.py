@@ -87,7 +87,9 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     With ``oxe_droid``, ``(8,)``: seven joint angles (rad) to be at, and the gripper: above 0.5
     closes, else opens; see :class:`~dzrobot.envs.franka.motion.action_spaces.JointSpace`.
 
-    Nothing connects or moves before the first reset. An episode terminates when the task is done,
+    Nothing connects or moves before the first reset, which a real arm refuses unless an operator is
+    asked, or ``unattended`` says that nobody need be; and it is slow until ``config.full_speed``. An
+    episode terminates when the task is done,
     and is truncated with ``info["abort"]`` when it cannot continue safely. The arm then holds its
     pose, and no reset moves it, in this program or the next, until a person has looked: an operator
     who is asked, :meth:`acknowledge`, or ``dzrobot acknowledge ADDRESS``. ``info["fault"]`` says
@@ -102,6 +104,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         operator: A person who is asked, judges and stops; needed by ``reward.rule = "operator"``.
         scene: Is set up by every reset; needed by ``reward.rule = "scene"``. None: people do that.
         render_mode: ``"rgb_array"`` or None.
+        unattended: See :meth:`attend`.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
@@ -119,6 +122,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         operator: Operator | None = None,
         scene: Scene | None = None,
         render_mode: str | None = None,
+        unattended: bool = False,
     ) -> None:
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ConfigError(f"render_mode={render_mode!r} must be 'rgb_array' or None")
@@ -126,7 +130,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self.config = config
         self.render_mode = render_mode
         self._clock: Clock = clock or SystemClock()
-        self._consent = Consent(config, operator)
+        self._consent = Consent(config, operator, unattended=unattended)
         self._sensors = Sensors(arm, cameras, config, self._clock)
         self.layout = self._sensors.layout
         """What its actions and states are made of."""
@@ -185,12 +189,17 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         """Say who looks after the arm, before the first reset.
 
         Args:
-            operator: Asked before anything moves, and heard all the time. None: nobody.
+            operator: Asked before anything moves, and heard all the time, such as
+                :class:`~dzrobot.envs.franka.operator.console.OperatorConsole`. None: nobody.
             unattended: Whether nobody is asked, and an episode that a lost frame or a slow policy
                 has ended is followed by the next. Other stops hold all the same.
+
+        Raises:
+            ConfigError: the arm is a real one, and neither is given.
         """
         self._consent.operator = operator
         self._consent.unattended = unattended
+        self._consent.check_attended()
 
     def be_guided(self, engaged: Callable[[], bool]) -> None:
         """Let a person guide the arm by hand in the episodes that follow, instead of actions.
@@ -221,10 +230,12 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             StoppedError: a stop is set, or the arm was stopped during the reset.
             SafetyError: the arm must not move.
             ModalityError: an unknown option or initial state.
-            ConfigError: the reward needs an operator, and there is none.
+            ConfigError: the arm is a real one, nobody can be asked, and ``unattended`` was not set;
+                or the reward needs an operator, and there is none.
             MissingDependencyError: limits.self_collision_m needs a simulator.
         """
         super().reset(seed=seed)
+        self._consent.check_attended()
         start = self._starts.choose(seed, options)
         self._episode = None
         operator = self._consent.operator

@@ -43,7 +43,11 @@ WORKCELLS = (EMULATED, EMULATED_EMPTY, "fake")
 
 
 def make_franka(
-    *, workcell: str | None = None, render_mode: str | None = None, **values: Any
+    *,
+    workcell: str | None = None,
+    render_mode: str | None = None,
+    unattended: bool = False,
+    **values: Any,
 ) -> FrankaEnv:
     """Return an environment; nothing is connected, started or moved yet.
 
@@ -56,6 +60,8 @@ def make_franka(
             ``fake`` needs no library; anything else is a YAML file with the fields of
             :class:`FrankaConfig`. None: only ``values`` count.
         render_mode: ``"rgb_array"`` or None.
+        unattended: Whether a real arm moves without anybody being asked; else it needs an operator,
+            see :meth:`FrankaEnv.attend`.
         **values: Fields of :class:`FrankaConfig` that replace the workcell's; sections are merged,
             as in ``limits={"speed_m_s": 0.2}``.
 
@@ -65,7 +71,7 @@ def make_franka(
     config = load_workcell(workcell, values)
     if is_real(workcell, config):
         _require_taught(config)
-    return _assembled(workcell, config, render_mode)
+    return _assembled(workcell, config, render_mode, unattended=unattended)
 
 
 def is_real(workcell: str | None, config: FrankaConfig) -> bool:
@@ -112,19 +118,24 @@ def _require_taught(config: FrankaConfig) -> None:
         )
 
 
-def _assembled(workcell: str | None, config: FrankaConfig, render_mode: str | None) -> FrankaEnv:
+def _assembled(
+    workcell: str | None, config: FrankaConfig, render_mode: str | None, *, unattended: bool
+) -> FrankaEnv:
     if workcell == "fake":
-        env = _fake(config, render_mode)
+        env = _fake(config, render_mode, unattended=unattended)
     else:
-        env = connectable(*located(workcell, config), render_mode)
-    env.is_real = is_real(workcell, config)
+        env = connectable(*located(workcell, config), render_mode, unattended=unattended)
     # The values, not the file they came from: it may change, or be elsewhere for another process.
-    env.remake = partial(_assembled, workcell, config, render_mode)
+    env.remake = partial(_assembled, workcell, config, render_mode, unattended=unattended)
     return env
 
 
 def connectable(
-    workcell: Workcell, config: FrankaConfig, render_mode: str | None = None
+    workcell: Workcell,
+    config: FrankaConfig,
+    render_mode: str | None = None,
+    *,
+    unattended: bool = False,
 ) -> FrankaEnv:
     """Return an environment with the real drivers on ``workcell``."""
     drivers: list[Camera] = [
@@ -137,7 +148,7 @@ def connectable(
     operator = OperatorConsole() if config.reward.rule == "operator" else None
     return FrankaEnv(
         arm, cameras, config, clock=clock, operator=operator, scene=workcell.scene,
-        render_mode=render_mode,
+        render_mode=render_mode, unattended=unattended,
     )  # fmt: skip
 
 
@@ -221,13 +232,15 @@ def _built_in(workcell: str, robot: Embodiment) -> dict[str, Any]:
     return values
 
 
-def _fake(config: FrankaConfig, render_mode: str | None) -> FrankaEnv:
+def _fake(config: FrankaConfig, render_mode: str | None, *, unattended: bool) -> FrankaEnv:
     from dzrobot.envs.franka.fake_devices import FakeArm, FakeCamera
 
     arm = FakeArm(config.reset.pose)
     cameras = [FakeCamera(key, arm) for key in config.robot.video_keys]
     driven: Arm = DryRunArm(arm) if config.dry_run else arm
-    return FrankaEnv(driven, cameras, config, clock=arm.clock, render_mode=render_mode)
+    return FrankaEnv(
+        driven, cameras, config, clock=arm.clock, render_mode=render_mode, unattended=unattended
+    )
 
 
 def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:

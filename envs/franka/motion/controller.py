@@ -173,7 +173,7 @@ class Control:
         with self._lock:
             last = self._last_allowed(state)
             pace = self._pace
-            if self._steps < self._config.slow_first_steps:
+            if self._config.is_slow or self._steps < self._config.slow_first_steps:
                 pace = min(pace, self._config.slow_pace)
             if self._clock.now() - self._last_action_s > _LATE * self._config.period_s:
                 rested = self._space.rested(last)
