@@ -18,6 +18,7 @@ from dzrobot.commands.options.arm import (
     workcell_arguments,
 )
 from dzrobot.diagnostics.recorded import load_recording
+from dzrobot.embodiments.conventions import check_conventions
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
 from dzrobot.envs.teleop.devices import DEVICES, load_device
@@ -45,14 +46,21 @@ from dzrobot.rollout.demonstrations.record import (
 from dzrobot.rollout.demonstrations.tally import RecordingGoal, Tally, record_session
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
+    anchored,
     at_full_speed,
-    check_conventions,
+    facts_of,
     look_at,
     made_environment,
     needed_robot,
 )
 from dzrobot.rollout.episode import Actor, PolicyActor
-from dzrobot.rollout.policy_spec import PolicySpec, load_factory, load_policy, resolve_policy
+from dzrobot.rollout.policy_spec import (
+    PolicySpec,
+    ResolvedPolicy,
+    load_factory,
+    load_policy,
+    resolve_policy,
+)
 
 INSTEAD = {"--only-success": "failures are left out unless --keep-failures is given"}
 
@@ -143,13 +151,16 @@ def run(arguments: argparse.Namespace) -> int:
     needed_robot(arguments.env, facts)
     check_full_speed(arguments, facts, by_person=_is_steered(arguments))
     given = at_full_speed(given, facts)
+    found = _found_policy(arguments, facts)
+    if found is not None:
+        given = {**anchored(arguments.env, found.robot), **given}
     env = made_environment(arguments.env, {"max_episode_steps": arguments.max_steps, **given})
-    if arguments.policy:
-        _check_policy(arguments, env, facts)
+    if found is not None and found.spec.looks:
+        check_conventions(needed_robot(arguments.env, facts_of(env)), found.robot)
     if arguments.noise:
         _check_noise(arguments, facts)
         env = NoisyActions(env, arguments.noise)
-    actor = _actor(arguments, env, facts)
+    actor = _actor(arguments, env, facts, found)
     operator = read_operator(arguments)
     log = operator.log or arguments.output.with_name(f"{arguments.output.name}.operator.jsonl")
     with (
@@ -198,11 +209,12 @@ def _is_steered(arguments: argparse.Namespace) -> bool:
     return not (arguments.policy or arguments.call or arguments.replay)
 
 
-def _check_policy(
-    arguments: argparse.Namespace, env: gym.Env[Any, Any], facts: EnvironmentFacts
-) -> None:
-    if PolicySpec(name=arguments.policy).looks and facts.robot is not None:
-        check_conventions(env, facts.robot)
+def _found_policy(arguments: argparse.Namespace, facts: EnvironmentFacts) -> ResolvedPolicy | None:
+    """Return the policy that acts, not yet loaded; None: none does."""
+    if not arguments.policy:
+        return None
+    wanted = PolicySpec(name=arguments.policy, device=arguments.device)
+    return resolve_policy(wanted, facts.robot, exact=facts.moves_an_arm)
 
 
 def _check_noise(arguments: argparse.Namespace, facts: EnvironmentFacts) -> None:
@@ -313,7 +325,12 @@ def _warnings(done: RecordedEpisode, hz: float, sample: tuple[Timing, str]) -> I
     yield from done.warnings
 
 
-def _actor(arguments: argparse.Namespace, env: gym.Env[Any, Any], facts: EnvironmentFacts) -> Actor:
+def _actor(
+    arguments: argparse.Namespace,
+    env: gym.Env[Any, Any],
+    facts: EnvironmentFacts,
+    found: ResolvedPolicy | None,
+) -> Actor:
     own = needed_robot(arguments.env, facts)
     if arguments.keyboard:
         if own.action_dim != KEYBOARD_NUMBERS:
@@ -340,10 +357,10 @@ def _actor(arguments: argparse.Namespace, env: gym.Env[Any, Any], facts: Environ
         if not is_reference(arguments.call):
             raise ConfigError(f"--call {arguments.call!r}: write MODULE:FUNCTION")
         return CallableActor(load_reference(arguments.call, "--call", Callable))
-    wanted = PolicySpec(name=arguments.policy, device=arguments.device)
-    policy = load_policy(resolve_policy(wanted, facts.robot, exact=facts.moves_an_arm)).policy
+    assert found is not None, "nothing else acts"
+    policy = load_policy(found).policy
     if policy is None:
-        assert wanted.in_worker is not None, "it lives beside its environment"
-        policy = load_factory(wanted.in_worker)(env)
+        assert found.spec.in_worker is not None, "it lives beside its environment"
+        policy = load_factory(found.spec.in_worker)(env)
     acting = PolicyActor(policy=policy)
     return acting if person is None else WatchedPolicy(acting, person)

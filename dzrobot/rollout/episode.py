@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
 from dzrobot.documents import shorten
+from dzrobot.embodiments.conventions import check_conventions
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import (
     DzrobotError,
     ErrorCapture,
@@ -380,7 +382,9 @@ def run_episode(
 
     Raises:
         ModalityError: the environment does not say whether the goal holds.
+        ConfigError: policy and environment say that they read actions differently.
     """
+    _check_made_for(policy, env)
     rules = rules or EpisodeRules()
     actor = PolicyActor(policy=policy) if isinstance(policy, Policy) else policy
     digest, clock = hashlib.sha256(), _Clock()
@@ -429,6 +433,13 @@ def run_episode(
         robot=info.get("robot"),
         measures=actor.measures() if isinstance(actor, MeasuringActor) else None,
     )
+
+
+def _check_made_for(policy: object, env: gym.Env[Any, Any]) -> None:
+    """Compare what policy and environment say of their robots, as far as they do."""
+    made_for, stated = (getattr(one, "embodiment", None) for one in (policy, env.unwrapped))
+    if isinstance(made_for, Embodiment) and isinstance(stated, Embodiment):
+        check_conventions(stated, made_for)
 
 
 def choose(

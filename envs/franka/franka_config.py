@@ -457,6 +457,7 @@ class FrankaConfig(FrozenConfig):
         return replace(
             found,
             action_frame=None if found.action_frame is None else self.action.frame,
+            action_anchor=None if found.action_frame is None else self.action.anchor,
             timing=replace(found.timing, control_hz=self.control_hz),
         )
 

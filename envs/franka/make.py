@@ -7,7 +7,7 @@ from typing import Any
 
 from dzrobot.configuration import read_config
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.spec import ActionAnchor, Embodiment
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.cameras.camera import DriverCamera
 from dzrobot.envs.franka.cameras.realsense import RealSenseCamera
@@ -47,6 +47,7 @@ def make_franka(
     workcell: str | None = None,
     render_mode: str | None = None,
     unattended: bool = False,
+    action_anchor: ActionAnchor | None = None,
     **values: Any,
 ) -> FrankaEnv:
     """Return an environment; nothing is connected, started or moved yet.
@@ -62,16 +63,33 @@ def make_franka(
         render_mode: ``"rgb_array"`` or None.
         unattended: Whether a real arm moves without anybody being asked; else it needs an operator,
             see :meth:`FrankaEnv.attend`.
+        action_anchor: What the steps of a policy are measured from, ``policy.embodiment`` says it;
+            counts where the workcell leaves ``action.anchor`` out. None: the workcell decides.
         **values: Fields of :class:`FrankaConfig` that replace the workcell's; sections are merged,
             as in ``limits={"speed_m_s": 0.2}``.
 
     Raises:
-        ConfigError: a value is unknown or wrong; lists all of them.
+        ConfigError: a value is unknown or wrong; lists all of them. Or the workcell names another
+            ``action.anchor``.
     """
-    config = load_workcell(workcell, values)
+    config = _anchored(load_workcell(workcell, values), action_anchor)
     if is_real(workcell, config):
         _require_taught(config)
     return _assembled(workcell, config, render_mode, unattended=unattended)
+
+
+def _anchored(config: FrankaConfig, wanted: ActionAnchor | None) -> FrankaConfig:
+    """Return the workcell with the anchor that a policy needs."""
+    action = config.action
+    if wanted is None or wanted == action.anchor:
+        return config
+    if "anchor" in action.model_fields_set:
+        raise ConfigError(
+            f"the workcell has action.anchor = {action.anchor}, and the policy was made for "
+            f"{wanted}: its steps would have another size. Set it to {wanted}, leave it out, or "
+            f"choose a policy that was trained with {action.anchor}"
+        )
+    return config.model_copy(update={"action": action.model_copy(update={"anchor": wanted})})
 
 
 def is_real(workcell: str | None, config: FrankaConfig) -> bool:

@@ -410,6 +410,13 @@ class RemotePolicy:
                     f"{self._server} serves {given[0]} with plans of {given[1]}; this robot is "
                     f"{robot.tag} with plans of {robot.timing.action_horizon}"
                 )
+            served = greeting.card.get("action_anchor")
+            if served is not None and robot.action_anchor not in (None, served):
+                raise ConfigError(
+                    f"{self._server} serves a policy that measures actions from the anchor "
+                    f"{served!r}, this robot does from {robot.action_anchor!r}: set action.anchor "
+                    f"of the workcell to {served}"
+                )
             return
         arena = robot.wire.arena
         metadata = connection.metadata

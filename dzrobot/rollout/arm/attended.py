@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dzrobot.envs.franka.operator.console import OperatorConsole
 from dzrobot.envs.franka.operator.operator import Operator, OperatorVerdict
 from dzrobot.envs.franka.operator.preview import Preview
-from dzrobot.errors import ConfigError, RobotError, StoppedError
+from dzrobot.errors import RobotError, StoppedError
 from dzrobot.process import Terminated
 from dzrobot.recording.media import read_png
 from dzrobot.rollout.environment import AttendedArm, OperatorOptions
