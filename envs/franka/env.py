@@ -90,10 +90,11 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     Nothing connects or moves before the first reset, which a real arm refuses unless an operator is
     asked, or ``unattended`` says that nobody need be; it is slow until ``config.full_speed``. An
     episode terminates when the task is done, and is truncated with ``info["abort"]`` when it cannot
-    continue safely. The arm then holds its pose, and no reset moves it, in this program or the next, until a person has looked: an operator
-    who is asked, :meth:`acknowledge`, or ``dzrobot acknowledge ADDRESS``. ``info["fault"]`` says
-    why an episode is no result (a camera, the connection, the hand, the watchdog; discarded), and
-    ``info["stop"]`` why the next reset will refuse.
+    continue safely. The arm then holds its pose, and no reset moves it, in this program or the
+    next, until a person has looked: an operator who is asked, :meth:`acknowledge`, or ``dzrobot
+    acknowledge ADDRESS``. ``info["fault"]`` says why an episode is no result (a camera, the
+    connection, the hand, the watchdog; discarded), and ``info["stop"]`` why the next reset will
+    refuse.
 
     Args:
         arm: The arm and its gripper.
