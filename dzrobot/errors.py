@@ -7,7 +7,7 @@ prints the message alone and exits with code 2.
 import difflib
 import errno
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
@@ -29,6 +29,10 @@ class ConfigError(DzrobotError):
 
 class ModalityError(DzrobotError):
     """An observation, window or chunk that does not fit the embodiment."""
+
+
+class InvalidActionError(ModalityError):
+    """An action that no robot can carry out: another shape, or a number that is not finite."""
 
 
 class StatisticsError(DzrobotError):
@@ -123,11 +127,22 @@ class EpisodeError:
     """Whether the disk is the cause, not the episode."""
 
 
-class ErrorCapture:
-    """Keeps what foreign code raises in its block: simulators and policies may raise anything."""
+def ends_the_run(error: Exception) -> bool:
+    """Return whether the arm was stopped, or another program drives it."""
+    return isinstance(error, StoppedError | ArmBusyError)
 
-    def __init__(self) -> None:
+
+class ErrorCapture:
+    """Keeps what foreign code raises in its block: simulators and policies may raise anything.
+
+    Args:
+        passes: Errors that are raised all the same. A stop, or an arm that another program drives,
+            is no accident of one episode: it ends the run.
+    """
+
+    def __init__(self, passes: Callable[[Exception], bool] = ends_the_run) -> None:
         self.failure: EpisodeError | None = None
+        self._passes = passes
 
     def __enter__(self) -> Self:
         return self
@@ -138,8 +153,7 @@ class ErrorCapture:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        # A stop, or an arm that another program drives, is no accident of one episode.
-        if not isinstance(error, Exception) or isinstance(error, StoppedError | ArmBusyError):
+        if not isinstance(error, Exception) or self._passes(error):
             return False
         text = str(error) if isinstance(error, DzrobotError) else f"{type(error).__name__}: {error}"
         no_room = isinstance(error, OSError) and error.errno in _NO_ROOM

@@ -454,8 +454,12 @@ class FrankaConfig(FrozenConfig):
     stop_on_success: bool = True
     """False never terminates on success; ``info["is_success"]`` still reports it."""
 
+    full_speed: bool = False
+    """Whether a real arm moves at full speed. False: every step runs at ``slow_pace``, as in the
+    first trial of a policy. Emulated arms are always at full speed."""
+
     slow_first_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps of each episode at ``slow_pace``: for the first trials of a new policy."""
+    """Steps of each episode at ``slow_pace``, at full speed too."""
 
     slow_pace: Share = 0.3
     """Share of each action that is carried out while slow."""
@@ -476,6 +480,7 @@ class FrankaConfig(FrozenConfig):
         No policy's result depends on how the arm yields to a hand.
         """
         values = self.model_dump(mode="json", exclude={"address", "lock_folder"})
+        values["full_speed"] = not self.is_slow
         for name in ("guided_stiffness", "guided_damping", "guided_friction_nm"):
             del values["controller"][name]
         del values["gripper"]["device"]
@@ -489,6 +494,11 @@ class FrankaConfig(FrozenConfig):
         return 1.0 / self.control_hz
 
     @property
+    def is_slow(self) -> bool:
+        """Whether every step runs at ``slow_pace``."""
+        return self.address is not None and not self.full_speed
+
+    @property
     def robot(self) -> Embodiment:
         """The embodiment, with the rate and the axes of this workcell.
 
@@ -499,6 +509,7 @@ class FrankaConfig(FrozenConfig):
         return replace(
             found,
             action_frame=None if found.action_frame is None else self.action.frame,
+            action_anchor=None if found.action_frame is None else self.action.anchor,
             timing=replace(found.timing, control_hz=self.control_hz),
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dzrobot.documents import read_json, read_json_lines
+from dzrobot.embodiments.spec import ActionAnchor
 from dzrobot.errors import DatasetError, preview
 from dzrobot.recording import formats as layout
 from dzrobot.recording.commit import read_parquet
@@ -143,6 +145,23 @@ class DatasetCatalog:
     def cameras(self) -> tuple[str, ...]:
         """Columns that hold images."""
         return tuple(name for name, column in self.features.items() if column.dtype in CAMERA_KINDS)
+
+    @property
+    def action_anchor(self) -> ActionAnchor | None:
+        """What the steps of an arm's actions are measured from, if the recording says it.
+
+        Raises:
+            DatasetError: its episodes differ, or name something else.
+        """
+        known: tuple[ActionAnchor, ...] = get_args(ActionAnchor)
+        named = [facts.model_dump().get("action.anchor") for facts in self.facts.values()]
+        stated = {str(anchor) for anchor in named if anchor is not None}
+        if len(stated) > 1 or not stated <= set(known):
+            raise DatasetError(
+                f"{self.root}: the episodes in {layout.FACTS} have action.anchor = "
+                f"{preview(stated)}; all have one of {', '.join(known)}: train on those of one"
+            )
+        return next((anchor for anchor in known if anchor in stated), None)
 
     def left_out(self, chosen: EpisodeChoice) -> dict[int, str]:
         """Return the episodes that ``chosen`` leaves out, by number, with the reason."""

@@ -184,7 +184,7 @@ class Control:
         with self._lock:
             last = self._last_allowed(state)
             pace = self._pace
-            if self._steps < self._config.slow_first_steps:
+            if self._config.is_slow or self._steps < self._config.slow_first_steps:
                 pace = min(pace, self._config.slow_pace)
             if self._clock.now() - self._last_action_s > _LATE * self._config.period_s:
                 rested = self._space.rested(last)
@@ -199,6 +199,10 @@ class Control:
                 return LimitedTarget(held, (*limited.by, "recovered"))
             self._last = limited.target
             return limited
+
+    def check(self, action: Array) -> None:
+        """Raise :class:`RefusalError` where no arm could carry out the motion of an action."""
+        self._acts_in.check(action)
 
     def keep_target(self, state: ArmState) -> None:
         """Keep the last target while an action does not move the arm yet.
