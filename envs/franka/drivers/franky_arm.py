@@ -9,6 +9,7 @@ from dzrobot.envs.driver_process import DisconnectedError, DriverProcess, requir
 from dzrobot.envs.franka.drivers.franky_driver import HAND_OVER_S, MISSING, RECOVER_S, FrankyDriver
 from dzrobot.envs.franka.drivers.gripper import FrankyGripper
 from dzrobot.envs.franka.franka_config import FrankaConfig
+from dzrobot.envs.franka.safeguards.arm_check import ArmMismatchError, ArmReport, check_arm
 from dzrobot.envs.franka.workcells import (
     Clock,
     GripperDevice,
@@ -90,6 +91,9 @@ class FrankyArm:
             with driver.killed_on_error():
                 driver.call("open", timeout_s=_CONNECT_S)
                 self._seen = self._dated(driver.call("state", timeout_s=_CALL_S))
+                check_arm(driver.call("about", timeout_s=_CALL_S), self._seen, self._config)
+        except ArmMismatchError:
+            raise
         except RobotError as error:
             raise RobotError(
                 f"no connection to the arm at {self._workcell.address}: {error}. Is another "
@@ -106,9 +110,9 @@ class FrankyArm:
             raise DisconnectedError("the arm has sent no state")
         return self._seen
 
-    def about(self) -> dict[str, Any]:
-        """Return what the arm believes of its hand and load; see :meth:`FrankyDriver.about`."""
-        found: dict[str, Any] = self._call("about", timeout_s=_CALL_S)
+    def about(self) -> ArmReport:
+        """Return what the arm says of itself."""
+        found: ArmReport = self._call("about", timeout_s=_CALL_S)
         return found
 
     def recover(self) -> None:
