@@ -84,9 +84,12 @@ class ArmServer:
         self.robot.show_mode(find(_MODES, "mode", name))
 
     def _guide(self, *place: float) -> None:
-        if len(place) != 3:
-            raise DzrobotError(f"guide takes 3 numbers (m), got {len(place)}")
         arm = self.robot.arm
+        if len(place) == 7:
+            self.robot.guide(np.array(place, np.float64))
+            return
+        if len(place) != 3:
+            raise DzrobotError(f"guide takes a place (3, m) or joints (7, rad), got {len(place)}")
         self.robot.guide(arm.description.reaching(arm.q, place, arm.settings.flange_to_ee))
 
     def _prepare(self, start: int) -> None:

@@ -22,6 +22,7 @@ from dzrobot.envs.franka.cameras.uvc import list_uvc
 from dzrobot.envs.franka.drivers.franky_arm import FrankyArm
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.make import camera_of
+from dzrobot.envs.franka.motion.reach import unreachable_part
 from dzrobot.envs.franka.safeguards.arm_check import compared
 from dzrobot.envs.franka.safeguards.limits import Workspace
 from dzrobot.envs.franka.sensing import fit
@@ -276,6 +277,8 @@ def _hand(arm: FrankyArm, config: FrankaConfig) -> Iterator[Diagnosis]:
     about = arm.about()
     state, limits = arm.state(), config.limits
     yield Diagnosis("ok", "joint limits", compared(about, limits))
+    if (beyond := unreachable_part(config, state.flange_to_ee)) is not None:
+        yield Diagnosis("warn", "reach", f"{beyond}; targets there are not arrived at")
     place, own = (
         ", ".join(f"{value:.3f}" for value in pose[:3, 3])
         for pose in (state.flange_to_ee, about.nominal_to_ee)

@@ -110,7 +110,7 @@ class EmulatedWorkcell:
             self.clock.page,
             self._scene_name,
             self._kind,
-        )  # fmt: skip.start()
+        ).start()
 
     @property
     def address(self) -> str:

@@ -1,7 +1,7 @@
 """Before an episode: the gripper opens, and the path to the start is solved before it is taken."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -81,7 +81,7 @@ def plan_start_path(
     Raises:
         RobotError: the start is out of reach.
     """
-    solver = _PathSolver(state, home, config)
+    solver = _PathSolver(state, config)
     waypoints: list[tuple[str, Array]] = []
     reached = state.pose
     for pose in _cartesian_path(state.pose, lifted):
@@ -96,7 +96,8 @@ def plan_start_path(
             ("to reset.joints", solver.joints + share * (home - solver.joints))
             for share in np.linspace(0.0, 1.0, steps + 1)[1:]
         ]
-        solver.joints, pose = home, forward(home, state.flange_to_ee)
+        solver.begin_at(home)
+        pose = forward(home, state.flange_to_ee)
     for waypoint in _cartesian_path(pose, goal):
         if not solver.go(waypoint):
             raise out_of_reach("the way to reset.position cannot be followed", waypoint)
@@ -117,18 +118,22 @@ def out_of_reach(what: str, pose: Array) -> RobotError:
 class _PathSolver:
     """Joint angles along a path of the hand, each from those before."""
 
-    def __init__(self, state: ArmState, home: Array | None, config: FrankaConfig) -> None:
+    def __init__(self, state: ArmState, config: FrankaConfig) -> None:
         room = config.limits.joint_room_rad
         self._hand = state.flange_to_ee
         self._box = JointBox(
             np.minimum(np.array(config.limits.joints_low) + room, state.joints),
             np.maximum(np.array(config.limits.joints_high) - room, state.joints),
-            state.joints if home is None else home,
+            state.joints,
         )
         self.joints = state.joints
         away = pose_difference(state.pose, forward(state.joints, self._hand))
         if float(np.abs(away).max()) > _WHERE_IT_IS and not self.go(state.pose):
             raise out_of_reach("the arm is not where its joint angles say", state.pose)
+
+    def begin_at(self, joints: Array) -> None:
+        """Go on from joint angles (7,), and keep the elbow as it is there."""
+        self.joints, self._box = joints, replace(self._box, posture=joints)
 
     def go(self, pose: Array) -> bool:
         """Go on to a pose (4, 4); False where there is no solution."""

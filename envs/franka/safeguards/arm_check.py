@@ -1,4 +1,5 @@
 """Whether a connected arm is the one of the workcell, and is where it is computed to be."""
+
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
 from dataclasses import dataclass
