@@ -1,7 +1,7 @@
-"""How resets go from all over the workspace: 500 places that a policy can be at, in simulated time.
+"""Resets from all over the workspace: 500 places that a policy can be at, in simulated time.
 
-``python benchmarks/franka_reset.py`` prints, by kind of place, how many resets arrived, were refused
-before anything moved, or failed on the way, and the seconds of arm time.
+``python benchmarks/franka_reset.py`` prints, by kind of place, how many resets arrived, were
+refused before anything moved, or failed on the way, and the seconds of arm time.
 
 The arm moves by kinematics alone: it follows its targets exactly, as far as the limits of the
 emulated FR3 allow, with the transforms of the emulator's description, not of the safety layer.
