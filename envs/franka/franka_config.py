@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from dzrobot.configuration import FrozenConfig
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
+from dzrobot.envs.franka.arm_model import JOINT_LIMITS, ArmKind, Vector7
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.panda.poses import Array, pose_of
 from dzrobot.envs.panda.state import ActionConfig
@@ -23,7 +24,6 @@ from dzrobot.rng import seed_sequence
 
 Vector3 = tuple[float, float, float]
 Vector6 = tuple[float, float, float, float, float, float]
-Vector7 = tuple[float, float, float, float, float, float, float]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -226,9 +226,10 @@ class LimitsConfig(FrozenConfig):
     load_torque_nm: Positive = 1.5
     """More than this at rest is a load that the arm does not know: the doctor fails it."""
 
-    joints_low: Vector7 = (-2.9007, -1.8361, -2.9007, -3.0770, -2.8763, 0.4398, -3.0508)
-    joints_high: Vector7 = (2.9007, 1.8361, 2.9007, -0.1169, 2.8763, 4.6216, 3.0508)
-    """Joint limits of the arm; the controller pushes back before them."""
+    joints_low: Vector7 = JOINT_LIMITS["fr3"][0]
+    joints_high: Vector7 = JOINT_LIMITS["fr3"][1]
+    """Joint limits of the arm; the controller pushes back before them. Left out: those of ``arm``.
+    An arm that reports narrower ones is refused."""
 
     joint_margin_rad: Positive = 0.02
     """A joint this close to its limit ends the episode, before the arm stops by itself."""
@@ -414,6 +415,9 @@ class FrankaConfig(FrozenConfig):
     """Host name or IP address of the arm's controller; ``emulated``: an emulated workcell is
     started. None: the first reset fails."""
 
+    arm: ArmKind = "fr3"
+    """``fr3``: Franka Research 3; ``fer``: Franka Emika Robot, sold as Panda."""
+
     embodiment: str = "franka_pnp"
     """What the arm is to a policy: a tag, or ``module:NAME``, whose parts name quantities of
     ``envs/panda/quantities.py``. It decides cameras, state, action and rate."""
@@ -518,6 +522,16 @@ class FrankaConfig(FrozenConfig):
     def _fill_in_conventions(cls, values: Any) -> Any:
         name = values.get("embodiment") if isinstance(values, Mapping) else None
         return values if not isinstance(name, str) else _with_conventions(values, _known(name))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_joint_limits(cls, values: Any) -> Any:
+        limits = values.get("limits", {}) if isinstance(values, Mapping) else None
+        # Unknown arms and other mistakes are refused by the fields themselves.
+        if not isinstance(limits, Mapping) or values.get("arm") not in tuple(JOINT_LIMITS):
+            return values
+        low, high = JOINT_LIMITS[values["arm"]]
+        return {**values, "limits": {"joints_low": low, "joints_high": high, **limits}}
 
     @field_validator("embodiment")
     @classmethod

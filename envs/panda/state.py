@@ -58,6 +58,9 @@ class ArmState:
     joints: Array
     """Joint angles (7,), rad."""
 
+    flange_to_ee: Array
+    """Pose (4, 4) of the hand's grasp point in the flange frame, as the arm reports it."""
+
     joint_speeds: Array
     """Measured joint speeds (7,), rad/s."""
 

@@ -15,13 +15,13 @@ import pytest
 from emulated import need_libraries
 
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.franka.arm_model import forward, pose_and_jacobian
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.drivers.franky_arm import FrankyArm
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.action_spaces import flange_to_ee_of
 from dzrobot.envs.franka.workcells import Frame, RealWorkcell
-from dzrobot.envs.panda.kinematics import forward, posture
 from dzrobot.errors import RobotError, StoppedError
 
 pytestmark = [pytest.mark.foreign, pytest.mark.timeout(600)]
@@ -134,10 +134,10 @@ def moving(env, base, step):
 
 def test_its_pose_is_that_of_our_kinematics(env):
     state = env.arm.state()
-    expected = forward(state.joints, env.arm.about()["flange_to_hand"])
+    expected = forward(state.joints, flange_to_ee_of(state))
     np.testing.assert_allclose(state.pose[:3, 3], expected[:3, 3], atol=1e-3)
     np.testing.assert_allclose(state.pose[:3, :3], expected[:3, :3], atol=5e-3)
-    jacobian = posture(state.joints, flange_to_ee_of(state)).jacobian
+    jacobian = pose_and_jacobian(state.joints, flange_to_ee_of(state))[1]
     np.testing.assert_allclose(state.twist, jacobian @ state.joint_speeds, atol=1e-3)
 
 

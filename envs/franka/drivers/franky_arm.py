@@ -13,6 +13,7 @@ from dzrobot.envs.franka.drivers.gripper import DrivenGripper
 from dzrobot.envs.franka.drivers.robotiq import MISSING as MISSING_ROBOTIQ
 from dzrobot.envs.franka.drivers.robotiq import RobotiqDriver
 from dzrobot.envs.franka.franka_config import FrankaConfig
+from dzrobot.envs.franka.safeguards.arm_check import ArmMismatchError, ArmReport, check_arm
 from dzrobot.envs.franka.workcells import (
     Clock,
     GripperDevice,
@@ -106,6 +107,9 @@ class FrankyArm:
             with driver.killed_on_error():
                 driver.call("open", timeout_s=_CONNECT_S)
                 self._seen = self._dated(driver.call("state", timeout_s=_CALL_S))
+                check_arm(driver.call("about", timeout_s=_CALL_S), self._seen, self._config)
+        except ArmMismatchError:
+            raise
         except RobotError as error:
             raise RobotError(
                 f"no connection to the arm at {self._workcell.address}: {error}. Is another "
@@ -122,9 +126,9 @@ class FrankyArm:
             raise DisconnectedError("the arm has sent no state")
         return self._seen
 
-    def about(self) -> dict[str, Any]:
-        """Return what the arm believes of its hand and load; see :meth:`FrankyDriver.about`."""
-        found: dict[str, Any] = self._call("about", timeout_s=_CALL_S)
+    def about(self) -> ArmReport:
+        """Return what the arm says of itself."""
+        found: ArmReport = self._call("about", timeout_s=_CALL_S)
         return found
 
     def recover(self) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.trajectories import ArmTrajectory, JointTrajectory, PoseTrajectory
+from dzrobot.envs.franka.safeguards.arm_check import ArmReport, joint_limits_in, kind_in
 from dzrobot.envs.franka.safeguards.limits import CommandTimeout
 from dzrobot.envs.franka.safeguards.motion_guard import MotionGuard
 from dzrobot.envs.franka.workcells import ControllerEndedError, Space
@@ -105,6 +106,7 @@ class FrankyDriver:
             force_n=wrench[:3].copy(),
             torque_nm=wrench[3:].copy(),
             joints=np.array(raw.q, np.float64),
+            flange_to_ee=np.array(raw.F_T_EE.matrix, np.float64),
             joint_speeds=np.array(raw.dq, np.float64),
             mode=mode,
             errors=error_names(raw.current_errors),
@@ -114,14 +116,22 @@ class FrankyDriver:
             fresh_at_s=self._fresh_at_s,
         )
 
-    def about(self) -> dict[str, Any]:
-        """Return what the arm believes of its hand: frame (4, 4) at the flange, masses in kg."""
+    def about(self) -> ArmReport:
+        """Return what the arm says of itself.
+
+        Raises:
+            RobotError: its model cannot be read.
+        """
         raw = self._raw()
-        return {
-            "flange_to_hand": np.array(raw.F_T_EE.matrix, np.float64),
-            "hand_kg": float(raw.m_ee),
-            "load_kg": float(raw.m_load),
-        }
+        # Libraries for the controllers of a Panda have no such model.
+        urdf = str(getattr(self._opened, "model_urdf", "") or "")
+        return ArmReport(
+            kind=kind_in(urdf) if urdf else "",
+            joint_limits=joint_limits_in(urdf) if urdf else None,
+            nominal_to_ee=np.array(raw.NE_T_EE.matrix, np.float64),
+            hand_kg=float(raw.m_ee),
+            load_kg=float(raw.m_load),
+        )
 
     def recover(self) -> None:
         """Clear errors and see them cleared."""
