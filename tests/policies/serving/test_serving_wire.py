@@ -110,6 +110,39 @@ HOSTILE = {
 }
 
 
+MANY = msgpack.packb([{}] * 4000)
+BOMBS = {
+    "lists of empty maps": b"\xdc\x00\xff" + MANY * 255,
+    "maps of empty lists": msgpack.packb({str(n): [[]] * 4000 for n in range(200)}),
+    "small numbers": msgpack.packb([list(range(4000))] * 20),
+    "pairs 17 deep": b"\x91" * 17 + b"\xc0",
+    "texts": msgpack.packb(["x" * 2**19] * 3),
+    "keys": msgpack.packb({f"{n:0{2**19}}": n for n in range(3)}),
+}
+
+
+@pytest.mark.parametrize("message", BOMBS.values(), ids=BOMBS)
+def test_more_than_a_request_holds_is_refused_before_any_of_it_is_built(message, monkeypatch):
+    monkeypatch.setattr(msgpack, "unpackb", lambda *_, **__: pytest.fail("it was built"))
+    with pytest.raises(ProtocolError, match="more than 20000 items, 16 levels or 1048576 bytes"):
+        unpack(message)
+
+
+def test_every_kind_of_item_is_counted_as_msgpack_reads_it():
+    """The reader takes a message exactly up to the limit, whatever items come before the last."""
+    kinds = [None, True, 1, -1, 200, -100, 2**15, -(2**15), 2**31, -(2**31), 2**63, -(2**63), 0.5,
+             "", "x" * 20, "x" * 40, "x" * 300, "x" * 70_000, b"", b"y" * 300, b"y" * 70_000,
+             np.float32(3), [], [1] * 20, {}, {str(n): n for n in range(20)}]  # fmt: skip
+    # Also counted: the outer list, what lies in the lists and maps and in the number, the last list.
+    items = 1 + len(kinds) + 20 + 2 * 20 + 2 * 3 + 1
+    rest = [0] * 4000
+    whole = [*kinds, *[rest] * 4]
+    room = 20_000 - items - 4 * 4001
+    assert unpack(pack([*whole, [0] * room]))[-1] == [0] * room
+    with pytest.raises(ProtocolError, match="more than 20000 items"):
+        unpack(pack([*whole, [0] * (room + 1)]))
+
+
 @pytest.mark.parametrize("message", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_messages_are_refused(message):
     with pytest.raises(ProtocolError):
