@@ -20,7 +20,6 @@ from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.drivers.franky_arm import FrankyArm
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.franka_config import FrankaConfig
-from dzrobot.envs.franka.motion.action_spaces import flange_to_ee_of
 from dzrobot.envs.franka.workcells import Frame, RealWorkcell
 from dzrobot.errors import RobotError, StoppedError
 
@@ -134,10 +133,10 @@ def moving(env, base, step):
 
 def test_its_pose_is_that_of_our_kinematics(env):
     state = env.arm.state()
-    expected = forward(state.joints, flange_to_ee_of(state))
+    expected = forward(state.joints, state.flange_to_ee)
     np.testing.assert_allclose(state.pose[:3, 3], expected[:3, 3], atol=1e-3)
     np.testing.assert_allclose(state.pose[:3, :3], expected[:3, :3], atol=5e-3)
-    jacobian = pose_and_jacobian(state.joints, flange_to_ee_of(state))[1]
+    jacobian = pose_and_jacobian(state.joints, state.flange_to_ee)[1]
     np.testing.assert_allclose(state.twist, jacobian @ state.joint_speeds, atol=1e-3)
 
 
