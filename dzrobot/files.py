@@ -110,6 +110,17 @@ def append_line(path: Path, line: str) -> None:
         file.write(line.encode("utf-8") + b"\n")
         file.flush()
         os.fsync(file.fileno())
+        if file.tell() <= len(line) + 1:
+            flush(path.parent)
+
+
+def append_json_line(path: Path, row: Mapping[str, Any]) -> None:
+    """Add ``row`` to ``path`` as a line of JSON; see :func:`append_line`.
+
+    Raises:
+        ValueError: it holds a NaN or an infinity, which JSON does not have.
+    """
+    append_line(path, json.dumps(row, allow_nan=False))
 
 
 def whole_lines(path: Path) -> list[bytes]:

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from dzrobot.documents import read_json, read_json_lines
 from dzrobot.errors import DatasetError, preview
 from dzrobot.recording import formats as layout
-from dzrobot.recording.commit import read_parquet
+from dzrobot.recording.episode_list import read_parquet
 from dzrobot.recording.folder import check_whole
 from dzrobot.recording.formats import (
     LONGEST_EPISODE,
@@ -285,7 +285,7 @@ def _read_table(path: Path) -> pa.Table:
 
 
 def _episodes_v2(root: Path) -> Episodes:
-    lines = read_json_lines(root / layout.EPISODES_V2, EpisodeRow, DatasetError)
+    lines = read_json_lines(root / layout.EPISODES_V2, EpisodeRow, DatasetError, appended=True)
     rows = sorted(lines, key=lambda row: row.episode_index)
     return Episodes(
         index=np.array([row.episode_index for row in rows], dtype=np.int64),
@@ -394,7 +394,7 @@ def _recorded(root: Path, listed: Episodes, total: int) -> tuple[Episodes, int]:
 
 def _tasks(root: Path, version: str) -> tuple[str, ...]:
     if version != "v3.0":
-        lines = read_json_lines(root / layout.TASKS_V2, TaskRow, DatasetError)
+        lines = read_json_lines(root / layout.TASKS_V2, TaskRow, DatasetError, appended=True)
         pairs = [(row.task_index, row.task) for row in lines]
     else:
         table = _read_table(root / layout.TASKS_V3)

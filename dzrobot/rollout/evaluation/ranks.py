@@ -10,7 +10,6 @@ process shows now and then that it lives: what one claimed that no longer does i
 import json
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -27,7 +26,7 @@ from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.evaluation.card import refuse_unlike
 from dzrobot.rollout.footage import PREDICTION_FOLDER, VIDEO_FOLDER, prediction_files
 from dzrobot.rollout.protocol import Count, EpisodeSpec
-from dzrobot.rollout.queue import EnvironmentKey, pick
+from dzrobot.rollout.queue import EnvironmentKey, WaitingCases
 from dzrobot.rollout.records import ERROR_FOLDER, Record, storing
 
 if TYPE_CHECKING:
@@ -279,14 +278,14 @@ class _SharedQueue:
 
     def __init__(self, group: Ranks, mail: _Mailbox, waiting: Sequence[EpisodeSpec]) -> None:
         self._ranks, self._mail = group, mail
-        self._free = deque(waiting)
+        self._free = WaitingCases(waiting)
         self._elsewhere: dict[str, EpisodeSpec] = {}
         self._next_look = 0.0
 
     def take(self, last: EnvironmentKey | None) -> EpisodeSpec | None:
         """Return a case that is claimed for this process; None: all are claimed by living ones."""
         while self._free:
-            case = pick(self._free, last)
+            case = self._free.take(last)
             if self._claim(case, ""):
                 return case
             self._elsewhere[case.name] = case
