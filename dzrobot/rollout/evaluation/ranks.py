@@ -103,6 +103,11 @@ class _Mailbox:
             key = f"{self._prefix}/{key}"
             return self._store.get(key) if self._store.check([key]) else None
 
+    def has(self, key: str) -> bool:
+        """Return whether a value is there now; one that another process drops is not waited for."""
+        with _reachable():
+            return bool(self._store.check([f"{self._prefix}/{key}"]))
+
     def write(self, key: str, value: str | bytes) -> None:
         """Set a value; when this returns, every process sees it."""
         with _reachable():
@@ -384,7 +389,8 @@ class HelperQueue(_SharedQueue):
 
     def conclude(self, record: Record) -> None:
         """Send a record and its files to the main process, once it has taken the one before."""
-        while self._sent and self._mail.read(_parcel(self._ranks.rank, self._sent - 1)) is not None:
+        # Not read: the main process may drop it between a question and the reading.
+        while self._sent and self._mail.has(_parcel(self._ranks.rank, self._sent - 1)):
             if not self.is_open():
                 return
             time.sleep(POLL_S)
