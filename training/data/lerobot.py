@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -417,23 +418,25 @@ def _tasks(root: Path, version: str) -> tuple[str, ...]:
 def _sizes(root: Path) -> Iterator[tuple[str, int]]:
     """Yield every data and video file; broken and circular links are left out."""
     seen: set[tuple[int, int]] = set()
-    folders = [root / "data", root / "videos"]
+    folders = ["data", "videos"]
     while folders:
-        folder = folders.pop()
+        name = folders.pop()
         try:
-            state = folder.stat()
-            entries = sorted(folder.iterdir())
+            state = (root / name).stat()
+            # Names and one call for each: paths would cost ten times as much.
+            with os.scandir(root / name) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
         except OSError:
             continue
         if (state.st_dev, state.st_ino) in seen:
             continue
         seen.add((state.st_dev, state.st_ino))
-        for path in entries:
+        for entry in entries:
             try:
-                there = path.stat()
+                there = entry.stat()
             except OSError:
                 continue
             if S_ISDIR(there.st_mode):
-                folders.append(path)
+                folders.append(f"{name}/{entry.name}")
             elif S_ISREG(there.st_mode):
-                yield path.relative_to(root).as_posix(), there.st_size
+                yield f"{name}/{entry.name}", there.st_size
