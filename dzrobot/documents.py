@@ -51,16 +51,27 @@ def read_json_lines(
     error_class: type[DzrobotError],
     *,
     limit: int | None = None,
-    largest: int = 16 * LARGEST,
+    appended: bool = False,
 ) -> Iterator[T]:
     """Yield the first ``limit`` lines of ``path``, each as a ``model``; blank lines are skipped.
+
+    Args:
+        path: The file.
+        model: As :func:`read_json` takes it.
+        error_class: What to raise.
+        limit: Lines that are read at most. None: all.
+        appended: Whether lines are added to the file one by one: a last one that a kill cut short
+            is left out.
 
     Raises:
         DzrobotError: as :func:`read_json`; the line's number is named.
     """
-    content = read_bytes(path, error_class, largest=largest)
+    content = read_bytes(path, error_class, largest=16 * LARGEST)
+    lines = content.split(b"\n")
+    if appended and not _is_json(lines[-1]):
+        lines.pop()
     count = 0
-    for number, line in enumerate(content.split(b"\n"), start=1):
+    for number, line in enumerate(lines, start=1):
         if count == limit:
             return
         if line.strip():
@@ -145,6 +156,14 @@ def _loads(content: bytes, where: str, error_class: type[DzrobotError]) -> Any:
         return json.loads(content.decode("utf-8-sig"), parse_constant=no_number)
     except ValueError as error:
         raise error_class(f"{where} is no JSON: {error}") from error
+
+
+def _is_json(content: bytes) -> bool:
+    try:
+        _loads(content, "", DzrobotError)
+    except DzrobotError:
+        return False
+    return True
 
 
 def _depth(content: bytes) -> int:

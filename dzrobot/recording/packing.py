@@ -1,7 +1,7 @@
 """Pack the files of a v3.0 recording: many episodes per file, nothing compressed again.
 
-New files are written beside the old ones, then the list of episodes is replaced in one step, then
-the old files go. Interrupted anywhere, the folder is whole.
+New files are written beside the old ones, then the files of the list of episodes are replaced one
+by one, then the old files go. Interrupted anywhere, the folder is whole: what is listed is there.
 """
 
 import shutil
@@ -18,7 +18,7 @@ from dzrobot.documents import read_json, validated
 from dzrobot.errors import DatasetError
 from dzrobot.files import explained, replacing
 from dzrobot.recording import folder, formats
-from dzrobot.recording.commit import listed_files, read_rows, write_rows
+from dzrobot.recording.episode_list import listed_files, read_rows, replace_rows
 from dzrobot.recording.formats import Count, Info, Seconds
 
 MEGABYTE = 2**20
@@ -72,7 +72,7 @@ def _pack(root: Path, info: Info, data_mb: float, video_mb: float) -> None:
     for key in cameras:
         _join_videos(root, rows, key, video_mb, info.fps)
     updated = pa.Table.from_pylist(rows, schema=table.schema)
-    write_rows(root, updated)
+    replace_rows(root, updated)
     keep = set(listed_files(root, updated))
     for path in [*root.glob("data/*/*.parquet"), *root.glob("videos/*/*/*.mp4")]:
         if path not in keep:

@@ -200,25 +200,26 @@ def summarize(
         axes: Tasks, as (suite, number), of every axis along which some are harder.
     """
     listed = ordered(records, cases)
-    suites = list(dict.fromkeys(case.suite for case in cases))
+    known = {record.case: record for record in listed}
+    suites: dict[str, dict[int, list[EpisodeSpec]]] = {}
+    for case in cases:
+        suites.setdefault(case.suite, {}).setdefault(case.task_id, []).append(case)
     rows = []
-    for suite in suites:
-        own = [case for case in cases if case.suite == suite]
-        for task in sorted({case.task_id for case in own}):
-            rows.append(_row(suite, task, listed, [c for c in own if c.task_id == task]))
+    for suite, tasks in suites.items():
+        rows += [_row(suite, task, known, tasks[task]) for task in sorted(tasks)]
         if len(suites) > 1:
-            rows.append(_row(suite, None, listed, own))
+            rows.append(_row(suite, None, known, [case for case in cases if case.suite == suite]))
     along = {
-        axis: [case for case in cases if (case.suite, case.task_id) in tasks]
-        for axis, tasks in axes.items()
+        axis: [case for case in cases if (case.suite, case.task_id) in harder]
+        for axis, harder in axes.items()
     }
     once = [case for case in cases if case.repeat_of is None]
     done = [record for record in listed if record.error is None]
     return Summary(
         rows=tuple(rows),
-        axes=tuple(_row(f"axis {axis}", None, listed, own) for axis, own in along.items() if own),
-        total=_row("all", None, listed, cases),
-        distinct=None if len(once) == len(cases) else _row("distinct", None, listed, once),
+        axes=tuple(_row(f"axis {axis}", None, known, own) for axis, own in along.items() if own),
+        total=_row("all", None, known, cases),
+        distinct=None if len(once) == len(cases) else _row("distinct", None, known, once),
         timing={**_timing(done), **shares(uses)},
         errors=tuple((r.case, r.error) for r in listed if r.error is not None),
         causes=Counter(r.ended or "exception" for r in listed if r.error is not None),
@@ -289,10 +290,9 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _row(
-    suite: str, task: int | None, records: Sequence[Record], cases: Sequence[EpisodeSpec]
+    suite: str, task: int | None, records: Mapping[str, Record], cases: Sequence[EpisodeSpec]
 ) -> Row:
-    names = {case.name for case in cases}
-    own = [record for record in records if record.case in names]
+    own = [records[case.name] for case in cases if case.name in records]
     done = [record for record in own if record.error is None]
     won = [record for record in done if record.success]
     steps = [record.steps for record in won if record.steps is not None]
