@@ -345,9 +345,7 @@ def wire_names(robot: Embodiment) -> dict[str, str]:
     return {**table, robot.language: PROMPT}
 
 
-def read_request(
-    message: object, robot: Embodiment, form: ArrayForm = "openpi"
-) -> ClientRequest:
+def read_request(message: object, robot: Embodiment, form: ArrayForm = "openpi") -> ClientRequest:
     """Return a client's message, parsed.
 
     Args:

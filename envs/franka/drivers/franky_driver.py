@@ -253,6 +253,11 @@ class FrankyDriver:
             _log.info("%s", str(error))
         return _RESTING_PERIOD_S if self._trajectory is None else _MOVING_PERIOD_S
 
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What the library raises: ValueError for an argument that it does not take."""
+        return (*library_errors(), ValueError)
+
     def translate(self, error: Exception) -> DzrobotError:
         """Return an error of the library as one of this package."""
         return translated(error)

@@ -322,5 +322,7 @@ def test_molmospaces_infers_with_arrays_as_its_library_writes_them(molmospaces):
 def test_molmospaces_is_told_what_is_wrong(molmospaces):
     with serving(Remembering(MINI)) as server:
         client = molmospaces("127.0.0.1", server.ports[0])
-        with pytest.raises(RuntimeError, match="observation/state, observation/wrist_image missing"):
+        with pytest.raises(
+            RuntimeError, match="observation/state, observation/wrist_image missing"
+        ):
             client.infer(droid_request(0))
