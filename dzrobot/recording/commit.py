@@ -6,6 +6,7 @@ beyond that count is removed and every list and statistic is what it was at that
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,12 +14,12 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dzrobot.documents import read_json, read_json_lines
-from dzrobot.errors import DatasetError, preview
+from dzrobot.documents import read_json, read_json_lines, validated
+from dzrobot.errors import DatasetError, preview, printable
 from dzrobot.files import move, write_json, write_json_lines
 from dzrobot.recording import column_statistics, folder, formats
 from dzrobot.recording.column_statistics import ColumnStatistics
-from dzrobot.recording.formats import EpisodeStatistics, TaskRow, Writer
+from dzrobot.recording.formats import Count, EpisodeStatistics, Seconds, TaskRow, Text, Writer
 
 WRITER = "dzrobot"
 """Name of this program in ``meta/recording.json``."""
@@ -140,7 +141,7 @@ class MetaFilesV3:
         if not episodes:
             for path in (listed, self._root / formats.STATS, self._root / formats.TASKS_V3):
                 path.unlink(missing_ok=True)
-            self._remove_unlisted()
+            remove_unlisted(self._root, self._rows)
             return []
         table = read_rows(self._root)
         if table is None or len(table) < episodes:
@@ -154,7 +155,7 @@ class MetaFilesV3:
         texts = read_tasks(self._root)[:tasks]
         write_tasks(self._root, texts)
         write_json(self._root / formats.STATS, merged_statistics(self._rows))
-        self._remove_unlisted()
+        remove_unlisted(self._root, self._rows)
         return texts
 
     def add(self, episode: FinishedEpisode, tasks: list[str]) -> None:
@@ -189,15 +190,6 @@ class MetaFilesV3:
         last = self._rows.slice(len(self._rows) - 1).to_pylist()[0]
         return int(last["data/chunk_index"]) * formats.CHUNK_SIZE + int(last["data/file_index"]) + 1
 
-    def _remove_unlisted(self) -> None:
-        listed = set() if self._rows is None else set(listed_files(self._root, self._rows))
-        for path in [
-            *self._root.glob("data/*/file-*.parquet"),
-            *self._root.glob("videos/*/*/file-*.mp4"),
-        ]:
-            if path not in listed:
-                path.unlink()
-
 
 def check_own(root: Path) -> Writer:
     """Return who recorded ``root``.
@@ -214,8 +206,10 @@ def check_own(root: Path) -> Writer:
     return known
 
 
-def read_rows(root: Path) -> pa.Table | None:
+def read_rows(root: Path, cameras: Sequence[str] = ()) -> pa.Table | None:
     """Return the list of episodes of a v3.0 folder, or None before the first.
+
+    What places files is checked: numbers, for ``cameras`` too.
 
     Raises:
         DatasetError: Another program added lists of its own, or the list cannot be read.
@@ -229,7 +223,20 @@ def read_rows(root: Path) -> pa.Table | None:
             f"{root}: another program added {preview(others)} to this recording. It can be read, "
             "but not changed here: record to a new folder"
         )
-    return read_parquet(path) if path.exists() else None
+    if not path.exists():
+        return None
+    table = read_parquet(path)
+    kinds: dict[str, Any] = {"episode_index": Count, "length": Count, "tasks": list[Text]}
+    for prefix in ("data", *(f"videos/{key}" for key in cameras)):
+        kinds |= {f"{prefix}/{name}": Count for name in ("chunk_index", "file_index")}
+    for key in cameras:
+        kinds |= {f"videos/{key}/{end}_timestamp": Seconds for end in ("from", "to")}
+    for name, kind in kinds.items():
+        if name not in table.column_names:
+            raise DatasetError(f"{path} has no column {name!r}: it is no list of episodes")
+        values = table.column(name).to_pylist()
+        validated(values, list[kind], f"{path}, column {name}", DatasetError)
+    return table
 
 
 def read_parquet(path: Path, columns: list[str] | None = None) -> pa.Table:
@@ -241,13 +248,14 @@ def read_parquet(path: Path, columns: list[str] | None = None) -> pa.Table:
     try:
         return pq.read_table(path, columns=columns, partitioning=None)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be read: {error}") from error
+        raise DatasetError(f"{path} cannot be read: {printable(str(error))}") from error
 
 
 def read_tasks(root: Path) -> list[str]:
     """Return the tasks of a v3.0 folder that :func:`write_tasks` wrote, in index order."""
-    table = read_parquet(root / formats.TASKS_V3)
-    return list(table.sort_by("task_index").column("task").to_pylist())
+    path = root / formats.TASKS_V3
+    rows = validated(read_parquet(path).to_pylist(), list[TaskRow], str(path), DatasetError)
+    return [row.task for row in sorted(rows, key=lambda row: row.task_index)]
 
 
 def write_rows(root: Path, rows: pa.Table) -> None:
@@ -294,6 +302,14 @@ def listed_files(root: Path, rows: pa.Table) -> list[Path]:
             for chunk, file in numbers
         ]
     return paths
+
+
+def remove_unlisted(root: Path, rows: pa.Table | None) -> None:
+    """Remove the data and video files of a v3.0 folder that its list ``rows`` does not name."""
+    listed = set() if rows is None else set(listed_files(root, rows))
+    for path in [*root.glob("data/*/*.parquet"), *root.glob("videos/*/*/*.mp4")]:
+        if path not in listed:
+            path.unlink()
 
 
 def merged_statistics(rows: pa.Table) -> dict[str, ColumnStatistics]:

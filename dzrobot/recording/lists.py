@@ -20,7 +20,14 @@ from dzrobot.recording.commit import (
     write_rows,
     write_tasks,
 )
-from dzrobot.recording.formats import EpisodeFacts, EpisodeStatistics, Info, LostAttempt, TaskRow
+from dzrobot.recording.formats import (
+    EpisodeFacts,
+    EpisodeStatistics,
+    Info,
+    LostAttempt,
+    RecordedRow,
+    TaskRow,
+)
 
 Row = dict[str, Any]
 
@@ -60,10 +67,12 @@ class RecordingLists:
         version, count = checked.codebase_version, checked.total_episodes
         formats.data_template(version)
         facts_file = root / formats.FACTS
-        facts = read_json_lines(facts_file, Row, DatasetError) if facts_file.exists() else []
+        facts = list(read_json_lines(facts_file, Row, DatasetError)) if facts_file.exists() else []
+        # Rows keep what this version does not know; what it uses is checked.
+        validated(facts, list[EpisodeFacts], str(facts_file), DatasetError)
         lists = cls(
             root=root, info=info, rows=[],
-            statistics=[], tasks=[], facts={int(row["episode_index"]): row for row in facts},
+            statistics=[], tasks=[], facts={row["episode_index"]: row for row in facts},
             schema=None,
         )  # fmt: skip
         if version == "v3.0":
@@ -123,6 +132,7 @@ class RecordingLists:
     def _read_v2(self) -> None:
         root = self.root
         self.rows = list(read_json_lines(root / formats.EPISODES_V2, Row, DatasetError))
+        validated(self.rows, list[RecordedRow], str(root / formats.EPISODES_V2), DatasetError)
         lines = read_json_lines(root / formats.EPISODES_STATS_V2, EpisodeStatistics, DatasetError)
         self.statistics = [line.stats for line in lines]
         tasks = read_json_lines(root / formats.TASKS_V2, TaskRow, DatasetError)
@@ -143,7 +153,7 @@ class RecordingLists:
             write_json(folder / formats.STATS, total)
 
     def _read_v3(self) -> None:
-        table = read_rows(self.root)
+        table = read_rows(self.root, self.cameras)
         if table is None:
             return
         self.schema, self.tasks = table.schema, read_tasks(self.root)
@@ -155,6 +165,8 @@ class RecordingLists:
                     statistics.setdefault(column, {})[measure] = value
             self.rows.append(row)
             self.statistics.append(statistics)
+        measures = list[dict[formats.Name, dict[str, formats.Measure]]]
+        validated(self.statistics, measures, f"the list of episodes of {self.root}", DatasetError)
 
     def _write_v3(self, folder: Path) -> None:
         joined = [

@@ -66,8 +66,8 @@ def unpack(message: bytes) -> Any:
     """Return what ``message`` holds; arrays are views of it and cannot be written to.
 
     Raises:
-        ProtocolError: no msgpack, cut short, more behind its end, too many items, nested too deeply,
-            too much text, or an array that is none.
+        ProtocolError: no msgpack, cut short, more behind its end, too many items or levels, too
+            much text, or an array that is none.
     """
     try:
         _check_size(message)
