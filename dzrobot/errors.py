@@ -7,6 +7,7 @@ prints the message alone and exits with code 2.
 import difflib
 import errno
 import traceback
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -108,9 +109,26 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 def preview(names: Iterable[object], limit: int = 4) -> str:
     """Return the first names in order, and how many more there are."""
-    ordered = sorted(map(str, names))
+    ordered = sorted(printable(str(name), 200) for name in names)
     shown = ", ".join(ordered[:limit]) or "none"
     return shown if len(ordered) <= limit else f"{shown} and {len(ordered) - limit} more"
+
+
+def printable(text: str, limit: int = 400) -> str:
+    """Return ``text`` as one line of about ``limit`` characters at most, for a terminal.
+
+    Control characters are escaped: text from outside must not move the cursor or set colors.
+    """
+    cut = text if len(text) <= limit else f"{text[: limit - 3]}..."
+    if cut.isprintable():
+        return cut
+    return "".join(_escaped(letter) for letter in cut)
+
+
+def _escaped(letter: str) -> str:
+    kind = unicodedata.category(letter)
+    control = kind.startswith("C") or kind in ("Zl", "Zp")
+    return letter.encode("unicode_escape").decode("ascii") if control else letter
 
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)

@@ -19,6 +19,7 @@ from typing import Any, Protocol, Self
 import gymnasium as gym
 
 from dzrobot.errors import EpisodeError, ErrorCapture, ProtocolError, StoppedError
+from dzrobot.files import write_text
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import (
     DEFAULT_SESSION,
@@ -573,5 +574,4 @@ def _keep_traceback(settings: RolloutSettings, case: EpisodeSpec, details: str) 
         return
     folder = settings.folder / ERROR_FOLDER
     with storing(settings.folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{case.name}.txt").write_text(details, encoding="utf-8")
+        write_text(folder / f"{case.name}.txt", details)

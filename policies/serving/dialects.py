@@ -77,8 +77,8 @@ def unpack(message: bytes, forms: set[ArrayForm] | None = None) -> Any:
         forms: In which arrays were written; added to.
 
     Raises:
-        ProtocolError: no msgpack, cut short, more behind its end, too many items, nested too deeply,
-            too much text, or an array that is none.
+        ProtocolError: no msgpack, cut short, more behind its end, too many items or levels, too
+            much text, or an array that is none.
     """
     try:
         _check_size(message)

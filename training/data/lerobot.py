@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from dzrobot.documents import read_json, read_json_lines
 from dzrobot.embodiments.spec import ActionAnchor
-from dzrobot.errors import DatasetError, preview
+from dzrobot.errors import DatasetError, preview, printable
 from dzrobot.recording import formats as layout
 from dzrobot.recording.episode_list import read_parquet
 from dzrobot.recording.folder import check_whole
@@ -300,7 +300,7 @@ def _read_table(path: Path) -> pa.Table:
     except FileNotFoundError as error:
         raise DatasetError(f"{path} is missing: the dataset is incomplete") from error
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be read: {error}") from error
+        raise DatasetError(f"{path} cannot be read: {printable(str(error))}") from error
     return read_parquet(path, columns=names)
 
 

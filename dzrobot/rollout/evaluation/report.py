@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dzrobot.errors import printable
 from dzrobot.files import write_json
 from dzrobot.rollout.episode import Measures, percentiles
 from dzrobot.rollout.evaluation.usage import RunUse, shares
@@ -266,7 +267,7 @@ def table(summary: Summary, title: str) -> Table:
 def failures_line(summary: Summary) -> str:
     """Return how the episodes failed, most frequent first, in one line; empty without failures."""
     counted = sorted(summary.total.failure_classes.items(), key=lambda item: (-item[1], item[0]))
-    return "; ".join(f"{count} {name}" for name, count in counted)
+    return "; ".join(f"{count} {printable(name)}" for name, count in counted)
 
 
 def measures_line(summary: Summary) -> str:
@@ -279,8 +280,8 @@ def measures_line(summary: Summary) -> str:
 
 def _cells(row: Row) -> tuple[str, ...]:
     return (
-        row.suite,
-        "" if row.task_id is None else f"{row.task_id} {row.task}",
+        printable(row.suite),
+        "" if row.task_id is None else printable(f"{row.task_id} {row.task}"),
         f"{row.successes}/{row.episodes}",
         "-" if row.rate is None else f"{100 * row.rate:.1f}",
         f"{100 * row.low:.1f} to {100 * row.high:.1f}",
@@ -398,7 +399,7 @@ def print_conclusion(
     if measured := measures_line(summary):
         console.print(f"means over episodes: {measured}", soft_wrap=True, markup=False)
     for case, message in summary.errors[:5]:
-        console.print(f"error in {case}: {message}", markup=False, soft_wrap=True)
+        console.print(f"error in {case}: {printable(message)}", markup=False, soft_wrap=True)
     if size := predictions_size(output):
         console.print(f"predictions for `dzrobot report`: {size / 1e6:.1f} MB")
     console.print(f"results in {output}", markup=False, soft_wrap=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.errors import ConfigError
+from dzrobot.files import is_inside
 from dzrobot.rollout.evaluation.card import card_digest, tasks_by_axis
 from dzrobot.rollout.evaluation.comparison import Comparison, Results, compare, read_results
 from dzrobot.rollout.evaluation.foreign import ForeignResult, read_foreign
@@ -93,8 +94,8 @@ def film_of(folder: Path, record: Record) -> Path | None:
     if record.video is None:
         return None
     film = folder / record.video
-    # A record is a text from outside: nothing but a video is taken from where it points.
-    return film if film.suffix == ".mp4" and film.is_file() else None
+    # A record is a text from outside: it may point anywhere.
+    return film if film.suffix == ".mp4" and is_inside(folder, film) else None
 
 
 def task_rows(content: Content) -> list[dict[str, Any]]:

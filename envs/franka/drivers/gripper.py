@@ -118,7 +118,7 @@ class GripperDriver(ABC):
     @property
     @abstractmethod
     def errors(self) -> tuple[type[Exception], ...]:
-        """Everything that the library may raise: ValueError for an argument that it does not take."""
+        """What the library may raise: ValueError for an argument that it does not take."""
 
     @abstractmethod
     def translate(self, error: Exception) -> DzrobotError:

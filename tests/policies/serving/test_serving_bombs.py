@@ -121,7 +121,6 @@ def assert_bounded(server, send):
     finally:
         stop.set()
         sampling.join()
-    print(f"+{(max(sizes) - sizes[0]) / 2**20:.0f} MiB, loop held {1000 * min(held):.0f} ms")
     assert max(sizes) - sizes[0] < MORE
     assert min(held) < HELD_S
 

@@ -160,13 +160,13 @@ def test_more_than_a_request_holds_is_refused_before_any_of_it_is_built(message,
 
 def test_every_kind_of_item_is_counted_as_msgpack_reads_it():
     """The reader takes a message exactly up to the limit, whatever items come before the last."""
-    kinds = [None, True, 1, -1, 200, -100, 2**15, -(2**15), 2**31, -(2**31), 2**63, -(2**63), 0.5,
-             "", "x" * 20, "x" * 40, "x" * 300, "x" * 70_000, b"", b"y" * 300, b"y" * 70_000,
-             np.float32(3), [], [1] * 20, {}, {str(n): n for n in range(20)}]  # fmt: skip
-    # Also counted: the outer list, what lies in the lists and maps and in the number, the last list.
+    numbers = [1, -1, 200, -100, 2**15, -(2**15), 2**31, -(2**31), 2**63, -(2**63), 0.5]
+    texts = ["", "x" * 20, "x" * 40, "x" * 300, "x" * 70_000, b"", b"y" * 300, b"y" * 70_000]
+    nested = [np.float32(3), [], [1] * 20, {}, {str(n): n for n in range(20)}]
+    kinds = [*numbers, None, True, *texts, *nested]
+    # Also counted: the outer and the last list, and what lies in the lists, maps and the number.
     items = 1 + len(kinds) + 20 + 2 * 20 + 2 * 3 + 1
-    rest = [0] * 4000
-    whole = [*kinds, *[rest] * 4]
+    whole = [*kinds, *[[0] * 4000] * 4]
     room = 20_000 - items - 4 * 4001
     assert unpack(pack([*whole, [0] * room]))[-1] == [0] * room
     with pytest.raises(ProtocolError, match="more than 20000 items"):
