@@ -18,7 +18,7 @@ from dzrobot.commands.options.arm import (
     workcell_arguments,
 )
 from dzrobot.diagnostics.recorded import load_recording
-from dzrobot.embodiments.conventions import check_conventions
+from dzrobot.embodiments.action_conventions import check_conventions
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
 from dzrobot.envs.teleop.devices import DEVICES, load_device

@@ -16,7 +16,7 @@ from pydantic import Strict
 
 import dzrobot  # noqa: F401 (registers the ids)
 from dzrobot.documents import shorten, validated
-from dzrobot.embodiments.conventions import check_conventions
+from dzrobot.embodiments.action_conventions import check_conventions
 from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.embodiments.spec import Embodiment, HandMotion
 from dzrobot.errors import ConfigError, ErrorCapture, ProtocolError, UnknownNameError, suggest
@@ -135,8 +135,8 @@ class EnvironmentFacts:
         """Robot that policies for it are made for: the built-in description, if its tag has one.
 
         A workcell may depart from that, in the axes of its actions for example; see
-        :func:`~dzrobot.embodiments.conventions.check_conventions`. What its steps are measured from
-        is its own choice: a checkpoint says what it was trained with.
+        :mod:`dzrobot.embodiments.action_conventions`. What its steps are measured from is its own
+        choice: a checkpoint says what it was trained with.
         """
         own = self.embodiment
         if own is None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
 from dzrobot.documents import shorten
-from dzrobot.embodiments.conventions import check_conventions
+from dzrobot.embodiments.action_conventions import check_conventions
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import (
     DzrobotError,
@@ -499,7 +499,7 @@ def _chosen(
 
 def _held(
     env: gym.Env[Any, Any], info: Mapping[str, Any], failure: PolicyFailure
-) -> Mapping[str, Any]:
+) -> dict[str, Any]:
     """Return the last info of an episode that its policy has ended; a robot is held."""
     inner = env.unwrapped
     if isinstance(inner, HoldingEnv):
