@@ -14,6 +14,7 @@ from dzrobot.envs.libero.simulated import ArmEnv, arguments_of
 from dzrobot.envs.libero.suites import PACKAGES, SUITES, check_task, default_prompt, load_task
 from dzrobot.envs.libero.task_packages import PRO
 from dzrobot.envs.mujoco.simulator import check_versions
+from dzrobot.errors import ConfigError
 
 
 class LiberoEnv(ArmEnv):
@@ -41,6 +42,7 @@ class LiberoEnv(ArmEnv):
     Raises:
         UnknownNameError: no such suite.
         ModalityError: no such task.
+        ConfigError: an argument has a value that it cannot have.
         MissingDependencyError: LIBERO, the suite's tasks or the simulator are not installed.
         SimulatorError: the simulator has the wrong version, or the task cannot be run: it has no
             starts, objects of no known class, or a goal that does not parse.
@@ -61,6 +63,8 @@ class LiberoEnv(ArmEnv):
     ) -> None:
         arguments = arguments_of(locals())
         check_task(suite, task_id)
+        if prompt not in (None, "name", "bddl"):
+            raise ConfigError(f"prompt={prompt!r} must be 'name', 'bddl' or None.")
         super().__init__(arguments, SUITES[suite].init_states)
         libero_folder()
         check_versions()

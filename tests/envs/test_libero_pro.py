@@ -22,7 +22,7 @@ from dzrobot.envs.libero.listing import describe, list_tasks
 from dzrobot.envs.libero.plus_variants import _move_camera, variant_of
 from dzrobot.envs.libero.suites import axis_of
 from dzrobot.envs.libero.task_packages import PLUS, PRO
-from dzrobot.errors import ProtocolError, SimulatorError
+from dzrobot.errors import ConfigError, ProtocolError, SimulatorError
 from dzrobot.registration import PLUS_SUITES, PRO_SUITES, SUITES
 from dzrobot.rollout.environment import EnvironmentFacts
 from dzrobot.rollout.evaluation.card import build_card, refuse_unlike, tasks_by_axis
@@ -137,6 +137,11 @@ def test_suites_of_pro_are_named_after_base_and_axis():
     assert axis_of("libero_goal") is None
     steps = {name: SUITES[name].max_steps for name in ("libero_10_swap", "libero_plus_goal")}
     assert steps == {"libero_10_swap": 520, "libero_plus_goal": 300}
+
+
+def test_an_unknown_source_of_instructions_is_refused():
+    with pytest.raises(ConfigError, match="prompt='file' must be 'name', 'bddl' or None"):
+        gym.make("dzrobot/libero_goal_swap-v0", prompt="file")
 
 
 NAMES = [f"turn_on_number_{n}" for n in range(10)]
