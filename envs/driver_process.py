@@ -340,9 +340,10 @@ def serve(connection: socket.socket, latest: Latest | None) -> None:
     make, arguments = pickle.loads(connection.recv(_BIGGEST))
     given = arguments if latest is None else (*arguments, latest)
     driver: Driver = make(*given)
-    watched_s = -_WATCHED_S
+    watched_s, parent = -_WATCHED_S, os.getppid()
     try:
-        while True:
+        # A socket that a process forked by the parent holds does not end with the parent.
+        while os.getppid() == parent:
             if time.monotonic() - watched_s > _WATCHED_S:
                 watched_s = time.monotonic()
                 # This timer needs no lock of Python's, which a hung call may hold. It is a thread,

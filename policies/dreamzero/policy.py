@@ -152,6 +152,7 @@ class DreamZeroPolicy:
     @property
     def card(self) -> dict[str, Any]:
         """Return what the actions depend on, as plain values for records."""
+        anchor = self.embodiment.action_anchor
         return {
             "policy": "dreamzero",
             "checkpoint": self.source,
@@ -159,6 +160,7 @@ class DreamZeroPolicy:
             "statistics": self._pipeline.statistics.fingerprint,
             "device": self._network.device.type,
             "dtype": str(self._network.dtype).removeprefix("torch."),
+            **({} if anchor is None else {"action_anchor": anchor}),
             **({} if self._quantize is None else {"quantize": self._quantize}),
             **({} if len(self._lanes) == 1 else {"cfg_devices": 2}),
             **{n: value for n, value in asdict(self.options).items() if value or n != "graphs"},
