@@ -352,7 +352,7 @@ def test_commands_that_change_a_recording_refuse_damaged_ones_whole(world, tmp_p
         assert good[words[0]].code == 0, good[words[0]].output
         shutil.rmtree(path)
     refused = 0
-    for number, (version, kind, damage) in enumerate(spoiled_recordings(world)):
+    for version, kind, damage in spoiled_recordings(world):
         for words in CHANGES:
             path = shutil.copytree(world / FOLDERS[version], tmp_path / "r")
             damage(path)
