@@ -45,6 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="franka_pnp",
         help="what the arm is to a policy: a tag, or module:NAME (default: franka_pnp)",
     )
+    parser.add_argument(
+        "--gripper",
+        choices=("franka", "robotiq", "none"),
+        default="franka",
+        help="the Franka Hand, a Robotiq 2F-85, or no hand (default: franka)",
+    )
+    parser.add_argument(
+        "--gripper-device",
+        type=flags.text,
+        help="serial port of a Robotiq, such as /dev/serial/by-id/usb-FTDI_...",
+    )
     parser.add_argument("--task", type=flags.text, help="the instruction (default: asked for)")
 
 
@@ -55,7 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{file}: a workcell file ends in .yaml")
     if file.exists():
         raise ConfigError(f"{file} exists: edit it, or name another")
-    given = {"address": arguments.address, "embodiment": arguments.embodiment}
+    given = {
+        "address": arguments.address,
+        "embodiment": arguments.embodiment,
+        "gripper": {"kind": arguments.gripper, "device": arguments.gripper_device or ""},
+    }
     described = load_workcell(None, given)
     workcell, config = located(None, described)
     env = connectable(workcell, config)

@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import io
 import json
+import os
 import select
 import signal
 import sys
@@ -25,6 +26,7 @@ from dzrobot.envs.emulators.robot_server import RobotServer
 from dzrobot.envs.emulators.scenes import EMPTY
 from dzrobot.envs.emulators.timebase import Timebase
 from dzrobot.errors import DzrobotError, UnknownNameError, find
+from dzrobot.process import end_with_parent
 
 READY_LINE = "arm and gripper are listening"
 _LOOK_S = 0.2
@@ -109,7 +111,11 @@ def main() -> None:
     parser.add_argument("--scene", default=EMPTY)
     parser.add_argument("--arm", default="fr3")
     parser.add_argument("--timebase", type=int, help="descriptor of the shared clock")
+    parser.add_argument("--parent", type=int, default=os.getppid(), help="process to end with")
+    parser.add_argument("--end-at-once", action="store_true", help="even if it is suspended")
     arguments = parser.parse_args()
+    if arguments.end_at_once:
+        end_with_parent(arguments.parent)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     page = None if arguments.timebase is None else Timebase(arguments.timebase)
     server = ArmServer(
@@ -119,7 +125,7 @@ def main() -> None:
     server.robot.start()
     try:
         _reply({"ready": READY_LINE})
-        for line in _requests():
+        for line in _requests(arguments.parent):
             try:
                 server.request(json.loads(line))
             except (DzrobotError, ValueError, TypeError) as error:
@@ -130,14 +136,15 @@ def main() -> None:
         server.robot.stop()
 
 
-def _requests() -> Iterator[bytes]:
-    """Yield the lines of standard input until it closes.
+def _requests(parent: int) -> Iterator[bytes]:
+    """Yield the lines of standard input until it closes, or the parent is gone.
 
-    A signal that comes just before a read begins to wait does not end the wait, so it is short.
+    A process that the parent forked may keep it open. A signal that comes just before a read begins
+    to wait does not end the wait, so it is short.
     """
     # A buffer would take lines that come together, and the second would not be seen waiting.
     source = io.FileIO(sys.stdin.fileno(), closefd=False)
-    while True:
+    while os.getppid() == parent:
         if select.select([source], [], [], _LOOK_S)[0]:
             line = source.readline()
             if not line:

@@ -8,12 +8,12 @@ import os
 import select
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
-import dzrobot
+from dzrobot.envs.driver_process import python_environment
 from dzrobot.envs.emulators.camera_server import bus_settings
 from dzrobot.envs.emulators.kinematics import describe
 from dzrobot.envs.emulators.scenes import EMPTY, check_scene
@@ -192,21 +192,18 @@ class EmulatorLauncher:
 
 
 def _begin(module: str, page: Timebase, arguments: Sequence[str]) -> subprocess.Popen[str]:
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
-    # The child must find this package also from a plain checkout.
-    root = str(Path(dzrobot.__file__).resolve().parents[1])
-    environment["PYTHONPATH"] = os.pathsep.join(
-        part for part in (root, environment.get("PYTHONPATH", "")) if part
-    )
+    # The kernel ends a child with the thread that has started it: only the main one lasts.
+    lasts = threading.current_thread() is threading.main_thread()
     return subprocess.Popen(
         [
             sys.executable, "-m", f"dzrobot.envs.emulators.{module}",
-            "--timebase", str(page.descriptor), *arguments,
+            "--timebase", str(page.descriptor), "--parent", str(os.getpid()),
+            *(["--end-at-once"] if lasts else []), *arguments,
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment,
+        env=python_environment(),
         pass_fds=[page.descriptor],
         # A Ctrl-C at the terminal is for the program that drives the arm, which then closes us.
         start_new_session=True,

@@ -37,7 +37,8 @@ LISTEN_S = 2.0
 
 _READ_S = 0.01
 _SLOW_READ_S = 0.05
-_OLDEST = {"franky-control": (2, 0), "pyrealsense2": (2, 55)}
+_OF_ROBOTIQ = "pyrobotiqgripper"
+_OLDEST = {"franky-control": (2, 0), "pyrealsense2": (2, 55), _OF_ROBOTIQ: (3, 3)}
 
 
 _LEAST_MBIT_S = 1000
@@ -68,7 +69,7 @@ def diagnose(
         config: The workcell.
         images: Folder that takes what each camera shows, as the policy sees it. None: nowhere.
     """
-    yield from _libraries()
+    yield from _libraries(config)
     yield _kernel()
     yield _priority()
     yield _locked_memory()
@@ -84,14 +85,17 @@ def diagnose(
     yield from _arm(FrankyArm(workcell, config), workcell, config)
 
 
-def _libraries() -> Iterator[Diagnosis]:
+def _libraries(config: FrankaConfig) -> Iterator[Diagnosis]:
     machine = f"{platform.system()} {platform.machine()}"
     for name, oldest in _OLDEST.items():
+        if name == _OF_ROBOTIQ and config.gripper.kind != "robotiq":
+            continue
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
+            extra = "robotiq" if name == _OF_ROBOTIQ else "franka"
             remedy = (
-                "pip install -e '.[franka]'"
+                f"pip install -e '.[{extra}]'"
                 if machine == "Linux x86_64"
                 else f"it has no wheel for {machine}; use an x86_64 Linux machine"
             )
@@ -292,13 +296,16 @@ def _hand(arm: FrankyArm, config: FrankaConfig) -> Iterator[Diagnosis]:
     text = f"{force:.1f} N and {torque:.2f} Nm at the hand"
     if force <= limits.resting_force_n and torque <= limits.resting_torque_nm:
         yield Diagnosis("ok", "wrench", text)
-    else:
-        yield Diagnosis(
-            "fail", "wrench",
-            f"{text}; at rest and free at most {limits.resting_force_n} N and "
-            f"{limits.resting_torque_nm} Nm: tell Desk, or `load:` of the workcell, what hangs on "
-            "the flange",
-        )  # fmt: skip
+        return
+    known = force <= limits.load_force_n and torque <= limits.load_torque_nm
+    allowed = f"{limits.resting_force_n} N and {limits.resting_torque_nm} Nm"
+    yield Diagnosis(
+        "warn" if known else "fail", "wrench",
+        f"{text}; at rest and free {allowed} are usual: tell Desk, or `load:` of the workcell, "
+        "what hangs on the flange" + (
+            ". If nothing does, the arm's torque sensors have drifted" if known else ""
+        ),
+    )  # fmt: skip
 
 
 def _arm(arm: FrankyArm, workcell: Workcell, config: FrankaConfig) -> Iterator[Diagnosis]:
@@ -322,10 +329,12 @@ def _gripper(hand: GripperState, config: FrankaConfig) -> Diagnosis:
     if config.gripper.kind == "none":
         return Diagnosis("ok", "gripper", "none")
     if not hand.is_homed:
+        robotiq = config.gripper.kind == "robotiq"
+        done, elsewhere = ("activated", "") if robotiq else ("homed", ", or home it in Desk")
         return Diagnosis(
             "fail", "gripper",
-            "it was never homed, so it opens and grasps nothing: reset() homes it once an operator "
-            "agrees or with gripper: {homing: true}, or home it in Desk",
+            f"it was never {done}, so it opens and grasps nothing: reset() does it once an "
+            f"operator agrees or with gripper: {{homing: true}}{elsewhere}",
         )  # fmt: skip
     held = ", holding something" if hand.is_grasped else ""
     return Diagnosis("ok", "gripper", f"{hand.width_m:.3f} m wide{held}")

@@ -8,7 +8,11 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.emulators.timebase import FREE, ArmClock, Timebase
@@ -198,6 +202,14 @@ class TimedArm:
         """The hand."""
         return self._gripper
 
+    def watch_stop(self, path: Path) -> None:
+        """Watch it as the arm does."""
+        self._arm.watch_stop(path)
+
+    def keep_alive(self) -> None:
+        """Say that the program runs."""
+        self._arm.keep_alive()
+
     def connect(self) -> None:
         """Connect."""
         with self._clock.running():
@@ -308,6 +320,8 @@ class TimedCamera:
         self._number = number
         self._clock = clock
         self._missing_ms = -1.0
+        self._came = (-1, 0.0)
+        """Number of the newest image, and when it was there (the arm's clock)."""
 
     @property
     def config(self) -> CameraConfig:
@@ -338,7 +352,9 @@ class TimedCamera:
         if self._is_late(frame):
             # Lost in transit; the images until the next one that comes are not waited for.
             self._missing_ms = 1000 * frame.stamp_s
-        return replace(frame, at_s=frame.stamp_s)
+        if frame.number != self._came[0]:
+            self._came = frame.number, self._clock.now()
+        return replace(frame, at_s=frame.stamp_s, came_s=self._came[1])
 
     def close(self) -> None:
         """Stop the stream."""
@@ -409,7 +425,7 @@ def scene_values(scene: str) -> dict[str, Any]:
     }
 
 
-def ready_pose_values() -> dict[str, Any]:
-    """Return where the simulated twin begins: its hand is tilted by 7 degrees."""
-    pose = forward(READY, FLANGE_TO_HAND)
+def hand_at(joints: ArrayLike) -> dict[str, Any]:
+    """Return position (m) and roll, pitch, yaw (rad) of the Franka Hand at joint angles (7,)."""
+    pose = forward(np.array(joints, np.float64), FLANGE_TO_HAND)
     return {"position": pose[:3, 3].tolist(), "euler": euler_of(pose[:3, :3]).tolist()}

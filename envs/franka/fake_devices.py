@@ -3,6 +3,8 @@
 To the environment they behave like the real ones, and they show faults on demand.
 """
 
+from pathlib import Path
+
 import numpy as np
 
 from dzrobot.envs.driver_process import DisconnectedError
@@ -149,6 +151,12 @@ class FakeArm:
         """Place the hand at ``pose`` (4, 4)."""
         self._pose = self._target = np.array(pose, np.float64)
 
+    def watch_stop(self, path: Path) -> None:
+        """Do nothing: what moves this arm runs in the program."""
+
+    def keep_alive(self) -> None:
+        """Do nothing."""
+
     def connect(self) -> None:
         """Connect."""
         self._connected, self.frozen = True, False
@@ -267,6 +275,9 @@ class FakeCamera:
         self.frozen = False
         """No new frame comes; the next ``open`` ends that."""
 
+        self.stuck = False
+        """New frames come, all of one image."""
+
     @property
     def config(self) -> CameraConfig:
         """Which view it delivers."""
@@ -299,4 +310,8 @@ class FakeCamera:
         row = int(np.clip(height * (1 - (z if "wrist" in self._config.key else x)), 8, 112))
         image[row - 6 : row + 6, column - 6 : column + 6] = (210, 40, 40)
         now = self._arm.clock.now()
-        return Frame(image, self._number, now, now)
+        # The noise of a real sensor: no two images are the same.
+        image[0, 0] = self._number % 256
+        if self.stuck and self._frame is not None:
+            image = self._frame.image
+        return Frame(image, self._number, now, now, now)

@@ -16,7 +16,7 @@ from dzrobot.envs.franka.arm_model import FLANGE_TO_HAND, forward, pose_and_jaco
 from dzrobot.envs.franka.drivers.dry_run import DryRunArm
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import READY, FakeArm, FakeCamera
-from dzrobot.envs.franka.franka_config import FrankaConfig, LimitsConfig
+from dzrobot.envs.franka.franka_config import DROID_HOME, FrankaConfig, LimitsConfig
 from dzrobot.envs.franka.make import load_workcell
 from dzrobot.envs.franka.motion.action_spaces import CartesianSpace, JointSpace, joint_box
 from dzrobot.envs.franka.motion.reach import solve_joints
@@ -33,7 +33,10 @@ from dzrobot.errors import (
 
 DROID = load_embodiment("oxe_droid")
 WIDE = {"tilt": (1.0, 1.0, 1.5), "self_collision_m": 0.0}
-CONFIG = FrankaConfig.model_validate({"embodiment": "oxe_droid", "limits": WIDE})
+USUAL = {"joints": READY, "euler": (np.pi, 0.0, 0.0)}
+"""Where the fake arm begins, which is not DROID's home."""
+
+CONFIG = FrankaConfig.model_validate({"embodiment": "oxe_droid", "limits": WIDE, "reset": USUAL})
 LIMITS = CONFIG.limits
 LOW, HIGH = joint_box(CONFIG)
 PERIOD = CONFIG.period_s
@@ -46,7 +49,8 @@ HAND = FLANGE_TO_HAND
 def make(limits=WIDE, drive=lambda arm: arm, **values):
     arm = FakeArm()
     config = FrankaConfig.model_validate(
-        {"embodiment": "oxe_droid", "reward": {"rule": "none"}, "limits": limits} | values
+        {"embodiment": "oxe_droid", "reward": {"rule": "none"}, "limits": limits, "reset": USUAL}
+        | values
     )
     cameras = [FakeCamera(key, arm) for key in config.robot.video_keys]
     return FrankaEnv(drive(arm), cameras, config, clock=arm.clock), arm
@@ -274,9 +278,11 @@ def gap_m(joints):
 def test_links_enter_no_obstacle_where_joints_are_commanded():
     pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
     aside = READY_Q - 0.9 * np.eye(7)[0]
-    droid = FrankaConfig.model_validate({"embodiment": "oxe_droid", "limits": BESIDE})
-    free = FrankaConfig.model_validate(
-        {"embodiment": "oxe_droid", "limits": {**BESIDE, "obstacles": []}}
+    droid, free = (
+        FrankaConfig.model_validate(
+            {"embodiment": "oxe_droid", "reset": USUAL, "limits": BESIDE | changed}
+        )
+        for changed in ({}, {"obstacles": []})
     )
     assert min(gap_m(target) for target, *_ in walk([aside] * 15, free)) == 0.0
     steps = list(walk([aside] * 15, droid))
@@ -449,4 +455,4 @@ def test_joint_targets_are_recorded_and_repeated_and_hold_holds(tmp_path, capsys
     table = pq.read_table(next((tmp_path / "still").rglob("*.parquet"))).to_pydict()
     # As in the columns of DROID, the gripper comes first.
     actions = np.array(table["action"])[:, 1:]
-    np.testing.assert_allclose(actions, np.tile(READY, (5, 1)), atol=1e-6)
+    np.testing.assert_allclose(actions, np.tile(DROID_HOME, (5, 1)), atol=1e-6)

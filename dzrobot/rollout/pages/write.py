@@ -1,7 +1,7 @@
 """Writes the page: one HTML file, and the videos it plays in ``media/`` beside it."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 
 from dzrobot.errors import ProtocolError
-from dzrobot.files import explained, write_text
+from dzrobot.files import explained, is_inside, make_folders, replacing, write_text
 from dzrobot.importing import required
 from dzrobot.rollout.evaluation.report import failures_line, measures_line
 from dzrobot.rollout.footage import photo_file
@@ -33,6 +33,8 @@ def write_page(
     folders: list[Path],
     output: Path,
     show: Callable[[int, int], None] = lambda _done, _total: None,
+    *,
+    foreign: Sequence[Path] = (),
 ) -> Path:
     """Write the page of one or two results folders, and return its path.
 
@@ -41,6 +43,7 @@ def write_page(
         output: Folder that the page and its media go to; made if need be. A page that is there is
             replaced.
         show: Called with how many episodes are done, of how many.
+        foreign: Results of other programs, to stand beside by task.
 
     Raises:
         ConfigError: none, or more than two folders.
@@ -49,7 +52,7 @@ def write_page(
         MissingDependencyError: what a report needs is not installed.
     """
     required("a report", "report", "plotly")
-    content = read_content(folders)
+    content = read_content(folders, foreign)
     with explained(f"write {output}", ProtocolError):
         output.mkdir(parents=True, exist_ok=True)
         videos = _copied(content, output, _film_of, ".mp4")
@@ -86,10 +89,10 @@ def _copied(
             if source is None:
                 continue
             place = Path(MEDIA_FOLDER) / run.letter.lower() / f"{case.name}{ending}"
-            target = output / place
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if not target.exists() or not _same(source, target):
-                shutil.copy2(source, target)
+            target = make_folders(output, place.parent) / place.name
+            if not _same(source, target):
+                with replacing(target) as temporary:
+                    shutil.copy2(source, temporary)
             places[run.letter, case.name] = place.as_posix()
     return places
 
@@ -101,10 +104,12 @@ def _film_of(run: Run, case: str) -> Path | None:
 
 def _photo_of(run: Run, case: str) -> Path | None:
     photo = photo_file(run.folder, case)
-    return photo if photo.is_file() and not photo.is_symlink() else None
+    return photo if is_inside(run.folder, photo) else None
 
 
 def _same(one: Path, other: Path) -> bool:
+    if other.is_symlink() or not other.exists():
+        return False
     first, second = one.stat(), other.stat()
     return (first.st_size, first.st_mtime_ns) == (second.st_size, second.st_mtime_ns)
 

@@ -1,6 +1,7 @@
 """An arm that is read but never moved, for a first look at what a policy would do."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from dzrobot.envs.franka.arm_model import forward
 from dzrobot.envs.franka.workcells import Arm, GripperDevice, Space
@@ -59,6 +60,14 @@ class DryRunArm:
     def gripper(self) -> DryRunGripper:
         """The hand."""
         return self._gripper
+
+    def watch_stop(self, path: Path) -> None:
+        """Watch it as the arm does."""
+        self._arm.watch_stop(path)
+
+    def keep_alive(self) -> None:
+        """Say that the program runs."""
+        self._arm.keep_alive()
 
     def connect(self) -> None:
         """Connect."""

@@ -4,7 +4,7 @@ Each space limits an action to a target, finds the arm's position in it, and hol
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from dzrobot.envs.franka.safeguards.limits import (
     RefusalError,
     Workspace,
     check_first_target,
+    check_near,
 )
 from dzrobot.envs.franka.safeguards.self_collision import SelfCollision, collision_of
 from dzrobot.envs.franka.workcells import Space
@@ -37,6 +38,9 @@ _HOLD_M, _HOLD_RAD = 0.01, 0.05
 """A target this near is held by keeping it: an arm that sags must not be followed down."""
 
 _ROUNDING_RAD = 1e-5
+_ROUNDING = 1e-5
+"""Of a number of an action."""
+
 _SHARES = (1.0, 0.5, 0.2)
 """Shares of a requested motion that are tried in turn before the joints brake."""
 
@@ -97,6 +101,14 @@ class TargetSpace(Protocol):
 
     def rested(self, last: Array) -> Held | None:
         """Return where a reference comes to rest that no target follows; None: it rests."""
+        ...
+
+    def check(self, action: Array) -> None:
+        """Check the motion of an action before anything of it is carried out.
+
+        Raises:
+            RefusalError: it is far outside of what an action can be.
+        """
         ...
 
     def limit(self, action: Array, state: ArmState, last: Array, pace: float) -> LimitedTarget:
@@ -161,12 +173,19 @@ class CartesianSpace:
         """Return None: every target is a place to rest."""
         return None
 
+    def check(self, action: Array) -> None:
+        """Refuse a step far beyond the largest."""
+        check_near(action, -1.0, 1.0, "a step of the hand")
+
     def limit(self, action: Array, state: ArmState, last: Array, pace: float) -> LimitedTarget:
         """Return what the limits leave of a step."""
+        self.check(action)
         anchor = last if self._config.action.anchor == "target" else state.pose
-        step = pace * np.clip(action, -1.0, 1.0)
-        desired = desired_pose(anchor, step, self._config.action)
-        return self._clear(self._workspace.limit(desired, state.pose, last), state, last)
+        within = np.clip(action, -1.0, 1.0)
+        cut = ("action",) if np.abs(within - action).max() > _ROUNDING else ()
+        desired = desired_pose(anchor, pace * within, self._config.action)
+        limited = self._clear(self._workspace.limit(desired, state.pose, last), state, last)
+        return replace(limited, by=(*cut, *limited.by), motion=pace * within)
 
     def _clear(self, limited: LimitedTarget, state: ArmState, last: Array) -> LimitedTarget:
         """Return the target, or as much of the motion to it as keeps links clear of obstacles."""
@@ -178,7 +197,7 @@ class CartesianSpace:
             cut: tuple[str, ...] = ()
             if share < 1.0:
                 target = self._workspace.clip(between(last, target, share))
-                cut = ("way",) if share else ("obstacle",)
+                cut = ("path",) if share else ("obstacle",)
             joints = solve_joints(state.joints, target, self._flange_to_ee)
             if joints is not None and self.collision.deficits_m(joints)[1] <= allowed + 1e-9:
                 return LimitedTarget(target, (*limited.by, *cut))
@@ -207,6 +226,10 @@ class PoseSpace(CartesianSpace):
         action = config.action.model_copy(update={"anchor": "target"})
         super().__init__(config.model_copy(update={"action": action}))
 
+    def check(self, action: Array) -> None:
+        """Refuse a pose that no hand can have."""
+        _requested_pose(action)
+
     def limit(self, action: Array, state: ArmState, last: Array, pace: float) -> LimitedTarget:
         """Return the next target towards a pose."""
         requested = _requested_pose(action)
@@ -226,7 +249,7 @@ class JointSpace:
 
     Targets are points of a trapezoid of speed for each joint, from which the joints can always
     brake: within their box, and with the hand in the workspace and no link too near another on the
-    way. So a policy that asks for something else, or falls silent, leaves the arm where it may be.
+    path. So a policy that asks for something else, or falls silent, leaves the arm where it may be.
 
     Args:
         config: Limits.
@@ -291,7 +314,7 @@ class JointSpace:
     def limit(self, action: Array, state: ArmState, last: Array, pace: float) -> LimitedTarget:
         """Return the next target towards joint angles."""
         limits, by = self._limits, []
-        self._check_requested(action)
+        self.check(action)
         self._check_measured(state, last)
         boxed = np.clip(action, self._low, self._high)
         if np.abs(boxed - action).max() > _ROUNDING_RAD:
@@ -306,10 +329,11 @@ class JointSpace:
             target, speeds, cut = self._next(last, last + share * (goal - last), pace)
             short = self._worst(target, speeds)
             if (short <= allowed + 1e-9).all():
-                return self._taken(target, speeds, (*by, *cut, *(() if share == 1.0 else ("way",))))
+                cut = (*by, *cut, *(() if share == 1.0 else ("path",)))
+                return replace(self._taken(target, speeds, cut), motion=boxed)
         target, speeds = next(self._braking(last, self._speeds), (last, np.zeros(7)))
         first = SHORTFALLS[int(np.argmax(short > allowed + 1e-9))]
-        return self._taken(target, speeds, (*by, first))
+        return replace(self._taken(target, speeds, (*by, first)), motion=boxed)
 
     def _taken(self, target: Array, speeds: Array, by: tuple[str, ...]) -> LimitedTarget:
         self._speeds = speeds
@@ -320,14 +344,15 @@ class JointSpace:
             return joints
         return last
 
-    def _check_requested(self, requested: Array) -> None:
+    def check(self, action: Array) -> None:
+        """Refuse an angle that the arm does not have."""
         low, high = np.array(self._limits.joints_low), np.array(self._limits.joints_high)
-        beyond = np.maximum(low - requested, requested - high)
+        beyond = np.maximum(low - action, action - high)
         worst = int(np.argmax(beyond))
         if not beyond[worst] <= _ROUNDING_RAD:
             raise RefusalError(
                 Abort.INVALID_ACTION,
-                f"joint {worst + 1} is asked for {requested[worst]:.3f} rad, which the arm "
+                f"joint {worst + 1} is asked for {action[worst]:.3f} rad, which the arm "
                 f"does not have; allowed are {low[worst]} to {high[worst]} rad, from zero and not "
                 "from where the arm is",
             )
@@ -397,6 +422,7 @@ def _requested_pose(action: Array) -> Array:
             "where the hand is",
         )
     if len(turn) == 3:
+        check_near(turn, -np.pi, np.pi, "roll, pitch and yaw")
         return pose_of(position, turn)
     length = float(np.linalg.norm(turn))
     if not abs(length - 1.0) <= _UNIT:

@@ -63,6 +63,9 @@ class GuidedSpace(JointSpace):
         self._compliant = False
         return Held(last)
 
+    def check(self, action: Array) -> None:
+        """Do nothing: the motion of an action counts for nothing."""
+
     def limit(self, action: Array, state: ArmState, last: Array, pace: float) -> LimitedTarget:
         """Return where the joints are, to yield from there; or where they are held instead."""
         if not self._engaged():

@@ -201,6 +201,7 @@ def open_gripper(
     Raises:
         RefusalError: the gripper does not answer, or an operator has stopped the arm.
     """
+    check_latch()
     gripper.request(opened=True)
     deadline = clock.now() + config.timeout_s
     while (state := gripper.state()).is_busy and clock.now() < deadline:
