@@ -268,6 +268,13 @@ def test_a_lift_that_cannot_be_reached_is_left_out(benchmark):
     assert seconds < 15.0
 
 
+def test_a_lift_with_a_joint_at_its_limit_is_left_out(benchmark):
+    joints = np.array([1.06, -0.19, -1.785, -3.022, -1.045, 2.99, 0.883])
+    result, seconds, _ = benchmark.reset_from(joints, FrankaConfig(), 20)
+    assert result == "arrived"
+    assert seconds < 15.0
+
+
 def test_a_start_out_of_reach_is_refused_before_anything_moves(benchmark):
     limits = {"workspace_high": [0.9, 0.35, 0.7]}
     reset = {"position": [0.85, 0.0, 0.6], "reach_m": 1.5}

@@ -82,14 +82,19 @@ def plan_start_path(
         RobotError: the start is out of reach.
     """
     solver = _PathSolver(state, config)
+    start = solver.joints
+    risen: list[tuple[str, Array]] = []
     waypoints: list[tuple[str, Array]] = []
     reached = state.pose
     for pose in _cartesian_path(state.pose, lifted):
         if not solver.go(pose):
             break
-        reached = pose
-        waypoints.append(("up", solver.joints))
+        risen.append(("up", solver.joints))
+        # Beside a limit the controller pushes back, and the hand may not arrive.
+        if solver.has_room:
+            reached, waypoints = pose, list(risen)
     pose = reached
+    solver.begin_at(waypoints[-1][1] if waypoints else start)
     if home is not None:
         steps = max(1, int(np.ceil(np.abs(home - solver.joints).max() / _STEP_RAD)))
         waypoints += [
@@ -120,16 +125,24 @@ class _PathSolver:
 
     def __init__(self, state: ArmState, config: FrankaConfig) -> None:
         room = config.limits.joint_room_rad
+        self._low = np.array(config.limits.joints_low) + room
+        self._high = np.array(config.limits.joints_high) - room
         self._hand = state.flange_to_ee
         self._box = JointBox(
-            np.minimum(np.array(config.limits.joints_low) + room, state.joints),
-            np.maximum(np.array(config.limits.joints_high) - room, state.joints),
-            state.joints,
+            np.minimum(self._low, state.joints), np.maximum(self._high, state.joints), state.joints
         )
         self.joints = state.joints
         away = pose_difference(state.pose, forward(state.joints, self._hand))
         if float(np.abs(away).max()) > _WHERE_IT_IS and not self.go(state.pose):
             raise out_of_reach("the arm is not where its joint angles say", state.pose)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether no joint is nearer to a limit than ``limits.joint_room_rad``."""
+        slack = 1e-9
+        return bool(
+            ((self.joints >= self._low - slack) & (self.joints <= self._high + slack)).all()
+        )
 
     def begin_at(self, joints: Array) -> None:
         """Go on from joint angles (7,), and keep the elbow as it is there."""
