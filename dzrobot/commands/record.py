@@ -292,7 +292,7 @@ def _sample(arguments: argparse.Namespace, robot: Embodiment) -> tuple[Timing, s
     if arguments.recipe is None:
         return robot.timing, robot.tag
     # Recording needs nothing of training otherwise.
-    from dzrobot.commands.options.recipe import recipe_sections, robot_of_run
+    from dzrobot.training.recipes.read import recipe_sections, robot_of_run
 
     sections = recipe_sections(arguments.recipe)
     planned, _, _ = robot_of_run(robot.tag, [str(arguments.output)], sections)

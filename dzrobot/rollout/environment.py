@@ -21,6 +21,7 @@ from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.embodiments.spec import Embodiment, HandMotion
 from dzrobot.errors import ConfigError, ErrorCapture, ProtocolError, UnknownNameError, suggest
 from dzrobot.importing import current_folder_importable, load_module
+from dzrobot.registration import PLUS_SUITES, PRO_SUITES
 from dzrobot.rollout.protocol import EpisodeSpec, Protocol
 
 
@@ -107,6 +108,9 @@ class EnvironmentFacts:
 
     hand_position: slice | None = None
     """Where in the concatenated state the position of the hand is, in meters."""
+
+    prompt: str | None = None
+    """Where its instructions come from, where there is more than one source."""
 
     opengl: str | None = None
     """Backend that it draws with, where the images may depend on it."""
@@ -363,10 +367,12 @@ def _creator(env: str) -> Callable[..., Any]:
 
 
 def _unknown(env: str) -> UnknownNameError:
-    ours = [name for name in gym.registry if name.startswith("dzrobot/")]
+    listed = {suite.env for suite in (*PRO_SUITES, *PLUS_SUITES)}
+    ours = [name for name in gym.registry if name.startswith("dzrobot/") and name not in listed]
     return UnknownNameError(
         f"unknown environment {shorten(env)}.{suggest(env, gym.registry)} Of this package: "
-        f"{', '.join(ours)}; another package's is named 'module:id'."
+        f"{', '.join(ours)}, and the suites that `dzrobot libero list` shows; another package's is "
+        "named 'module:id'."
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol, Self
 import gymnasium as gym
 
 from dzrobot.errors import EpisodeError, ErrorCapture, ProtocolError, StoppedError
+from dzrobot.files import write_text
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import (
     DEFAULT_SESSION,
@@ -45,7 +46,7 @@ from dzrobot.rollout.episode import (
     run_episode,
 )
 from dzrobot.rollout.footage import EpisodeVideo, Photographed, PredictingActor, Wanted, photo_file
-from dzrobot.rollout.perturbation import Ablation, Perturbation, ablated, perturbed
+from dzrobot.rollout.perturbation import AblatedImages, Ablation, Perturbation, PerturbedEpisodes
 from dzrobot.rollout.policy_spec import PrivilegedActor
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.queue import CaseQueue, EnvironmentKey, Gathering, environment_key
@@ -169,8 +170,10 @@ class EpisodeRunner:
         env = self._environment.of(case, settings)
         if settings.photos:
             env = Photographed(env, photo_file(settings.folder, case.name))
-        env = perturbed(env, settings.perturbation, case)
-        env = ablated(env, settings.ablation, case)
+        if settings.perturbation is not None:
+            env = PerturbedEpisodes(env, settings.perturbation, case)
+        if settings.ablation != "none":
+            env = AblatedImages(env, settings.ablation, case)
         actor = actor or PrivilegedActor(str(settings.privileged), case.noise_key)
         rules = EpisodeRules(
             seed=case.seed,
@@ -571,5 +574,4 @@ def _keep_traceback(settings: RolloutSettings, case: EpisodeSpec, details: str) 
         return
     folder = settings.folder / ERROR_FOLDER
     with storing(settings.folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{case.name}.txt").write_text(details, encoding="utf-8")
+        write_text(folder / f"{case.name}.txt", details)

@@ -109,7 +109,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
 
-    libraries = ("franky-control", "pyrealsense2")
+    libraries = ("franky-control", "pyrealsense2", "pyrobotiqgripper")
     """Drivers whose version belongs to a result."""
 
     def __init__(  # noqa: PLR0913 (drivers, then what a test replaces)
@@ -136,7 +136,9 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         """What its actions and states are made of."""
 
         space = target_space(self.layout.motion, config)
-        self._control = Control(arm, config, self._clock, space)
+        self._control = Control(
+            arm, config, self._clock, space, stop=self._consent.stop_latch.active
+        )
         self.scene = scene
         """The scene around the arm, if a program knows it; privileged information."""
 
@@ -227,6 +229,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
 
         Raises:
             RobotError: something cannot be reached; says what to do.
+            ArmBusyError: another program drives the arm.
             StoppedError: a stop is set, or the arm was stopped during the reset.
             SafetyError: the arm must not move.
             ModalityError: an unknown option or initial state.
@@ -251,13 +254,16 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         atexit.unregister(self.close)
         atexit.register(self.close)
         if operator is not None:
-            operator.start()
+            operator.start(self._consent.stop_latch.path)
+        self.arm.watch_stop(self._consent.stop_latch.path)
         if self._watchdog is None:
-            self._watchdog = Watchdog(self._control.check_silence, operator, self.operator_stop)
+            self._watchdog = Watchdog(
+                self._control.check_silence, self.arm.keep_alive, operator, self.operator_stop
+            )
         # Unlatched first: a stop that comes meanwhile is found by the check.
         self._control.unlatch()
         self._consent.check_stop()
-        self._sensors.open()
+        self._sensors.open(self._consent.refuse_stopped)
         self._clear_errors()
         with contextlib.ExitStack() as guard:
             guard.push(self._end_reset)
@@ -287,9 +293,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             with self._control.held_on_error():
                 limited = self._act(check_finite(values))
                 episode.pace.wait()
-                episode.reading = self._sensors.read()
-                self._control.examine(episode.reading.state)
-                self._check_sensors(episode.reading)
+                episode.reading = self._read_until(self._sensors.is_current)
+                self._sensors.check_frozen(episode.reading)
                 if self._consent.operator is not None and self._consent.operator.wants_pause():
                     self._pause(episode)
         except RefusalError as refusal:
@@ -492,7 +497,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         if self.layout.changes_gripper(action, is_open=is_open, threshold=threshold):
             self._control.keep_target(now.state)
             self.arm.gripper.request(opened=not is_open)
-            now = self._await_gripper()
+            if self.config.gripper.settle_s > 0:
+                now = self._await_gripper()
         limited = self._control.apply(motion, now.state)
         executed = action.copy()
         executed[self.layout.gripper_at] = np.clip(fingers[0], low, high)
@@ -504,20 +510,28 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
 
     def _await_gripper(self) -> Reading:
         """Let the arm wait for the fingers, and return what the sensors say then."""
-        deadline = self._clock.now() + self.config.gripper.settle_s
+        episode, began = self._running(), self._clock.now()
+        deadline = began + self.config.gripper.settle_s
+
+        def rest(reading: Reading) -> bool:
+            self._control.keep_target(reading.state)
+            return not reading.gripper.is_busy or self._clock.now() >= deadline
+
+        reading = self._read_until(rest)
+        episode.pace.begin_slot()
+        episode.paused_s += self._clock.now() - began
+        return reading
+
+    def _read_until(self, ready: Callable[[Reading], bool]) -> Reading:
+        """Return the first reading that is ``ready``; RefusalError where one is not allowed."""
         while True:
             reading = self._sensors.read()
-            self._check_sensors(reading)
             self._control.examine(reading.state)
-            self._control.keep_target(reading.state)
-            if not reading.gripper.is_busy or self._clock.now() >= deadline:
-                self._running().pace.begin_slot()
+            check_fresh(reading.state_age_s, reading.frame_ages_s.values(), self.config.limits)
+            check_gripper(reading.gripper, self.config.gripper)
+            if ready(reading):
                 return reading
             self._clock.sleep_until(self._clock.now() + POLL_S)
-
-    def _check_sensors(self, reading: Reading) -> None:
-        check_fresh(reading.state_age_s, reading.frame_ages_s.values(), self.config.limits)
-        check_gripper(reading.gripper, self.config.gripper)
 
     def _abort(self, refusal: RefusalError, limited: LimitedTarget) -> StepResult:
         """End the episode with the last observation that could be made; the arm holds."""

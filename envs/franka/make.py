@@ -18,14 +18,14 @@ from dzrobot.envs.franka.emulated import (
     EmulatedWorkcell,
     emulated_serials,
     emulated_values,
-    ready_pose_values,
+    hand_at,
     scene_values,
 )
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.franka_config import FrankaConfig
+from dzrobot.envs.franka.franka_config import DROID_HOME, FrankaConfig
 from dzrobot.envs.franka.operator.console import OperatorConsole
 from dzrobot.envs.franka.workcells import Arm, Camera, RealWorkcell, Workcell
-from dzrobot.envs.mujoco.lift_scene import EMPTY_SCENE, LIFT_SCENE
+from dzrobot.envs.mujoco.lift_scene import EMPTY_SCENE, LIFT_SCENE, READY
 from dzrobot.envs.panda.quantities import ArmLayout
 from dzrobot.errors import ConfigError, suggest
 
@@ -240,13 +240,13 @@ def _built_in(workcell: str, robot: Embodiment) -> dict[str, Any]:
         values |= scene_values(scene)
     if ArmLayout.of(robot).motion != "joint_position":
         return values
-    limits = values.setdefault("limits", {})
-    limits["tilt"] = (1.0, 1.0, 1.5)
     if scene is None:
         # They do without a simulator.
-        limits["self_collision_m"] = 0.0
+        values["limits"] = {"self_collision_m": 0.0}
+        values["reset"] = {"position": hand_at(DROID_HOME)["position"]}
     else:
-        values["reset"] |= ready_pose_values()
+        values["limits"]["tilt"] = (1.0, 1.0, 1.5)
+        values["reset"] |= hand_at(READY)
     return values
 
 

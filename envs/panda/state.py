@@ -58,6 +58,9 @@ class ArmState:
     joints: Array
     """Joint angles (7,), rad."""
 
+    flange_to_ee: Array
+    """Pose (4, 4) of the hand's grasp point in the flange frame, as the arm reports it."""
+
     joint_speeds: Array
     """Measured joint speeds (7,), rad/s."""
 
@@ -92,6 +95,10 @@ class ArmState:
         return f"{self.mode}, {', '.join(self.errors) or 'no error'}: {remedy}"
 
 
+OPEN_M = 0.08
+"""Distance between the open fingers of the Franka Hand."""
+
+
 @dataclass(frozen=True)
 class GripperState:
     """What is known about the hand without asking it."""
@@ -116,6 +123,9 @@ class GripperState:
 
     is_homed: bool = True
     """Whether the hand knows how far it opens; before, it opens and grasps nothing."""
+
+    widest_m: float = OPEN_M
+    """Width of an open hand of its kind."""
 
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -30,7 +30,7 @@ from dzrobot.policies.base import (
 )
 from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
 from dzrobot.policies.dreamzero.checkpoints.passport import check_compatible
-from dzrobot.policies.dreamzero.network.generate import predict
+from dzrobot.policies.dreamzero.network.generate import predict, schedules
 from dzrobot.policies.dreamzero.network.lanes import lanes_of
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.prompt import PromptCache, PromptTokenizer
@@ -85,6 +85,8 @@ class DreamZeroPolicy:
             for transformer in (self._network.model, parts.negative):
                 compile_blocks(() if transformer is None else transformer.blocks)
         self._generate = self.options.generate(self.embodiment)
+        # Loaded here, so that the first plan does not wait for a library.
+        schedules(self._network.config.head, self._generate.solver_steps)
         if parts.negative is not None and self._generate.prompts == 1:
             raise ConfigError(
                 "cfg_device is where the negative prompt runs, and cfg_scale=1 leaves that prompt "

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.envs.franka.operator.console import OperatorConsole
+from dzrobot.envs.franka.operator.key_reader import is_closed
 from dzrobot.envs.franka.operator.operator import Operator, OperatorVerdict
 from dzrobot.envs.franka.operator.preview import Preview
 from dzrobot.errors import RobotError, StoppedError
@@ -138,6 +139,7 @@ def attended(attention: OperatorOptions) -> Iterator[Attended]:
     Raises:
         ConfigError: the preview's port cannot be had.
         Terminated: the block was ended by SIGTERM.
+        StoppedError: the operator's terminal was closed, which is a stop.
     """
     if attention.log is not None:
         attention.log.parent.mkdir(parents=True, exist_ok=True)
@@ -150,6 +152,8 @@ def attended(attention: OperatorOptions) -> Iterator[Attended]:
     except KeyboardInterrupt as ended:
         if ended.args == (signal.SIGTERM.name,):
             raise Terminated from ended
+        if seen and is_closed(sys.stdin.fileno()):
+            raise StoppedError("the terminal was closed, which stopped the arm") from ended
         raise
     finally:
         people.close()

@@ -9,7 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
+from dzrobot.envs.franka.arm_model import forward, pose_and_jacobian
 from dzrobot.envs.franka.franka_config import FrankaConfig
+from dzrobot.envs.franka.motion.reach import solve_joints
 from dzrobot.envs.franka.safeguards.limits import (
     Abort,
     LimitedTarget,
@@ -20,12 +22,6 @@ from dzrobot.envs.franka.safeguards.limits import (
 )
 from dzrobot.envs.franka.safeguards.self_collision import SelfCollision, collision_of
 from dzrobot.envs.franka.workcells import Space
-from dzrobot.envs.panda.kinematics import (
-    damped_inverse,
-    forward,
-    pose_difference,
-    posture,
-)
 from dzrobot.envs.panda.poses import (
     Array,
     angle_between,
@@ -56,9 +52,6 @@ _LONGEST_ARM_M = 1.25
 
 _UNIT = 0.1
 """How far the length of a quaternion may be from 1: a network's is not exact."""
-
-_SOLVED_M = 1e-4
-_SOLVING = 8
 
 
 @dataclass(frozen=True)
@@ -157,7 +150,7 @@ class CartesianSpace:
 
     def begin(self, state: ArmState) -> None:
         """Learn from the arm where its hand is on its flange."""
-        self._flange_to_ee = flange_to_ee_of(state)
+        self._flange_to_ee = state.flange_to_ee
 
     def place(self, state: ArmState) -> Array:
         """Return the hand's pose."""
@@ -284,7 +277,7 @@ class JointSpace:
     def begin(self, state: ArmState) -> None:
         """Begin at rest, and learn from the arm where its hand is on its flange."""
         self._speeds = np.zeros(7)
-        self._flange_to_ee = flange_to_ee_of(state)
+        self._flange_to_ee = state.flange_to_ee
 
     def place(self, state: ArmState) -> Array:
         """Return the joint angles."""
@@ -388,7 +381,7 @@ class JointSpace:
         low, high = before - change, before + change
         speeds = np.clip(np.clip(wished, -fastest, fastest), low, high)
         cut = ("speed",) if (np.abs(wished) > fastest).any() else ()
-        twist = posture(at, self._flange_to_ee).jacobian @ speeds
+        twist = pose_and_jacobian(at, self._flange_to_ee)[1] @ speeds
         limits = self._limits
         share = max(
             float(np.linalg.norm(twist[:3])) / (pace * limits.speed_m_s),
@@ -415,23 +408,6 @@ class JointSpace:
         outside = self._workspace.excess(forward(joints, self._flange_to_ee))
         near = (0.0, 0.0) if self.collision is None else self.collision.deficits_m(joints)
         return np.array([outside, *near])
-
-
-def flange_to_ee_of(state: ArmState) -> Array:
-    """Return the pose of the hand's grasp point in the flange frame, (4, 4)."""
-    ee: Array = np.linalg.inv(forward(state.joints, np.eye(4))) @ state.pose
-    return ee
-
-
-def solve_joints(joints: Array, pose: Array, flange_to_ee: Array) -> Array | None:
-    """Solve inverse kinematics for ``pose``, starting at ``joints`` (7,); None: no solution."""
-    for _ in range(_SOLVING):
-        at = posture(joints, flange_to_ee)
-        away = pose_difference(pose, at.pose)
-        if float(np.linalg.norm(away)) <= _SOLVED_M:
-            return joints
-        joints = joints + damped_inverse(at.jacobian, away)
-    return None
 
 
 def _requested_pose(action: Array) -> Array:

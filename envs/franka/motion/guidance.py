@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from dzrobot.envs.franka.franka_config import FrankaConfig
-from dzrobot.envs.franka.motion.action_spaces import SHORTFALLS, Held, JointSpace, solve_joints
+from dzrobot.envs.franka.motion.action_spaces import SHORTFALLS, Held, JointSpace
+from dzrobot.envs.franka.motion.reach import solve_joints
 from dzrobot.envs.franka.safeguards.limits import LimitedTarget, Workspace
 from dzrobot.envs.franka.safeguards.self_collision import collision_of
 from dzrobot.envs.franka.workcells import Space
