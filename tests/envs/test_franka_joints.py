@@ -259,7 +259,7 @@ def test_links_keep_apart():
     )  # fmt: skip
     steps = list(walk([folded] * 40, config))
     assert all(near.deficits_m(target)[0] == 0.0 for target, *_ in steps[::4])
-    assert {name for *_, by in steps for name in by} & {"self_collision", "workspace", "way"}
+    assert {name for *_, by in steps for name in by} & {"self_collision", "workspace", "path"}
 
 
 SHELF = {"name": "shelf", "low": (0.05, -0.6, 0.30), "high": (0.45, -0.2, 0.60)}
@@ -288,7 +288,7 @@ def test_links_enter_no_obstacle_where_joints_are_commanded():
     steps = list(walk([aside] * 15, droid))
     # The fingers and the hand are nearer than the point between them.
     assert min(gap_m(target) for target, *_ in steps) > droid.limits.obstacle_m
-    assert {"way", "obstacle"} & set(steps[-1][-1])
+    assert {"path", "obstacle"} & set(steps[-1][-1])
     assert gap_m(steps[-1][0]) < gap_m(READY_Q), "it comes as near as it may"
 
 
