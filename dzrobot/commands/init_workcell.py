@@ -12,6 +12,7 @@ from dzrobot.envs.franka.cameras.realsense import list_cameras
 from dzrobot.envs.franka.cameras.uvc import list_uvc
 from dzrobot.envs.franka.emulated import EmulatedWorkcell
 from dzrobot.envs.franka.make import connectable, load_workcell, located
+from dzrobot.envs.franka.motion.reach import unreachable_part
 from dzrobot.envs.franka.teaching import assign, teach, workcell_text
 from dzrobot.envs.franka.workcells import Arm
 from dzrobot.errors import ConfigError, RobotError
@@ -80,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         env.arm.connect()
         ask = _Practice(workcell, env.arm) if isinstance(workcell, EmulatedWorkcell) else _ask
         taught = teach(env.arm, ask)
+        hand = env.arm.state().flange_to_ee
         cameras = assign(found, env.embodiment.video_keys, _ask)
         task = arguments.task or _ask("The task, as the policy reads it: ").strip()
         firmware = _ask("System image of the arm, as Desk shows it (Enter: unknown): ").strip()
@@ -89,7 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     text = workcell_text(described, cameras, taught, task=task or described.task, firmware=firmware)
     with explained(f"write {file}", ConfigError):
         write_text(file, text)
-    load_workcell(str(file))
+    if (beyond := unreachable_part(load_workcell(str(file)), hand)) is not None:
+        print(f"note: {beyond}")
     print(f"wrote {file}; look it over, then: dzrobot doctor franka --config {file}")
     return 0
 

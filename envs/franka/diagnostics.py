@@ -22,6 +22,8 @@ from dzrobot.envs.franka.cameras.uvc import list_uvc
 from dzrobot.envs.franka.drivers.franky_arm import FrankyArm
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.make import camera_of
+from dzrobot.envs.franka.motion.reach import unreachable_part
+from dzrobot.envs.franka.safeguards.arm_check import compared
 from dzrobot.envs.franka.safeguards.limits import Workspace
 from dzrobot.envs.franka.sensing import fit
 from dzrobot.envs.franka.workcells import Arm, Camera, Workcell
@@ -277,12 +279,19 @@ def _stream(camera: Camera, robot: Embodiment, images: Path | None) -> Diagnosis
 def _hand(arm: FrankyArm, config: FrankaConfig) -> Iterator[Diagnosis]:
     """Look at what the arm believes it carries, and whether that is so."""
     about = arm.about()
-    place = ", ".join(f"{value:.3f}" for value in about["flange_to_hand"][:3, 3])
+    state, limits = arm.state(), config.limits
+    yield Diagnosis("ok", "joint limits", compared(about, limits))
+    if (beyond := unreachable_part(config, state.flange_to_ee)) is not None:
+        yield Diagnosis("warn", "reach", f"{beyond}; targets there are not arrived at")
+    place, own = (
+        ", ".join(f"{value:.3f}" for value in pose[:3, 3])
+        for pose in (state.flange_to_ee, about.nominal_to_ee)
+    )
     yield Diagnosis(
         "ok", "end effector",
-        f"({place}) m from the flange, {about['hand_kg']:.2f} kg, load {about['load_kg']:.2f} kg",
+        f"({place}) m from the flange, ({own}) m from Desk's; {about.hand_kg:.2f} kg, load "
+        f"{about.load_kg:.2f} kg",
     )  # fmt: skip
-    state, limits = arm.state(), config.limits
     force, torque = (float(np.linalg.norm(part)) for part in (state.force_n, state.torque_nm))
     text = f"{force:.1f} N and {torque:.2f} Nm at the hand"
     if force <= limits.resting_force_n and torque <= limits.resting_torque_nm:

@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from dzrobot.configuration import FrozenConfig
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
+from dzrobot.envs.franka.arm_model import JOINT_LIMITS, ArmKind, Vector7
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.panda.poses import Array, pose_of
 from dzrobot.envs.panda.state import ActionConfig
@@ -23,7 +24,6 @@ from dzrobot.rng import seed_sequence
 
 Vector3 = tuple[float, float, float]
 Vector6 = tuple[float, float, float, float, float, float]
-Vector7 = tuple[float, float, float, float, float, float, float]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -226,9 +226,10 @@ class LimitsConfig(FrozenConfig):
     load_torque_nm: Positive = 1.5
     """More than this at rest is a load that the arm does not know: the doctor fails it."""
 
-    joints_low: Vector7 = (-2.9007, -1.8361, -2.9007, -3.0770, -2.8763, 0.4398, -3.0508)
-    joints_high: Vector7 = (2.9007, 1.8361, 2.9007, -0.1169, 2.8763, 4.6216, 3.0508)
-    """Joint limits of the arm; the controller pushes back before them."""
+    joints_low: Vector7 = JOINT_LIMITS["fr3"][0]
+    joints_high: Vector7 = JOINT_LIMITS["fr3"][1]
+    """Joint limits of the arm; the controller pushes back before them. Left out: those of ``arm``.
+    An arm that reports narrower ones is refused."""
 
     joint_margin_rad: Positive = 0.02
     """A joint this close to its limit ends the episode, before the arm stops by itself."""
@@ -274,6 +275,10 @@ class LimitsConfig(FrozenConfig):
 
     hold_after_s: Positive = 0.5
     """Without an action for this long the arm holds the pose it is at."""
+
+    deadman_s: Positive = 1.0
+    """Without a word from the program for this long, because it is suspended or a policy holds its
+    interpreter, the arm's driver ends its motion and holds it."""
 
     stop_after_s: Positive = 60.0
     """Without an action for this long control is given up and the episode ends."""
@@ -410,6 +415,9 @@ class FrankaConfig(FrozenConfig):
     """Host name or IP address of the arm's controller; ``emulated``: an emulated workcell is
     started. None: the first reset fails."""
 
+    arm: ArmKind = "fr3"
+    """``fr3``: Franka Research 3; ``fer``: Franka Emika Robot, sold as Panda."""
+
     embodiment: str = "franka_pnp"
     """What the arm is to a policy: a tag, or ``module:NAME``, whose parts name quantities of
     ``envs/panda/quantities.py``. It decides cameras, state, action and rate."""
@@ -450,8 +458,12 @@ class FrankaConfig(FrozenConfig):
     stop_on_success: bool = True
     """False never terminates on success; ``info["is_success"]`` still reports it."""
 
+    full_speed: bool = False
+    """Whether a real arm moves at full speed. False: every step runs at ``slow_pace``, as in the
+    first trial of a policy. Emulated arms are always at full speed."""
+
     slow_first_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps of each episode at ``slow_pace``: for the first trials of a new policy."""
+    """Steps of each episode at ``slow_pace``, at full speed too."""
 
     slow_pace: Share = 0.3
     """Share of each action that is carried out while slow."""
@@ -463,8 +475,8 @@ class FrankaConfig(FrozenConfig):
     """System image of the arm, as Desk shows it; results name it."""
 
     lock_folder: str | None = None
-    """Where the lock and the stop of this arm lie, such as a folder that all its users may write
-    to. None: folders of the user alone."""
+    """Where the lock and the stop of this arm lie: a folder on this machine that all its users may
+    write to. None: ``/var/tmp``."""
 
     def result_settings(self) -> dict[str, Any]:
         """Return what a result depends on, as plain values: all but where the devices are.
@@ -472,6 +484,7 @@ class FrankaConfig(FrozenConfig):
         No policy's result depends on how the arm yields to a hand.
         """
         values = self.model_dump(mode="json", exclude={"address", "lock_folder"})
+        values["full_speed"] = not self.is_slow
         for name in ("guided_stiffness", "guided_damping", "guided_friction_nm"):
             del values["controller"][name]
         del values["gripper"]["device"]
@@ -485,6 +498,11 @@ class FrankaConfig(FrozenConfig):
         return 1.0 / self.control_hz
 
     @property
+    def is_slow(self) -> bool:
+        """Whether every step runs at ``slow_pace``."""
+        return self.address is not None and not self.full_speed
+
+    @property
     def robot(self) -> Embodiment:
         """The embodiment, with the rate and the axes of this workcell.
 
@@ -495,6 +513,7 @@ class FrankaConfig(FrozenConfig):
         return replace(
             found,
             action_frame=None if found.action_frame is None else self.action.frame,
+            action_anchor=None if found.action_frame is None else self.action.anchor,
             timing=replace(found.timing, control_hz=self.control_hz),
         )
 
@@ -503,6 +522,16 @@ class FrankaConfig(FrozenConfig):
     def _fill_in_conventions(cls, values: Any) -> Any:
         name = values.get("embodiment") if isinstance(values, Mapping) else None
         return values if not isinstance(name, str) else _with_conventions(values, _known(name))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_joint_limits(cls, values: Any) -> Any:
+        limits = values.get("limits", {}) if isinstance(values, Mapping) else None
+        # Unknown arms and other mistakes are refused by the fields themselves.
+        if not isinstance(limits, Mapping) or values.get("arm") not in tuple(JOINT_LIMITS):
+            return values
+        low, high = JOINT_LIMITS[values["arm"]]
+        return {**values, "limits": {"joints_low": low, "joints_high": high, **limits}}
 
     @field_validator("embodiment")
     @classmethod
@@ -532,8 +561,8 @@ class FrankaConfig(FrozenConfig):
             yield f"reset.noise_yaw_rad={reset.noise_yaw_rad} exceeds limits.tilt {limits.tilt[2]}"
         if not all(0 < angle < np.pi / 2 for angle in limits.tilt):
             yield f"limits.tilt={limits.tilt} must lie between 0 and a quarter turn"
-        if limits.hold_after_s >= limits.stop_after_s:
-            yield "limits.hold_after_s must be shorter than stop_after_s"
+        if max(limits.hold_after_s, limits.deadman_s) >= limits.stop_after_s:
+            yield "limits.hold_after_s and deadman_s must be shorter than stop_after_s"
         if limits.step_m > limits.call_m or limits.step_rad > limits.call_rad:
             yield "limits.step_* must not exceed call_*"
         yield from self._joint_faults()

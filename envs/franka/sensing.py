@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -124,14 +124,19 @@ class Sensors:
         # A camera counts its frames as they are taken; a preview looks from threads of its own.
         self._looking = threading.Lock()
 
-    def open(self) -> None:
+    def open(self, refuse_stopped: Callable[[], None]) -> None:
         """Connect what is not connected.
+
+        Args:
+            refuse_stopped: Raises if the arm was stopped; asked after each wait.
 
         Raises:
             RobotError: something does not answer, or there are no cameras.
         """
         self._arm.connect()
+        refuse_stopped()
         self._arm.gripper.connect()
+        refuse_stopped()
         keys = sorted(camera.config.key for camera in self._cameras)
         if keys != sorted(self.embodiment.video_keys):
             raise RobotError(
@@ -142,6 +147,7 @@ class Sensors:
         # Each looks for its device in a process of its own, which takes seconds.
         with ThreadPoolExecutor(len(self._cameras)) as pool:
             list(pool.map(lambda camera: camera.open(), self._cameras))
+        refuse_stopped()
 
     def close(self) -> None:
         """Close the cameras, then the arm."""

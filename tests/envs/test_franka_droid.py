@@ -8,10 +8,10 @@ from emulated import need_libraries, need_scene
 from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.emulators.dynamics import COULOMB, inverse_inertia
+from dzrobot.envs.emulators.kinematics import FR3
 from dzrobot.envs.expert import expert_for
+from dzrobot.envs.franka.arm_model import pose_and_jacobian
 from dzrobot.envs.franka.make import make_franka
-from dzrobot.envs.franka.motion.action_spaces import flange_to_ee_of
-from dzrobot.envs.panda.kinematics import flange_to_hand, posture
 from dzrobot.errors import StoppedError
 
 pytestmark = pytest.mark.robot
@@ -40,7 +40,7 @@ DROID_STIFFNESS = np.diag([40.0, 30, 50, 25, 35, 25, 10]), np.diag([400.0] * 3 +
 def stiffness(env):
     """Return what the joints resist with where the arm is, (7, 7), Nm/rad."""
     state = env.arm.state()
-    jacobian = posture(state.joints, flange_to_ee_of(state)).jacobian
+    jacobian = pose_and_jacobian(state.joints, state.flange_to_ee)[1]
     joints, hand = DROID_STIFFNESS
     return joints + jacobian.T @ hand @ jacobian
 
@@ -48,7 +48,8 @@ def stiffness(env):
 def rests_at(env, observation, goal):
     """Return whether joints are as near to ``goal`` as dry friction lets a spring bring them."""
     away = observation["state.joint_position"] - goal
-    inverse = inverse_inertia(posture(env.arm.state().joints, flange_to_hand()), 0.0)
+    now = FR3.posture(env.arm.state().joints, FR3.flange_to_hand)
+    inverse = inverse_inertia(FR3.link_mass, now, 0.0)
     stuck = 1.05 * inverse.diagonal() * COULOMB
     return bool((np.abs(inverse @ stiffness(env) @ away) <= stuck).all())
 
@@ -91,7 +92,7 @@ def test_a_pushed_arm_yields_as_one_of_droid_does(env, wrench):
     start = observation["state.joint_position"].astype(float)
     emulators(env).set(friction=0.0)
     state = env.arm.state()
-    jacobian = posture(state.joints, flange_to_ee_of(state)).jacobian
+    jacobian = pose_and_jacobian(state.joints, state.flange_to_ee)[1]
     yields = np.linalg.solve(stiffness(env), jacobian.T @ wrench)
     emulators(env).call("push", *wrench, 2.0)
     for _ in range(27):

@@ -15,13 +15,13 @@ import pytest
 from emulated import need_libraries
 
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.franka.arm_model import forward, pose_and_jacobian
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.drivers.franky_arm import FrankyArm
+from dzrobot.envs.franka.emulated import hand_at
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.franka_config import DROID_HOME, FrankaConfig, ResetConfig
-from dzrobot.envs.franka.motion.action_spaces import flange_to_ee_of
 from dzrobot.envs.franka.workcells import Frame, RealWorkcell
-from dzrobot.envs.panda.kinematics import flange_to_hand, forward, posture
 from dzrobot.errors import RobotError, StoppedError
 
 pytestmark = [pytest.mark.foreign, pytest.mark.timeout(600)]
@@ -42,7 +42,7 @@ SERVERS = {
 
 STEPS = 50
 AT_HOME = {
-    tag: forward(np.array(joints), flange_to_hand())[:3, 3].tolist()
+    tag: hand_at(joints)["position"]
     for tag, joints in (("franka_pnp", ResetConfig().joints), ("oxe_droid", DROID_HOME))
 }
 """Where the hand is once a reset has brought the joints home."""
@@ -139,10 +139,10 @@ def moving(env, base, step):
 
 def test_its_pose_is_that_of_our_kinematics(env):
     state = env.arm.state()
-    expected = forward(state.joints, env.arm.about()["flange_to_hand"])
+    expected = forward(state.joints, state.flange_to_ee)
     np.testing.assert_allclose(state.pose[:3, 3], expected[:3, 3], atol=1e-3)
     np.testing.assert_allclose(state.pose[:3, :3], expected[:3, :3], atol=5e-3)
-    jacobian = posture(state.joints, flange_to_ee_of(state)).jacobian
+    jacobian = pose_and_jacobian(state.joints, state.flange_to_ee)[1]
     np.testing.assert_allclose(state.twist, jacobian @ state.joint_speeds, atol=1e-3)
 
 

@@ -12,17 +12,17 @@ from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.emulators.views import SECOND_EXTERIOR, SERIALS
+from dzrobot.envs.franka.arm_model import FLANGE_TO_HAND, forward, pose_and_jacobian
 from dzrobot.envs.franka.drivers.dry_run import DryRunArm
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import READY, FakeArm, FakeCamera
 from dzrobot.envs.franka.franka_config import DROID_HOME, FrankaConfig, LimitsConfig
 from dzrobot.envs.franka.make import load_workcell
-from dzrobot.envs.franka.motion import action_spaces as targets
 from dzrobot.envs.franka.motion.action_spaces import CartesianSpace, JointSpace, joint_box
+from dzrobot.envs.franka.motion.reach import solve_joints
 from dzrobot.envs.franka.motion.trajectories import JointTrajectory
 from dzrobot.envs.franka.safeguards.limits import RefusalError, Workspace
 from dzrobot.envs.franka.safeguards.self_collision import collision_of
-from dzrobot.envs.panda.kinematics import flange_to_hand, forward, posture
 from dzrobot.errors import (
     ConfigError,
     MissingDependencyError,
@@ -43,7 +43,7 @@ PERIOD = CONFIG.period_s
 READY_Q = np.array(READY)
 BRAKING = LIMITS.joint_acceleration_rad_s2
 SOME = settings(max_examples=15, deadline=None, derandomize=True)
-HAND = flange_to_hand()
+HAND = FLANGE_TO_HAND
 
 
 def make(limits=WIDE, drive=lambda arm: arm, **values):
@@ -115,7 +115,7 @@ def test_the_hand_is_no_faster_than_it_may_be(goals):
     asked = [goal for goal in goals for _ in range(8)]
     place = READY_Q
     for target, speeds, _ in walk(asked):
-        twist = posture(place, HAND).jacobian @ speeds
+        twist = pose_and_jacobian(place, HAND)[1] @ speeds
         # What speed the joints had before is taken from them no faster than they may brake.
         assert np.linalg.norm(twist[:3]) <= 1.1 * LIMITS.speed_m_s
         place = target
@@ -305,7 +305,7 @@ def test_links_enter_no_obstacle_where_the_hand_is_commanded():
     for _ in range(12):
         limited = space.limit(np.array([0, -1.0, 0, 0, 0, 0]), state_at(joints), last, 1.0)
         last, said = limited.target, said | set(limited.by)
-        joints = targets.solve_joints(joints, last, HAND)
+        joints = solve_joints(joints, last, HAND)
         assert gap_m(joints) > 0.02
     assert "obstacle" in said
     # Back out is always allowed.

@@ -9,6 +9,7 @@ from dzrobot.envs.franka import diagnostics
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import FakeArm, FakeCamera, FakeGripper
 from dzrobot.envs.franka.franka_config import FrankaConfig
+from dzrobot.envs.franka.safeguards.arm_check import ArmReport
 from dzrobot.recording import EpisodeWriter
 from dzrobot.rollout.demonstrations.record import CallableActor, RecordedEnv, record_episode
 from dzrobot.rollout.episode import EpisodeRules
@@ -150,7 +151,7 @@ class Weighing(FakeArm):
     """Knows what hangs on it, for the doctor."""
 
     def about(self):
-        return {"flange_to_hand": np.eye(4), "hand_kg": 0.7, "load_kg": 0.0}
+        return ArmReport("fr3", None, np.eye(4), hand_kg=0.7, load_kg=0.0)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +163,6 @@ def test_a_wrench_at_rest_is_warned_of_before_it_fails(force, torque, verdict):
     arm = Weighing()
     arm.connect()
     arm.force_n, arm.torque_nm = np.array([0, 0, force]), np.array([torque, 0, 0])
-    _, wrench = diagnostics._hand(arm, FrankaConfig())
+    *_, wrench = diagnostics._hand(arm, FrankaConfig())
     assert (wrench.what, wrench.verdict) == ("wrench", verdict)
     assert ("torque sensors" in wrench.found) == (verdict == "warn")

@@ -128,6 +128,11 @@ class StreamDriver(ABC):
             self._open()
         return 0.02
 
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What the library raises."""
+        return (RuntimeError,)
+
     def translate(self, error: Exception) -> DzrobotError:
         """Return an error of the library as one of this package."""
         return plainly(error)

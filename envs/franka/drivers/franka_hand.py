@@ -25,6 +25,11 @@ class FrankaHandDriver(GripperDriver):
         self._pending: Any = None
         self._widest_m = config.open_width_m
 
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What the library raises: ValueError for an argument that it does not take."""
+        return (*library_errors(), ValueError)
+
     def translate(self, error: Exception) -> DzrobotError:
         """Return an error of the library as one of this package."""
         return translated(error)
@@ -69,6 +74,3 @@ class FrankaHandDriver(GripperDriver):
 
     def _refusals(self) -> tuple[type[Exception], ...]:
         return (library().CommandException,)
-
-    def _errors(self) -> tuple[type[Exception], ...]:
-        return library_errors()

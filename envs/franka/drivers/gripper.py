@@ -107,13 +107,18 @@ class GripperDriver(ABC):
             self._unanswered = 0
         except self._refusals() as error:
             self._failed(error)
-        except self._errors() as error:
+        except self.errors as error:
             # One answer may be lost in transit; two in a row mean that the gripper is gone.
             self._unanswered += 1
             if self._unanswered > 1:
                 self._fault = f"the gripper went away: {error}"
                 self._publish()
         return POLL_S / 5
+
+    @property
+    @abstractmethod
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What the library may raise: ValueError for an argument that it does not take."""
 
     @abstractmethod
     def translate(self, error: Exception) -> DzrobotError:
@@ -151,10 +156,6 @@ class GripperDriver(ABC):
     def _refusals(self) -> tuple[type[Exception], ...]:
         """Return what the library raises when the gripper refuses or fails a command."""
 
-    @abstractmethod
-    def _errors(self) -> tuple[type[Exception], ...]:
-        """Return everything that the library may raise."""
-
     def _measure(self) -> tuple[bool, bool]:
         homed = self._is_homed()
         return self._publish() > min(self._config.open_width_m, self.WIDEST_M) / 2, homed
@@ -182,7 +183,7 @@ class GripperDriver(ABC):
             return
         try:
             self._try()
-        except self._errors() as again:
+        except self.errors as again:
             self._fault = f"the gripper failed: {again}"
             self._publish()
 

@@ -42,12 +42,19 @@ class RobotiqDriver(GripperDriver):
         self._began_s = 0.0
         self._activated = False
 
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What the libraries raise."""
+        from pymodbus.exceptions import ModbusException
+
+        return _library().RobotiqGripperError, ModbusException, OSError, ValueError
+
     def translate(self, error: Exception) -> DzrobotError:
         """Return an error of the library as one of this package."""
         shown = str(error) or type(error).__name__
         if isinstance(error, self._refusals()):
             return RobotError(f"the gripper failed: {shown}")
-        if isinstance(error, self._errors()):
+        if isinstance(error, self.errors):
             return DisconnectedError(shown)
         return RobotError(f"{type(error).__name__}: {shown}")
 
@@ -96,11 +103,6 @@ class RobotiqDriver(GripperDriver):
     def _refusals(self) -> tuple[type[Exception], ...]:
         library = _library()
         return library.GripperFaultError, library.GripperNotActivatedError
-
-    def _errors(self) -> tuple[type[Exception], ...]:
-        from pymodbus.exceptions import ModbusException
-
-        return _library().RobotiqGripperError, ModbusException, OSError
 
 
 def _library() -> Any:
