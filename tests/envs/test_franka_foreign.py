@@ -18,8 +18,9 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.franka.arm_model import forward, pose_and_jacobian
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.drivers.franky_arm import FrankyArm
+from dzrobot.envs.franka.emulated import hand_at
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.franka_config import FrankaConfig
+from dzrobot.envs.franka.franka_config import DROID_HOME, FrankaConfig, ResetConfig
 from dzrobot.envs.franka.workcells import Frame, RealWorkcell
 from dzrobot.errors import RobotError, StoppedError
 
@@ -40,6 +41,11 @@ SERVERS = {
 """Package -> what its Python is called with; an address follows."""
 
 STEPS = 50
+AT_HOME = {
+    tag: hand_at(joints)["position"]
+    for tag, joints in (("franka_pnp", ResetConfig().joints), ("oxe_droid", DROID_HOME))
+}
+"""Where the hand is once a reset has brought the joints home."""
 
 
 class SimulatedWorkcell(RealWorkcell):
@@ -94,7 +100,7 @@ def env(request, address, tmp_path_factory):
             "address": address, "embodiment": request.param, "reward": {"rule": "none"},
             "limits": {"self_collision_m": 0.0, "state_age_s": 2.0, "hold_after_s": 2.0},
             "gripper": {"homing": True, "timeout_s": 60.0},
-            "reset": {"timeout_s": 120.0, "speed_m_s": 0.3},
+            "reset": {"timeout_s": 400.0, "speed_m_s": 0.3, "position": AT_HOME[request.param]},
             "lock_folder": str(tmp_path_factory.mktemp("lock")),
         }
     )  # fmt: skip
