@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dzrobot.errors import DzrobotError
 
@@ -104,13 +104,19 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
 
+def open_to_append(path: Path) -> TextIO:
+    """Open ``path`` for lines to be added, each written as it ends; a link there is refused."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o644), "a", buffering=1, encoding="utf-8")
+
+
 def append_line(path: Path, line: str) -> None:
-    """Add ``line`` to ``path``; when this returns, it is on the disk.
+    """Add ``line`` to ``path``; when this returns, it is on the disk. A link there is refused.
 
     A kill in the middle leaves a last line without its break: see :func:`whole_lines`.
     """
-    with path.open("ab") as file:
-        file.write(line.encode("utf-8") + b"\n")
+    with open_to_append(path) as file:
+        file.write(f"{line}\n")
         file.flush()
         os.fsync(file.fileno())
         if file.tell() <= len(line) + 1:
@@ -129,13 +135,33 @@ def append_json_line(path: Path, row: Mapping[str, Any]) -> None:
 def whole_lines(path: Path) -> list[bytes]:
     """Return the lines of ``path``, without a last one that a kill left incomplete.
 
-    The file is cut back to what is returned, so that the next line starts where a line starts.
+    The file is cut back to what is returned, so that the next line starts where a line starts. Who
+    only reads uses :func:`dzrobot.documents.read_json_lines`, which changes nothing.
     """
     content = path.read_bytes() if path.exists() else b""
     whole = content[: content.rfind(b"\n") + 1]
     if whole != content:
         os.truncate(path, len(whole))
     return whole.splitlines()
+
+
+def is_inside(folder: Path, path: Path) -> bool:
+    """Return whether ``path`` is a file below ``folder``, also where links have been followed."""
+    return path.is_file() and path.resolve().is_relative_to(folder.resolve())
+
+
+def make_folders(root: Path, place: Path | str) -> Path:
+    """Make ``root / place`` and return it; links in the place of folders below ``root`` go."""
+    for folder in reversed([*Path(place).parents][:-1]):
+        _replace_link(root / folder)
+    return _replace_link(root / place)
+
+
+def _replace_link(folder: Path) -> Path:
+    if folder.is_symlink():
+        folder.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def move(source: Path, target: Path) -> None:

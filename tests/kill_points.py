@@ -60,14 +60,18 @@ def stop(job: Callable[[], object], folder: Path, at: int, mode: Mode = "kill") 
     return _child(job, _Stopper(folder, at, mode, None))
 
 
-def spread(count: int, points: int) -> list[int]:
+def spread(count: int, points: int, turn: int = 0, turns: int = 1) -> list[int]:
     """Return ``points`` numbers below ``count``, evenly apart, the first and the last among them.
 
+    Tests that take ``turns`` share that many times the points: each has every ``turns``-th one.
     ``KILL_POINTS=all`` in the environment asks for every one.
     """
-    if os.environ.get("KILL_POINTS") == "all" or count <= points:
+    points *= turns
+    if os.environ.get("KILL_POINTS") == "all":
         return list(range(count))
-    return [round(i * (count - 1) / (points - 1)) for i in range(points)]
+    if count <= points:
+        return list(range(count))[turn::turns]
+    return [round(i * (count - 1) / (points - 1)) for i in range(points)][turn::turns]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

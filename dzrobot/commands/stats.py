@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.recipe import recipe_sections, robot_of_run
 from dzrobot.documents import read_json
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import FRAME_GRIDS
@@ -15,6 +14,7 @@ from dzrobot.progress import progress_bar
 from dzrobot.training.data.column_mapping import described_robot
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 from dzrobot.training.data.normalization import measure, merge
+from dzrobot.training.recipes.read import recipe_sections, robot_of_run
 from dzrobot.training.sft_config import EPISODE_CHOICES, EpisodeChoice
 
 SUMMARY = "measure normalization statistics of LeRobot datasets"

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from dzrobot.documents import read_json, read_json_lines
+from dzrobot.documents import read_json, read_json_lines, validated
 from dzrobot.errors import DatasetError
 from dzrobot.files import append_json_line, move, write_json
 from dzrobot.recording import column_statistics, folder, formats
 from dzrobot.recording.column_statistics import ColumnStatistics
-from dzrobot.recording.episode_list import EpisodeList, listed_files, location, read_parquet
+from dzrobot.recording.episode_list import EpisodeList, location, read_parquet, remove_unlisted
 from dzrobot.recording.formats import EpisodeStatistics, TaskRow, Writer
 
 WRITER = "dzrobot"
@@ -148,13 +148,7 @@ class MetaFilesV3:
         else:
             (self._root / formats.TASKS_V3).unlink(missing_ok=True)
         self._tasks = len(texts)
-        listed = set() if rows is None else set(listed_files(self._root, rows))
-        for path in [
-            *self._root.glob("data/*/file-*.parquet"),
-            *self._root.glob("videos/*/*/file-*.mp4"),
-        ]:
-            if path not in listed:
-                path.unlink()
+        remove_unlisted(self._root, rows)
         return texts
 
     def add(self, episode: FinishedEpisode, tasks: list[str]) -> None:
@@ -197,8 +191,9 @@ def check_own(root: Path) -> Writer:
 
 def read_tasks(root: Path) -> list[str]:
     """Return the tasks of a v3.0 folder that :func:`write_tasks` wrote, in index order."""
-    table = read_parquet(root / formats.TASKS_V3)
-    return list(table.sort_by("task_index").column("task").to_pylist())
+    path = root / formats.TASKS_V3
+    rows = validated(read_parquet(path).to_pylist(), list[TaskRow], str(path), DatasetError)
+    return [row.task for row in sorted(rows, key=lambda row: row.task_index)]
 
 
 def write_tasks(root: Path, tasks: list[str]) -> None:

@@ -4,16 +4,19 @@ A commit rewrites the last of them, so it costs the same however many episodes c
 statistics of the dataset are merged file by file: what is known of the earlier files is kept.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dzrobot.errors import DatasetError, preview
+from dzrobot.documents import validated
+from dzrobot.errors import DatasetError, preview, printable
 from dzrobot.files import write_json
 from dzrobot.recording import column_statistics, folder, formats
 from dzrobot.recording.column_statistics import ColumnStatistics
+from dzrobot.recording.formats import Count, Seconds, Text
 
 ROWS_PER_FILE = 100
 """Recordings begun before 2026-12 have all their episodes in the first file."""
@@ -130,13 +133,28 @@ def list_files(root: Path) -> list[Path]:
     return own
 
 
-def read_rows(root: Path) -> pa.Table | None:
+def read_rows(root: Path, cameras: Sequence[str] = ()) -> pa.Table | None:
     """Return the list of episodes of a v3.0 folder, or None before the first.
+
+    What places files is checked: numbers, for ``cameras`` too.
 
     Raises:
         DatasetError: Another program added lists of its own, or the list cannot be read.
     """
-    tables = [read_parquet(path) for path in list_files(root)]
+    tables = []
+    kinds: dict[str, Any] = {"episode_index": Count, "length": Count, "tasks": list[Text]}
+    for prefix in ("data", *(f"videos/{key}" for key in cameras)):
+        kinds |= {f"{prefix}/{name}": Count for name in ("chunk_index", "file_index")}
+    for key in cameras:
+        kinds |= {f"videos/{key}/{end}_timestamp": Seconds for end in ("from", "to")}
+    for path in list_files(root):
+        table = read_parquet(path)
+        for name, kind in kinds.items():
+            if name not in table.column_names:
+                raise DatasetError(f"{path} has no column {name!r}: it is no list of episodes")
+            values = table.column(name).to_pylist()
+            validated(values, list[kind], f"{path}, column {name}", DatasetError)
+        tables.append(table)
     return _joined(tables) if tables else None
 
 
@@ -171,7 +189,7 @@ def read_parquet(path: Path, columns: list[str] | None = None) -> pa.Table:
     try:
         return pq.read_table(path, columns=columns, partitioning=None)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be read: {error}") from error
+        raise DatasetError(f"{path} cannot be read: {printable(str(error))}") from error
 
 
 def append_row(rows: pa.Table | None, row: dict[str, Any]) -> pa.Table:
@@ -215,6 +233,14 @@ def listed_files(root: Path, rows: pa.Table) -> list[Path]:
     return paths
 
 
+def remove_unlisted(root: Path, rows: pa.Table | None) -> None:
+    """Remove the data and video files of a v3.0 folder that its list ``rows`` does not name."""
+    listed = set() if rows is None else set(listed_files(root, rows))
+    for path in [*root.glob("data/*/*.parquet"), *root.glob("videos/*/*/*.mp4")]:
+        if path not in listed:
+            path.unlink()
+
+
 def _row_statistics(rows: pa.Table) -> list[Statistics]:
     """Return the statistics of every episode of ``rows``."""
     names = [name for name in rows.column_names if name.startswith("stats/")]
@@ -246,7 +272,7 @@ def _is_marked(path: Path) -> bool:
     try:
         noted = pq.read_schema(path).metadata or {}
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be read: {error}") from error
+        raise DatasetError(f"{path} cannot be read: {printable(str(error))}") from error
     return bool(_OWN.items() <= noted.items())
 
 

@@ -14,7 +14,14 @@ from dzrobot.recording import column_statistics, formats
 from dzrobot.recording.column_statistics import ColumnStatistics
 from dzrobot.recording.commit import check_own, read_tasks, write_tasks
 from dzrobot.recording.episode_list import read_rows, write_list
-from dzrobot.recording.formats import EpisodeFacts, EpisodeStatistics, Info, LostAttempt, TaskRow
+from dzrobot.recording.formats import (
+    EpisodeFacts,
+    EpisodeStatistics,
+    Info,
+    LostAttempt,
+    RecordedRow,
+    TaskRow,
+)
 
 Row = dict[str, Any]
 
@@ -57,9 +64,11 @@ class RecordingLists:
         formats.data_template(version)
         facts_file = root / formats.FACTS
         facts = _lines(facts_file, Row) if facts_file.exists() else []
+        # Rows keep what this version does not know; what it uses is checked.
+        validated(facts, list[EpisodeFacts], str(facts_file), DatasetError)
         lists = cls(
             root=root, info=info, rows=[],
-            statistics=[], tasks=[], facts={int(row["episode_index"]): row for row in facts},
+            statistics=[], tasks=[], facts={row["episode_index"]: row for row in facts},
             schema=None,
         )  # fmt: skip
         if version == "v3.0":
@@ -119,6 +128,7 @@ class RecordingLists:
     def _read_v2(self) -> None:
         root = self.root
         self.rows = _lines(root / formats.EPISODES_V2, Row)
+        validated(self.rows, list[RecordedRow], str(root / formats.EPISODES_V2), DatasetError)
         lines = _lines(root / formats.EPISODES_STATS_V2, EpisodeStatistics)
         self.statistics = [line.stats for line in lines]
         self.tasks = [line.task for line in _lines(root / formats.TASKS_V2, TaskRow)]
@@ -138,7 +148,7 @@ class RecordingLists:
             write_json(folder / formats.STATS, total)
 
     def _read_v3(self) -> None:
-        table = read_rows(self.root)
+        table = read_rows(self.root, self.cameras)
         if table is None:
             return
         self.schema, self.tasks = table.schema, read_tasks(self.root)
@@ -150,6 +160,8 @@ class RecordingLists:
                     statistics.setdefault(column, {})[measure] = value
             self.rows.append(row)
             self.statistics.append(statistics)
+        measures = list[dict[formats.Name, dict[str, formats.Measure]]]
+        validated(self.statistics, measures, f"the list of episodes of {self.root}", DatasetError)
 
     def _write_v3(self, folder: Path) -> None:
         joined = [

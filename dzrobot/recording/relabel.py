@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dzrobot.errors import DatasetError
+from dzrobot.errors import DatasetError, printable
 from dzrobot.files import explained, replacing
 from dzrobot.recording import column_statistics, folder, formats
 from dzrobot.recording.episode_list import list_files
@@ -145,8 +145,10 @@ def _locked(root: Path) -> Iterator[RecordingLists]:
         folder.remove_unfinished(root)
         try:
             yield RecordingLists.read(root)
-        except pa.ArrowException as error:
-            raise DatasetError(f"a file of {root} cannot be read: {error}") from error
+        except (pa.ArrowException, KeyError) as error:
+            # A column that a data file lacks is a key.
+            reason = printable(str(error))
+            raise DatasetError(f"a file of {root} cannot be read: {reason}") from error
 
 
 def _known(lists: RecordingLists, episodes: Collection[int]) -> list[int]:

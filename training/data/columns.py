@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from dzrobot.documents import read_json
-from dzrobot.errors import DatasetError, preview
+from dzrobot.errors import DatasetError, preview, printable
 from dzrobot.files import one_at_a_time
 from dzrobot.recording.formats import LONGEST_EPISODE
 from dzrobot.training.data.column_mapping import ResolvedColumns
@@ -167,7 +167,7 @@ def _read_cache(folder: Path, layout: _Layout) -> Columns:
         try:
             array = np.load(file, mmap_mode="r")
         except (OSError, ValueError, EOFError) as error:
-            raise DatasetError(f"{file} cannot be read: {error}") from error
+            raise DatasetError(f"{file} cannot be read: {printable(str(error))}") from error
         if (array.shape, array.dtype) != (shape, np.dtype(kind)):
             raise DatasetError(f"{file} holds {array.dtype} of shape {array.shape}")
     return Columns(folder=folder, **dict(known))
@@ -336,7 +336,7 @@ def read_data_file(catalog: DatasetCatalog, name: str, columns: Sequence[str]) -
             )
         table = pq.read_table(path, columns=sorted(wanted), partitioning=None)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DatasetError(f"{name} cannot be read: {error}") from error
+        raise DatasetError(f"{name} cannot be read: {printable(str(error))}") from error
     if absent := wanted - set(table.column_names):
         raise DatasetError(f"{name} lacks the columns {preview(absent)}")
     return table

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dzrobot.documents import read_json, read_json_lines
-from dzrobot.errors import DatasetError, preview
+from dzrobot.embodiments.spec import ActionAnchor
+from dzrobot.errors import DatasetError, preview, printable
 from dzrobot.recording import formats as layout
 from dzrobot.recording.episode_list import read_parquet
 from dzrobot.recording.folder import check_whole
@@ -144,6 +146,23 @@ class DatasetCatalog:
     def cameras(self) -> tuple[str, ...]:
         """Columns that hold images."""
         return tuple(name for name, column in self.features.items() if column.dtype in CAMERA_KINDS)
+
+    @property
+    def action_anchor(self) -> ActionAnchor | None:
+        """What the steps of an arm's actions are measured from, if the recording says it.
+
+        Raises:
+            DatasetError: its episodes differ, or name something else.
+        """
+        known: tuple[ActionAnchor, ...] = get_args(ActionAnchor)
+        named = [facts.model_dump().get("action.anchor") for facts in self.facts.values()]
+        stated = {str(anchor) for anchor in named if anchor is not None}
+        if len(stated) > 1 or not stated <= set(known):
+            raise DatasetError(
+                f"{self.root}: the episodes in {layout.FACTS} have action.anchor = "
+                f"{preview(stated)}; all have one of {', '.join(known)}: train on those of one"
+            )
+        return next((anchor for anchor in known if anchor in stated), None)
 
     def left_out(self, chosen: EpisodeChoice) -> dict[int, str]:
         """Return the episodes that ``chosen`` leaves out, by number, with the reason."""
@@ -281,7 +300,7 @@ def _read_table(path: Path) -> pa.Table:
     except FileNotFoundError as error:
         raise DatasetError(f"{path} is missing: the dataset is incomplete") from error
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be read: {error}") from error
+        raise DatasetError(f"{path} cannot be read: {printable(str(error))}") from error
     return read_parquet(path, columns=names)
 
 

@@ -21,6 +21,7 @@ from dzrobot.rollout.evaluation.card import (
     read_card,
     read_cases,
     refuse_unlike,
+    tasks_by_axis,
 )
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
 from dzrobot.rollout.evaluation.usage import measured, read_uses
@@ -284,7 +285,8 @@ def evaluate(
                 _run(settings, acting, options, queue, keep)
         finally:
             remove_unfinished(output)
-            summary = summarize(records.records.values(), part, read_uses(output))
+            axes = tasks_by_axis(prepared.card)
+            summary = summarize(records.records.values(), part, read_uses(output), axes)
             write_summary(output, summary, prepared.card)
     return summary
 
@@ -345,7 +347,7 @@ def merge(output: Path, parts: Sequence[Path]) -> Summary:
         merged = RecordFile(output, cases)
         for part, shard in zip(parts, shards, strict=True):
             _merge_one(merged, shard, part, output)
-        summary = summarize(merged.records.values(), cases)
+        summary = summarize(merged.records.values(), cases, axes=tasks_by_axis(card))
         write_summary(output, summary, card)
     return summary
 
