@@ -19,7 +19,7 @@ import train_worlds
 
 from dzrobot.training.run.build import build
 from dzrobot.training.run.checkpoint import training_state
-from dzrobot.training.run.export import export, gather_trained
+from dzrobot.training.run.export import TrainedSource, export
 from dzrobot.training.run.launch import end_process
 from dzrobot.training.run.optimizer import global_norm
 from dzrobot.training.run.parallel import init_distributed
@@ -243,10 +243,13 @@ def averaged(world, root, output):
         run.step += 1
         run.components.ema.update(outcome.skipped)
         expected = 0.75 * expected + 0.25 * whole(run.components.optimizer.named[name])
-    found = gather_trained(run.components)
-    error = 0.0
+    source, error = TrainedSource(run.components), 0.0
     if world.is_main:
+        with source.shared():
+            found = dict(source.stream([f"action_head.model.{name}"]))
         error = (found[f"action_head.model.{name}"] - expected).abs().max().item()
+    else:
+        source.share()
     return {"error": error}
 
 
