@@ -218,7 +218,10 @@ def _list(suites: Sequence[str]) -> int:
     """Print the suites with what keeps their tasks from running, or every task of some."""
     console = Console(width=None if Console().is_terminal else WIDTH, highlight=False)
     for suite in suites:
-        console.print(_tasks_table(suite, list(list_tasks(suite))))
+        listed = list(list_tasks(suite))
+        console.print(_tasks_table(suite, listed))
+        for line in _runnable(listed):
+            console.print(line, soft_wrap=True)
     if suites:
         return 0
     table = Table("suite", "axis", "tasks", "can run", "own instruction", "starts", "why not")
@@ -252,6 +255,23 @@ def _suite_rows(suite: str, tasks: Sequence[ListedTask]) -> Iterator[tuple[str, 
             _span([task.starts for task in own]),
             "; ".join(f"{count} x {fault}" for fault, count in faults.items()),
         )
+
+
+def _runnable(tasks: Sequence[ListedTask]) -> Iterator[str]:
+    """Yield the tasks of every axis that can be run, as ``--tasks`` takes them."""
+    for axis in dict.fromkeys(task.task.axis for task in tasks):
+        spans: list[list[int]] = []
+        for task in tasks:
+            number = task.task.task_id
+            if task.faults or task.task.axis != axis:
+                continue
+            if spans and spans[-1][1] == number - 1:
+                spans[-1][1] = number
+            else:
+                spans.append([number, number])
+        if spans:
+            told = ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
+            yield f"{axis or 'all'}: --tasks {told}"
 
 
 def _kind(fault: str) -> str:

@@ -77,7 +77,7 @@ def describe(suite: str, tasks: Sequence[int]) -> dict[str, Any]:
         named = preview((f"task {one.task.task_id}: {one.faults[0]}" for one in broken), 3)
         raise SimulatorError(
             f"{len(broken)} of {len(listed)} tasks of {suite} cannot be run ({named}). "
-            f"`dzrobot libero list --suite {suite}` shows them all; choose others with --tasks."
+            f"`dzrobot libero list --suite {suite}` shows them all, and which --tasks can."
         )
     axes: dict[str, list[int]] = {}
     for one in listed:

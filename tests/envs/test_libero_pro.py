@@ -203,7 +203,9 @@ class TestTasksThatCannotBeRun:
         assert listed[0].language == "put the bowl on the plate"
         assert listed[0].has_own_language
         assert main(["libero", "list", "--suite", "libero_goal_swap"]) == 0
-        assert "no starts" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "no starts" in said
+        assert "swap: --tasks 0,5-9\n" in said
 
     @pytest.mark.parametrize("task", [1, 2, 3, 4])
     def test_they_are_refused_when_made(self, broken, task):
@@ -217,7 +219,7 @@ class TestTasksThatCannotBeRun:
         assert main([*command, "--output", str(broken.wheel.parent / "results")]) == 2
         said = " ".join(capsys.readouterr().err.split())
         assert "4 of 10 tasks of libero_goal_swap cannot be run (task 1: no pro" in said
-        assert "choose others with --tasks" in said
+        assert "which --tasks can" in said
         assert not (broken.wheel.parent / "results" / "card.json").exists()
 
     def test_others_of_the_suite_are_described(self, broken):
