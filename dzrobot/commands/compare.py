@@ -19,7 +19,8 @@ from dzrobot.rollout.evaluation.comparison import (
     print_comparison,
     read_results,
 )
-from dzrobot.rollout.evaluation.report import wilson
+from dzrobot.rollout.evaluation.foreign import ForeignResult, read_foreign
+from dzrobot.rollout.evaluation.report import summarize, wilson
 from dzrobot.rollout.evaluation.significance import compare_counts
 from dzrobot.rollout.pages.predicted import quick_scores
 from dzrobot.rollout.pages.quality import QUALITIES, Along, ScoredRun, quality_rows
@@ -39,6 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K/N",
         help="also compare each with a published count, such as 495/512",
     )
+    parser.add_argument(
+        "--foreign", type=flags.path, action="append", default=[], metavar="FILE",
+        help="also compare each with a result of LeRobot (eval_info.json), vla-eval (.sqlite) or "
+        "MolmoSpaces (.csv); may be repeated",
+    )  # fmt: skip
     parser.add_argument("--seed", type=flags.seed, default=0, help="of the bootstrap (default: 0)")
     parser.add_argument(
         "--force", action="store_true",
@@ -59,11 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison and return 0."""
-    published = None if arguments.published is None else _count(arguments.published)
+    others = [] if arguments.published is None else [_count(arguments.published)]
+    foreign = [read_foreign(path) for path in arguments.foreign]
     runs = [read_results(folder) for folder in arguments.runs]
-    if len(runs) == 1 and published is None and not arguments.predictions:
+    if len(runs) == 1 and not (others or foreign or arguments.predictions):
         raise ConfigError(
-            "give two or more results folders, or one and --published K/N or --predictions"
+            "give two or more results folders, or one and --published K/N, --foreign FILE or "
+            "--predictions"
         )
     allowed = {"any_execution": arguments.force, "any_perturbation": arguments.perturbed}
     found = compare(runs, arguments.seed, **allowed) if len(runs) > 1 else ()
@@ -72,8 +80,12 @@ def run(arguments: argparse.Namespace) -> int:
         print_comparison(console, found)
     for comparison in found if arguments.flips else ():
         _print_flips(console, comparison)
-    if published is not None:
-        console.print(_published(runs, published))
+    for count in others:
+        console.print(_unpaired(runs, f"a published {count[0]}/{count[1]}", count))
+    for result in foreign:
+        won, episodes = result.count
+        console.print(_unpaired(runs, f"{result.program}'s {won}/{episodes}", result.count))
+        console.print(_task_counts(runs, result))
     if arguments.predictions:
         console.print(_predictions_table(runs))
     if arguments.json is not None:
@@ -89,8 +101,8 @@ def _count(text: str) -> tuple[int, int]:
     return successes, episodes
 
 
-def _published(runs: Sequence[Results], count: tuple[int, int]) -> Table:
-    table = Table(title=f"against a published {count[0]}/{count[1]}", title_justify="left")
+def _unpaired(runs: Sequence[Results], what: str, count: tuple[int, int]) -> Table:
+    table = Table(title=f"against {what}", title_justify="left")
     table.add_column("run", overflow="fold")
     for name in (
         "success",
@@ -111,7 +123,34 @@ def _published(runs: Sequence[Results], count: tuple[int, int]) -> Table:
             f"{100 * unpaired.difference:+.1f}", percent_span(unpaired.low, unpaired.high),
             f"{unpaired.p:.3g}",
         )  # fmt: skip
-    table.caption = "A published count is of other episodes, and perhaps of another protocol."
+    table.caption = "That count is of other episodes, and perhaps of another protocol."
+    return table
+
+
+def _task_counts(runs: Sequence[Results], result: ForeignResult) -> Table:
+    """Return the tasks that the first run and another program's result have in common."""
+    table = Table(title=f"by task, {result.program}: {result.path}", title_justify="left")
+    for name in ("suite", "task"):
+        table.add_column(name, overflow="fold")
+    for name in (*(run.name for run in runs), result.program):
+        table.add_column(name, justify="right", overflow="fold")
+    summaries = [summarize(run.records.values(), run.cases) for run in runs]
+    rates = [
+        {(row.suite, row.task_id): f"{row.successes}/{row.episodes}" for row in one.rows}
+        for one in summaries
+    ]
+    shared = 0
+    for row in summaries[0].rows:
+        count = result.of(row.suite, row.task_id, row.task)
+        if count is not None:
+            key = (row.suite, row.task_id)
+            own = [one.get(key, "-") for one in rates]
+            table.add_row(row.suite, f"{row.task_id} {row.task}", *own, f"{count[0]}/{count[1]}")
+            shared += 1
+    table.caption = (
+        f"{len(result.tasks) - shared} of its {len(result.tasks)} tasks are not in "
+        f"{runs[0].name}; {result.errors} of its episodes ended with an error and count nowhere."
+    )
     return table
 
 

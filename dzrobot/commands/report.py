@@ -31,6 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=flags.path, metavar="DIR", help="default: RESULTS/report"
     )
     parser.add_argument(
+        "--foreign", type=flags.path, action="append", default=[], metavar="FILE",
+        help="result of LeRobot (eval_info.json), vla-eval (.sqlite) or MolmoSpaces (.csv), to "
+        "stand beside by task; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
         "--rerun", action="store_true",
         help="write a Rerun recording of every episode instead, to DIR/rerun",
     )  # fmt: skip
@@ -43,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.rerun:
         return _write_recordings(folders, output / RERUN_FOLDER)
     with progress_bar("episodes") as show:
-        page = write_page(folders, output, show)
+        page = write_page(folders, output, show, foreign=arguments.foreign)
     size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, {size / 1e6:.1f} MB with its media")
     return 0

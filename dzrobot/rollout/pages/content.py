@@ -9,7 +9,8 @@ from dzrobot.errors import ConfigError
 from dzrobot.files import is_inside
 from dzrobot.rollout.evaluation.card import card_digest
 from dzrobot.rollout.evaluation.comparison import Comparison, Results, compare, read_results
-from dzrobot.rollout.evaluation.report import Row, Summary, summarize
+from dzrobot.rollout.evaluation.foreign import ForeignResult, read_foreign
+from dzrobot.rollout.evaluation.report import Row, Score, Summary, summarize
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.records import Record
 
@@ -56,9 +57,12 @@ class Content:
     comparison: Comparison | None
     """Of two runs."""
 
+    foreign: tuple[ForeignResult, ...] = ()
+    """What other programs found, beside the table of tasks."""
 
-def read_content(folders: Sequence[Path]) -> Content:
-    """Return what the page of one or two results folders shows.
+
+def read_content(folders: Sequence[Path], foreign: Sequence[Path] = ()) -> Content:
+    """Return what the page of one or two results folders, and of other programs' results, shows.
 
     Raises:
         ConfigError: none, or more than two.
@@ -69,7 +73,8 @@ def read_content(folders: Sequence[Path]) -> Content:
         raise ConfigError(f"{len(folders)} results folders: a report shows one, or two beside")
     runs = tuple(_read(*named) for named in zip(LETTERS, folders, strict=False))
     found = compare(runs, any_perturbation=True) if len(runs) > 1 else ()
-    return Content(runs=runs, comparison=found[0] if found else None)
+    others = tuple(read_foreign(path) for path in foreign)
+    return Content(runs=runs, comparison=found[0] if found else None, foreign=others)
 
 
 def _read(letter: str, folder: Path) -> Run:
@@ -101,7 +106,7 @@ def task_rows(content: Content) -> list[dict[str, Any]]:
             "suite": row.suite,
             "task": _task(row, name),
             "total": row.task_id is None,
-            "rates": list(_rates(content, tables, name)),
+            "rates": [*_rates(content, tables, name), *_foreign_rates(content, row)],
         }
         for name, row in tables[0].items()
     ]
@@ -114,6 +119,19 @@ def _rates(
         if name in table:
             row = table[name]
             yield {**asdict(row), "rate": row.rate, "letter": run.letter}
+
+
+def _foreign_rates(content: Content, row: Row) -> Iterator[dict[str, Any]]:
+    for result in content.foreign:
+        count = result.of(row.suite, row.task_id, row.task)
+        if count is not None:
+            score = Score(successes=count[0], episodes=count[1])
+            low, high = score.interval
+            yield {
+                **{"successes": count[0], "episodes": count[1], "rate": count[0] / count[1]},
+                **{"low": low, "high": high, "mean_steps": None, "failure_classes": {}},
+                "letter": result.program,
+            }
 
 
 def _rows(summary: Summary) -> dict[tuple[str, int | None], Row]:

@@ -1,7 +1,7 @@
 """Writes the page: one HTML file, and the videos it plays in ``media/`` beside it."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ def write_page(
     folders: list[Path],
     output: Path,
     show: Callable[[int, int], None] = lambda _done, _total: None,
+    *,
+    foreign: Sequence[Path] = (),
 ) -> Path:
     """Write the page of one or two results folders, and return its path.
 
@@ -41,6 +43,7 @@ def write_page(
         output: Folder that the page and its media go to; made if need be. A page that is there is
             replaced.
         show: Called with how many episodes are done, of how many.
+        foreign: Results of other programs, to stand beside by task.
 
     Raises:
         ConfigError: none, or more than two folders.
@@ -49,7 +52,7 @@ def write_page(
         MissingDependencyError: what a report needs is not installed.
     """
     required("a report", "report", "plotly")
-    content = read_content(folders)
+    content = read_content(folders, foreign)
     with explained(f"write {output}", ProtocolError):
         output.mkdir(parents=True, exist_ok=True)
         videos = _copied(content, output, _film_of, ".mp4")
