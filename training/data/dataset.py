@@ -155,8 +155,8 @@ def require_windows(table: WindowTable, where: str, timing: Timing, longest: int
         raise DatasetError(
             f"{where} holds no complete sample of {timing.blocks} blocks of "
             f"{timing.action_horizon} actions, which needs {timing.rows_needed} rows of an episode "
-            f"({table.report()}): record longer episodes, {_shorter(longest, timing)}, or repeat an "
-            "episode's last row (--pad-tail, in a recipe data.pad_tail=true)"
+            f"({table.report()}): record longer episodes, {_shorter(longest, timing)}, or repeat "
+            "an episode's last row (--pad-tail, in a recipe data.pad_tail=true)"
         )
 
 
