@@ -147,9 +147,15 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
 
 def _report(message: str) -> None:
     """Print ``message`` to stderr; of the processes that torchrun started, one does."""
+    if not is_first_to_report(message):
+        return
     lines = [printable(line, _LONGEST_LINE) for line in message.split("\n")]
-    if is_first_to_report(message):
-        print("\n".join(lines), file=sys.stderr)
+    try:
+        print("\n".join(lines), file=sys.stderr, flush=True)
+    except OSError:
+        # The terminal was closed; what is left to be written goes nowhere, and is no other error.
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _run(program: str, argv: Sequence[str], command: ModuleType) -> int:

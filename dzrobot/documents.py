@@ -52,20 +52,27 @@ def read_json_lines(
     error_class: type[DzrobotError],
     *,
     limit: int | None = None,
-    growing: bool = False,
+    appended: bool = False,
 ) -> Iterator[T]:
     """Yield the first ``limit`` lines of ``path``, each as a ``model``; blank lines are skipped.
 
-    With ``growing``, a last line without its break is left out: its writer may be at work.
+    Args:
+        path: The file.
+        model: As :func:`read_json` takes it.
+        error_class: What to raise.
+        limit: Lines that are read at most. None: all.
+        appended: Whether lines are added to the file one by one: a last one that a kill cut short
+            is left out.
 
     Raises:
         DzrobotError: as :func:`read_json`; the line's number is named.
     """
     content = read_bytes(path, error_class, largest=16 * LARGEST)
-    if growing:
-        content = content[: content.rfind(b"\n") + 1]
+    lines = content.split(b"\n")
+    if appended and not _is_json(lines[-1]):
+        lines.pop()
     count = 0
-    for number, line in enumerate(content.split(b"\n"), start=1):
+    for number, line in enumerate(lines, start=1):
         if count == limit:
             return
         if line.strip():
@@ -160,6 +167,14 @@ def _finite(digits: str) -> float:
     if math.isinf(number := float(digits)):
         raise ValueError(f"{shorten(digits)} does not fit into a number")
     return number
+
+
+def _is_json(content: bytes) -> bool:
+    try:
+        _loads(content, "", DzrobotError)
+    except DzrobotError:
+        return False
+    return True
 
 
 def _depth(content: bytes) -> int:

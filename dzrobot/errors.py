@@ -8,7 +8,7 @@ import difflib
 import errno
 import traceback
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
@@ -30,6 +30,10 @@ class ConfigError(DzrobotError):
 
 class ModalityError(DzrobotError):
     """An observation, window or chunk that does not fit the embodiment."""
+
+
+class InvalidActionError(ModalityError):
+    """An action that no robot can carry out: another shape, or a number that is not finite."""
 
 
 class StatisticsError(DzrobotError):
@@ -64,6 +68,10 @@ class RobotError(DzrobotError):
     """The robot, its gripper or a camera refused, failed or went away."""
 
 
+class ArmBusyError(RobotError):
+    """Another program drives the arm: no episode of this run can begin."""
+
+
 class SafetyError(DzrobotError):
     """A command that must not reach the robot."""
 
@@ -80,12 +88,16 @@ class MissingDependencyError(DzrobotError, ImportError):
     """An optional package that the asked-for feature needs; names the extra to install."""
 
 
+_MOST = 30
+"""Known names that an error lists."""
+
+
 def find(table: Mapping[str, T], kind: str, name: str) -> T:
     """Return ``table[name]``; otherwise raise :class:`UnknownNameError` with the nearest name."""
     if name in table:
         return table[name]
     raise UnknownNameError(
-        f"unknown {kind} {name!r}.{suggest(name, table)} Known: {', '.join(sorted(table))}."
+        f"unknown {kind} {name!r}.{suggest(name, table)} Known: {preview(table, _MOST)}."
     )
 
 
@@ -133,11 +145,22 @@ class EpisodeError:
     """Whether the disk is the cause, not the episode."""
 
 
-class ErrorCapture:
-    """Keeps what foreign code raises in its block: simulators and policies may raise anything."""
+def ends_the_run(error: Exception) -> bool:
+    """Return whether the arm was stopped, or another program drives it."""
+    return isinstance(error, StoppedError | ArmBusyError)
 
-    def __init__(self) -> None:
+
+class ErrorCapture:
+    """Keeps what foreign code raises in its block: simulators and policies may raise anything.
+
+    Args:
+        passes: Errors that are raised all the same. A stop, or an arm that another program drives,
+            is no accident of one episode: it ends the run.
+    """
+
+    def __init__(self, passes: Callable[[Exception], bool] = ends_the_run) -> None:
         self.failure: EpisodeError | None = None
+        self._passes = passes
 
     def __enter__(self) -> Self:
         return self
@@ -148,8 +171,7 @@ class ErrorCapture:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        # A stop is no accident of one episode: it ends the run.
-        if not isinstance(error, Exception) or isinstance(error, StoppedError):
+        if not isinstance(error, Exception) or self._passes(error):
             return False
         text = str(error) if isinstance(error, DzrobotError) else f"{type(error).__name__}: {error}"
         no_room = isinstance(error, OSError) and error.errno in _NO_ROOM

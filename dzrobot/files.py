@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,6 +15,8 @@ from dzrobot.errors import DzrobotError
 
 TEMPORARY = ".partial"
 """Ends the name of what is still being written. A killed writer leaves such a file or folder."""
+
+_log = logging.getLogger(__name__)
 
 _MAKE_ROOM = "make room, then run the same command again"
 _ADVICE = {
@@ -116,6 +119,17 @@ def append_line(path: Path, line: str) -> None:
         file.write(f"{line}\n")
         file.flush()
         os.fsync(file.fileno())
+        if file.tell() <= len(line) + 1:
+            flush(path.parent)
+
+
+def append_json_line(path: Path, row: Mapping[str, Any]) -> None:
+    """Add ``row`` to ``path`` as a line of JSON; see :func:`append_line`.
+
+    Raises:
+        ValueError: it holds a NaN or an infinity, which JSON does not have.
+    """
+    append_line(path, json.dumps(row, allow_nan=False))
 
 
 def whole_lines(path: Path) -> list[bytes]:
@@ -192,6 +206,41 @@ def locked(path: Path, refusal: DzrobotError) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def one_at_a_time(path: Path, what: str) -> Iterator[None]:
+    """Hold the lock file ``path``; while another process of this machine does, say so and wait.
+
+    Args:
+        path: The lock file; made if it is not there, and removed at the end.
+        what: What the other process is doing, for the message.
+    """
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _log.warning("another process is %s: waiting for it", what)
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if not _is_open_as(handle, path):
+                continue
+            try:
+                yield
+            finally:
+                # While it is held: whoever waits for this file sees that it has gone.
+                path.unlink(missing_ok=True)
+            return
+        finally:
+            os.close(handle)
+
+
+def _is_open_as(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

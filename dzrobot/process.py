@@ -68,18 +68,23 @@ def _number(variable: str, alone: int) -> int:
 _PR_SET_PDEATHSIG = 1
 
 
-def end_with_parent() -> None:
-    """Let the kernel kill this process when the one that started it is gone.
+def end_with_parent(pid: int | None = None) -> None:
+    """Let the kernel kill this process when the thread that started it is gone.
 
     A worker in the middle of a long episode reads no pipe, so that it would not notice for as long
-    as the episode takes. Elsewhere than on Linux, and there too, a closed pipe ends it later.
+    as the episode takes; a suspended process notices nothing at all. Elsewhere than on Linux, and
+    there too, a closed pipe ends it later.
+
+    Args:
+        pid: Of the process that started this one. None: what ``multiprocessing`` knows.
     """
-    parent = multiprocessing.parent_process()
-    if parent is None or sys.platform != "linux":
+    if pid is None and (parent := multiprocessing.parent_process()) is not None:
+        pid = parent.pid
+    if pid is None or sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # It may have ended before the kernel was asked.
-    if os.getppid() != parent.pid:
+    if os.getppid() != pid:
         os._exit(1)
 
 

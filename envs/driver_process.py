@@ -321,6 +321,11 @@ class Driver(Protocol):
         """Do what is due and return the seconds until the next is."""
         ...
 
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What its library raises. Any other error is a bug: it ends the process."""
+        ...
+
     def translate(self, error: Exception) -> DzrobotError:
         """Return an error of the library as one of this package."""
         ...
@@ -335,9 +340,10 @@ def serve(connection: socket.socket, latest: Latest | None) -> None:
     make, arguments = pickle.loads(connection.recv(_BIGGEST))
     given = arguments if latest is None else (*arguments, latest)
     driver: Driver = make(*given)
-    watched_s = -_WATCHED_S
+    watched_s, parent = -_WATCHED_S, os.getppid()
     try:
-        while True:
+        # A socket that a process forked by the parent holds does not end with the parent.
+        while os.getppid() == parent:
             if time.monotonic() - watched_s > _WATCHED_S:
                 watched_s = time.monotonic()
                 # This timer needs no lock of Python's, which a hung call may hold. It is a thread,
@@ -368,7 +374,7 @@ def _answer(driver: Driver, method: str, words: tuple[Any, ...]) -> Any:
         return getattr(driver, method)(*words)
     except DzrobotError as error:
         found = error
-    except Exception as error:  # noqa: BLE001 (whatever a library raises is the parent's to read)
+    except driver.errors as error:
         found = driver.translate(error)
     # Frames hold the driver's objects, and causes need not be picklable.
     found.__traceback__ = found.__cause__ = found.__context__ = None

@@ -1,5 +1,7 @@
 """A person beside an arm who answers as a test has it."""
 
+from pathlib import Path
+
 from dzrobot.envs.franka.operator.operator import ArmPhase, OperatorVerdict
 from dzrobot.errors import StoppedError
 
@@ -18,7 +20,7 @@ class FakeOperator:
         self.shown: list[ArmPhase] = []
         """What they were shown and asked, in order."""
 
-    def start(self) -> None:
+    def start(self, stop: Path) -> None:
         """Listen."""
 
     def show(self, phase: ArmPhase, text: str) -> None:

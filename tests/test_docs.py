@@ -226,6 +226,55 @@ def test_scripts_that_are_named_take_the_flags(words):
             assert f'"{flag}"' in text or "dzrobot.commands" in text, flag
 
 
+def names_in(path):
+    """Return the functions, classes and methods (``Class.method``) of a file."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{inner.name}" for inner in node.body
+                      if isinstance(inner, ast.FunctionDef)}  # fmt: skip
+    return found
+
+
+def missing(cell, *folders):
+    """Return what a cell of places, ``path::name`` each, names and is not there."""
+    places = re.findall(r"`([^`]+)`", cell)
+    assert places, cell
+    assert cell.strip() == " ".join(f"`{place}`" for place in places)
+    for place in places:
+        path, _, name = place.partition("::")
+        files = [folder / path for folder in folders if (folder / path).is_file()]
+        if not files or name not in names_in(files[0]):
+            yield place
+
+
+def test_every_guard_and_every_test_of_the_safety_page_exists():
+    page = (ROOT / "docs/guides/safety.md").read_text()
+    table = page[page.index("## Hazards and guards") :].partition("\n## ")[0]
+    head, _, *rows = [
+        [cell.strip() for cell in re.split(r" ?(?<!\\)\| ?", line)[1:-1]]
+        for line in table.splitlines() if line.startswith("|")
+    ]  # fmt: skip
+    assert head == ["hazard", "guard", "code", "test", "left to the person"]
+    assert len(rows) > 20
+    wrong = []
+    for hazard, guard, code, test, _ in rows:
+        assert hazard, "a row says what may happen"
+        assert guard, hazard
+        wrong += missing(code, ROOT / "envs/franka", ROOT)
+        wrong += missing(test, ROOT / "tests")
+    assert wrong == []
+    picture = page.partition("```mermaid")[2].partition("```")[0]
+    drawn = re.findall(r"\b([A-Z]\w+)\.(\w+)\b", picture)
+    code = {name for path in (ROOT / "envs/franka").rglob("*.py") for name in names_in(path)}
+    assert drawn
+    assert {".".join(place) for place in drawn} - code == set()
+    for path in re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", page):
+        assert any((folder / path).is_file() for folder in (ROOT / "envs/franka", ROOT)), path
+
+
 def test_every_kind_of_stop_has_an_entry():
     page = (ROOT / "docs/troubleshooting.md").read_text()
     text = page[page.index("### The arm stopped") :]

@@ -3,7 +3,7 @@
 import argparse
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.recipe import add_sampling, sampled_robot
+from dzrobot.commands.options.sampling import add_sampling, sampled_robot
 from dzrobot.training.tiny.autoencoder import AutoencoderPlan
 from dzrobot.training.tiny.init import write_fitted_checkpoint
 

@@ -5,7 +5,7 @@ import argparse
 import numpy as np
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.recipe import add_sampling, sampled_robot
+from dzrobot.commands.options.sampling import add_sampling, sampled_robot
 from dzrobot.errors import DatasetError
 from dzrobot.progress import progress_bar
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.recipe import add_sampling, sampled_robot
+from dzrobot.commands.options.sampling import add_sampling, sampled_robot
 from dzrobot.documents import read_json
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, StatisticsError

@@ -70,7 +70,7 @@ def add(
     known: Mapping[str, ColumnStatistics], episode: Mapping[str, ColumnStatistics]
 ) -> dict[str, ColumnStatistics]:
     """Return ``known``, empty before the first episode, with one more episode."""
-    return merge([known, episode] if known else [episode])
+    return merge([known, episode]) if known else dict(episode)
 
 
 def merge(episodes: Iterable[Mapping[str, ColumnStatistics]]) -> dict[str, ColumnStatistics]:

@@ -1,7 +1,7 @@
 """Pack the files of a v3.0 recording: many episodes per file, nothing compressed again.
 
-New files are written beside the old ones, then the list of episodes is replaced in one step, then
-the old files go. Interrupted anywhere, the folder is whole.
+New files are written beside the old ones, then the files of the list of episodes are replaced one
+by one, then the old files go. Interrupted anywhere, the folder is whole: what is listed is there.
 """
 
 import shutil
@@ -18,7 +18,7 @@ from dzrobot.documents import read_json
 from dzrobot.errors import DatasetError, printable
 from dzrobot.files import explained, replacing, undone_on_error
 from dzrobot.recording import folder, formats
-from dzrobot.recording.commit import read_rows, remove_unlisted, write_rows
+from dzrobot.recording.episode_list import read_rows, remove_unlisted, replace_rows
 from dzrobot.recording.formats import Info
 
 MEGABYTE = 2**20
@@ -75,7 +75,7 @@ def _pack(root: Path, info: Info, data_mb: float, video_mb: float) -> None:
         _join_data(root, rows, data_mb)
         for key in cameras:
             _join_videos(root, rows, key, video_mb, info.fps)
-        write_rows(root, pa.Table.from_pylist(rows, schema=table.schema))
+        replace_rows(root, pa.Table.from_pylist(rows, schema=table.schema))
     remove_unlisted(root, read_rows(root))
     folder.remove_unfinished(root)
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dzrobot.errors import DatasetError, printable
 from dzrobot.files import explained, replacing
 from dzrobot.recording import column_statistics, folder, formats
+from dzrobot.recording.episode_list import list_files
 from dzrobot.recording.folder import Change, changing
 from dzrobot.recording.lists import RecordingLists
 
@@ -243,6 +244,8 @@ def _write(lists: RecordingLists, change: Change) -> None:
     lists.write(change.folder)
     if not lists.facts:
         change.removed.append(str(formats.FACTS))
+    listed = [path.relative_to(lists.root) for path in list_files(lists.root)]
+    change.removed += [str(name) for name in listed if not (change.folder / name).exists()]
 
 
 def _all_files(lists: RecordingLists) -> set[str]:

@@ -1,7 +1,7 @@
 """The policy of an evaluation: from the name a user writes to something that acts."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -178,7 +178,7 @@ def resolve_policy(
         local_path(spec.name, spec.revision)
 
         from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
-        from dzrobot.policies.dreamzero.parts import embodiment_of
+        from dzrobot.policies.dreamzero.parts import as_trained, embodiment_of
 
         checkpoint = open_checkpoint(
             spec.name,
@@ -198,6 +198,10 @@ def resolve_policy(
         robot = load_embodiment(spec.embodiment)
     if robot is None:
         raise ConfigError("nothing says which robot this environment is: give --embodiment")
+    if checkpoint is not None:
+        robot = as_trained(checkpoint, robot)
+    elif of_environment is not None:
+        robot = replace(robot, action_anchor=of_environment.action_anchor)
     return ResolvedPolicy(spec=spec, robot=robot, checkpoint=checkpoint)
 
 

@@ -25,6 +25,7 @@ from dzrobot.envs.emulators.scenes import EMPTY
 from dzrobot.envs.emulators.timebase import Timebase
 from dzrobot.envs.emulators.views import SIZES, CameraView, Size, views_of
 from dzrobot.errors import MissingDependencyError
+from dzrobot.process import end_with_parent
 
 RATES_HZ = (15, 30)
 MODEL = "D435"
@@ -254,9 +255,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--domain", type=int, required=True)
     parser.add_argument("--timebase", type=int, required=True, help="of the shared clock")
+    parser.add_argument("--parent", type=int, required=True, help="process to end with")
+    parser.add_argument("--end-at-once", action="store_true", help="even if it is suspended")
     parser.add_argument("--scene", default=EMPTY)
     parser.add_argument("serials", nargs="+")
     arguments = parser.parse_args()
+    if arguments.end_at_once:
+        end_with_parent(arguments.parent)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     page = Timebase(arguments.timebase)
     exposures = Exposures(page)
@@ -271,8 +276,8 @@ def main() -> None:
     sys.stdout.write(f"{READY_LINE}: {len(cameras)}\n")
     sys.stdout.flush()
     page.camera_is_alive = True
-    # The parent closes our standard input when it ends; then we end too.
-    while not select.select([sys.stdin], [], [], _LOOK_S)[0]:
+    # Standard input closes when the parent ends, unless a process that it forked has it too.
+    while os.getppid() == arguments.parent and not select.select([sys.stdin], [], [], _LOOK_S)[0]:
         now_ms = exposures.now_ms()
         for number, camera in enumerate(cameras):
             page.publish(number, camera.publish_due(now_ms))

@@ -8,13 +8,14 @@ import os
 import select
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
-import dzrobot
+from dzrobot.envs.driver_process import python_environment
 from dzrobot.envs.emulators.camera_server import bus_settings
+from dzrobot.envs.emulators.kinematics import describe
 from dzrobot.envs.emulators.scenes import EMPTY, check_scene
 from dzrobot.envs.emulators.timebase import Timebase
 from dzrobot.envs.emulators.views import SERIALS
@@ -71,15 +72,17 @@ class EmulatorLauncher:
         rate: Robot seconds per wall second, at most; infinity is as fast as the client answers.
         page: The clock that arm and cameras share with an environment. None: with nobody.
         scene: What surrounds the arm; see :mod:`dzrobot.envs.emulators.scenes`.
+        arm: Kind of arm, ``fr3`` or ``fer``, or a YAML file that describes one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what its processes are started with)
         self,
         address: LauncherAddress,
         serials: Sequence[str] = SERIALS,
         rate: float = 1.0,
         page: Timebase | None = None,
         scene: str = EMPTY,
+        arm: str = "fr3",
     ) -> None:
         if not rate > 0 or math.isnan(rate):
             raise ConfigError(f"rate {rate} must be positive: robot seconds per wall second")
@@ -88,6 +91,7 @@ class EmulatorLauncher:
         self.page = page or Timebase.create()
         self._rate = rate
         self._scene = scene
+        self._kind = arm
         self._arm: subprocess.Popen[str] | None = None
         self._cameras: subprocess.Popen[str] | None = None
 
@@ -95,11 +99,13 @@ class EmulatorLauncher:
         """Start the processes and wait until they listen.
 
         Raises:
+            UnknownNameError: there is no such kind of arm.
             MissingDependencyError: the scene needs a simulator that is not installed.
             SimulatorError: the simulator has the wrong version.
             RobotError: a process does not start.
         """
         check_scene(self._scene)
+        describe(self._kind)
         self.start_arm()
         if self.serials:
             self.start_cameras()
@@ -109,6 +115,7 @@ class EmulatorLauncher:
         """Start the arm and gripper process."""
         self._arm = self._spawn(
             "arm_server", "--host", self.address.host, "--rate", str(self._rate),
+            "--arm", self._kind,
         )  # fmt: skip
 
     def kill_arm(self) -> None:
@@ -185,21 +192,18 @@ class EmulatorLauncher:
 
 
 def _begin(module: str, page: Timebase, arguments: Sequence[str]) -> subprocess.Popen[str]:
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
-    # The child must find this package also from a plain checkout.
-    root = str(Path(dzrobot.__file__).resolve().parents[1])
-    environment["PYTHONPATH"] = os.pathsep.join(
-        part for part in (root, environment.get("PYTHONPATH", "")) if part
-    )
+    # The kernel ends a child with the thread that has started it: only the main one lasts.
+    lasts = threading.current_thread() is threading.main_thread()
     return subprocess.Popen(
         [
             sys.executable, "-m", f"dzrobot.envs.emulators.{module}",
-            "--timebase", str(page.descriptor), *arguments,
+            "--timebase", str(page.descriptor), "--parent", str(os.getpid()),
+            *(["--end-at-once"] if lasts else []), *arguments,
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment,
+        env=python_environment(),
         pass_fds=[page.descriptor],
         # A Ctrl-C at the terminal is for the program that drives the arm, which then closes us.
         start_new_session=True,

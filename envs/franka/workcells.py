@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -72,6 +73,17 @@ class Arm(Protocol):
         """The hand."""
         ...
 
+    def watch_stop(self, path: Path) -> None:
+        """Hold by itself, and take no target, while there is a file at ``path``.
+
+        Say so before ``connect``.
+        """
+        ...
+
+    def keep_alive(self) -> None:
+        """Say that the program runs; without a word for ``limits.deadman_s`` the arm holds."""
+        ...
+
     def connect(self) -> None:
         """Open the arm, or open it again after the connection was lost; twice is harmless.
 
@@ -124,6 +136,7 @@ class Arm(Protocol):
         Raises:
             ControllerEndedError: the controller had ended, so nothing moves.
             DisconnectedError: the arm does not answer.
+            StoppedError: a stop stands; the arm holds by itself. So too of what else moves it.
         """
         ...
 
@@ -248,6 +261,9 @@ class Frame:
 
     at_s: float
     """When it was exposed, or arrived if the camera does not report it (environment clock)."""
+
+    came_s: float
+    """When it arrived (environment clock)."""
 
     stamp_s: float
     """When it was exposed, by the camera's own clock."""

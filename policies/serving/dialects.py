@@ -7,9 +7,12 @@ that of vLLM-Omni's robot path, and ours, which a client asks for by the WebSock
 The format is msgpack with arrays, as openpi's clients and servers write it: no pickle, every size
 bounded. An array is the map ``{b"__ndarray__": True, b"data": bytes, b"dtype": str, b"shape":
 [..]}``, one number ``{b"__npgeneric__": True, b"data": number, b"dtype": str}``. Source:
-openpi-client 0.1.2, ``msgpack_numpy``.
+openpi-client 0.1.2, ``msgpack_numpy``. MolmoSpaces' client packs with the library of that name from
+PyPI (0.4.8): ``{b"nd": True, b"type": str, b"kind": b"", b"shape": [..], b"data": bytes}``, one
+number ``{b"nd": False, b"type": str, b"data": bytes}``. It is answered in that form.
 """
 
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -46,9 +49,13 @@ _MOST_TEXT = 1024**2
 _MOST_AXES = 8
 _DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248])\Z")
 _ARRAY, _NUMBER = b"__ndarray__", b"__npgeneric__"
+_ND = b"nd"
+
+ArrayForm = Literal["openpi", "nd"]
+"""How arrays are written: as openpi's clients do, or as the library msgpack_numpy does."""
 
 
-def pack(value: object) -> bytes:
+def pack(value: object, form: ArrayForm = "openpi") -> bytes:
     """Return ``value`` as one message.
 
     Raises:
@@ -56,14 +63,18 @@ def pack(value: object) -> bytes:
             numbers.
     """
     try:
-        packed: bytes = msgpack.packb(value, default=_written)
+        packed: bytes = msgpack.packb(value, default=_written if form == "openpi" else _written_nd)
     except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"cannot be sent: {error}") from error
     return packed
 
 
-def unpack(message: bytes) -> Any:
+def unpack(message: bytes, forms: set[ArrayForm] | None = None) -> Any:
     """Return what ``message`` holds; arrays are views of it and cannot be written to.
+
+    Args:
+        message: As it arrived.
+        forms: In which arrays were written; added to.
 
     Raises:
         ProtocolError: no msgpack, cut short, more behind its end, too many items or levels, too
@@ -71,7 +82,8 @@ def unpack(message: bytes) -> Any:
     """
     try:
         _check_size(message)
-        return msgpack.unpackb(message, object_hook=_read, ext_hook=_no_extension)
+        hook = functools.partial(_read, set() if forms is None else forms)
+        return msgpack.unpackb(message, object_hook=hook, ext_hook=_no_extension)
     except (ValueError, RecursionError) as error:
         # msgpack's own faults of nesting and of what is behind the end have no text of their own.
         reason = str(error) or type(error).__name__
@@ -152,11 +164,32 @@ def _written(value: object) -> object:
     raise TypeError(f"a {type(value).__name__} is not sent")
 
 
-def _read(found: dict[Any, Any]) -> Any:
+def _written_nd(value: object) -> object:
+    """Return ``value`` as msgpack_numpy writes it; numbers are arrays without axes there too."""
+    plain = _written(value)
+    array = np.asarray(value)
+    if isinstance(plain, dict) and _NUMBER in plain:
+        return {_ND: False, b"type": array.dtype.str, b"data": array.tobytes()}
+    return {
+        _ND: True,
+        b"type": array.dtype.str,
+        b"kind": b"",
+        b"shape": array.shape,
+        b"data": array.tobytes(),
+    }
+
+
+def _read(forms: set[ArrayForm], found: dict[Any, Any]) -> Any:
     if _ARRAY in found:
         return _array(found)
     if _NUMBER in found:
         return _number(found)
+    if _ND in found:
+        forms.add("nd")
+        kept = {b"dtype": found.get(b"type"), b"data": found.get(b"data")}
+        whole = found[_ND] is True
+        array = _array({**kept, b"shape": found.get(b"shape") if whole else []})
+        return array if whole else array[()]
     return found
 
 
@@ -300,6 +333,9 @@ class ClientRequest:
     leftover: Leftover | None = None
     """What the plan is to continue."""
 
+    form: ArrayForm = "openpi"
+    """How its arrays were written; the answer's are written so too."""
+
 
 def wire_names(robot: Embodiment) -> dict[str, str]:
     """Return modality key -> name in messages, of every view and state part and the prompt."""
@@ -309,8 +345,13 @@ def wire_names(robot: Embodiment) -> dict[str, str]:
     return {**table, robot.language: PROMPT}
 
 
-def read_request(message: object, robot: Embodiment) -> ClientRequest:
+def read_request(message: object, robot: Embodiment, form: ArrayForm = "openpi") -> ClientRequest:
     """Return a client's message, parsed.
+
+    Args:
+        message: As :func:`unpack` returns it.
+        robot: Whose observation it is.
+        form: How its arrays were written.
 
     Raises:
         ProtocolError: no map, or an envelope that is none.
@@ -327,15 +368,14 @@ def read_request(message: object, robot: Embodiment) -> ClientRequest:
         ProtocolError,
     )
     if envelope.endpoint == "reset":
-        return ClientRequest(envelope, {}, 0)
+        return ClientRequest(envelope, {}, 0, form=form)
     names = wire_names(robot)
     _check_names(message, names, robot)
     observation: dict[str, Any] = {key: message[name] for key, name in names.items()}
     for part in robot.state:
         observation[part.key] = _single(observation[part.key])
-    return ClientRequest(
-        envelope, observation, _frames(observation, robot), _leftover(envelope.leftover, robot)
-    )
+    frames, leftover = _frames(observation, robot), _leftover(envelope.leftover, robot)
+    return ClientRequest(envelope, observation, frames, leftover, form)
 
 
 def write_leftover(left: Leftover) -> dict[str, Any]:
@@ -389,6 +429,7 @@ def write_actions(
     actions: NDArray[np.float32],
     timing: Mapping[str, float],
     plan: Plan | None = None,
+    form: ArrayForm = "openpi",
 ) -> bytes:
     """Return the answer to a request for actions (H, A).
 
@@ -397,14 +438,15 @@ def write_actions(
         actions: What the robot executes.
         timing: Milliseconds.
         plan: What they were made from, for our own client to continue; None: not known.
+        form: How arrays are written.
     """
     if dialect is Dialect.DZROBOT and plan is not None:
         whole = {"targets": plan.targets, "normalized": plan.normalized}
         return pack({"actions": actions, "server_timing": dict(timing), **whole})
     if dialect.answers_map:
         # No other array: openpi's broker slices every array along the plan.
-        return pack({"actions": actions, "server_timing": dict(timing)})
-    return pack(actions)
+        return pack({"actions": actions, "server_timing": dict(timing)}, form)
+    return pack(actions, form)
 
 
 def write_reset(dialect: Dialect) -> bytes | str:

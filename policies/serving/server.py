@@ -29,6 +29,7 @@ from dzrobot.policies.base import (
 from dzrobot.policies.serving.dialects import (
     SUBPROTOCOL,
     VLLM_PATH,
+    ArrayForm,
     ClientRequest,
     Dialect,
     Greeting,
@@ -308,7 +309,9 @@ class PolicyServer:
     def _read(self, message: bytes | str) -> ClientRequest:
         if isinstance(message, str):
             raise ProtocolError(f"requests are binary messages, got the text {shorten(message)}")
-        return read_request(unpack(message), self._robot)
+        forms: set[ArrayForm] = set()
+        content = unpack(message, forms)
+        return read_request(content, self._robot, "nd" if "nd" in forms else "openpi")
 
     async def _infer(
         self, dialect: Dialect, client: ClientConnection, request: ClientRequest
@@ -332,7 +335,7 @@ class PolicyServer:
             self._recorder.note(client, session, request, plan)
         timing = {"infer_ms": plan.timing["total_ms"], **plan.timing}
         timing["server_ms"] = 1000 * (time.perf_counter() - began)
-        return write_actions(dialect, plan.actions, timing, plan.plan)
+        return write_actions(dialect, plan.actions, timing, plan.plan, request.form)
 
     def _count(
         self, client: ClientConnection, session: Session, frames: int, plan: ScheduledPlan

@@ -54,8 +54,7 @@ def operator_environment(folder):
     """Return the environment variables of a command, below ``folder``, that knows `POLICY`."""
     (folder / "slow_policy.py").write_text(POLICY)
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    names = ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "DZROBOT_CACHE")
-    folders = {name: str(folder / name.lower()) for name in names}
+    folders = {"DZROBOT_LOCK_FOLDER": str(folder), "DZROBOT_CACHE": str(folder / "cache")}
     return {"PYTHONPATH": path, "LEFT": str(folder / "left.json"), **folders}
 
 

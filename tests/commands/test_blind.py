@@ -104,8 +104,7 @@ class Agreeing(Keyboard):
 
 
 def test_at_a_terminal_trials_are_run_and_revealed(tmp_path, monkeypatch, capsys):
-    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    monkeypatch.setenv("DZROBOT_LOCK_FOLDER", str(tmp_path))
     monkeypatch.setattr("dzrobot.envs.franka.operator.console.terminal", Agreeing)
     words = ["eval", "--env", ENV, "--env-arg", "reward={rule: operator}", "--blind", "hold",
              "random", "--episodes", "2", "--max-steps", "3", "--videos", "none"]  # fmt: skip

@@ -18,6 +18,7 @@ from dzrobot.envs.franka.operator.console import OperatorConsole
 from dzrobot.envs.franka.operator.keyboard import Keyboard
 from dzrobot.envs.franka.operator.operator import ArmPhase, OperatorVerdict
 from dzrobot.envs.franka.operator.preview import Preview
+from dzrobot.envs.franka.safeguards.lock_and_stop import StopLatch
 from dzrobot.errors import ConfigError, StoppedError
 from dzrobot.rollout.arm.attended import leaving
 
@@ -195,8 +196,7 @@ def test_a_replay_is_paused_stopped_acknowledged_and_judged(tmp_path, environmen
     dataset = str(tmp_path / "set")
     record = ["record", *words, "--unattended", "--policy", "hold", "--max-steps", "5"]
     record += ["--attempts", "1", "--keep-failures"]
-    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
-        monkeypatch.setenv(name, environment[name])
+    monkeypatch.setenv("DZROBOT_LOCK_FOLDER", environment["DZROBOT_LOCK_FOLDER"])
     assert main([*record, "--output", dataset]) == 0
     log = tmp_path / "replay.jsonl"
     replay = ["replay", dataset, *words, "--log", str(log)]
@@ -241,23 +241,39 @@ def test_an_episode_without_a_verdict_is_judged(tmp_path, environment):
     assert "3 frames, success, kept" in run.screen.decode()
 
 
-@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGHUP", "terminal closed"])
+def left_alone(tmp_path):
+    return json.loads((tmp_path / "left.json").read_text()) == {
+        "connected": False, "controlled": False
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_leaving_stops_and_closes_the_arm(how, evaluation, tmp_path):
     with evaluation("--env-arg", f"address={ADDRESS}") as run:
         run.begin()
         run.wait_for_file(tmp_path / "left.json")
-        if how == "terminal closed":
-            run.hang_up()
-        else:
-            run.process.send_signal(getattr(signal, how))
-        code = run.end()
-    assert json.loads((tmp_path / "left.json").read_text()) == {
-        "connected": False, "controlled": False
-    }  # fmt: skip
-    if how != "terminal closed":
-        assert code == (TERMINATED if how == "SIGTERM" else INTERRUPTED)
-        assert b"Traceback" not in run.screen
+        run.process.send_signal(getattr(signal, how))
+        assert run.end() == (TERMINATED if how == "SIGTERM" else INTERRUPTED)
+    assert left_alone(tmp_path)
+    assert b"Traceback" not in run.screen
+    assert StopLatch(ADDRESS, str(tmp_path)).active() is None
     assert json.loads((tmp_path / "results/summary.json").read_text())["complete"] is False
+
+
+@pytest.mark.parametrize("phase", ["stand clear", "scene ready?", "running"])
+def test_a_closed_terminal_is_a_stop_in_every_phase(phase, evaluation, tmp_path):
+    with evaluation("--env-arg", f"address={ADDRESS}") as run:
+        run.wait_for("question", "stand clear")
+        if phase != "stand clear":
+            run.press("\n")
+            run.wait_for("question", "scene ready?")
+        if phase == "running":
+            run.press("\n")
+            run.wait_for_file(tmp_path / "left.json")
+        run.hang_up()
+        assert run.end() == STOPPED
+    assert phase != "running" or left_alone(tmp_path)
+    assert "operator_stop" in str(StopLatch(ADDRESS, str(tmp_path)).active())
 
 
 def test_signals_become_one_interrupt_after_the_arm_was_stopped():
@@ -328,7 +344,7 @@ def test_everything_is_logged_with_its_time(console):
 def test_warnings_are_on_the_screen_and_in_the_log(console):
     console, _, folder = console
     logger = logging.getLogger("dzrobot.somewhere")
-    console.start()
+    console.start(folder / "stop")
     logger.warning("the arm %s", "sags")
     console.close()
     logger.warning("after the run")

@@ -16,9 +16,11 @@ import pytest
 from emulated import KeptCell, need_libraries, printer, rows
 
 from dzrobot.envs.driver_process import DisconnectedError, DriverProcess, Latest
+from dzrobot.envs.franka.drivers.franky_arm import FrankyArm
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import FakeArm, FakeCamera
 from dzrobot.envs.franka.make import connectable, load_workcell
+from dzrobot.envs.franka.safeguards.stop_file import write_stop
 from dzrobot.envs.franka.workcells import SystemClock
 from dzrobot.errors import DzrobotError, RobotError, StoppedError
 
@@ -35,6 +37,8 @@ CLOSED = np.array([0.2, 0, 0, 0, 0, 0, -1], np.float32)
 
 class Echo:
     """A driver without a device."""
+
+    errors = (ValueError,)
 
     def __init__(self, latest=None):
         self.latest = latest
@@ -90,6 +94,9 @@ def test_a_driver_answers_and_its_errors_are_ours(echo):
     with pytest.raises(DisconnectedError, match=r"^broken"):
         echo.call("fail", DisconnectedError, timeout_s=60)
     assert echo.call("echo", 2, timeout_s=60) == 2
+    # What no library raises is a bug: the device is brought to rest, and the process ends.
+    with pytest.raises(DisconnectedError, match="has ended"):
+        echo.call("fail", LookupError, timeout_s=60)
 
 
 def test_a_driver_that_hangs_is_killed_by_whoever_waits(echo):
@@ -408,3 +415,117 @@ def test_the_environments_process_imports_no_native_driver_and_ends_beside_a_stu
     path.write_text(script)
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+ENDS = textwrap.dedent("""
+    import os, signal, sys, time
+    from dzrobot.envs.emulators.launcher import EmulatorLauncher, LauncherAddress
+    emulators = EmulatorLauncher(LauncherAddress.for_process()).start()
+    pids = [emulators._arm.pid, emulators._cameras.pid]
+    if sys.argv[1] == "suspended":
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+    if sys.argv[1] == "beside a fork" and os.fork() == 0:
+        # It has every descriptor of its parent, and outlives it.
+        os.close(1)
+        time.sleep(60)
+        os._exit(0)
+    print(*pids, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+""")
+
+
+@pytest.mark.robot
+@pytest.mark.parametrize("how", ["alone", "suspended", "beside a fork"])
+def test_emulators_end_with_the_program_that_started_them(how):
+    need_libraries()
+    done = subprocess.run([sys.executable, "-c", ENDS, how], stdout=subprocess.PIPE, text=True)
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 30
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        if time.monotonic() > deadline:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+AWAY = (0.45, 0.25, 0.35)
+STOPS = ("silence", "a stop file", "a stop file that somebody has taken away again")
+
+
+@pytest.fixture(scope="module")
+def paused():
+    """An emulated arm whose time passes only where the test lets it."""
+    need_libraries()
+    cell = KeptCell()
+    yield cell
+    cell.end()
+
+
+@pytest.mark.robot
+@pytest.mark.parametrize("how", STOPS)
+def test_the_driver_ends_a_planned_motion_when_the_program_is_silent(how, paused, tmp_path):
+    config = load_workcell("emulated:empty", {"gripper": {"kind": "none"}})
+    arm, _, clock = paused.keep_time(FrankyArm(paused, config), ())
+    stop, home = tmp_path / "stop", np.array(config.reset.joints)
+    arm.watch_stop(stop)
+    arm.connect()
+    paused.emulators.call("guide", *AWAY)
+    clock.sleep_until(clock.now() + 0.1)
+    try:
+        away = np.abs(arm.state().joints - home).max()
+        began = clock.now()
+        arm.home(home, 0.05)
+        # Nobody says anything from here on, as in a program that is suspended.
+        clock.sleep_until(began + config.limits.deadman_s / 2)
+        if how != "silence":
+            write_stop(stop, "operator_stop", "space")
+            clock.sleep_until(clock.now() + 0.2)
+        if how == STOPS[-1]:
+            stop.unlink()
+        clock.sleep_until(began + 2 * config.limits.deadman_s)
+        rested = arm.state()
+        clock.sleep_until(clock.now() + 1.0)
+        state = arm.state()
+        assert not state.controlled
+        assert 0.05 < np.abs(state.joints - home).max() < away - 0.001
+        np.testing.assert_allclose(state.joints, rested.joints, atol=1e-3)
+        with pytest.raises(StoppedError) if how == STOPS[1] else contextlib.nullcontext():
+            arm.start()
+    finally:
+        arm.close()
+
+
+@pytest.mark.robot
+@pytest.mark.parametrize("how", STOPS)
+def test_the_driver_holds_a_hand_that_it_moves(how, paused, tmp_path):
+    config = load_workcell("emulated:empty", {"gripper": {"kind": "none"}})
+    arm, _, clock = paused.keep_time(FrankyArm(paused, config), ())
+    stop = tmp_path / "stop"
+    arm.watch_stop(stop)
+    arm.connect()
+    try:
+        arm.start()
+        here = arm.state().pose
+        goal = here.copy()
+        goal[0, 3] += 0.2
+        # Far and slow, so that it is on its way for long.
+        arm.command(goal, 4.0)
+        clock.sleep_until(clock.now() + config.limits.deadman_s / 2)
+        if how != "silence":
+            write_stop(stop, "operator_stop", "space")
+            clock.sleep_until(clock.now() + 0.2)
+        if how == STOPS[-1]:
+            stop.unlink()
+        clock.sleep_until(clock.now() + 2.5)
+        held = arm.state()
+        assert held.controlled
+        assert 0.01 < held.pose[0, 3] - here[0, 3] < 0.12
+        assert np.linalg.norm(held.twist) < 0.01
+        if how != "silence":
+            with pytest.raises(StoppedError):
+                arm.command(goal, 1.0)
+    finally:
+        arm.close()

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import gymnasium as gym
@@ -17,22 +18,26 @@ from dzrobot.cli import STOPPED, main
 from dzrobot.envs.franka.arm_episode import workcell_digest
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import HOME, FakeArm, FakeCamera, FakeClock
-from dzrobot.envs.franka.franka_config import FrankaConfig
+from dzrobot.envs.franka.franka_config import FrankaConfig, LimitsConfig
 from dzrobot.envs.franka.operator.operator import ArmPhase, OperatorVerdict
 from dzrobot.envs.franka.safeguards.limits import (
     HARDWARE_FAULTS,
     RECOVERS_ALONE,
     SAFETY_STOPS,
     Abort,
+    CommandTimeout,
 )
 from dzrobot.envs.franka.safeguards.lock_and_stop import (
+    FOLDER_VARIABLE,
     ArmLock,
     StopLatch,
+    lock_folder,
     private_folder,
-    runtime_folder,
 )
+from dzrobot.envs.franka.safeguards.motion_guard import MotionGuard
+from dzrobot.envs.franka.safeguards.stop_file import write_stop
 from dzrobot.envs.panda.poses import distance_between
-from dzrobot.errors import ConfigError, RobotError, StoppedError
+from dzrobot.errors import ArmBusyError, ConfigError, RobotError, StoppedError
 from dzrobot.policies.base import DEFAULT_SESSION
 from dzrobot.rollout.arm.attended import Judged
 
@@ -45,8 +50,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path, monkeypatch):
-    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "DZROBOT_CACHE"):
-        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
 
 
 def make(operator=None, arm=None, **values):
@@ -68,7 +72,9 @@ def displaced():
 
 def test_every_abort_is_a_result_or_a_fault_and_no_safety_stop_recovers_alone():
     assert not SAFETY_STOPS & RECOVERS_ALONE
-    assert set(Abort) - SAFETY_STOPS - HARDWARE_FAULTS == {Abort.NONE, Abort.INVALID_ACTION}
+    assert set(Abort) - SAFETY_STOPS - HARDWARE_FAULTS == {
+        Abort.NONE, Abort.INVALID_ACTION, Abort.POLICY_ERROR
+    }  # fmt: skip
 
 
 def test_the_last_image_is_shown_after_an_abort():
@@ -82,6 +88,7 @@ def test_the_last_image_is_shown_after_an_abort():
 
 def test_a_stop_stands_for_the_next_program_until_it_is_acknowledged():
     env, arm, _ = make(address=ADDRESS)
+    env.attend(None, unattended=True)
     env.reset()
     arm.trip("joint_reflex")
     *_, info = env.step(STILL)
@@ -90,13 +97,15 @@ def test_a_stop_stands_for_the_next_program_until_it_is_acknowledged():
     env.close()
     script = (
         "import gymnasium as gym, dzrobot\n"
-        f"env = gym.make('Franka-PnP-v0', workcell='fake', address={ADDRESS!r})\n"
+        f"env = gym.make('Franka-PnP-v0', workcell='fake', address={ADDRESS!r},"
+        " unattended=True)\n"
         "env.reset()"
     )
     again = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert again.returncode != 0
     assert "StoppedError: the arm was stopped (collision" in again.stderr
     other, arm, _ = make(address=ADDRESS)
+    other.attend(None, unattended=True)
     with pytest.raises(StoppedError, match="collision"):
         other.reset()
     assert arm.moves == []
@@ -104,6 +113,129 @@ def test_a_stop_stands_for_the_next_program_until_it_is_acknowledged():
     other.reset()
     assert not other.step(STILL)[3]
     other.close()
+
+
+def test_every_spelling_of_an_address_is_the_same_arm():
+    StopLatch("localhost").set(Abort.FORCE, "45 N")
+    for spelling in ("127.0.0.1", "127.0.0.01", "127.1", "LocalHost"):
+        assert "45 N" in str(StopLatch(spelling).active()), spelling
+    lock = ArmLock("localhost", None)
+    lock.acquire()
+    with pytest.raises(ArmBusyError):
+        ArmLock("127.0.0.01", None).acquire()
+    lock.release()
+    assert StopLatch("127.0.0.2").active() is None
+    with pytest.raises(RobotError, match="cannot be resolved"):
+        ArmLock("no such arm", None).acquire()
+
+
+def test_a_stop_that_another_program_sets_ends_the_episode():
+    env, arm, _ = make(address=ADDRESS)
+    env.reset()
+    assert not env.step(FORWARD)[3]
+    StopLatch(ADDRESS).set(Abort.OPERATOR_STOP, "somebody at another terminal")
+    moves = len(arm.moves)
+    *_, truncated, info = env.step(FORWARD)
+    assert (truncated, info["abort"]) == (True, "operator_stop")
+    assert "another terminal" in info["abort_message"]
+    assert all(distance_between(move, arm.state().pose) < 1e-9 for move in arm.moves[moves:])
+    env.close()
+
+
+class Connecting(FakeArm):
+    """Something happens while it connects."""
+
+    happens = None
+
+    def connect(self):
+        super().connect()
+        if self.happens is not None:
+            self.happens()
+
+
+def test_a_stop_while_devices_connect_ends_the_run_before_anybody_is_asked():
+    operator, arm = FakeOperator(), Connecting(HOME)
+    env, *_ = make(operator, arm=arm, address=ADDRESS)
+    arm.happens = env.operator_stop
+    arm.gripper.request(opened=False)
+    with pytest.raises(StoppedError, match="acknowledge"):
+        env.reset()
+    assert operator.shown == []
+    assert (arm.moves, arm.gripper.state().is_open) == ([], False)
+    env.close()
+
+
+@pytest.mark.parametrize("phase", [ArmPhase.STAND_CLEAR, ArmPhase.SCENE])
+def test_a_stop_that_came_before_the_answer_to_a_question_counts(phase):
+    class Late(FakeOperator):
+        def confirm(self, asked, question):
+            super().confirm(asked, question)
+            if asked is phase:
+                StopLatch(ADDRESS).set(Abort.OPERATOR_STOP, "space")
+
+    operator = Late()
+    env, arm, _ = make(operator, arm=displaced(), address=ADDRESS)
+    arm.gripper.request(opened=False)
+    with pytest.raises(StoppedError, match="space"):
+        env.reset()
+    assert operator.shown[-1] is phase
+    assert phase is ArmPhase.SCENE or not arm.gripper.state().is_open
+    assert not arm.state().controlled
+    env.close()
+
+
+def test_the_arm_is_told_that_the_program_runs_and_where_its_stop_lies():
+    class Told(FakeArm):
+        alive, watched = threading.Event(), None
+
+        def watch_stop(self, path):
+            self.watched = path
+
+        def keep_alive(self):
+            self.alive.set()
+
+    arm = Told()
+    env, *_ = make(arm=arm, address=ADDRESS)
+    env.reset()
+    assert arm.alive.wait(60)
+    env.operator_stop()
+    assert arm.watched.exists()
+    env.acknowledge()
+    assert not arm.watched.exists()
+    env.close()
+
+
+def test_the_driver_holds_when_the_program_is_silent_and_gives_up_later(tmp_path):
+    limits = LimitsConfig()
+    guard = MotionGuard(limits, tmp_path / "stop")
+    guard.begin(100.0)
+    assert guard.due(100.0 + limits.deadman_s - 0.01) is CommandTimeout.NONE
+    assert guard.due(100.0 + limits.deadman_s) is CommandTimeout.HOLD
+    assert guard.due(100.1 + limits.deadman_s) is CommandTimeout.NONE
+    guard.hear(102.0)
+    assert guard.due(102.0 + limits.deadman_s) is CommandTimeout.HOLD
+    assert guard.due(102.0 + limits.stop_after_s) is CommandTimeout.STOP
+    assert guard.due(103.0 + limits.stop_after_s) is CommandTimeout.NONE
+
+
+def test_a_stop_lasts_for_the_driver_until_the_next_motion_begins(tmp_path):
+    stop = tmp_path / "stop"
+    guard = MotionGuard(LimitsConfig(), stop)
+    guard.begin(0.0)
+    guard.check()
+    write_stop(stop, "operator_stop", "space")
+    assert guard.due(0.1) is CommandTimeout.HOLD
+    # Somebody acknowledges it before the program has seen it.
+    stop.unlink()
+    guard.hear(0.2)
+    with pytest.raises(StoppedError):
+        guard.check()
+    assert guard.due(0.3) is CommandTimeout.NONE
+    guard.begin(0.4)
+    guard.check()
+    write_stop(stop, "operator_stop", "space")
+    with pytest.raises(StoppedError):
+        guard.begin(0.5)
 
 
 def test_an_arm_without_an_address_keeps_its_stop_to_itself():
@@ -158,16 +290,24 @@ def test_a_lock_that_is_a_link_is_refused_and_the_target_left_alone(tmp_path):
     assert victim.read_text() == "precious"
 
 
-def test_locks_lie_in_a_folder_of_this_user_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    lock = ArmLock(ADDRESS, None)
-    lock.acquire()
-    (path,) = (tmp_path / "run/dzrobot").iterdir()
-    assert path.parent.stat().st_mode & 0o777 == 0o700
-    lock.release()
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
+SHARED = "dzrobot.envs.franka.safeguards.lock_and_stop._SHARED"
+
+
+def test_locks_and_stops_lie_where_every_user_sees_them_or_a_warning_says_so(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.delenv(FOLDER_VARIABLE)
+    assert lock_folder(None) == Path("/var/tmp")
+    assert lock_folder(str(tmp_path)) == tmp_path
+    assert not caplog.records
     monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path / "cache"))
-    assert runtime_folder() == tmp_path / "cache/run"
+    # A folder of this user's, whoever may write to it, is one that this user can replace.
+    (tmp_path / "open").mkdir(mode=0o755)
+    monkeypatch.setattr(SHARED, str(tmp_path / "open"))
+    own = lock_folder(None)
+    assert own == tmp_path / "cache/locks"
+    assert own.stat().st_mode & 0o777 == 0o700
+    assert "other users do not see them" in caplog.text
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / "linked").symlink_to(elsewhere)
@@ -184,18 +324,24 @@ def test_the_lock_of_another_user_is_named_and_never_locks_others_out(tmp_path, 
     lock = ArmLock(ADDRESS, str(shared))
     lock.acquire()
     script = (
-        f"import os, sys; sys.path[:] = {sys.path}\n"
-        "from dzrobot.envs.franka.safeguards.lock_and_stop import ArmLock\n"
-        f"os.setuid(65534); ArmLock({ADDRESS!r}, {str(shared)!r}).acquire()"
+        f"import encodings.utf_8_sig, os, sys; sys.path[:] = {sys.path}\n"
+        "from dzrobot.envs.franka.safeguards.lock_and_stop import ArmLock, StopLatch\n"
+        f"os.setuid(65534); lock = ArmLock({ADDRESS!r}, {str(shared)!r})\n"
+        f"stops = StopLatch({ADDRESS!r}, {str(shared)!r})\n"
     )
 
-    def try_it():
-        return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    def try_it(what="lock.acquire()"):
+        words = [sys.executable, "-c", script + what]
+        return subprocess.run(words, capture_output=True, text=True)
 
     refused = try_it()
     assert f"in use by process {os.getpid()} of user root" in refused.stderr
     lock.release()
     assert try_it().returncode == 0
+    StopLatch(ADDRESS, str(shared)).set(Abort.FORCE, "45 N")
+    assert "45 N" in try_it("print(stops.active())").stdout
+    assert "belongs to user root" in try_it("stops.acknowledge()").stderr
+    assert StopLatch(ADDRESS, str(shared)).active() is not None
     os.chown(private_folder(tmp_path / "theirs"), 65534, 65534)
     with pytest.raises(RobotError, match="belongs to"):
         private_folder(tmp_path / "theirs")
@@ -543,6 +689,16 @@ def test_nobody_to_ask_is_said_before_anything_moves(evaluate, tmp_path, capsys)
     assert not (tmp_path / "results/records.jsonl").exists()
 
 
+def test_an_arm_that_another_program_drives_ends_the_run_at_once(evaluate, tmp_path, capsys):
+    lock = ArmLock(ADDRESS, None)
+    lock.acquire()
+    assert evaluate("--unattended") == 2
+    assert f"in use by process {os.getpid()}" in capsys.readouterr().err
+    lock.release()
+    assert not (tmp_path / "results/records.jsonl").exists() or records(tmp_path) == []
+    assert evaluate("--unattended") == 0
+
+
 def test_one_arm_takes_one_process(evaluate, capsys):
     assert evaluate("--unattended", "--workers", "2") == 2
     assert "one arm takes one process" in capsys.readouterr().err
@@ -551,7 +707,7 @@ def test_one_arm_takes_one_process(evaluate, capsys):
 
 def test_an_environment_that_raised_lets_go_of_the_arm(evaluate, tmp_path):
     def burn(env):
-        raise RuntimeError("the policy broke")
+        env.arm.gripper.state = None
 
     assert evaluate("--unattended", happens=burn) == 1
     assert [record["error"] for record in records(tmp_path)][1:] == [None, None]
@@ -559,6 +715,7 @@ def test_an_environment_that_raised_lets_go_of_the_arm(evaluate, tmp_path):
 
 def test_record_and_replay_end_at_a_stop_too(tmp_path, capsys):
     words = ["--workcell", "fake", "--env-arg", f"address={ADDRESS}", "--unattended"]
+    words += ["--full-speed"]
     record = ["record", *words, "--output", str(tmp_path / "set"), "--max-steps", "8"]
     record += ["--policy", "hold", "--keep-failures"]
     assert main([*record, "--attempts", "1"]) == 0

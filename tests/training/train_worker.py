@@ -169,7 +169,7 @@ def gives_up(world, root, output):
     return {"error": None}
 
 
-STEPS = 4
+STEPS = 2
 """Of the runs that are resumed in the middle, and of the one that is not."""
 
 
@@ -256,14 +256,14 @@ def whole(tensor):
 
 
 def killed(world, root, output):
-    """All steps; the first time, the last rank dies in step 4. Restarted by torchrun.
+    """All steps; the first time, the last rank dies in the last. Restarted by torchrun.
 
-    It dies once step 2 is saved, which otherwise may still be running in the background.
+    It dies once the first half is saved, which may still be running in the background.
     """
     folder = output / "killed"
     changes = {"runner__output_dir": folder, "runner__resume_dir": "auto"}
     changes["runner__max_steps"] = STEPS
-    run = trainer(world, root, **changes, checkpoint__save_interval=2)
+    run = trainer(world, root, **changes, checkpoint__save_interval=STEPS // 2)
     run.resume()
     first_time = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     step = run.train_step
@@ -272,7 +272,7 @@ def killed(world, root, output):
         if first_time and run.step == STEPS - 1:
             run._checkpoints.finish()
         if first_time and run.step == STEPS - 1 and world.rank == world.size - 1:
-            while not (folder / "checkpoints" / "step_00000002").exists():
+            while not (folder / "checkpoints" / f"step_{STEPS // 2:08}").exists():
                 time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGKILL)
         return step(batches)

@@ -17,7 +17,7 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing, padded_actions, valid_anchors
 from dzrobot.embodiments.timing import window as rows_of_window
 from dzrobot.errors import ConfigError, DatasetError, find, preview
-from dzrobot.files import cache_folder
+from dzrobot.files import cache_folder, one_at_a_time
 from dzrobot.training.data.column_mapping import ColumnSource, ResolvedColumns, resolve, table_lines
 from dzrobot.training.data.columns import Columns, Progress, open_columns
 from dzrobot.training.data.embedded_images import EmbeddedImages
@@ -487,11 +487,17 @@ class DatasetReader:
         texts = [source.column for source in self.resolution.texts]
         key = json.dumps([self.catalog.identity, repr(timing), texts, sorted(excluded.items())])
         path = cache / f"windows-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
-        if path.exists():
-            table = WindowTable.load(path)
-        else:
-            table = build_windows(self.catalog.episodes.length, timing, self._labels, excluded)
-            temporary = path.with_name(f"aside-{uuid.uuid4().hex}.npz")
-            table.save(temporary)
-            temporary.replace(path)
-        return table
+        if not path.exists():
+            lock = path.with_suffix(".lock")
+            with one_at_a_time(lock, f"listing the samples of {self.catalog.root}"):
+                # Another process may have listed them meanwhile.
+                if not path.exists():
+                    self._list_windows(path, excluded)
+        return WindowTable.load(path)
+
+    def _list_windows(self, path: Path, excluded: Mapping[int, str]) -> None:
+        timing = self.embodiment.timing
+        table = build_windows(self.catalog.episodes.length, timing, self._labels, excluded)
+        temporary = path.with_name(f"aside-{uuid.uuid4().hex}.npz")
+        table.save(temporary)
+        temporary.replace(path)

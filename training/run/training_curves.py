@@ -86,7 +86,7 @@ def _metrics(file: Path) -> list[_LoggedStep]:
     """Return the lines of a run's log; a trainer may be writing the last one."""
     if not file.is_file():
         return []
-    return list(read_json_lines(file, _LoggedStep, DatasetError, growing=True))
+    return list(read_json_lines(file, _LoggedStep, DatasetError, appended=True))
 
 
 def draw(runs: Sequence[Path], output: Path) -> list[Path]:

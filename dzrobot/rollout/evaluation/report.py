@@ -3,9 +3,10 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -29,6 +30,9 @@ STEPS_FILE = "steps.json"
 
 SWEEP_FILE = "sweep.json"
 """In the folder of a sweep: see :class:`Sweep`."""
+
+MOST_ROWS = 200
+"""Of the final table; beyond it, the tasks are in :data:`SUMMARY_FILE` and in the report only."""
 
 Z_95 = 1.959963984540054
 """Standard normal deviate of a two-sided 95 % interval."""
@@ -130,6 +134,9 @@ class Summary:
     rows: tuple[Row, ...]
     """Tasks, then suites if there are several."""
 
+    axes: tuple[Row, ...]
+    """A total of every axis along which tasks are harder than others; ``suite`` names it."""
+
     total: Row
     distinct: Row | None
     """The total without repeated episodes; None where nothing is repeated."""
@@ -156,6 +163,7 @@ class Summary:
         """Return what is the same whenever the same run is repeated, as plain values."""
         rows = {"tasks": self.rows, "total": [self.total]}
         rows["distinct"] = [self.distinct] if self.distinct else []
+        rows |= {"axes": self.axes} if self.axes else {}
         found: dict[str, Any] = {
             kind: [{**asdict(row), "rate": row.rate} for row in some] for kind, some in rows.items()
         }
@@ -179,7 +187,10 @@ def wilson(successes: int, episodes: int) -> tuple[float, float]:
 
 
 def summarize(
-    records: Iterable[Record], cases: Sequence[EpisodeSpec], uses: Sequence[RunUse] = ()
+    records: Iterable[Record],
+    cases: Sequence[EpisodeSpec],
+    uses: Sequence[RunUse] = (),
+    axes: Mapping[str, Container[tuple[str, int]]] = MappingProxyType({}),
 ) -> Summary:
     """Return the summary of ``cases``, of which ``records`` tells as far as they were run.
 
@@ -187,22 +198,29 @@ def summarize(
         records: In any order.
         cases: All of the evaluation, or of the part that is summarized.
         uses: How busy its runs kept the policy.
+        axes: Tasks, as (suite, number), of every axis along which some are harder.
     """
     listed = ordered(records, cases)
-    suites = list(dict.fromkeys(case.suite for case in cases))
+    known = {record.case: record for record in listed}
+    suites: dict[str, dict[int, list[EpisodeSpec]]] = {}
+    for case in cases:
+        suites.setdefault(case.suite, {}).setdefault(case.task_id, []).append(case)
     rows = []
-    for suite in suites:
-        own = [case for case in cases if case.suite == suite]
-        for task in sorted({case.task_id for case in own}):
-            rows.append(_row(suite, task, listed, [c for c in own if c.task_id == task]))
+    for suite, tasks in suites.items():
+        rows += [_row(suite, task, known, tasks[task]) for task in sorted(tasks)]
         if len(suites) > 1:
-            rows.append(_row(suite, None, listed, own))
+            rows.append(_row(suite, None, known, [case for case in cases if case.suite == suite]))
+    along = {
+        axis: [case for case in cases if (case.suite, case.task_id) in harder]
+        for axis, harder in axes.items()
+    }
     once = [case for case in cases if case.repeat_of is None]
     done = [record for record in listed if record.error is None]
     return Summary(
         rows=tuple(rows),
-        total=_row("all", None, listed, cases),
-        distinct=None if len(once) == len(cases) else _row("distinct", None, listed, once),
+        axes=tuple(_row(f"axis {axis}", None, known, own) for axis, own in along.items() if own),
+        total=_row("all", None, known, cases),
+        distinct=None if len(once) == len(cases) else _row("distinct", None, known, once),
         timing={**_timing(done), **shares(uses)},
         errors=tuple((r.case, r.error) for r in listed if r.error is not None),
         causes=Counter(r.ended or "exception" for r in listed if r.error is not None),
@@ -232,8 +250,13 @@ def table(summary: Summary, title: str) -> Table:
         shown.add_column(name, overflow="fold")
     for name in ("success", "rate", "95 % interval", "steps", "errors"):
         shown.add_column(name, justify="right", no_wrap=True)
+    few = len(summary.rows) <= MOST_ROWS
     for row in summary.rows:
-        shown.add_row(*map(Text, _cells(row)), end_section=row.task_id is None)
+        if few or row.task_id is None:
+            shown.add_row(*map(Text, _cells(row)), end_section=row.task_id is None)
+    shown.add_section()
+    for row in summary.axes:
+        shown.add_row(*map(Text, _cells(row)))
     shown.add_section()
     for whole in (summary.total, summary.distinct):
         if whole is not None:
@@ -268,10 +291,9 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _row(
-    suite: str, task: int | None, records: Sequence[Record], cases: Sequence[EpisodeSpec]
+    suite: str, task: int | None, records: Mapping[str, Record], cases: Sequence[EpisodeSpec]
 ) -> Row:
-    names = {case.name for case in cases}
-    own = [record for record in records if record.case in names]
+    own = [records[case.name] for case in cases if case.name in records]
     done = [record for record in own if record.error is None]
     won = [record for record in done if record.success]
     steps = [record.steps for record in won if record.steps is not None]

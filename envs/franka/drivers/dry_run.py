@@ -1,11 +1,10 @@
 """An arm that is read but never moved, for a first look at what a policy would do."""
 
 from dataclasses import replace
+from pathlib import Path
 
-import numpy as np
-
+from dzrobot.envs.franka.arm_model import forward
 from dzrobot.envs.franka.workcells import Arm, GripperDevice, Space
-from dzrobot.envs.panda.kinematics import forward
 from dzrobot.envs.panda.poses import Array
 from dzrobot.envs.panda.state import ArmState, GripperState
 
@@ -62,6 +61,14 @@ class DryRunArm:
         """The hand."""
         return self._gripper
 
+    def watch_stop(self, path: Path) -> None:
+        """Watch it as the arm does."""
+        self._arm.watch_stop(path)
+
+    def keep_alive(self) -> None:
+        """Say that the program runs."""
+        self._arm.keep_alive()
+
     def connect(self) -> None:
         """Connect."""
         self._arm.connect()
@@ -86,7 +93,7 @@ class DryRunArm:
         self._target, self._hand = state.pose, None
         if space is not Space.CARTESIAN:
             self._joints = state.joints
-            self._hand = np.linalg.inv(forward(state.joints, np.eye(4))) @ state.pose
+            self._hand = state.flange_to_ee
 
     def home(self, joints: Array, dynamics: float) -> None:
         """Leave the joints where they are."""

@@ -7,6 +7,7 @@ this is the only thread here. Between calls it moves the reference along its tra
 import contextlib
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,11 @@ import numpy as np
 from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.trajectories import ArmTrajectory, JointTrajectory, PoseTrajectory
+from dzrobot.envs.franka.safeguards.arm_check import ArmReport, joint_limits_in, kind_in
+from dzrobot.envs.franka.safeguards.limits import CommandTimeout
+from dzrobot.envs.franka.safeguards.motion_guard import MotionGuard
 from dzrobot.envs.franka.workcells import ControllerEndedError, Space
-from dzrobot.envs.panda.poses import Array
+from dzrobot.envs.panda.poses import Array, distance_between
 from dzrobot.envs.panda.state import ArmState, Mode
 from dzrobot.errors import DzrobotError, MissingDependencyError, RobotError
 
@@ -40,10 +44,14 @@ class FrankyDriver:
     Args:
         address: Of its controller.
         config: Controller, thresholds, load.
+        stop: File of the arm's stop: while it is there the driver holds the arm. None: there is
+            none.
         patience: See :class:`~dzrobot.envs.driver_process.DriverProcess`.
     """
 
-    def __init__(self, address: str, config: FrankaConfig, patience: float = 1.0) -> None:
+    def __init__(
+        self, address: str, config: FrankaConfig, stop: Path | None, patience: float = 1.0
+    ) -> None:
         self._patience = patience
         self._address = address
         self._config = config
@@ -59,6 +67,7 @@ class FrankyDriver:
         self._rate = np.zeros(6)
         self._clock_s = -1.0
         self._fresh_at_s = 0.0
+        self._guard = MotionGuard(config.limits, stop)
 
     def open(self) -> None:
         """Connect, and set what the workcell says about the arm."""
@@ -86,6 +95,7 @@ class FrankyDriver:
     def state(self) -> ArmState:
         """Return the newest state; ``fresh_at_s`` by this machine's clock."""
         raw = self._raw()
+        self._guard.hear(self._clock_s)
         franky = library()
         jacobian = np.asarray(self._robot.model.zero_jacobian(franky.Frame.EndEffector, raw))
         wrench = np.asarray(raw.K_F_ext_hat_K, np.float64)
@@ -96,6 +106,7 @@ class FrankyDriver:
             force_n=wrench[:3].copy(),
             torque_nm=wrench[3:].copy(),
             joints=np.array(raw.q, np.float64),
+            flange_to_ee=np.array(raw.F_T_EE.matrix, np.float64),
             joint_speeds=np.array(raw.dq, np.float64),
             mode=mode,
             errors=error_names(raw.current_errors),
@@ -105,14 +116,22 @@ class FrankyDriver:
             fresh_at_s=self._fresh_at_s,
         )
 
-    def about(self) -> dict[str, Any]:
-        """Return what the arm believes of its hand: frame (4, 4) at the flange, masses in kg."""
+    def about(self) -> ArmReport:
+        """Return what the arm says of itself.
+
+        Raises:
+            RobotError: its model cannot be read.
+        """
         raw = self._raw()
-        return {
-            "flange_to_hand": np.array(raw.F_T_EE.matrix, np.float64),
-            "hand_kg": float(raw.m_ee),
-            "load_kg": float(raw.m_load),
-        }
+        # Libraries for the controllers of a Panda have no such model.
+        urdf = str(getattr(self._opened, "model_urdf", "") or "")
+        return ArmReport(
+            kind=kind_in(urdf) if urdf else "",
+            joint_limits=joint_limits_in(urdf) if urdf else None,
+            nominal_to_ee=np.array(raw.NE_T_EE.matrix, np.float64),
+            hand_kg=float(raw.m_ee),
+            load_kg=float(raw.m_load),
+        )
 
     def recover(self) -> None:
         """Clear errors and see them cleared."""
@@ -136,6 +155,7 @@ class FrankyDriver:
     def start(self, space: Space) -> None:
         """Start the controller where the arm is."""
         franky = library()
+        self._guard.begin(self._clock_s)
         self._end_motion()
         self._space, self._compliant = space, False
         if self._config.controller.kind == "impedance":
@@ -149,6 +169,7 @@ class FrankyDriver:
     def home(self, joints: Array, dynamics: float) -> None:
         """Begin to move the joints (7,) home; the state shows when they have arrived."""
         franky = library()
+        self._guard.begin(self._clock_s)
         # A planned motion cannot take over from a controller of torques.
         self.stop()
         motion = franky.JointMotion(franky.JointState(joints), relative_dynamics_factor=dynamics)
@@ -191,7 +212,9 @@ class FrankyDriver:
         self._set_compliant(True)
 
     def _check_commanded(self) -> None:
-        """Raise ControllerEndedError where nothing takes a target any more."""
+        """Raise ControllerEndedError where nothing takes a target, StoppedError after a stop."""
+        self._guard.hear(self._clock_s)
+        self._guard.check()
         if self._tracker is not None:
             if not self._tracker.is_running:
                 self._note_end()
@@ -199,6 +222,10 @@ class FrankyDriver:
             self._ended = self._ended or "it was not started"
         if not self._is_commanded():
             raise ControllerEndedError(f"the controller had ended: {self._ended}")
+
+    def keep_alive(self) -> None:
+        """Hear that the program runs."""
+        self._guard.hear(self._clock_s)
 
     def stop(self) -> None:
         """Come to rest."""
@@ -218,12 +245,18 @@ class FrankyDriver:
             return _RESTING_PERIOD_S
         try:
             self._raw()
+            self._guard_motion()
             self._advance()
         except DisconnectedError as error:
             self._lost = str(error)
         except ControllerEndedError as error:
             _log.info("%s", str(error))
         return _RESTING_PERIOD_S if self._trajectory is None else _MOVING_PERIOD_S
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What the library raises: ValueError for an argument that it does not take."""
+        return (*library_errors(), ValueError)
 
     def translate(self, error: Exception) -> DzrobotError:
         """Return an error of the library as one of this package."""
@@ -263,13 +296,23 @@ class FrankyDriver:
         posture = self._config.reset.joints
         target = np.array(self._opened.state.q if posture is None else posture, np.float64)
         try:
-            if self._space is not Space.CARTESIAN:
-                if self._space is Space.GUIDED:
-                    box["friction"] = franky.FrictionCompensationParams(
-                        coulomb=list(settings.guided_friction_nm)
-                    )
-                stiffness = np.array(settings.joint_stiffness)
-                return franky.JointImpedanceTracker(self._opened, stiffness=stiffness, **box)
+            if self._space is Space.GUIDED:
+                friction = franky.FrictionCompensationParams(
+                    coulomb=list(settings.guided_friction_nm)
+                )
+                return franky.JointImpedanceTracker(
+                    self._opened, stiffness=_gains(settings.guided_stiffness), friction=friction,
+                    **box,
+                )  # fmt: skip
+            if self._space is Space.JOINTS:
+                return franky.JointImpedanceTracker(
+                    self._opened,
+                    stiffness=_gains(settings.joint_stiffness),
+                    damping=_gains(settings.joint_damping),
+                    cartesian_stiffness=_gains(settings.cartesian_stiffness),
+                    cartesian_damping=_gains(settings.cartesian_damping),
+                    **box,
+                )
             return franky.CartesianImpedanceTracker(
                 self._opened,
                 translational_stiffness=settings.translational_stiffness,
@@ -328,6 +371,42 @@ class FrankyDriver:
                 self._moving, self._ended = False, str(error)
         return self._moving
 
+    def _guard_motion(self) -> None:
+        """Hold, or give control up, where a stop stands or the program has fallen silent."""
+        if not self._moving:
+            return
+        match self._guard.due(self._clock_s):
+            case CommandTimeout.HOLD:
+                self._halt()
+            case CommandTimeout.STOP:
+                self.stop()
+
+    def _halt(self) -> None:
+        """End the motion, and hold the arm; joints brake evenly."""
+        if self._tracker is None:
+            self.stop()
+            return
+        state = self._opened.state
+        limits, reference = self._config.limits, self._reference
+        if self._space is Space.CARTESIAN:
+            here = np.array(state.O_T_EE.matrix, np.float64)
+            # A loaded hand hangs below its reference: holds of the measured pose, one after
+            # another, would let it sink. After a stop it moves no farther.
+            kept = not self._guard.stopped and distance_between(here, reference) <= limits.first_m
+            self._trajectory = None
+            self._put(reference if kept else here, np.zeros(6))
+            return
+        here = np.array(state.q, np.float64)
+        if self._compliant or np.abs(here - reference).max() > limits.joint_step_rad:
+            self._trajectory = None
+            self._put(here, np.zeros(7))
+            self._set_compliant(False)
+            return
+        rate, braking = self._rate, limits.joint_acceleration_rad_s2
+        self._trajectory = JointTrajectory(
+            reference, reference, self._clock_s, _MOVING_PERIOD_S, rate, rate, braking
+        )
+
     def _advance(self) -> None:
         trajectory = self._trajectory
         if trajectory is None:
@@ -354,7 +433,8 @@ class FrankyDriver:
         franky = library()
         self._reference, self._rate = reference, rate
         if self._tracker is not None and self._space is not Space.CARTESIAN:
-            self._tracker.set_target(reference, rate)
+            led = self._config.controller.speed_feedforward
+            self._tracker.set_target(reference, rate if led else np.zeros(7))
             return
         if self._tracker is not None:
             self._tracker.set_target(franky.Affine(reference), franky.Twist(rate[:3], rate[3:]))
@@ -377,7 +457,7 @@ class FrankyDriver:
             damping = np.array(settings.guided_damping)
             self._tracker.set_gains(stiffness=np.zeros(7), damping=damping)
         else:
-            self._tracker.set_gains(stiffness=np.array(settings.joint_stiffness))
+            self._tracker.set_gains(stiffness=_gains(settings.guided_stiffness))
 
     def _note_end(self) -> None:
         """Keep why the controller ended."""
@@ -465,6 +545,10 @@ def version_hint(message: str) -> str:
         f"pip install franky-control --extra-index-url {WHEEL_INDEX}/{server}/ --force-reinstall "
         "--no-deps"
     )
+
+
+def _gains(values: tuple[float, ...] | None) -> Array | None:
+    return None if values is None else np.array(values, np.float64)
 
 
 def _modes(franky: Any) -> dict[Any, Mode]:

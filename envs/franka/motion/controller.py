@@ -3,13 +3,13 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.action_spaces import CartesianSpace, TargetSpace
-from dzrobot.envs.franka.motion.start_path import check_start_path
+from dzrobot.envs.franka.motion.start_path import plan_start_path
 from dzrobot.envs.franka.safeguards.limits import (
     Abort,
     CommandTimeout,
@@ -28,7 +28,7 @@ from dzrobot.envs.panda.poses import (
     towards,
 )
 from dzrobot.envs.panda.state import ArmState, Mode, in_action_axes
-from dzrobot.errors import RobotError
+from dzrobot.errors import RobotError, StoppedError
 
 _log = logging.getLogger(__name__)
 
@@ -47,10 +47,17 @@ class Control:
         config: Limits and scales.
         clock: What silence is measured by.
         space: What targets of an episode are. None: poses of the hand.
+        stop: Returns the stop that stands, whoever has set it. None: there is none.
     """
 
     def __init__(
-        self, arm: Arm, config: FrankaConfig, clock: Clock, space: TargetSpace | None = None
+        self,
+        arm: Arm,
+        config: FrankaConfig,
+        clock: Clock,
+        space: TargetSpace | None = None,
+        *,
+        stop: Callable[[], object | None] | None = None,
     ) -> None:
         # Resets are commanded in Cartesian space, whatever an episode is commanded in.
         self._cartesian: TargetSpace = CartesianSpace(config)
@@ -65,6 +72,7 @@ class Control:
         self._last_action_s = 0.0
         self._silence = CommandTimeout.NONE
         self._latched = threading.Event()
+        self._stop = stop or (lambda: None)
         self._pace = 1.0
         self._steps = 0
         self._homing = False
@@ -89,7 +97,9 @@ class Control:
         self._latched.clear()
 
     def check_latch(self) -> None:
-        """Raise :class:`RefusalError` while an operator's stop is latched."""
+        """Raise :class:`RefusalError` while a stop stands, in this program or for the arm."""
+        if (stop := self._stop()) is not None:
+            raise RefusalError(Abort.OPERATOR_STOP, f"the arm was stopped ({stop})")
         if self._latched.is_set():
             raise RefusalError(Abort.OPERATOR_STOP, "an operator has stopped the arm")
 
@@ -141,25 +151,27 @@ class Control:
         It is under control from here on, whatever is raised: see :meth:`hold`.
 
         Raises:
-            RobotError: it is too far, does not arrive, is stopped, or would come too
-                near to an obstacle; then nothing has moved.
+            RobotError: it does not arrive or is stopped; or it is too far, out of reach, or would
+                come too near to an obstacle: then nothing has moved.
             RefusalError: something was touched, or an operator has stopped the arm.
         """
         reset = self._config.reset
         with self._lock:
+            self.check_latch()
             self._last = None
             state = self._arm.state()
             if state.mode in (Mode.GUIDING, Mode.OTHER):
                 raise RobotError(f"the arm cannot be moved now; it says {state.description}")
             self._check_reach(state.pose, goal)
             lifted = self._lifted(state.pose, goal)
+            path = plan_start_path(state, lifted, self._joints, goal, self._config)
             if self._config.limits.obstacles and self._acts_in.collision is not None:
-                check_start_path(self._acts_in.collision, state, lifted, self._joints, goal)
+                path.check_obstacles(self._acts_in.collision, state.joints)
             self._take(self._cartesian)
             self._last, self.has_traveled = state.pose, True
             self._note_action()
         deadline = self._clock.now() + reset.timeout_s
-        self._move_to(lifted, deadline)
+        self._move_to(path.lifted, deadline)
         if self._joints is not None:
             self._move_home(self._joints, deadline)
         self._move_to(goal, deadline)
@@ -173,7 +185,7 @@ class Control:
         with self._lock:
             last = self._last_allowed(state)
             pace = self._pace
-            if self._steps < self._config.slow_first_steps:
+            if self._config.is_slow or self._steps < self._config.slow_first_steps:
                 pace = min(pace, self._config.slow_pace)
             if self._clock.now() - self._last_action_s > _LATE * self._config.period_s:
                 rested = self._space.rested(last)
@@ -188,6 +200,10 @@ class Control:
                 return LimitedTarget(held, (*limited.by, "recovered"))
             self._last = limited.target
             return limited
+
+    def check(self, action: Array) -> None:
+        """Raise :class:`RefusalError` where no arm could carry out the motion of an action."""
+        self._acts_in.check(action)
 
     def keep_target(self, state: ArmState) -> None:
         """Keep the last target while an action does not move the arm yet.
@@ -239,6 +255,9 @@ class Control:
                     self._arm.stop()
                 else:
                     self._hold_measured()
+            except StoppedError:
+                # The arm's driver holds it already.
+                return
             except RobotError as error:
                 _log.warning("the arm cannot be held, so it has stopped by itself: %s", str(error))
                 self._last = None

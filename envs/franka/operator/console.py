@@ -91,8 +91,9 @@ class OperatorConsole:
         self._warnings = _Warnings(self)
         self._writing = threading.Lock()
 
-    def start(self) -> None:
+    def start(self, stop: Path) -> None:
         """Listen to the terminal, and draw."""
+        self._keyboard.stops(stop)
         if self._owned:
             self._keyboard.open()
         if self._live is None:
@@ -230,18 +231,21 @@ class OperatorConsole:
         """Read a line of text while the arm rests; None: the terminal was closed."""
         self._typed = ""
         # From here on a space is a space.
+        self._keyboard.type_text(True)
         self.note_event("typing", phase=phase.value)
-        while not self._keyboard.gone:
-            keys = self._keyboard.take()
-            for count, key in enumerate(keys, start=1):
-                if key in _ENTER:
-                    text, self._typed = self._typed, None
-                    self._keyboard.press(keys[count:])
-                    return text
-                self._typed = self._typed[:-1] if key in _ERASE else self._typed + key
-            time.sleep(_POLL_S)
-        self._typed = None
-        return None
+        try:
+            while not self._keyboard.gone:
+                keys = self._keyboard.take()
+                for count, key in enumerate(keys, start=1):
+                    if key in _ENTER:
+                        self._keyboard.press(keys[count:])
+                        return self._typed
+                    self._typed = self._typed[:-1] if key in _ERASE else self._typed + key
+                time.sleep(_POLL_S)
+            return None
+        finally:
+            self._typed = None
+            self._keyboard.type_text(False)
 
     def _drawn(self) -> RenderableType:
         style = _COLORS.get(self._phase, "bold")

@@ -2,22 +2,31 @@
 
 import contextlib
 import functools
+import json
 import os
-import select
+import socket
+import subprocess
 import sys
 import termios
 import threading
 import tty
+from pathlib import Path
 from typing import Any
 
+from dzrobot.envs.driver_process import python_environment
+from dzrobot.envs.franka.operator.key_reader import LONGEST
 from dzrobot.errors import ConfigError
 
-_POLL_S = 0.1
-_CHUNK = 1024
+_MAIN = "from dzrobot.envs.franka.operator.key_reader import main; main()"
+_END_S = 2.0
 
 
 class Keyboard:
-    """Reads keys on a thread while open; each key goes to whoever takes it first."""
+    """Reads keys in a process of its own while open; each goes to whoever takes it first.
+
+    That process also stops the arm, whatever this one does: see
+    :mod:`dzrobot.envs.franka.operator.key_reader`.
+    """
 
     def __init__(self) -> None:
         self.gone = False
@@ -25,7 +34,9 @@ class Keyboard:
 
         self._keys: list[str] = []
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
+        self._stop: Path | None = None
+        self._reader: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._before: list[Any] = []
 
@@ -53,11 +64,28 @@ class Keyboard:
         terminal = sys.stdin.fileno()
         self._before = termios.tcgetattr(terminal)
         tty.setcbreak(terminal, termios.TCSAFLUSH)
-        self._stopping.clear()
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._reader = subprocess.Popen(
+                [sys.executable, "-c", _MAIN, str(theirs.fileno()), str(os.getpid())],
+                stdin=terminal, stdout=2, pass_fds=[theirs.fileno()], start_new_session=True,
+                env=python_environment(),
+            )  # fmt: skip
+        if self._stop is not None:
+            self.stops(self._stop)
         self._thread = threading.Thread(
-            target=self._run, args=(terminal,), name="keyboard", daemon=True
+            target=self._run, args=(self._link,), name="keyboard", daemon=True
         )
         self._thread.start()
+
+    def stops(self, path: Path) -> None:
+        """Let space, or a terminal that is closed, set the stop whose file is ``path``."""
+        self._stop = path
+        self._tell(stop=str(path))
+
+    def type_text(self, typing: bool) -> None:
+        """Say whether text is being typed, in which a space is a space."""
+        self._tell(typing=typing)
 
     def press(self, keys: str) -> None:
         """Add keys as if they had been typed."""
@@ -73,25 +101,30 @@ class Keyboard:
 
     def close(self) -> None:
         """Give the terminal back; twice is harmless."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(1.0)
-            with contextlib.suppress(termios.error, OSError, ValueError):
-                termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self._before)
-        self._thread = None
+        thread, self._thread = self._thread, None
+        if thread is None or self._link is None or self._reader is None:
+            return
+        self._link.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._reader.wait(_END_S)
+        self._reader.kill()
+        self._reader.wait()
+        thread.join(_END_S)
+        self._link.close()
+        with contextlib.suppress(termios.error, OSError, ValueError):
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self._before)
 
-    def _run(self, terminal: int) -> None:
-        while not self._stopping.is_set():
-            try:
-                if not select.select([terminal], [], [], _POLL_S)[0]:
-                    continue
-                typed = os.read(terminal, _CHUNK)
-            except OSError:
-                typed = b""
-            if not typed:
-                self.gone = True
-                return
-            self.press(typed.decode("utf-8", "ignore"))
+    def _tell(self, **message: object) -> None:
+        if self._link is not None:
+            with contextlib.suppress(OSError):
+                self._link.send(json.dumps(message).encode())
+
+    def _run(self, link: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while typed := link.recv(LONGEST):
+                self.press(typed.decode("utf-8", "ignore"))
+        # Where nobody has closed it, the terminal or its reader has gone: nobody can press space.
+        self.gone = self._thread is not None
 
 
 @functools.lru_cache

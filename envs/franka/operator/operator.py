@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
 from dzrobot.envs.franka.franka_config import FrankaConfig
@@ -14,7 +15,7 @@ from dzrobot.envs.franka.safeguards.limits import (
     Abort,
 )
 from dzrobot.envs.franka.safeguards.lock_and_stop import Stop, StopLatch
-from dzrobot.errors import DzrobotError, StoppedError
+from dzrobot.errors import ConfigError, DzrobotError, StoppedError
 
 
 class OperatorVerdict(StrEnum):
@@ -42,8 +43,12 @@ class ArmPhase(StrEnum):
 class Operator(Protocol):
     """A person beside the robot."""
 
-    def start(self) -> None:
-        """Begin to listen; twice is harmless."""
+    def start(self, stop: Path) -> None:
+        """Begin to listen; twice is harmless.
+
+        Args:
+            stop: File that is the arm's stop. What they stop by sets it, without this process.
+        """
         ...
 
     def show(self, phase: ArmPhase, text: str) -> None:
@@ -99,10 +104,11 @@ PERIOD_S = 0.05
 class Watchdog:
     """Holds or stops the arm when actions cease, or when the operator wants it stopped.
 
-    It checks both twenty times a second.
+    It checks both twenty times a second, and says that this program runs.
 
     Args:
         check_silence: Holds or stops the arm when no action has come for too long.
+        keep_alive: Tells the arm's driver that this program runs.
         operator: The person who may stop the arm. None: nobody is there.
         stop: Stops the arm for the operator.
     """
@@ -110,10 +116,12 @@ class Watchdog:
     def __init__(
         self,
         check_silence: Callable[[], object],
+        keep_alive: Callable[[], object],
         operator: Operator | None,
         stop: Callable[[], object],
     ) -> None:
         self._check_silence = check_silence
+        self._keep_alive = keep_alive
         self._operator = operator
         self._stop = stop
         self._stopping = threading.Event()
@@ -128,6 +136,7 @@ class Watchdog:
     def _run(self) -> None:
         while not self._stopping.wait(PERIOD_S):
             try:
+                self._keep_alive()
                 if self._operator is not None and self._operator.wants_stop():
                     self._stop()
                 self._check_silence()
@@ -142,13 +151,15 @@ class Consent:
     Args:
         config: The workcell.
         operator: The person beside the arm. None: nobody can be asked.
+        unattended: Whether nobody is asked, and a lost frame or a slow policy ends an episode only.
     """
 
-    def __init__(self, config: FrankaConfig, operator: Operator | None) -> None:
+    def __init__(
+        self, config: FrankaConfig, operator: Operator | None, *, unattended: bool = False
+    ) -> None:
+        self._address = config.address
         self.operator = operator
-        self.unattended = False
-        """Whether nobody is asked, and a lost frame or a slow policy ends an episode only."""
-
+        self.unattended = unattended
         self.stop_latch = StopLatch(config.address, config.lock_folder)
 
     @property
@@ -156,14 +167,35 @@ class Consent:
         """Whether an operator is asked before the arm moves."""
         return self.operator is not None and not self.unattended
 
+    def check_attended(self) -> None:
+        """Check that somebody is asked before a real arm moves, or that nobody need be.
+
+        Raises:
+            ConfigError: neither.
+        """
+        if self._address is None or self.operator is not None or self.unattended:
+            return
+        raise ConfigError(
+            f"nobody can be asked before the arm at {self._address} moves. At the command line: "
+            "run this in a terminal, or add --unattended. In Python: give it an operator, "
+            "env.unwrapped.attend(OperatorConsole()), or let it move unasked, "
+            "gym.make(..., unattended=True)"
+        )
+
     def confirm(self, phase: ArmPhase, question: str) -> None:
         """Return when the operator agrees; at once if nobody is to be asked.
 
         Raises:
-            StoppedError: the operator stopped the arm instead.
+            StoppedError: the operator stopped the arm instead, or a stop was set meanwhile.
         """
         if self.operator is not None and self.is_asked:
             self.operator.confirm(phase, question)
+        self.refuse_stopped()
+
+    def refuse_stopped(self) -> None:
+        """Raise :class:`StoppedError` while a stop stands."""
+        if (stop := self.stop_latch.active()) is not None:
+            raise StoppedError(self._refusal(stop))
 
     def show(self, phase: ArmPhase, text: str = "") -> None:
         """Show the operator what the arm is doing."""

@@ -1,24 +1,39 @@
-"""Files beside an arm: the lock of the program that moves it, and a stop that outlasts programs."""
+"""Files beside an arm: the lock of the program that moves it, and a stop that outlasts programs.
+
+Both are named after the arm's resolved address, so that every spelling of it means the same arm; an
+arm tells its clients no serial number. They lie where every user of this machine sees them.
+"""
 
 import contextlib
 import fcntl
-import json
+import functools
 import logging
 import os
 import pwd
 import re
+import socket
 import stat
+import tempfile
 import threading
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from dzrobot.documents import parse_json
 from dzrobot.envs.franka.safeguards.limits import Abort
-from dzrobot.errors import RobotError
+from dzrobot.envs.franka.safeguards.stop_file import stop_stands, write_stop
+from dzrobot.errors import ArmBusyError, RobotError
 from dzrobot.files import cache_folder
 
+_log = logging.getLogger(__name__)
+
 _LARGEST_NOTE = 4096
+
+FOLDER_VARIABLE = "DZROBOT_LOCK_FOLDER"
+"""Environment variable that names another folder, for workcells without ``lock_folder``."""
+
+_SHARED = "/var/tmp"
+"""Belongs to root and is sticky, so users cannot remove each other's files. It outlasts a restart
+of the machine."""
 
 
 class ArmLock:
@@ -26,24 +41,24 @@ class ArmLock:
 
     Args:
         address: Of the arm.
-        folder: Where the lock file lies. None: the user's runtime folder.
+        folder: Where the lock file lies. None: see :func:`lock_folder`.
     """
 
     def __init__(self, address: str, folder: str | None) -> None:
         self._address = address
-        self._given = None if folder is None else Path(folder)
+        self._given = folder
         self._file: int | None = None
 
     def acquire(self) -> None:
         """Take the lock; twice is harmless.
 
         Raises:
-            RobotError: another program, another environment of this one or another user has it, or
-                its file is not one that can be trusted.
+            ArmBusyError: another program, another environment of this one or another user has it.
+            RobotError: its file is not one that can be trusted, or the address is unknown.
         """
         if self._file is not None:
             return
-        path = file_of(self._address, "lock", self._given or runtime_folder())
+        path = file_of(self._address, "lock", lock_folder(self._given))
         file, ours = _opened(path)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -51,7 +66,7 @@ class ArmLock:
             owner = os.pread(file, _LARGEST_NOTE, 0).decode("utf-8", "replace").strip()
             whose = "" if ours else f" of user {user_name(os.fstat(file).st_uid)}"
             os.close(file)
-            raise RobotError(
+            raise ArmBusyError(
                 f"the arm at {self._address} is in use by process {owner or 'unknown'}{whose}: "
                 f"close() that environment or end that program ({path})"
             ) from error
@@ -68,29 +83,66 @@ class ArmLock:
 
 
 def file_of(address: str, kind: str, folder: Path) -> Path:
-    """Return the path of the file of ``kind`` of the arm at ``address``."""
-    name = re.sub(r"[^\w.-]", "_", address)
+    """Return the path of the file of ``kind`` of the arm at ``address``.
+
+    Raises:
+        RobotError: the address is a host name that nobody knows.
+    """
+    name = re.sub(r"[^\w.-]", "_", resolved(address))
     return folder / f"dzrobot-franka-{name}.{kind}"
 
 
-def runtime_folder() -> Path:
-    """Return a folder of this user alone for what lasts as long as programs run.
+def resolved(address: str) -> str:
+    """Return the IP address that a host name, or any spelling of an address, stands for.
 
     Raises:
-        RobotError: what is there belongs to someone else, or is a link.
+        RobotError: nobody knows the name.
     """
-    given = os.environ.get("XDG_RUNTIME_DIR")
-    return private_folder(Path(given) / "dzrobot" if given else cache_folder() / "run")
+    try:
+        found = socket.getaddrinfo(address.encode("ascii"), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise RobotError(
+            f"the address {address!r} of the arm cannot be resolved ({error}): check its spelling "
+            "and this machine's network, or give the IP address"
+        ) from error
+    # Of several, always the same one; IPv4 comes first.
+    return str(min((family, where[0]) for family, _, _, _, where in found)[1])
 
 
-def state_folder() -> Path:
-    """Return a folder of this user alone for what outlasts a login.
+def lock_folder(given: str | None) -> Path:
+    """Return where locks and stops lie.
+
+    That is ``given`` (a workcell's ``lock_folder``), else what :data:`FOLDER_VARIABLE` names, else
+    a folder that all users of this machine share. Where there is none it is this user's alone, and
+    a warning says so.
 
     Raises:
-        RobotError: what is there belongs to someone else, or is a link.
+        RobotError: the user's own folder belongs to someone else, or is a link.
     """
-    given = os.environ.get("XDG_STATE_HOME")
-    return private_folder((Path(given) if given else Path.home() / ".local/state") / "dzrobot")
+    if named := given or os.environ.get(FOLDER_VARIABLE):
+        return Path(named)
+    return Path(_SHARED) if _is_shared(_SHARED) else _own_folder()
+
+
+def _is_shared(folder: str) -> bool:
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    mode = stat.S_ISVTX | stat.S_IWOTH
+    sticky = stat.S_ISDIR(found.st_mode) and found.st_uid == 0 and found.st_mode & mode == mode
+    return sticky and os.access(folder, os.W_OK | os.X_OK)
+
+
+@functools.cache
+def _own_folder() -> Path:
+    folder = private_folder(cache_folder() / "locks")
+    _log.warning(
+        "%s is no folder that all users of this machine may write to, so lock and stop of the arm "
+        "lie in %s, where other users do not see them: set lock_folder of the workcell",
+        _SHARED, folder,
+    )  # fmt: skip
+    return folder
 
 
 def private_folder(path: Path) -> Path:
@@ -158,8 +210,6 @@ def _unusable(path: Path, error: OSError) -> RobotError:
     )
 
 
-_log = logging.getLogger(__name__)
-
 _LARGEST = 16_384
 
 
@@ -182,17 +232,32 @@ class Stop:
 class StopLatch:
     """The stop of one arm: while it is set, nothing moves the arm.
 
+    It is a file, so that the arm's driver, the reader of the keyboard and other programs see and
+    set it too, whatever this program does.
+
     Args:
-        address: Of the arm; its stop is a file, which other programs see too. None: the stop lasts
-            as long as this object.
-        folder: Where the file lies. None: the user's folder for what outlasts a login.
+        address: Of the arm. None: an arm that no other program reaches; the stop lasts as long as
+            this object.
+        folder: Where the file lies. None: see :func:`lock_folder`.
     """
 
     def __init__(self, address: str | None, folder: str | None = None) -> None:
         self._address = address
-        self._given = None if folder is None else Path(folder)
+        self._given = folder
         self._kept: Stop | None = None
         self._lock = threading.Lock()
+
+    @functools.cached_property
+    def path(self) -> Path:
+        """The file.
+
+        Raises:
+            RobotError: the arm's address is unknown, or its folder cannot be used.
+        """
+        if self._address is None:
+            self._own = tempfile.TemporaryDirectory(prefix="dzrobot-stop-")
+            return Path(self._own.name) / "stop"
+        return file_of(self._address, "stop", lock_folder(self._given))
 
     @property
     def remedy(self) -> str:
@@ -205,31 +270,18 @@ class StopLatch:
     def active(self) -> Stop | None:
         """Return the stop if it is set and nobody has acknowledged it."""
         with self._lock:
-            path = self._path()
-            if path is None:
-                return self._kept
-            if not os.path.lexists(path):
-                # Only a stop that could not be written is kept here; another program's
-                # acknowledgement ends all others.
-                return self._kept
-            return _read(path)
+            # Only a stop that could not be written is kept here; another program's acknowledgement
+            # ends all others.
+            return _read(self.path) if stop_stands(self.path) else self._kept
 
     def set(self, abort: Abort, message: str) -> None:
         """Set the stop; a stop that is already set stays."""
-        stop = Stop(
-            abort=abort.value,
-            message=message,
-            at=datetime.now().astimezone().isoformat(timespec="seconds"),
-        )
         with self._lock:
             try:
-                path = self._path()
-                if path is not None:
-                    _write(path, stop)
-                    return
+                write_stop(self.path, abort.value, message)
             except (OSError, RobotError) as error:
                 _log.warning("the stop could not be written and ends with this program: %s", error)
-            self._kept = self._kept or stop
+                self._kept = self._kept or Stop(abort=abort.value, message=message, at="")
 
     def acknowledge(self) -> Stop | None:
         """Clear the stop and return it; None if none was set.
@@ -239,35 +291,16 @@ class StopLatch:
         """
         stop = self.active()
         with self._lock:
-            path = self._path()
             self._kept = None
-            if path is not None:
-                try:
-                    path.unlink(missing_ok=True)
-                except OSError as error:
-                    raise RobotError(
-                        f"the stop of {self._address} cannot be acknowledged: {path} belongs to "
-                        f"user {user_name(path.lstat().st_uid)} ({error.strerror})"
-                    ) from error
+            try:
+                self.path.unlink(missing_ok=True)
+            except OSError as error:
+                raise RobotError(
+                    f"the stop of {self._address} cannot be acknowledged: {self.path} belongs to "
+                    f"user {user_name(self.path.lstat().st_uid)} ({error.strerror}); that user or "
+                    "root can"
+                ) from error
         return stop
-
-    def _path(self) -> Path | None:
-        if self._address is None:
-            return None
-        return file_of(self._address, "stop", self._given or state_folder())
-
-
-def _write(path: Path, stop: Stop) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        file = os.open(path, flags, 0o644)
-    except FileExistsError:
-        # Whatever lies there, a link too, counts as a stop.
-        return
-    with os.fdopen(file, "w", encoding="utf-8") as writer:
-        json.dump(vars(stop), writer)
-        writer.flush()
-        os.fsync(writer.fileno())
 
 
 def _read(path: Path) -> Stop:

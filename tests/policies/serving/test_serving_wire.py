@@ -42,6 +42,36 @@ def test_arrays_come_back_as_they_were(dtype, shape):
     assert not back["a"][0].flags.writeable
 
 
+@pytest.mark.parametrize("value", [
+    np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((0, 3), np.uint8), np.array(7, ">i4"),
+    np.float32(0.5), np.bool_(True),
+])  # fmt: skip
+def test_the_library_of_molmospaces_agrees(value):
+    genuine = pytest.importorskip("msgpack_numpy", reason="msgpack-numpy is missing")
+    forms = set()
+    back = unpack(genuine.packb({"a": value}), forms)["a"]
+    assert forms == {"nd"}
+    assert (back.dtype, back.shape, back.tobytes()) == (value.dtype, value.shape, value.tobytes())
+    theirs = genuine.unpackb(pack({"a": value}, "nd"))["a"]
+    assert (theirs.dtype, theirs.shape) == (value.dtype, value.shape)
+    assert theirs.tobytes() == value.tobytes()
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {b"nd": True, b"type": "<f4", b"shape": [2], b"data": b"1234"},
+        {b"nd": True, b"type": "<f4", b"data": b"1234"},
+        {b"nd": True, b"type": "O", b"shape": [1], b"data": b"12345678"},
+        {b"nd": True, b"type": [["a", "<f4"]], b"kind": b"V", b"shape": [1], b"data": b"1234"},
+        {b"nd": False, b"type": "<f4", b"data": b"12345"},
+    ],
+)
+def test_what_is_no_array_of_that_library_is_refused(found):
+    with pytest.raises(ProtocolError):
+        unpack(msgpack.packb(found))
+
+
 @pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
 def test_the_genuine_codec_agrees_to_the_byte(shape):
     genuine = pytest.importorskip("openpi_client.msgpack_numpy", reason="openpi-client is missing")
