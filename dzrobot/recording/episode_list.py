@@ -153,7 +153,7 @@ def read_rows(root: Path, cameras: Sequence[str] = ()) -> pa.Table | None:
             if name not in table.column_names:
                 raise DatasetError(f"{path} has no column {name!r}: it is no list of episodes")
             values = table.column(name).to_pylist()
-            validated(values, list[kind], f"{path}, column {name}", DatasetError)
+            validated(values, list[kind], f"{path}, column {name}", DatasetError)  # type: ignore[valid-type]
         tables.append(table)
     return _joined(tables) if tables else None
 

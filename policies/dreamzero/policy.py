@@ -37,7 +37,7 @@ from dzrobot.policies.dreamzero.network.prompt import PromptCache, PromptTokeniz
 from dzrobot.policies.dreamzero.network.session import InferenceRequest, SessionCache
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import is_offloaded
-from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions
+from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions, check_device
 from dzrobot.policies.dreamzero.parts import PolicyParts, load_parts
 from dzrobot.policies.dreamzero.session_state import (
     Continuing,
@@ -135,9 +135,10 @@ class DreamZeroPolicy:
         Raises:
             CheckpointError: Incomplete, damaged, foreign, or made for something else.
             StatisticsError: metadata.json does not fit the embodiment.
-            ConfigError: Options that exclude each other, or too little memory.
+            ConfigError: No such device, options that exclude each other, or too little memory.
             MissingDependencyError: ``weights`` asks for what is not installed.
         """
+        check_device(device)
         parts = load_parts(
             path_or_repo,
             embodiment=embodiment,
