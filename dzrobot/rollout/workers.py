@@ -570,8 +570,6 @@ def _error_record(settings: RolloutSettings, case: EpisodeSpec, failure: Episode
 
 def _keep_traceback(settings: RolloutSettings, case: EpisodeSpec, details: str) -> None:
     """Write what was raised into the results folder, if anything was."""
-    if not details:
-        return
-    folder = settings.folder / ERROR_FOLDER
-    with storing(settings.folder):
-        write_text(folder / f"{case.name}.txt", details)
+    if details:
+        with storing(settings.folder):
+            write_text(settings.folder / ERROR_FOLDER / f"{case.name}.txt", details)

@@ -4,15 +4,19 @@ import atexit
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.episodes import DRAWN, InitialStates
-from dzrobot.envs.franka.arm_episode import ArmEpisode, ArmEpisodeFacts, lasting_facts, rule_for
+from dzrobot.envs.franka.arm_episode import (
+    ArmEpisode,
+    ArmEpisodeFacts,
+    lasting_facts,
+    reset_abort,
+    rule_for,
+)
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.action_spaces import joint_box, target_space
 from dzrobot.envs.franka.motion.controller import Control
@@ -455,18 +459,11 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             return
         moved = self._control.has_traveled
         self._control.hold()
-        match error:
-            case RefusalError():
-                error = self._sensors.cause(error)
-                abort = error.abort
-            case StoppedError():
-                abort = Abort.OPERATOR_STOP
-            case DisconnectedError() if moved:
-                abort = Abort.CONNECTION
-            case RobotError() if moved:
-                abort = Abort.NOT_ARRIVED
-            case _:
-                return
+        if isinstance(error, RefusalError):
+            error = self._sensors.cause(error)
+        abort = reset_abort(error, moved=moved)
+        if abort is None:
+            return
         _log.warning("the reset was cut short (%s): %s", abort, str(error))
         stopped = self._consent.set_stop(abort, str(error))
         if abort in SAFETY_STOPS:
@@ -500,13 +497,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             if self.config.gripper.settle_s > 0:
                 now = self._await_gripper()
         limited = self._control.apply(motion, now.state)
-        executed = action.copy()
-        executed[self.layout.gripper_at] = np.clip(fingers[0], low, high)
-        if limited.motion is not None:
-            executed[self.layout.motion_at] = limited.motion
-        if np.array_equal(executed, action):
-            return limited
-        return replace(limited, executed_action=executed.astype(np.float32))
+        cut = {self.layout.gripper_at: np.clip(fingers[0], low, high)}
+        return limited.carrying_out(action, self.layout.motion_at, cut)
 
     def _await_gripper(self) -> Reading:
         """Let the arm wait for the fingers, and return what the sensors say then."""

@@ -586,12 +586,13 @@ class FrankaConfig(FrozenConfig):
 
     def _gain_faults(self) -> Iterator[str]:
         controller = self.controller
+        values = controller.model_dump()
         for name in ("joint_stiffness", "joint_damping", "guided_stiffness", "guided_damping"):
-            gains = getattr(controller, name)
+            gains = values[name]
             if gains is not None and not min(gains) > 0:
                 yield f"controller.{name}={gains} must be above 0"
         for name in ("cartesian_stiffness", "cartesian_damping"):
-            gains = getattr(controller, name)
+            gains = values[name]
             if gains is not None and not min(gains) >= 0:
                 yield f"controller.{name}={gains} must be 0 or more"
         if controller.cartesian_stiffness is None and controller.cartesian_damping is not None:

@@ -13,7 +13,7 @@ import dzrobot  # noqa: F401
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.drivers.dry_run import DryRunArm
-from dzrobot.envs.franka.drivers.franky_driver import version_hint
+from dzrobot.envs.franka.drivers.franky_library import version_hint
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import HOME, FakeArm, FakeCamera, FakeClock, FakeGripper
 from dzrobot.envs.franka.franka_config import FrankaConfig

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from dzrobot.envs.driver_process import Latest
-from dzrobot.envs.franka.drivers.franky_driver import library, library_errors, translated
+from dzrobot.envs.franka.drivers.franky_library import library, library_errors, translated
 from dzrobot.envs.franka.drivers.gripper import POLL_S, GripperDriver
 from dzrobot.envs.franka.franka_config import GripperConfig
 from dzrobot.envs.panda.state import OPEN_M

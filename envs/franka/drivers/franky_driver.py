@@ -13,6 +13,12 @@ from typing import Any
 import numpy as np
 
 from dzrobot.envs.driver_process import DisconnectedError
+from dzrobot.envs.franka.drivers.franky_library import (
+    error_names,
+    library,
+    library_errors,
+    translated,
+)
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.trajectories import ArmTrajectory, JointTrajectory, PoseTrajectory
 from dzrobot.envs.franka.safeguards.arm_check import ArmReport, joint_limits_in, kind_in
@@ -21,7 +27,7 @@ from dzrobot.envs.franka.safeguards.motion_guard import MotionGuard
 from dzrobot.envs.franka.workcells import ControllerEndedError, Space
 from dzrobot.envs.panda.poses import Array, distance_between
 from dzrobot.envs.panda.state import ArmState, Mode
-from dzrobot.errors import DzrobotError, MissingDependencyError, RobotError
+from dzrobot.errors import DzrobotError, RobotError
 
 _log = logging.getLogger(__name__)
 
@@ -34,8 +40,6 @@ _TAKEN_S = 1.0
 _ENDED_S = 0.5
 _MOVING_PERIOD_S = 0.003
 _RESTING_PERIOD_S = 0.02
-
-WHEEL_INDEX = "https://timschneider42.github.io/franky/whl/by-robot-server-version"
 
 
 class FrankyDriver:
@@ -477,74 +481,6 @@ class FrankyDriver:
             self._opened.join_motion(_ENDED_S * self._patience)
         except (franky.ControlException, franky.CommandException) as error:
             _log.info("the last motion ended: %s", str(error))
-
-
-def library() -> Any:
-    """Return the franky library.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
-    try:
-        import franky
-    except ImportError as error:
-        raise MissingDependencyError(MISSING) from error
-    return franky
-
-
-MISSING = (
-    "the real Franka needs `pip install -e '.[franka]'` on x86_64 Linux (the package is "
-    "franky-control; plain `franky` is something else)"
-)
-
-
-def library_errors() -> tuple[type[Exception], ...]:
-    """Return what the library may raise.
-
-    Its exceptions have no base in common; after a network error it raises a plain RuntimeError.
-    """
-    kinds = [kind for name, kind in vars(library()).items() if name.endswith("Exception")]
-    return (*kinds, RuntimeError)
-
-
-def translated(error: Exception) -> DzrobotError:
-    """Return an error of the library as one of this package: what is gone, ended or refused."""
-    franky = library()
-    shown = str(error).strip() or type(error).__name__
-    match error:
-        case franky.IncompatibleVersionException():
-            return RobotError(version_hint(shown))
-        case franky.RealtimeException():
-            return RobotError(
-                f"{shown}; install a PREEMPT_RT kernel, or set controller.realtime: ignore"
-            )
-        case franky.NetworkException() | franky.ProtocolException():
-            return DisconnectedError(f"the arm does not answer: {shown}")
-        case franky.CommandException():
-            return RobotError(f"the arm refused a command: {shown} Look at its lamp and at Desk")
-        case RuntimeError():
-            return DisconnectedError(f"the connection to the arm is broken: {shown}")
-        case _ if isinstance(error, library_errors()):
-            return ControllerEndedError(f"the arm's controller: {shown}")
-    return RobotError(f"{type(error).__name__}: {shown}")
-
-
-def error_names(errors: Any) -> tuple[str, ...]:
-    """Return the names of the errors that are set."""
-    return tuple(
-        name for name in dir(errors) if not name.startswith("_") and getattr(errors, name) is True
-    )
-
-
-def version_hint(message: str) -> str:
-    """Return what to install for a robot server of another version."""
-    numbers = [int(word) for word in message.replace(",", " ").split() if word.isdigit()]
-    server = numbers[0] if numbers else "<N>"
-    return (
-        f"the arm speaks another protocol version ({message}). Install the library built for it: "
-        f"pip install franky-control --extra-index-url {WHEEL_INDEX}/{server}/ --force-reinstall "
-        "--no-deps"
-    )
 
 
 def _gains(values: tuple[float, ...] | None) -> Array | None:

@@ -7,8 +7,9 @@ a hand that points down, do not wrap there.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -292,6 +293,23 @@ class LimitedTarget:
     executed_action: NDArray[np.float32] | None = None
     """The action (A,) that is carried out, or that leads to where a person has brought the arm;
     None: the one that was asked for."""
+
+    def carrying_out(self, action: Array, motion_at: slice, fingers: dict[int, float]) -> Self:
+        """Return this with the action (A,) that is carried out, where ``action`` is not that.
+
+        Args:
+            action: As it was asked for.
+            motion_at: Where its motion is.
+            fingers: Where its number for the gripper is, and what is carried out of it.
+        """
+        executed = action.copy()
+        for place, value in fingers.items():
+            executed[place] = value
+        if self.motion is not None:
+            executed[motion_at] = self.motion
+        if np.array_equal(executed, action):
+            return self
+        return replace(self, executed_action=executed.astype(np.float32))
 
 
 class Workspace:
