@@ -104,7 +104,7 @@ def test_the_same_on_the_emulated_arm(evaluation, tmp_path):
 def test_an_operator_records_pauses_notes_discards_and_stops(tmp_path, environment):
     words = [
         "record", "--workcell", "fake", *OPERATOR, "--call", "slow_call:act", "--episodes", "3",
-        "--max-steps", "100000", "--output", str(tmp_path / "set"),
+        "--max-steps", "100000", "--full-speed", "--output", str(tmp_path / "set"),
     ]  # fmt: skip
     (tmp_path / "slow_call.py").write_text(
         "import time, numpy as np\n"

@@ -45,7 +45,9 @@ def test_a_real_arm_does_not_move_where_nobody_is_asked(make):
     arm = env.unwrapped.arm
     assert arm.moves == arm.gripper.requests == []
     # Not even its lock was taken.
-    ArmLock(ADDRESS, None).acquire()
+    lock = ArmLock(ADDRESS, None)
+    lock.acquire()
+    lock.release()
 
 
 def test_nobody_is_not_who_looks_after_a_real_arm(make):
