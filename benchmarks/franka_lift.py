@@ -9,9 +9,10 @@ import os
 import time
 from pathlib import Path
 
+from env import process_seconds
+
 from dzrobot.envs.expert import expert_for
 from dzrobot.envs.franka.make import make_franka
-from dzrobot.training.bench.measuring import process_seconds
 
 _LATE = {"frame_age_s": 5.0, "state_age_s": 2.0, "hold_after_s": 2.0}
 _MOST_STEPS = 150

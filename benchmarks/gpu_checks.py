@@ -337,13 +337,22 @@ def resume(request: Request) -> Outcome:
     world = init_distributed(request.device.type)
     try:
         with tempfile.TemporaryDirectory(prefix="dzrobot-gpu-") as name:
-            config = _short_run(Path(name), request.device)
-            straight = _trained(config, Path(name) / "a", world)
-            _trained(config, Path(name) / "b", world, stop=_STEPS // 2)
-            resumed = _trained(config, Path(name) / "b", world, begin=_STEPS // 2)
+            config, half = _short_run(Path(name), request.device), _STEPS // 2
+            found = {}
+            for run, folder, limits in (
+                ("straight", "a", {}),
+                ("stopped", "b", {"stop": half}),
+                ("resumed", "b", {"begin": half}),
+            ):
+                spent: list[float] = []
+                with timed(spent, request.device):
+                    found[run] = _trained(config, Path(name) / folder, world, **limits)
+                request.record(f"{run}, s", spent[0])
     finally:
         dist.destroy_process_group()
+    straight, resumed = found["straight"], found["resumed"]
     unlike = [name for name in straight if not torch.equal(straight[name], resumed[name])]
+    request.record("tensors that differ", float(len(unlike)))
     if unlike:
         return Outcome("failed", f"{len(unlike)} of {len(straight)} tensors differ: {unlike[:3]}")
     return Outcome("passed", f"{len(straight)} tensors are equal to the bit after {_STEPS} steps")

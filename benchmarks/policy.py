@@ -11,8 +11,9 @@ to the next, and runs the prompts one by one, with all their padding.
 """
 
 import argparse
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -47,7 +48,7 @@ from dzrobot.policies.dreamzero.network.world_action import (
     TrainBatch,
     WorldActionModel,
 )
-from dzrobot.training.bench.measuring import in_turns, synchronize
+from dzrobot.training.bench.measuring import synchronize, timed
 
 TINY = NetworkConfig(
     dit=DiTConfig(
@@ -126,6 +127,18 @@ class TimedNetwork:
         rows = torch.randn(batch, config.text_len, config.text_dim, generator=generator)
         rows[:, WORDS:] = 0
         return rows.to(self.device, self.model.model.dtype)
+
+
+def in_turns(
+    runs: Sequence[Callable[[], object]], repeats: int, device: torch.device
+) -> list[float]:
+    """Return the median seconds of each run; all take turns, so that company hits them alike."""
+    found: list[list[float]] = [[] for _ in runs]
+    for _ in range(repeats):
+        for run, seconds in zip(runs, found, strict=True):
+            with timed(seconds, device):
+                run()
+    return [statistics.median(seconds) for seconds in found]
 
 
 def chunk_lines(bench: TimedNetwork, sessions: int) -> None:

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from dzrobot import __version__
 from dzrobot.documents import shorten
-from dzrobot.errors import DzrobotError, StoppedError, suggest
+from dzrobot.errors import DzrobotError, StoppedError, printable, suggest
 from dzrobot.importing import current_folder_importable
 from dzrobot.process import Terminated, is_first_to_report
 
@@ -74,6 +74,9 @@ TERMINATED = 143
 
 FAULT = 2
 """Exit code of an error that is the user's to fix."""
+
+_LONGEST_LINE = 4000
+"""Characters; a message may list many names in one line."""
 
 STOPPED = 3
 """Exit code of a run that ended because the arm was stopped."""
@@ -146,8 +149,9 @@ def _report(message: str) -> None:
     """Print ``message`` to stderr; of the processes that torchrun started, one does."""
     if not is_first_to_report(message):
         return
+    lines = [printable(line, _LONGEST_LINE) for line in message.split("\n")]
     try:
-        print(message, file=sys.stderr, flush=True)
+        print("\n".join(lines), file=sys.stderr, flush=True)
     except OSError:
         # The terminal was closed; what is left to be written goes nowhere, and is no other error.
         for stream in (sys.stdout, sys.stderr):

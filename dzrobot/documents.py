@@ -5,6 +5,7 @@ error that names the file, the field, what was given and what is allowed.
 """
 
 import json
+import math
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from dzrobot.errors import DzrobotError
+from dzrobot.errors import DzrobotError, printable
 
 T = TypeVar("T")
 
@@ -51,16 +52,27 @@ def read_json_lines(
     error_class: type[DzrobotError],
     *,
     limit: int | None = None,
-    largest: int = 16 * LARGEST,
+    appended: bool = False,
 ) -> Iterator[T]:
     """Yield the first ``limit`` lines of ``path``, each as a ``model``; blank lines are skipped.
+
+    Args:
+        path: The file.
+        model: As :func:`read_json` takes it.
+        error_class: What to raise.
+        limit: Lines that are read at most. None: all.
+        appended: Whether lines are added to the file one by one: a last one that a kill cut short
+            is left out.
 
     Raises:
         DzrobotError: as :func:`read_json`; the line's number is named.
     """
-    content = read_bytes(path, error_class, largest=largest)
+    content = read_bytes(path, error_class, largest=16 * LARGEST)
+    lines = content.split(b"\n")
+    if appended and not _is_json(lines[-1]):
+        lines.pop()
     count = 0
-    for number, line in enumerate(content.split(b"\n"), start=1):
+    for number, line in enumerate(lines, start=1):
         if count == limit:
             return
         if line.strip():
@@ -138,13 +150,31 @@ def _loads(content: bytes, where: str, error_class: type[DzrobotError]) -> Any:
     if (depth := _depth(content)) > DEEPEST:
         raise error_class(f"{where} is nested {depth} levels deep; allowed are {DEEPEST}")
 
-    def no_number(name: str) -> NoReturn:
-        raise ValueError(f"{name} is no number of JSON")
-
     try:
-        return json.loads(content.decode("utf-8-sig"), parse_constant=no_number)
+        return json.loads(
+            content.decode("utf-8-sig"), parse_constant=_no_number, parse_float=_finite
+        )
     except ValueError as error:
         raise error_class(f"{where} is no JSON: {error}") from error
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(digits: str) -> float:
+    """Return a number; one beyond a float's range could be read, but not written again."""
+    if math.isinf(number := float(digits)):
+        raise ValueError(f"{shorten(digits)} does not fit into a number")
+    return number
+
+
+def _is_json(content: bytes) -> bool:
+    try:
+        _loads(content, "", DzrobotError)
+    except DzrobotError:
+        return False
+    return True
 
 
 def _depth(content: bytes) -> int:
@@ -158,7 +188,7 @@ def _depth(content: bytes) -> int:
 
 
 def _fault(fault: Any) -> str:
-    place = ".".join(map(str, fault["loc"]))
+    place = printable(".".join(map(str, fault["loc"])))
     given, message = fault["input"], fault["msg"]
     match fault["type"]:
         case "missing":

@@ -7,7 +7,8 @@ prints the message alone and exits with code 2.
 import difflib
 import errno
 import traceback
-from collections.abc import Iterable, Mapping
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
@@ -29,6 +30,10 @@ class ConfigError(DzrobotError):
 
 class ModalityError(DzrobotError):
     """An observation, window or chunk that does not fit the embodiment."""
+
+
+class InvalidActionError(ModalityError):
+    """An action that no robot can carry out: another shape, or a number that is not finite."""
 
 
 class StatisticsError(DzrobotError):
@@ -83,12 +88,16 @@ class MissingDependencyError(DzrobotError, ImportError):
     """An optional package that the asked-for feature needs; names the extra to install."""
 
 
+_MOST = 30
+"""Known names that an error lists."""
+
+
 def find(table: Mapping[str, T], kind: str, name: str) -> T:
     """Return ``table[name]``; otherwise raise :class:`UnknownNameError` with the nearest name."""
     if name in table:
         return table[name]
     raise UnknownNameError(
-        f"unknown {kind} {name!r}.{suggest(name, table)} Known: {', '.join(sorted(table))}."
+        f"unknown {kind} {name!r}.{suggest(name, table)} Known: {preview(table, _MOST)}."
     )
 
 
@@ -100,9 +109,26 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 def preview(names: Iterable[object], limit: int = 4) -> str:
     """Return the first names in order, and how many more there are."""
-    ordered = sorted(map(str, names))
+    ordered = sorted(printable(str(name), 200) for name in names)
     shown = ", ".join(ordered[:limit]) or "none"
     return shown if len(ordered) <= limit else f"{shown} and {len(ordered) - limit} more"
+
+
+def printable(text: str, limit: int = 400) -> str:
+    """Return ``text`` as one line of about ``limit`` characters at most, for a terminal.
+
+    Control characters are escaped: text from outside must not move the cursor or set colors.
+    """
+    cut = text if len(text) <= limit else f"{text[: limit - 3]}..."
+    if cut.isprintable():
+        return cut
+    return "".join(_escaped(letter) for letter in cut)
+
+
+def _escaped(letter: str) -> str:
+    kind = unicodedata.category(letter)
+    control = kind.startswith("C") or kind in ("Zl", "Zp")
+    return letter.encode("unicode_escape").decode("ascii") if control else letter
 
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
@@ -119,11 +145,22 @@ class EpisodeError:
     """Whether the disk is the cause, not the episode."""
 
 
-class ErrorCapture:
-    """Keeps what foreign code raises in its block: simulators and policies may raise anything."""
+def ends_the_run(error: Exception) -> bool:
+    """Return whether the arm was stopped, or another program drives it."""
+    return isinstance(error, StoppedError | ArmBusyError)
 
-    def __init__(self) -> None:
+
+class ErrorCapture:
+    """Keeps what foreign code raises in its block: simulators and policies may raise anything.
+
+    Args:
+        passes: Errors that are raised all the same. A stop, or an arm that another program drives,
+            is no accident of one episode: it ends the run.
+    """
+
+    def __init__(self, passes: Callable[[Exception], bool] = ends_the_run) -> None:
         self.failure: EpisodeError | None = None
+        self._passes = passes
 
     def __enter__(self) -> Self:
         return self
@@ -134,8 +171,7 @@ class ErrorCapture:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        # A stop, or an arm that another program drives, is no accident of one episode.
-        if not isinstance(error, Exception) or isinstance(error, StoppedError | ArmBusyError):
+        if not isinstance(error, Exception) or self._passes(error):
             return False
         text = str(error) if isinstance(error, DzrobotError) else f"{type(error).__name__}: {error}"
         no_room = isinstance(error, OSError) and error.errno in _NO_ROOM

@@ -3,17 +3,20 @@
 import errno
 import fcntl
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dzrobot.errors import DzrobotError
 
 TEMPORARY = ".partial"
 """Ends the name of what is still being written. A killed writer leaves such a file or folder."""
+
+_log = logging.getLogger(__name__)
 
 _MAKE_ROOM = "make room, then run the same command again"
 _ADVICE = {
@@ -101,27 +104,64 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
 
+def open_to_append(path: Path) -> TextIO:
+    """Open ``path`` for lines to be added, each written as it ends; a link there is refused."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o644), "a", buffering=1, encoding="utf-8")
+
+
 def append_line(path: Path, line: str) -> None:
-    """Add ``line`` to ``path``; when this returns, it is on the disk.
+    """Add ``line`` to ``path``; when this returns, it is on the disk. A link there is refused.
 
     A kill in the middle leaves a last line without its break: see :func:`whole_lines`.
     """
-    with path.open("ab") as file:
-        file.write(line.encode("utf-8") + b"\n")
+    with open_to_append(path) as file:
+        file.write(f"{line}\n")
         file.flush()
         os.fsync(file.fileno())
+        if file.tell() <= len(line) + 1:
+            flush(path.parent)
+
+
+def append_json_line(path: Path, row: Mapping[str, Any]) -> None:
+    """Add ``row`` to ``path`` as a line of JSON; see :func:`append_line`.
+
+    Raises:
+        ValueError: it holds a NaN or an infinity, which JSON does not have.
+    """
+    append_line(path, json.dumps(row, allow_nan=False))
 
 
 def whole_lines(path: Path) -> list[bytes]:
     """Return the lines of ``path``, without a last one that a kill left incomplete.
 
-    The file is cut back to what is returned, so that the next line starts where a line starts.
+    The file is cut back to what is returned, so that the next line starts where a line starts. Who
+    only reads uses :func:`dzrobot.documents.read_json_lines`, which changes nothing.
     """
     content = path.read_bytes() if path.exists() else b""
     whole = content[: content.rfind(b"\n") + 1]
     if whole != content:
         os.truncate(path, len(whole))
     return whole.splitlines()
+
+
+def is_inside(folder: Path, path: Path) -> bool:
+    """Return whether ``path`` is a file below ``folder``, also where links have been followed."""
+    return path.is_file() and path.resolve().is_relative_to(folder.resolve())
+
+
+def make_folders(root: Path, place: Path | str) -> Path:
+    """Make ``root / place`` and return it; links in the place of folders below ``root`` go."""
+    for folder in reversed([*Path(place).parents][:-1]):
+        _replace_link(root / folder)
+    return _replace_link(root / place)
+
+
+def _replace_link(folder: Path) -> Path:
+    if folder.is_symlink():
+        folder.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def move(source: Path, target: Path) -> None:
@@ -166,6 +206,41 @@ def locked(path: Path, refusal: DzrobotError) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def one_at_a_time(path: Path, what: str) -> Iterator[None]:
+    """Hold the lock file ``path``; while another process of this machine does, say so and wait.
+
+    Args:
+        path: The lock file; made if it is not there, and removed at the end.
+        what: What the other process is doing, for the message.
+    """
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _log.warning("another process is %s: waiting for it", what)
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if not _is_open_as(handle, path):
+                continue
+            try:
+                yield
+            finally:
+                # While it is held: whoever waits for this file sees that it has gone.
+                path.unlink(missing_ok=True)
+            return
+        finally:
+            os.close(handle)
+
+
+def _is_open_as(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

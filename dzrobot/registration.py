@@ -27,15 +27,20 @@ class Suite:
     """``module:function`` that takes the suite's name and returns which of its files are the
     official ones; None: it has no files."""
 
+    describe: str | None = None
+    """``module:function`` that takes the suite's name and the tasks that are to be run, and returns
+    what a card says of them beyond; it raises where one of them cannot be run. None: nothing."""
 
-def _libero(name: str, tasks: int, max_steps: int) -> Suite:
+
+def _libero(name: str, tasks: int, max_steps: int, init_states: int = 50) -> Suite:
     return Suite(
         name=f"libero_{name}",
         env=f"dzrobot/libero_{name}-v0",
         tasks=tasks,
-        init_states=50,
+        init_states=init_states,
         max_steps=max_steps,
         assets="dzrobot.envs.libero.assets:report",
+        describe="dzrobot.envs.libero.listing:describe",
     )
 
 
@@ -48,6 +53,46 @@ LIBERO_SUITES = (
 )
 """With the step limits of the standard protocol."""
 
+_STEPS = {suite.name.removeprefix("libero_"): suite.max_steps for suite in LIBERO_SUITES}
+_WITH_50_STARTS = {
+    "mug": ("spatial", "object", "goal", "10"),
+    "red_stick": ("spatial", "object", "goal", "10"),
+    "yellow_book": ("spatial", "object", "goal"),
+    "blue_stick": ("object",),
+    "red_box": ("object",),
+    "trigger": ("object",),
+    "trigger_new": ("object",),
+}
+_WITH_10_STARTS = {
+    "blue_stick": ("spatial", "goal", "10"),
+    "diffpos_stick": ("spatial", "object", "goal", "10"),
+    "green_mug": ("spatial", "goal"),
+    "milk": ("spatial", "goal", "10"),
+    "red_box": ("spatial", "goal", "10"),
+    "rotated_stick": ("goal",),
+}
+
+PRO_SUITES = (
+    *(
+        _libero(f"{base}_{axis}", 10, _STEPS[base])
+        for base in ("spatial", "object", "goal", "10")
+        for axis in ("swap", "object", "lan", "task")
+    ),
+    *(
+        _libero(f"{base}_with_{thing}", 10, _STEPS[base], starts)
+        for starts, things in ((50, _WITH_50_STARTS), (10, _WITH_10_STARTS))
+        for thing, bases in things.items()
+        for base in bases
+    ),
+)
+"""Of LIBERO-PRO, with the step limits of the suites that they are made from."""
+
+PLUS_SUITES = tuple(
+    _libero(f"plus_{base}", tasks, _STEPS[base], 1)
+    for base, tasks in (("spatial", 2402), ("object", 2518), ("goal", 2591), ("10", 2519))
+)
+"""Of LIBERO-Plus, whose tasks are run once each."""
+
 SUITES: dict[str, Suite] = {}
 """What ``dzrobot eval --suite`` knows, by name."""
 
@@ -59,7 +104,7 @@ def register_suite(suite: Suite) -> None:
 
 def register_envs() -> None:
     """Register every environment of this package; registering twice is harmless."""
-    for suite in LIBERO_SUITES:
+    for suite in (*LIBERO_SUITES, *PRO_SUITES, *PLUS_SUITES):
         register_suite(suite)
         _register(suite.env, _LIBERO, suite.max_steps, {"suite": suite.name})
     _register("dzrobot/lift-v0", "dzrobot.envs.libero.lift:LiftEnv", 150, {})

@@ -321,6 +321,11 @@ class Driver(Protocol):
         """Do what is due and return the seconds until the next is."""
         ...
 
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What its library raises. Any other error is a bug: it ends the process."""
+        ...
+
     def translate(self, error: Exception) -> DzrobotError:
         """Return an error of the library as one of this package."""
         ...
@@ -369,7 +374,7 @@ def _answer(driver: Driver, method: str, words: tuple[Any, ...]) -> Any:
         return getattr(driver, method)(*words)
     except DzrobotError as error:
         found = error
-    except Exception as error:  # noqa: BLE001 (whatever a library raises is the parent's to read)
+    except driver.errors as error:
         found = driver.translate(error)
     # Frames hold the driver's objects, and causes need not be picklable.
     found.__traceback__ = found.__cause__ = found.__context__ = None

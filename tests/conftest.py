@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dzrobot.envs.libero.assets import VARIABLE, assets_folder, manifest, verify
+from dzrobot.envs.libero.task_packages import TaskPackage
 from dzrobot.envs.mujoco.simulator import point_caches_home
 from dzrobot.errors import SimulatorError
 from dzrobot.process import end_with_parent
@@ -50,6 +51,12 @@ def skip_or_fail(kind: str, reason: str) -> None:
     if kind in os.environ.get("DZROBOT_REQUIRE", "").split(","):
         pytest.fail(f"{reason} (DZROBOT_REQUIRE asks for {kind})")
     pytest.skip(reason)
+
+
+def need_tasks(package: TaskPackage) -> None:
+    """Skip or fail without the wheel of LIBERO-PRO or LIBERO-Plus."""
+    if not package.wheel.is_file():
+        skip_or_fail("pro", f"no {package.wheel}: run `dzrobot libero setup {package.flag}`")
 
 
 @pytest.fixture(scope="session")

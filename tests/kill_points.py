@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 Mode = Literal["kill", "torn", "full"]
-"""``kill``: SIGKILL before the operation. ``torn``: the same, after half of what the file held is
-cut off. ``full``: this operation and all later ones that need room fail as on a full disk."""
+"""``kill``: SIGKILL before the operation. ``torn``: the same, after half of what was written since
+the file was opened is cut off. ``full``: this operation and all later ones that need room fail as
+on a full disk."""
 
 _ONE_PATH = ("unlink", "remove", "mkdir", "rmdir", "truncate")
 _TWO_PATHS = ("rename", "replace", "link", "symlink")
@@ -59,14 +60,18 @@ def stop(job: Callable[[], object], folder: Path, at: int, mode: Mode = "kill") 
     return _child(job, _Stopper(folder, at, mode, None))
 
 
-def spread(count: int, points: int) -> list[int]:
+def spread(count: int, points: int, turn: int = 0, turns: int = 1) -> list[int]:
     """Return ``points`` numbers below ``count``, evenly apart, the first and the last among them.
 
+    Tests that take ``turns`` share that many times the points: each has every ``turns``-th one.
     ``KILL_POINTS=all`` in the environment asks for every one.
     """
-    if os.environ.get("KILL_POINTS") == "all" or count <= points:
+    points *= turns
+    if os.environ.get("KILL_POINTS") == "all":
         return list(range(count))
-    return [round(i * (count - 1) / (points - 1)) for i in range(points)]
+    if count <= points:
+        return list(range(count))[turn::turns]
+    return [round(i * (count - 1) / (points - 1)) for i in range(points)][turn::turns]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -83,6 +88,9 @@ class _Stopper:
         self._at = at
         self._mode = mode
         self._count = 0
+        self._kept: dict[str, int] = {}
+        """Bytes of files when they were opened to append."""
+
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if log else None
 
     def install(self) -> None:
@@ -97,7 +105,7 @@ class _Stopper:
             os, "open", lambda a, k: self._inside(a[0], k.get("dir_fd")) if _writes(*a) else None
         )
         for module in (builtins, io):
-            self._watch(module, "open", lambda a, k: self._inside(a[0]) if _creates(a, k) else None)
+            self._watch(module, "open", lambda a, k: self._opened(a, k) if _creates(a, k) else None)
 
     def _watch(
         self, module: Any, name: str, path_of: Callable[[tuple[Any, ...], Any], str | None]
@@ -111,6 +119,13 @@ class _Stopper:
             return original(*args, **kwargs)
 
         setattr(module, name, watched)
+
+    def _opened(self, args: tuple[Any, ...], kwargs: Any) -> str | None:
+        path = self._inside(args[0])
+        if path is not None:
+            appends = "a" in (args[1] if len(args) > 1 else kwargs.get("mode", "r"))
+            self._kept[path] = Path(path).stat().st_size if appends and Path(path).exists() else 0
+        return path
 
     def _inside(self, path: Any, dir_fd: int | None = None) -> str | None:
         if isinstance(path, int) or path is None:
@@ -132,7 +147,8 @@ class _Stopper:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
             return
         if self._mode == "torn" and Path(path).is_file() and name in ("fsync", "write"):
-            _truncate(path, Path(path).stat().st_size // 2)
+            kept = self._kept.get(path, 0)
+            _truncate(path, kept + (Path(path).stat().st_size - kept) // 2)
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -9,7 +9,9 @@ from dzrobot.errors import DatasetError
 from dzrobot.files import (
     append_line,
     explained,
+    is_inside,
     locked,
+    make_folders,
     replacing,
     whole_lines,
     write_json,
@@ -43,6 +45,26 @@ def test_an_incomplete_last_line_is_dropped(tmp_path):
     assert whole_lines(path) == [b"one"]
     append_line(path, "two")
     assert whole_lines(path) == [b"one", b"two"]
+
+
+def test_links_are_replaced_or_refused_and_never_followed(tmp_path):
+    victim, folder = tmp_path / "victim", tmp_path / "own"
+    victim.mkdir()
+    (victim / "file").write_text("mine")
+    folder.mkdir()
+    (folder / "lines").symlink_to(victim / "file")
+    with pytest.raises(OSError, match="symbolic links"):
+        append_line(folder / "lines", "one")
+    (folder / "media").symlink_to(victim)
+    made = make_folders(folder, "media/a")
+    (made / "file").write_text("new")
+    assert not (folder / "media").is_symlink()
+    assert [path.name for path in victim.rglob("*")] == ["file"]
+    assert (victim / "file").read_text() == "mine"
+    assert is_inside(folder, made / "file")
+    (made / "other").symlink_to(victim / "file")
+    for outside in (made / "other", folder / "../victim/file", victim / "file", folder / "none"):
+        assert not is_inside(folder, outside)
 
 
 def _try(path, answers):

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from dzrobot.configuration import FrozenConfig
+from dzrobot.embodiments.spec import ActionAnchor
 from dzrobot.embodiments.timing import frame_grid
 from dzrobot.errors import UnknownNameError
 
@@ -172,6 +173,10 @@ class DataConfig(FrozenConfig):
     """Which episodes are used: ``successes`` are those that ``meta/recording_facts.jsonl`` does not
     mark as failures; ``all`` takes failures too; ``interventions`` takes the successes in which a
     person took over from a policy."""
+
+    action_anchor: ActionAnchor | None = None
+    """What an arm's Cartesian steps were measured from, where the recordings do not say it; the
+    passport records it. null: what they say, else the embodiment's."""
 
     sampling_mode: Literal["aligned", "multi_anchor"] | None = None
     """``aligned``: frames cover their actions evenly; ``multi_anchor``: the published walk around a

@@ -7,6 +7,7 @@ import threading
 import time
 
 from dzrobot.commands.options import flags
+from dzrobot.envs.emulators.kinematics import ARMS
 from dzrobot.envs.emulators.launcher import LARGEST_DOMAIN, EmulatorLauncher, LauncherAddress
 from dzrobot.envs.emulators.scenes import EMPTY, LIFT
 from dzrobot.envs.emulators.views import SERIALS
@@ -33,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "an object of LIBERO, such as alphabet_soup",
     )
     parser.add_argument(
+        "--arm", choices=sorted(ARMS), default="fr3", help="kind of arm (default: fr3)"
+    )
+    parser.add_argument(
         "--rate", type=flags.number(0.001, 1000), default=1.0, help="robot seconds per wall second"
     )
 
@@ -44,7 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     stopped = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: stopped.set())
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    launcher = EmulatorLauncher(address, serials, arguments.rate, scene=arguments.scene)
+    launcher = EmulatorLauncher(
+        address, serials, arguments.rate, scene=arguments.scene, arm=arguments.arm
+    )
     with launcher as emulators:
         print(f"robot and gripper at {address.host} (robot server 10, gripper server 3)")
         if serials:

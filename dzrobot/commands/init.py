@@ -3,7 +3,7 @@
 import argparse
 
 from dzrobot.commands.options import flags
-from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.commands.options.sampling import add_sampling, sampled_robot
 from dzrobot.training.tiny.autoencoder import AutoencoderPlan
 from dzrobot.training.tiny.init import write_fitted_checkpoint
 
@@ -43,20 +43,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="processes that read",
     )
+    add_sampling(parser.add_argument_group("how a run will cut samples, as in `dzrobot stats`"))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit the autoencoder and write the checkpoint."""
+    datasets = [str(path) for path in arguments.dataset]
+    robot, _, data = sampled_robot(arguments, arguments.embodiment, datasets)
     plan = AutoencoderPlan(
         steps=arguments.steps,
         batch=arguments.batch,
         decoder_steps=arguments.decoder_steps,
         seed=arguments.seed,
         num_workers=arguments.workers,
+        episodes=data.episodes,
     )
     recipe = write_fitted_checkpoint(
         arguments.output,
-        load_embodiment(arguments.embodiment),
+        robot,
         arguments.dataset,
         arguments.metadata,
         plan,

@@ -12,6 +12,7 @@ from dzrobot.envs.franka.cameras.realsense import list_cameras
 from dzrobot.envs.franka.cameras.uvc import list_uvc
 from dzrobot.envs.franka.emulated import EmulatedWorkcell
 from dzrobot.envs.franka.make import connectable, load_workcell, located
+from dzrobot.envs.franka.motion.reach import unreachable_part
 from dzrobot.envs.franka.teaching import assign, teach, workcell_text
 from dzrobot.envs.franka.workcells import Arm
 from dzrobot.errors import ConfigError, RobotError
@@ -44,6 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="franka_pnp",
         help="what the arm is to a policy: a tag, or module:NAME (default: franka_pnp)",
     )
+    parser.add_argument(
+        "--gripper",
+        choices=("franka", "robotiq", "none"),
+        default="franka",
+        help="the Franka Hand, a Robotiq 2F-85, or no hand (default: franka)",
+    )
+    parser.add_argument(
+        "--gripper-device",
+        type=flags.text,
+        help="serial port of a Robotiq, such as /dev/serial/by-id/usb-FTDI_...",
+    )
     parser.add_argument("--task", type=flags.text, help="the instruction (default: asked for)")
 
 
@@ -54,7 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{file}: a workcell file ends in .yaml")
     if file.exists():
         raise ConfigError(f"{file} exists: edit it, or name another")
-    given = {"address": arguments.address, "embodiment": arguments.embodiment}
+    given = {
+        "address": arguments.address,
+        "embodiment": arguments.embodiment,
+        "gripper": {"kind": arguments.gripper, "device": arguments.gripper_device or ""},
+    }
     described = load_workcell(None, given)
     workcell, config = located(None, described)
     env = connectable(workcell, config)
@@ -65,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         env.arm.connect()
         ask = _Practice(workcell, env.arm) if isinstance(workcell, EmulatedWorkcell) else _ask
         taught = teach(env.arm, ask)
+        hand = env.arm.state().flange_to_ee
         cameras = assign(found, env.embodiment.video_keys, _ask)
         task = arguments.task or _ask("The task, as the policy reads it: ").strip()
         firmware = _ask("System image of the arm, as Desk shows it (Enter: unknown): ").strip()
@@ -74,7 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     text = workcell_text(described, cameras, taught, task=task or described.task, firmware=firmware)
     with explained(f"write {file}", ConfigError):
         write_text(file, text)
-    load_workcell(str(file))
+    if (beyond := unreachable_part(load_workcell(str(file)), hand)) is not None:
+        print(f"note: {beyond}")
     print(f"wrote {file}; look it over, then: dzrobot doctor franka --config {file}")
     return 0
 

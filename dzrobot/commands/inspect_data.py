@@ -5,12 +5,11 @@ import argparse
 import numpy as np
 
 from dzrobot.commands.options import flags
-from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.commands.options.sampling import add_sampling, sampled_robot
 from dzrobot.errors import DatasetError
 from dzrobot.progress import progress_bar
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 from dzrobot.training.data.verify import first_frames, idle_episodes, unreadable, video_faults
-from dzrobot.training.sft_config import EPISODE_CHOICES
 
 SUMMARY = "show which columns feed an embodiment, count windows, find damaged files"
 
@@ -29,19 +28,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="built-in tag, or module:NAME of your own",
     )
     parser.add_argument("--decoder", type=flags.text, default="pyav", help="pyav or torchcodec")
-    parser.add_argument(
-        "--episodes", choices=EPISODE_CHOICES, default="successes", help="which are used"
-    )
+    add_sampling(parser.add_argument_group("how a run will cut samples"))
     parser.add_argument("--quick", action="store_true", help="do not open every video")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Report; the exit code is 1 if anything is wrong."""
-    embodiment = load_embodiment(arguments.embodiment)
-    options = ReaderOptions(decoder=arguments.decoder, damaged="count", episodes=arguments.episodes)
+    """Report; the exit code is 1 if anything is wrong, as where training would refuse."""
+    embodiment, _, data = sampled_robot(arguments, arguments.embodiment, [arguments.path])
+    options = ReaderOptions(
+        decoder=arguments.decoder, damaged="count", empty="count", episodes=data.episodes
+    )
     with progress_bar("reading columns") as advance:
         reader = DatasetReader(arguments.path, embodiment, options, progress=advance)
     print(reader.report())
+    timing = embodiment.timing
+    print(
+        f"  a sample of {timing.blocks} blocks of {timing.action_horizon} actions needs "
+        f"{timing.rows_needed} rows of an episode"
+    )
     faults = [*_first_window(reader), *unreadable(reader), *idle_episodes(reader)]
     if not arguments.quick:
         with progress_bar("checking files") as advance:
@@ -56,6 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _first_window(reader: DatasetReader) -> list[str]:
     """Print the first window; return what looks wrong."""
+    try:
+        reader.require_windows()
+    except DatasetError as error:
+        return [str(error)]
     window = reader.vectors(0)
     for key, value in window.items():
         shown = repr(value) if isinstance(value, str) else _range(value)

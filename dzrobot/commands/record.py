@@ -13,10 +13,12 @@ from dzrobot.commands.options.arm import (
     add_attention,
     add_teleop_settings,
     add_workcell,
+    check_full_speed,
     read_operator,
     workcell_arguments,
 )
 from dzrobot.diagnostics.recorded import load_recording
+from dzrobot.embodiments.action_conventions import check_conventions
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
 from dzrobot.envs.teleop.devices import DEVICES, load_device
@@ -44,13 +46,21 @@ from dzrobot.rollout.demonstrations.record import (
 from dzrobot.rollout.demonstrations.tally import RecordingGoal, Tally, record_session
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
-    check_conventions,
+    anchored,
+    at_full_speed,
+    facts_of,
     look_at,
     made_environment,
     needed_robot,
 )
 from dzrobot.rollout.episode import Actor, PolicyActor
-from dzrobot.rollout.policy_spec import PolicySpec, load_factory, load_policy, resolve_policy
+from dzrobot.rollout.policy_spec import (
+    PolicySpec,
+    ResolvedPolicy,
+    load_factory,
+    load_policy,
+    resolve_policy,
+)
 
 INSTEAD = {"--only-success": "failures are left out unless --keep-failures is given"}
 
@@ -139,13 +149,18 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--teleop-arg is a setting of a device: name the device by --teleop")
     facts = look_at(arguments.env, None, given)
     needed_robot(arguments.env, facts)
+    check_full_speed(arguments, facts, by_person=_is_steered(arguments))
+    given = at_full_speed(given, facts)
+    found = _found_policy(arguments, facts)
+    if found is not None:
+        given = {**anchored(arguments.env, found.robot), **given}
     env = made_environment(arguments.env, {"max_episode_steps": arguments.max_steps, **given})
-    if arguments.policy:
-        _check_policy(arguments, env, facts)
+    if found is not None and found.spec.looks:
+        check_conventions(needed_robot(arguments.env, facts_of(env)), found.robot)
     if arguments.noise:
         _check_noise(arguments, facts)
         env = NoisyActions(env, arguments.noise)
-    actor = _actor(arguments, env, facts)
+    actor = _actor(arguments, env, facts, found)
     operator = read_operator(arguments)
     log = operator.log or arguments.output.with_name(f"{arguments.output.name}.operator.jsonl")
     with (
@@ -189,16 +204,17 @@ def _check_source(arguments: argparse.Namespace) -> None:
         )
 
 
-def _check_policy(
-    arguments: argparse.Namespace, env: gym.Env[Any, Any], facts: EnvironmentFacts
-) -> None:
-    if PolicySpec(name=arguments.policy).looks and facts.robot is not None:
-        check_conventions(env, facts.robot)
-    if facts.is_real and not arguments.full_speed:
-        raise ConfigError(
-            "what a policy does is recorded at full speed: try it with `dzrobot eval` first, which "
-            "is slow, then say --full-speed"
-        )
+def _is_steered(arguments: argparse.Namespace) -> bool:
+    """Return whether a person alone drives."""
+    return not (arguments.policy or arguments.call or arguments.replay)
+
+
+def _found_policy(arguments: argparse.Namespace, facts: EnvironmentFacts) -> ResolvedPolicy | None:
+    """Return the policy that acts, not yet loaded; None: none does."""
+    if not arguments.policy:
+        return None
+    wanted = PolicySpec(name=arguments.policy, device=arguments.device)
+    return resolve_policy(wanted, facts.robot, exact=facts.moves_an_arm)
 
 
 def _check_noise(arguments: argparse.Namespace, facts: EnvironmentFacts) -> None:
@@ -276,7 +292,7 @@ def _sample(arguments: argparse.Namespace, robot: Embodiment) -> tuple[Timing, s
     if arguments.recipe is None:
         return robot.timing, robot.tag
     # Recording needs nothing of training otherwise.
-    from dzrobot.commands.options.recipe import recipe_sections, robot_of_run
+    from dzrobot.training.recipes.read import recipe_sections, robot_of_run
 
     sections = recipe_sections(arguments.recipe)
     planned, _, _ = robot_of_run(robot.tag, [str(arguments.output)], sections)
@@ -309,7 +325,12 @@ def _warnings(done: RecordedEpisode, hz: float, sample: tuple[Timing, str]) -> I
     yield from done.warnings
 
 
-def _actor(arguments: argparse.Namespace, env: gym.Env[Any, Any], facts: EnvironmentFacts) -> Actor:
+def _actor(
+    arguments: argparse.Namespace,
+    env: gym.Env[Any, Any],
+    facts: EnvironmentFacts,
+    found: ResolvedPolicy | None,
+) -> Actor:
     own = needed_robot(arguments.env, facts)
     if arguments.keyboard:
         if own.action_dim != KEYBOARD_NUMBERS:
@@ -336,10 +357,10 @@ def _actor(arguments: argparse.Namespace, env: gym.Env[Any, Any], facts: Environ
         if not is_reference(arguments.call):
             raise ConfigError(f"--call {arguments.call!r}: write MODULE:FUNCTION")
         return CallableActor(load_reference(arguments.call, "--call", Callable))
-    wanted = PolicySpec(name=arguments.policy, device=arguments.device)
-    policy = load_policy(resolve_policy(wanted, facts.robot, exact=facts.moves_an_arm)).policy
+    assert found is not None, "nothing else acts"
+    policy = load_policy(found).policy
     if policy is None:
-        assert wanted.in_worker is not None, "it lives beside its environment"
-        policy = load_factory(wanted.in_worker)(env)
+        assert found.spec.in_worker is not None, "it lives beside its environment"
+        policy = load_factory(found.spec.in_worker)(env)
     acting = PolicyActor(policy=policy)
     return acting if person is None else WatchedPolicy(acting, person)

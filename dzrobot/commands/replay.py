@@ -11,6 +11,7 @@ from dzrobot.commands.options import flags
 from dzrobot.commands.options.arm import (
     add_attention,
     add_workcell,
+    check_full_speed,
     read_operator,
     workcell_arguments,
 )
@@ -19,7 +20,7 @@ from dzrobot.embodiments.spec import Part
 from dzrobot.errors import StoppedError
 from dzrobot.rollout.arm.attended import attended
 from dzrobot.rollout.demonstrations.record import replay
-from dzrobot.rollout.environment import look_at, made_environment, needed_robot
+from dzrobot.rollout.environment import at_full_speed, look_at, made_environment, needed_robot
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,8 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
     given = workcell_arguments(arguments)
     facts = look_at(arguments.env, None, given)
     robot = needed_robot(arguments.env, facts)
+    check_full_speed(arguments, facts)
     recording = load_recording(arguments.dataset, arguments.episode, robot, facts)
     steps = len(recording.actions)
+    given = at_full_speed(given, facts)
     env = made_environment(arguments.env, {"max_episode_steps": steps + 1, **given})
     operator = replace(read_operator(arguments), title="dzrobot replay")
     with attended(operator) as people, closing(env):

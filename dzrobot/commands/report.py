@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 
 from dzrobot.commands.options import flags
+from dzrobot.errors import ProtocolError
+from dzrobot.files import explained, make_folders
 from dzrobot.progress import progress_bar
 from dzrobot.rollout.pages.content import LETTERS
 from dzrobot.rollout.pages.recordings import write_recordings
@@ -42,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the page, and say where."""
     folders = [arguments.results, *([arguments.other] if arguments.other else [])]
-    output: Path = arguments.output or arguments.results / "report"
+    output: Path = arguments.output or _own_folder(arguments.results)
     if arguments.rerun:
         return _write_recordings(folders, output / RERUN_FOLDER)
     with progress_bar("episodes") as show:
@@ -50,6 +52,12 @@ def run(arguments: argparse.Namespace) -> int:
     size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, {size / 1e6:.1f} MB with its media")
     return 0
+
+
+def _own_folder(results: Path) -> Path:
+    # Results may come from a stranger: a link in the place of the folder leads elsewhere.
+    with explained(f"write a report into {results}", ProtocolError):
+        return make_folders(results, "report")
 
 
 def _write_recordings(folders: list[Path], output: Path) -> int:

@@ -13,7 +13,6 @@ from dzrobot.errors import ConfigError
 from dzrobot.policies.base import PlanningPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.serving.connection import read_key
-from dzrobot.policies.serving.dialects import LARGEST_MESSAGE
 from dzrobot.policies.serving.endpoint import ServeOptions
 from dzrobot.policies.serving.recorder import Recorder
 from dzrobot.policies.serving.server import PolicyServer
@@ -141,8 +140,8 @@ def _limits(group: Any) -> None:
         help="clients at a time",
     )  # fmt: skip
     group.add_argument(
-        "--max-message-mib", type=flags.whole(1, 1024), default=LARGEST_MESSAGE // _MEBIBYTE,
-        help="largest message, MiB",
+        "--max-message-mib", type=flags.whole(1, 1024), metavar="MIB",
+        help="largest message (default: what the robot's largest request takes, 16 to 64)",
     )  # fmt: skip
     group.add_argument(
         "--max-batch", type=flags.whole(1, 256), default=_DEFAULT.max_batch,
@@ -179,7 +178,7 @@ def _options(arguments: argparse.Namespace) -> ServeOptions:
         private_key=arguments.key,
         max_sessions=arguments.max_sessions,
         max_connections=arguments.max_connections,
-        max_message=arguments.max_message_mib * _MEBIBYTE,
+        max_message=_MEBIBYTE * (arguments.max_message_mib or 0) or None,
         max_batch=arguments.max_batch,
         window_s=arguments.batch_window_ms / 1000,
         idle_s=arguments.idle_s,

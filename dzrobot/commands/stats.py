@@ -5,17 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.recipe import recipe_sections, robot_of_run
+from dzrobot.commands.options.sampling import add_sampling, sampled_robot
 from dzrobot.documents import read_json
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.embodiments.timing import FRAME_GRIDS
 from dzrobot.errors import ConfigError, StatisticsError
 from dzrobot.files import explained, write_json
 from dzrobot.progress import progress_bar
 from dzrobot.training.data.column_mapping import described_robot
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 from dzrobot.training.data.normalization import measure, merge
-from dzrobot.training.sft_config import EPISODE_CHOICES, EpisodeChoice
+from dzrobot.training.sft_config import EpisodeChoice
 
 SUMMARY = "measure normalization statistics of LeRobot datasets"
 
@@ -41,9 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", "--output-metadata", type=flags.path, required=True,
         help="metadata.json to write",
     )  # fmt: skip
-    _add_sampling(parser.add_argument_group(
+    sampling = parser.add_argument_group(
         "how a run will cut samples; relative actions are measured as they are trained"
-    ))  # fmt: skip
+    )
+    add_sampling(sampling)
+    sampling.add_argument(
+        "--per-step", action="store_true",
+        help="measure relative actions for each step of a block by itself, as "
+        "model.relative_action_per_horizon: true wants them",
+    )  # fmt: skip
     _add_columns(parser.add_argument_group(
         "a robot without code: its columns; actions are taken as absolute"
     ))  # fmt: skip
@@ -56,34 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="refuse",
         help="episodes that cannot be read: stop and name them, or leave them out",
     )
-
-
-def _add_sampling(group: Any) -> None:
-    group.add_argument(
-        "--recipe", type=flags.text, help="take all of it from this recipe, as `dzrobot train` does"
-    )
-    group.add_argument(
-        "--sampling-mode", choices=["aligned", "multi_anchor"],
-        help="data.sampling_mode of the run (default: the robot's)",
-    )  # fmt: skip
-    group.add_argument(
-        "--frame-grid", choices=sorted(FRAME_GRIDS), help="data.frame_grid of the run"
-    )
-    group.add_argument(
-        "--action-horizon", type=flags.whole(1), help="model.action_horizon of the run"
-    )
-    group.add_argument(
-        "--per-step", action="store_true",
-        help="measure relative actions for each step of a block by itself, as "
-        "model.relative_action_per_horizon: true wants them",
-    )  # fmt: skip
-    group.add_argument(
-        "--max-chunk-size", type=flags.whole(1), help="model.max_chunk_size of the run"
-    )
-    group.add_argument(
-        "--episodes", choices=EPISODE_CHOICES,
-        help="data.episodes of the run (default: successes, those not marked as failures)",
-    )  # fmt: skip
 
 
 def _add_columns(group: Any) -> None:
@@ -127,18 +104,7 @@ def _of_run(arguments: argparse.Namespace) -> tuple[Embodiment, bool, EpisodeCho
     tag = arguments.embodiment or arguments.named
     if tag is None or (arguments.embodiment and arguments.named):
         raise ConfigError("name one robot: dzrobot stats TAG --dataset PATH --output metadata.json")
-    sections = recipe_sections(arguments.recipe)
-    given = {
-        ("data", "sampling_mode"): arguments.sampling_mode,
-        ("data", "frame_grid"): arguments.frame_grid,
-        ("data", "episodes"): arguments.episodes,
-        ("model", "action_horizon"): arguments.action_horizon,
-        ("model", "max_chunk_size"): arguments.max_chunk_size,
-    }
-    for (section, name), value in given.items():
-        if value is not None:
-            sections[section][name] = value
-    robot, model, data = robot_of_run(tag, arguments.dataset, sections)
+    robot, model, data = sampled_robot(arguments, tag, arguments.dataset)
     per_step = arguments.per_step or bool(model.relative_action_per_horizon)
     return robot, per_step, data.episodes
 

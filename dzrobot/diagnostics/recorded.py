@@ -26,7 +26,7 @@ from dzrobot.training.data.column_mapping import (
     resolve,
     resolve_vectors,
 )
-from dzrobot.training.data.columns import episode_rows, matrix, read_data_file
+from dzrobot.training.data.columns import EpisodeRows, matrix, read_data_file
 from dzrobot.training.data.lerobot import RATE_TOLERANCE, DatasetCatalog
 from dzrobot.training.data.verify import first_images
 
@@ -79,7 +79,7 @@ def load_recording(
     widths |= {"frame_index": 1} | ({START: 1} if START in catalog.features else {})
     try:
         table = read_data_file(catalog, catalog.data_file(ordinal), list(widths))
-        _, rows = episode_rows(catalog, ordinal, table)
+        _, rows = EpisodeRows(catalog, table).of(ordinal)
         values = {name: matrix(rows[name], name, width) for name, width in widths.items()}
         start = _checked_start(values, stated)
     except DatasetError as error:
@@ -217,7 +217,7 @@ def _task(catalog: DatasetCatalog, ordinal: int) -> str | None:
     if len(catalog.tasks) == 1:
         return catalog.tasks[0]
     table = read_data_file(catalog, catalog.data_file(ordinal), [TASK_COLUMN])
-    _, rows = episode_rows(catalog, ordinal, table)
+    _, rows = EpisodeRows(catalog, table).of(ordinal)
     numbers = rows[TASK_COLUMN].to_pylist()
     known = range(len(catalog.tasks))
     return catalog.tasks[numbers[0]] if numbers and numbers[0] in known else None

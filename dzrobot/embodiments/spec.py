@@ -58,6 +58,12 @@ ActionFrame = Literal["ee", "base", "ee_adjoint"]
 """Axes of an arm's Cartesian action and of the velocity in its state: the hand's, the robot base's,
 or the hand's with the lever term of the pose's adjoint (rotation += position x translation)."""
 
+ActionAnchor = Literal["target", "measured"]
+"""What an arm's Cartesian step starts from. ``target``: the target before, so that a zero action
+holds the pose and a steady error (a load, friction) never becomes motion. ``measured``: the pose
+the arm is at, as the published recordings were made. Equal numbers are other motions: 20 steps of
+12 mm move the emulated arm by 231 mm from targets, and by 129 mm from measured poses."""
+
 History = Literal["off", "recent", "grid"]
 """Frames that a policy is shown of what happened: the newest alone, the four last sent, or all that
 training takes from one block."""
@@ -212,6 +218,9 @@ class Embodiment:
 
     action_frame: ActionFrame | None = None
     """Axes that a Cartesian action is written in. None: the environment alone knows."""
+
+    action_anchor: ActionAnchor | None = None
+    """What a Cartesian step is measured from. None: the environment alone knows."""
 
     language_features: tuple[str, ...] = ()
     """Dataset columns that hold the instruction: one is drawn per sample. Empty: the task table."""

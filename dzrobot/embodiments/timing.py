@@ -21,12 +21,15 @@ LATENT_STRIDE = 4
 Sampling = Literal["aligned", "multi_anchor"]
 
 
-def aligned_offsets(action_horizon: int, frames: int = FRAMES_PER_BLOCK) -> tuple[int, ...]:
+def aligned_offsets(action_horizon: int, frames: int = 0) -> tuple[int, ...]:
     """Return ``frames`` steps that cover one block of ``action_horizon`` steps evenly.
+
+    Zero frames: eight, or four for a horizon of 4 to 7, which has no eight steps.
 
     Uneven horizons round half to even, which keeps the last gap equal to the first:
     ``max(offsets) + offsets[1] == action_horizon`` for every horizon.
     """
+    frames = frames or (FRAMES_PER_BLOCK if action_horizon >= FRAMES_PER_BLOCK else LATENT_STRIDE)
     return tuple(round(i * action_horizon / frames) for i in range(frames))
 
 
@@ -95,6 +98,12 @@ class Timing:
     def _range_faults(self) -> list[str]:
         offsets = self.frame_offsets
         faults = []
+        if 0 < self.action_horizon < LATENT_STRIDE:
+            return [
+                f"action_horizon={self.action_horizon}: the video encoder packs {LATENT_STRIDE} "
+                f"frames into one, and a block has a frame a step at most: give at least "
+                f"{LATENT_STRIDE}"
+            ]
         if self.control_hz <= 0:
             faults.append(f"control_hz={self.control_hz} must be above 0")
         if self.action_horizon < 1:
@@ -104,10 +113,7 @@ class Timing:
         if self.anchor_stride < 0:
             faults.append(f"anchor_stride={self.anchor_stride} must be at least 1 (0: the horizon)")
         if offsets and (offsets[0] != 0 or list(offsets) != sorted(set(offsets))):
-            faults.append(
-                f"frame_offsets={offsets} must start at 0 and rise; a horizon below "
-                f"{FRAMES_PER_BLOCK} needs its own offsets"
-            )
+            faults.append(f"frame_offsets={offsets} must start at 0 and rise")
         if len(offsets) % LATENT_STRIDE:
             faults.append(
                 f"{len(offsets)} frame_offsets, but the video encoder packs {LATENT_STRIDE} frames "

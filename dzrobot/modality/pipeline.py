@@ -17,7 +17,7 @@ from dzrobot.embodiments.spec import (
     Normalization,
     Part,
 )
-from dzrobot.errors import ModalityError, StatisticsError, preview
+from dzrobot.errors import InvalidActionError, ModalityError, StatisticsError, preview
 from dzrobot.modality.stats import Bounds, Statistics
 from dzrobot.modality.video import Augmentation, encode_views
 from dzrobot.modality.window import Window, array, check_keys, prompt_of, rows
@@ -147,14 +147,15 @@ class Vectors:
             state: Raw last state by key, ``(..., dim)``; only the references are read.
 
         Raises:
-            ModalityError: wrong shape, non-finite number, or reference missing.
+            InvalidActionError: a number is not finite.
+            ModalityError: wrong shape, or reference missing.
         """
         if chunk.ndim < 2 or chunk.shape[-1] != MAX_ACTION_DIM:
             raise ModalityError(
                 f"an action chunk has shape (..., steps, {MAX_ACTION_DIM}), got {chunk.shape}"
             )
         if not np.isfinite(chunk).all():
-            raise ModalityError(
+            raise InvalidActionError(
                 "the predicted chunk holds numbers that are not finite: nothing to execute"
             )
         actions = {}
@@ -332,7 +333,8 @@ class Pipeline:
             state: Raw last state by key, ``(..., dim)`` float32, as observed.
 
         Raises:
-            ModalityError: wrong shape, a number not finite, or a reference missing.
+            InvalidActionError: a number is not finite.
+            ModalityError: wrong shape, or a reference missing.
         """
         values = chunk.detach().float().cpu().numpy() if isinstance(chunk, Tensor) else chunk
         return self._vectors.decode(np.asarray(values, dtype=np.float32), state)

@@ -18,25 +18,12 @@ Window = Mapping[str, NDArray[np.uint8] | NDArray[np.float32] | str]
 str, and for training ``action.*`` (A, D) float32 with A = S * horizon."""
 
 
-def window_of(observations: Sequence[Observation], embodiment: Embodiment) -> Window:
+def stacked(observations: Sequence[Observation], embodiment: Embodiment) -> Window:
     """Return the frames of all ``observations``, with the state and instruction of the last one.
 
-    Raises:
-        ModalityError: no observation, or one that lacks a key or holds an unknown one.
-    """
-    if not observations:
-        raise ModalityError("no observation given: a window needs at least one")
-    for observation in observations:
-        check_keys(observation, embodiment.observation_keys, embodiment.tag)
-    for view in embodiment.views:
-        shapes = {array(observation, view.key).shape for observation in observations}
-        if len(shapes) > 1:
-            raise ModalityError(f"{view.key} changes its shape within the window: {sorted(shapes)}")
-    return stacked(observations, embodiment)
-
-
-def stacked(observations: Sequence[Observation], embodiment: Embodiment) -> Window:
-    """Return the frames of all ``observations``, which have been checked; see :func:`window_of`.
+    Args:
+        observations: What :func:`read_observation` returned; at least one.
+        embodiment: The robot that they are of.
 
     Raises:
         ModalityError: images of one were left out; see :func:`read_observation`.

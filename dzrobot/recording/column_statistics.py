@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from dzrobot.errors import DatasetError, printable
+
 ColumnStatistics = dict[str, list[Any]]
 """``min``, ``max``, ``mean``, ``std`` (population), ``count`` and the quantiles ``q01`` to ``q99``
 of one column, as nested lists.
@@ -68,19 +70,32 @@ def add(
     known: Mapping[str, ColumnStatistics], episode: Mapping[str, ColumnStatistics]
 ) -> dict[str, ColumnStatistics]:
     """Return ``known``, empty before the first episode, with one more episode."""
-    return merge([known, episode] if known else [episode])
+    return merge([known, episode]) if known else dict(episode)
 
 
 def merge(episodes: Iterable[Mapping[str, ColumnStatistics]]) -> dict[str, ColumnStatistics]:
     """Return the statistics of all episodes together, weighted by count.
 
     Quantiles are the weighted means of the episodes' quantiles, as LeRobot merges them.
+
+    Raises:
+        DatasetError: those of a column are of unlike shapes, or incomplete.
     """
     columns: dict[str, list[ColumnStatistics]] = {}
     for episode in episodes:
         for name, moments in episode.items():
             columns.setdefault(name, []).append(moments)
-    return {name: _merge_column(parts) for name, parts in columns.items()}
+    merged = {}
+    for name, parts in columns.items():
+        try:
+            merged[name] = _merge_column(parts)
+        except (LookupError, TypeError, ValueError) as error:
+            raise DatasetError(
+                f"the statistics of {name!r} are not alike in all episodes "
+                f"({printable(str(error), 100)}): the recording was changed by another program; "
+                "record to a new folder"
+            ) from error
+    return merged
 
 
 def _merge_column(parts: list[ColumnStatistics]) -> ColumnStatistics:
@@ -88,6 +103,8 @@ def _merge_column(parts: list[ColumnStatistics]) -> ColumnStatistics:
         name: np.array([part[name] for part in parts]) for name in ("min", "max", "mean", "std")
     }
     counts = np.array([part["count"][0] for part in parts], dtype=np.float64)
+    if not counts.sum() > 0:
+        raise ValueError("they count no row")
     weight = (counts / counts.sum()).reshape(-1, *[1] * (stack["mean"].ndim - 1))
     mean = (weight * stack["mean"]).sum(0)
     # Deviation inside the episodes plus deviation between their means.

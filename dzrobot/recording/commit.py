@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from dzrobot.documents import read_json, read_json_lines
-from dzrobot.errors import DatasetError, preview
-from dzrobot.files import move, write_json, write_json_lines
+from dzrobot.documents import read_json, read_json_lines, validated
+from dzrobot.errors import DatasetError
+from dzrobot.files import append_json_line, move, write_json
 from dzrobot.recording import column_statistics, folder, formats
 from dzrobot.recording.column_statistics import ColumnStatistics
+from dzrobot.recording.episode_list import EpisodeList, location, read_parquet, remove_unlisted
 from dzrobot.recording.formats import EpisodeStatistics, TaskRow, Writer
 
 WRITER = "dzrobot"
@@ -74,6 +74,8 @@ class MetaFilesV2:
         self._root = root
         self.version = version
         self._total: dict[str, ColumnStatistics] = {}
+        self._tasks = 0
+        """Listed in ``tasks.jsonl``."""
 
     def recover(self, episodes: int, tasks: int) -> list[str]:
         """Forget all but the first ``episodes`` and ``tasks``; return the tasks in index order."""
@@ -87,6 +89,7 @@ class MetaFilesV2:
         folder.keep_lines(self._root / formats.EPISODES_V2, episodes)
         folder.keep_lines(self._root / formats.EPISODES_STATS_V2, episodes)
         folder.keep_lines(self._root / formats.TASKS_V2, tasks)
+        self._tasks = tasks
         if not episodes:
             (self._root / formats.STATS).unlink(missing_ok=True)
             return []
@@ -109,17 +112,17 @@ class MetaFilesV2:
         for key, path in episode.videos.items():
             target = formats.VIDEO_PATH[self.version].format(video_key=key, **where)
             move(path, self._root / target)
-        write_json_lines(
-            self._root / formats.TASKS_V2,
-            [{"task_index": i, "task": task} for i, task in enumerate(tasks)],
-        )
+        for number in range(self._tasks, len(tasks)):
+            line = {"task_index": number, "task": tasks[number]}
+            append_json_line(self._root / formats.TASKS_V2, line)
+        self._tasks = len(tasks)
         if self.version == "v2.0":
             self._total = column_statistics.add(self._total, episode.statistics)
             write_json(self._root / formats.STATS, self._total)
         # v2.0 knows no statistics per episode; we need them to take an episode back.
         line = {"episode_index": episode.index, "stats": episode.statistics}
-        folder.append_json_line(self._root / formats.EPISODES_STATS_V2, line)
-        folder.append_json_line(self._root / formats.EPISODES_V2, episode.row)
+        append_json_line(self._root / formats.EPISODES_STATS_V2, line)
+        append_json_line(self._root / formats.EPISODES_V2, episode.row)
 
 
 class MetaFilesV3:
@@ -132,71 +135,43 @@ class MetaFilesV3:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._rows: pa.Table | None = None
+        self._list = EpisodeList(root)
+        self._tasks = 0
+        """Listed in ``tasks.parquet``."""
 
     def recover(self, episodes: int, tasks: int) -> list[str]:
         """Forget all but the first ``episodes`` and ``tasks``; return the tasks in index order."""
-        listed = self._root / formats.EPISODES_V3.format(**formats.place(0))
-        if not episodes:
-            for path in (listed, self._root / formats.STATS, self._root / formats.TASKS_V3):
-                path.unlink(missing_ok=True)
-            self._remove_unlisted()
-            return []
-        table = read_rows(self._root)
-        if table is None or len(table) < episodes:
-            raise DatasetError(
-                f"{listed} lists fewer episodes than the {episodes} of info.json: another program "
-                "added to this recording; record to a new folder"
-            )
-        self._rows = table.slice(0, episodes)
-        if len(table) > episodes:
-            write_rows(self._root, self._rows)
-        texts = read_tasks(self._root)[:tasks]
-        write_tasks(self._root, texts)
-        write_json(self._root / formats.STATS, merged_statistics(self._rows))
-        self._remove_unlisted()
+        rows = self._list.recover(episodes)
+        texts = [] if rows is None else read_tasks(self._root)[:tasks]
+        if texts:
+            write_tasks(self._root, texts)
+        else:
+            (self._root / formats.TASKS_V3).unlink(missing_ok=True)
+        self._tasks = len(texts)
+        remove_unlisted(self._root, rows)
         return texts
 
     def add(self, episode: FinishedEpisode, tasks: list[str]) -> None:
         """Move the episode's files into place and enter it in the lists."""
-        number = self._next_number()
-        where = formats.place(number)
+        where = formats.place(self._list.next_file)
         move(episode.data, self._root / formats.DATA_PATH[self.version].format(**where))
         row = episode.row | {
             "dataset_from_index": episode.first_row,
             "dataset_to_index": episode.first_row + episode.length,
         }
-        row |= _location("data", where)
+        row |= location("data", where)
         for key, path in episode.videos.items():
             target = formats.VIDEO_PATH[self.version].format(video_key=key, **where)
             move(path, self._root / target)
-            row |= _location(f"videos/{key}", where)
+            row |= location(f"videos/{key}", where)
             row |= {
                 f"videos/{key}/from_timestamp": 0.0,
                 f"videos/{key}/to_timestamp": episode.seconds,
             }
-        row |= _location("meta/episodes", formats.place(0))
-        for column, table in episode.statistics.items():
-            row |= {f"stats/{column}/{name}": value for name, value in table.items()}
-        write_tasks(self._root, tasks)
-        self._rows = append_row(self._rows, row)
-        write_json(self._root / formats.STATS, merged_statistics(self._rows))
-        write_rows(self._root, self._rows)
-
-    def _next_number(self) -> int:
-        if self._rows is None or not len(self._rows):
-            return 0
-        last = self._rows.slice(len(self._rows) - 1).to_pylist()[0]
-        return int(last["data/chunk_index"]) * formats.CHUNK_SIZE + int(last["data/file_index"]) + 1
-
-    def _remove_unlisted(self) -> None:
-        listed = set() if self._rows is None else set(listed_files(self._root, self._rows))
-        for path in [
-            *self._root.glob("data/*/file-*.parquet"),
-            *self._root.glob("videos/*/*/file-*.mp4"),
-        ]:
-            if path not in listed:
-                path.unlink()
+        if len(tasks) > self._tasks:
+            write_tasks(self._root, tasks)
+            self._tasks = len(tasks)
+        self._list.add(row, episode.statistics)
 
 
 def check_own(root: Path) -> Writer:
@@ -214,101 +189,11 @@ def check_own(root: Path) -> Writer:
     return known
 
 
-def read_rows(root: Path) -> pa.Table | None:
-    """Return the list of episodes of a v3.0 folder, or None before the first.
-
-    Raises:
-        DatasetError: Another program added lists of its own, or the list cannot be read.
-    """
-    path = root / formats.EPISODES_V3.format(**formats.place(0))
-    others = [str(one.relative_to(root)) for one in root.glob("meta/episodes/*/*.parquet")]
-    if path.exists():
-        others.remove(str(path.relative_to(root)))
-    if others:
-        raise DatasetError(
-            f"{root}: another program added {preview(others)} to this recording. It can be read, "
-            "but not changed here: record to a new folder"
-        )
-    return read_parquet(path) if path.exists() else None
-
-
-def read_parquet(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """Return the table in ``path``, or some of its columns.
-
-    Raises:
-        DatasetError: It cannot be read.
-    """
-    try:
-        return pq.read_table(path, columns=columns, partitioning=None)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be read: {error}") from error
-
-
 def read_tasks(root: Path) -> list[str]:
     """Return the tasks of a v3.0 folder that :func:`write_tasks` wrote, in index order."""
-    table = read_parquet(root / formats.TASKS_V3)
-    return list(table.sort_by("task_index").column("task").to_pylist())
-
-
-def write_rows(root: Path, rows: pa.Table) -> None:
-    """Replace the list of episodes of a v3.0 folder in one step."""
-    folder.write_parquet(root / formats.EPISODES_V3.format(**formats.place(0)), rows)
-
-
-def append_row(rows: pa.Table | None, row: dict[str, Any]) -> pa.Table:
-    """Return ``rows`` with one more; columns that either side lacks are null there."""
-    added = pa.Table.from_pylist([row])
-    # As they are when read back, so that a list looks the same however often it was reopened.
-    added = added.cast(pa.schema([(field.name, _stored(field.type)) for field in added.schema]))
-    return added if rows is None else pa.concat_tables([rows, added], promote_options="default")
-
-
-def _stored(kind: pa.DataType) -> pa.DataType:
-    """Return a type as Parquet gives it back: what a list holds is called ``element``."""
-    if not pa.types.is_list(kind):
-        return kind
-    return pa.list_(pa.field("element", _stored(kind.value_type)))
-
-
-def listed_files(root: Path, rows: pa.Table) -> list[Path]:
-    """Return every data and video file that the list of a v3.0 folder refers to."""
-    paths = []
-    for prefix in [
-        name.removesuffix("/file_index")
-        for name in rows.column_names
-        if name.endswith("/file_index")
-    ]:
-        if prefix == "meta/episodes":
-            continue
-        template = formats.DATA_PATH["v3.0"] if prefix == "data" else formats.VIDEO_PATH["v3.0"]
-        numbers = zip(
-            rows.column(f"{prefix}/chunk_index").to_pylist(),
-            rows.column(f"{prefix}/file_index").to_pylist(),
-            strict=True,
-        )
-        paths += [
-            root
-            / template.format(
-                chunk_index=chunk, file_index=file, video_key=prefix.removeprefix("videos/")
-            )
-            for chunk, file in numbers
-        ]
-    return paths
-
-
-def merged_statistics(rows: pa.Table) -> dict[str, ColumnStatistics]:
-    """Return the statistics over all episodes of a v3.0 list."""
-    names = [name for name in rows.column_names if name.startswith("stats/")]
-    episodes = []
-    for row in rows.select(names).to_pylist():
-        table: dict[str, ColumnStatistics] = {}
-        for name, value in row.items():
-            _, rest = name.split("/", 1)
-            column, measure = rest.rsplit("/", 1)
-            if value is not None:
-                table.setdefault(column, {})[measure] = value
-        episodes.append(table)
-    return column_statistics.merge(episodes)
+    path = root / formats.TASKS_V3
+    rows = validated(read_parquet(path).to_pylist(), list[TaskRow], str(path), DatasetError)
+    return [row.task for row in sorted(rows, key=lambda row: row.task_index)]
 
 
 def write_tasks(root: Path, tasks: list[str]) -> None:
@@ -331,7 +216,3 @@ def _pandas_column(name: str, kind: str) -> dict[str, str | None]:
         "numpy_type": stored,
         "metadata": None,
     }
-
-
-def _location(prefix: str, where: dict[str, int]) -> dict[str, int]:
-    return {f"{prefix}/{name}": where[name] for name in ("chunk_index", "file_index")}

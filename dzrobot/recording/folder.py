@@ -5,13 +5,11 @@ commit. Then each file moves to its place. Killed before the commit, nothing has
 after it, readers refuse the recording, and the next process that locks it finishes the moves.
 """
 
-import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -132,12 +130,6 @@ def lock(root: Path) -> ExitStack:
         held.enter_context(locked(root / ASIDE / "lock", refusal))
         finish(root)
     return held
-
-
-def append_json_line(path: Path, row: Mapping[str, Any]) -> None:
-    """Add a line to ``path`` so that no reader ever sees half of it."""
-    before = path.read_bytes() if path.exists() else b""
-    write_bytes(path, before + json.dumps(row, allow_nan=False).encode() + b"\n")
 
 
 def keep_lines(path: Path, count: int) -> None:

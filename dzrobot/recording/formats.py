@@ -62,6 +62,7 @@ def _template(value: str) -> str:
 
 Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
 Rate = Annotated[float, Field(strict=True, gt=0, le=10_000, allow_inf_nan=False)]
+Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Text = Annotated[str, AfterValidator(_text)]
 Name = Annotated[str, AfterValidator(_name)]
@@ -108,11 +109,21 @@ class EpisodeRow(BaseModel):
     length: Annotated[int, Field(strict=True, ge=0, le=LONGEST_EPISODE)]
 
 
+class RecordedRow(EpisodeRow):
+    """The same of a recording of ours, whose lists may be changed."""
+
+    tasks: list[Text]
+
+
+Measure = list[int | Finite] | list[list[list[int | Finite]]]
+"""Of a column of numbers, or of images: (3, 1, 1)."""
+
+
 class EpisodeStatistics(BaseModel):
     """A line of ``meta/episodes_stats.jsonl``."""
 
     episode_index: Count
-    stats: dict[Name, dict[str, list[Any]]]
+    stats: dict[Name, dict[str, Measure]]
 
 
 class EpisodeFacts(BaseModel):

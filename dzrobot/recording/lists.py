@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -12,17 +12,20 @@ from dzrobot.errors import DatasetError
 from dzrobot.files import append_line, explained, whole_lines, write_json, write_json_lines
 from dzrobot.recording import column_statistics, formats
 from dzrobot.recording.column_statistics import ColumnStatistics
-from dzrobot.recording.commit import (
-    check_own,
-    merged_statistics,
-    read_rows,
-    read_tasks,
-    write_rows,
-    write_tasks,
+from dzrobot.recording.commit import check_own, read_tasks, write_tasks
+from dzrobot.recording.episode_list import read_rows, write_list
+from dzrobot.recording.formats import (
+    EpisodeFacts,
+    EpisodeStatistics,
+    Info,
+    LostAttempt,
+    RecordedRow,
+    TaskRow,
 )
-from dzrobot.recording.formats import EpisodeFacts, EpisodeStatistics, Info, LostAttempt, TaskRow
 
 Row = dict[str, Any]
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -60,10 +63,12 @@ class RecordingLists:
         version, count = checked.codebase_version, checked.total_episodes
         formats.data_template(version)
         facts_file = root / formats.FACTS
-        facts = read_json_lines(facts_file, Row, DatasetError) if facts_file.exists() else []
+        facts = _lines(facts_file, Row) if facts_file.exists() else []
+        # Rows keep what this version does not know; what it uses is checked.
+        validated(facts, list[EpisodeFacts], str(facts_file), DatasetError)
         lists = cls(
             root=root, info=info, rows=[],
-            statistics=[], tasks=[], facts={int(row["episode_index"]): row for row in facts},
+            statistics=[], tasks=[], facts={row["episode_index"]: row for row in facts},
             schema=None,
         )  # fmt: skip
         if version == "v3.0":
@@ -122,11 +127,11 @@ class RecordingLists:
 
     def _read_v2(self) -> None:
         root = self.root
-        self.rows = list(read_json_lines(root / formats.EPISODES_V2, Row, DatasetError))
-        lines = read_json_lines(root / formats.EPISODES_STATS_V2, EpisodeStatistics, DatasetError)
+        self.rows = _lines(root / formats.EPISODES_V2, Row)
+        validated(self.rows, list[RecordedRow], str(root / formats.EPISODES_V2), DatasetError)
+        lines = _lines(root / formats.EPISODES_STATS_V2, EpisodeStatistics)
         self.statistics = [line.stats for line in lines]
-        tasks = read_json_lines(root / formats.TASKS_V2, TaskRow, DatasetError)
-        self.tasks = [line.task for line in tasks]
+        self.tasks = [line.task for line in _lines(root / formats.TASKS_V2, TaskRow)]
 
     def _write_v2(self, folder: Path) -> None:
         write_json_lines(folder / formats.EPISODES_V2, self.rows)
@@ -143,7 +148,7 @@ class RecordingLists:
             write_json(folder / formats.STATS, total)
 
     def _read_v3(self) -> None:
-        table = read_rows(self.root)
+        table = read_rows(self.root, self.cameras)
         if table is None:
             return
         self.schema, self.tasks = table.schema, read_tasks(self.root)
@@ -155,6 +160,8 @@ class RecordingLists:
                     statistics.setdefault(column, {})[measure] = value
             self.rows.append(row)
             self.statistics.append(statistics)
+        measures = list[dict[formats.Name, dict[str, formats.Measure]]]
+        validated(self.statistics, measures, f"the list of episodes of {self.root}", DatasetError)
 
     def _write_v3(self, folder: Path) -> None:
         joined = [
@@ -163,9 +170,8 @@ class RecordingLists:
             for row, one in zip(self.rows, self.statistics, strict=True)
         ]  # fmt: skip
         table = pa.Table.from_pylist(joined, schema=self.schema)
-        write_rows(folder, table)
+        write_list(folder, table)
         write_tasks(folder, self.tasks)
-        write_json(folder / formats.STATS, merged_statistics(table))
 
 
 def episode_facts(root: Path) -> dict[int, EpisodeFacts]:
@@ -177,7 +183,7 @@ def episode_facts(root: Path) -> dict[int, EpisodeFacts]:
         DatasetError: The file of facts cannot be read.
     """
     path = root / formats.FACTS
-    rows = read_json_lines(path, EpisodeFacts, DatasetError) if path.exists() else []
+    rows = _lines(path, EpisodeFacts) if path.exists() else []
     return {row.episode_index: row for row in rows}
 
 
@@ -204,3 +210,7 @@ def note_lost(root: Path, attempt: LostAttempt) -> None:
     """
     with explained(f"record to {root}", DatasetError):
         append_line(root / formats.ATTEMPTS, json.dumps(attempt.model_dump()))
+
+
+def _lines(path: Path, model: type[T]) -> list[T]:
+    return list(read_json_lines(path, model, DatasetError, appended=True))

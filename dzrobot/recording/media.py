@@ -81,6 +81,8 @@ class VideoFile:
         import av
 
         path.parent.mkdir(parents=True, exist_ok=True)
+        # The writer would follow a link.
+        path.unlink(missing_ok=True)
         self._path = path
         self._codec = codec
         self._rate = Fraction(fps).limit_denominator(1001)

@@ -1,7 +1,7 @@
 """Pack the files of a v3.0 recording: many episodes per file, nothing compressed again.
 
-New files are written beside the old ones, then the list of episodes is replaced in one step, then
-the old files go. Interrupted anywhere, the folder is whole.
+New files are written beside the old ones, then the files of the list of episodes are replaced one
+by one, then the old files go. Interrupted anywhere, the folder is whole: what is listed is there.
 """
 
 import shutil
@@ -14,12 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dzrobot.documents import read_json, validated
-from dzrobot.errors import DatasetError
-from dzrobot.files import explained, replacing
+from dzrobot.documents import read_json
+from dzrobot.errors import DatasetError, printable
+from dzrobot.files import explained, replacing, undone_on_error
 from dzrobot.recording import folder, formats
-from dzrobot.recording.commit import listed_files, read_rows, write_rows
-from dzrobot.recording.formats import Count, Info, Seconds
+from dzrobot.recording.episode_list import read_rows, remove_unlisted, replace_rows
+from dzrobot.recording.formats import Info
 
 MEGABYTE = 2**20
 
@@ -56,41 +56,28 @@ def consolidate(root: Path, *, data_mb: float = 100, video_mb: float = 200) -> N
         with explained(f"pack {root}", DatasetError):
             _pack(root, info, data_mb, video_mb)
     except (pa.ArrowException, av.FFmpegError) as error:
-        raise DatasetError(f"a file of {root} cannot be read: {error}") from error
+        reason = printable(str(error))
+        raise DatasetError(f"a file of {root} cannot be read: {reason}") from error
     finally:
         handle.close()
         shutil.rmtree(root / formats.ASIDE, ignore_errors=True)
 
 
 def _pack(root: Path, info: Info, data_mb: float, video_mb: float) -> None:
-    table = read_rows(root)
+    cameras = [name for name, column in info.features.items() if column.dtype == "video"]
+    table = read_rows(root, cameras)
     if table is None:
         return
-    cameras = [name for name, column in info.features.items() if column.dtype == "video"]
-    rows = _checked(root, table, cameras)
-    _join_data(root, rows, data_mb)
-    for key in cameras:
-        _join_videos(root, rows, key, video_mb, info.fps)
-    updated = pa.Table.from_pylist(rows, schema=table.schema)
-    write_rows(root, updated)
-    keep = set(listed_files(root, updated))
-    for path in [*root.glob("data/*/*.parquet"), *root.glob("videos/*/*/*.mp4")]:
-        if path not in keep:
-            path.unlink()
-    folder.remove_unfinished(root)
-
-
-def _checked(root: Path, table: pa.Table, cameras: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the list of episodes; what places files must be there and be numbers."""
     rows: list[dict[str, Any]] = table.to_pylist()
-    prefixes = ["data", *(f"videos/{key}" for key in cameras)]
-    counts = [f"{prefix}/{name}" for prefix in prefixes for name in ("chunk_index", "file_index")]
-    times = [f"videos/{key}/{end}_timestamp" for key in cameras for end in ("from", "to")]
-    where = f"the list of episodes of {root}"
-    for names, kind in ((["length", *counts], Count), (times, Seconds)):
-        placed = [{name: row.get(name) for name in names} for row in rows]
-        validated(placed, list[dict[str, kind]], where, DatasetError)  # type: ignore[valid-type]
-    return rows
+    # Who reads by pattern, not by list, would find the rows of a joined file twice. The list on the
+    # disk decides, also where it was replaced just before an error.
+    with undone_on_error(lambda: remove_unlisted(root, read_rows(root))):
+        _join_data(root, rows, data_mb)
+        for key in cameras:
+            _join_videos(root, rows, key, video_mb, info.fps)
+        replace_rows(root, pa.Table.from_pylist(rows, schema=table.schema))
+    remove_unlisted(root, read_rows(root))
+    folder.remove_unfinished(root)
 
 
 def _join_data(root: Path, rows: list[dict[str, Any]], limit_mb: float) -> None:
@@ -99,6 +86,11 @@ def _join_data(root: Path, rows: list[dict[str, Any]], limit_mb: float) -> None:
         with replacing(target) as temporary, pq.ParquetWriter(temporary, schema) as writer:
             for stored in group:
                 source = pq.ParquetFile(stored.path)
+                if not source.schema_arrow.equals(schema):
+                    raise DatasetError(
+                        f"{stored.path} has other columns than {group[0].path}: they cannot share "
+                        "a file; use data_mb=0 to keep one file per episode"
+                    )
                 for number in range(source.num_row_groups):
                     writer.write_table(source.read_row_group(number))
 
@@ -186,7 +178,9 @@ def _append_packets(target: Path, group: Sequence[_Stored], fps: Fraction) -> No
         header: bytes | None = None
         for stored in group:
             with av.open(str(stored.path)) as container:
-                source = container.streams.video[0]
+                source = next(iter(container.streams.video), None)
+                if source is None or source.codec_context is None:
+                    raise DatasetError(f"{stored.path} holds no video that can be decoded")
                 if stream is None:
                     # Opaque: packets are copied, so no encoder of that name is needed.
                     stream = output.add_stream_from_template(source, opaque=True)

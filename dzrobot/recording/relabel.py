@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dzrobot.errors import DatasetError
+from dzrobot.errors import DatasetError, printable
 from dzrobot.files import explained, replacing
 from dzrobot.recording import column_statistics, folder, formats
+from dzrobot.recording.episode_list import list_files
 from dzrobot.recording.folder import Change, changing
 from dzrobot.recording.lists import RecordingLists
 
@@ -144,8 +145,10 @@ def _locked(root: Path) -> Iterator[RecordingLists]:
         folder.remove_unfinished(root)
         try:
             yield RecordingLists.read(root)
-        except pa.ArrowException as error:
-            raise DatasetError(f"a file of {root} cannot be read: {error}") from error
+        except (pa.ArrowException, KeyError) as error:
+            # A column that a data file lacks is a key.
+            reason = printable(str(error))
+            raise DatasetError(f"a file of {root} cannot be read: {reason}") from error
 
 
 def _known(lists: RecordingLists, episodes: Collection[int]) -> list[int]:
@@ -241,6 +244,8 @@ def _write(lists: RecordingLists, change: Change) -> None:
     lists.write(change.folder)
     if not lists.facts:
         change.removed.append(str(formats.FACTS))
+    listed = [path.relative_to(lists.root) for path in list_files(lists.root)]
+    change.removed += [str(name) for name in listed if not (change.folder / name).exists()]
 
 
 def _all_files(lists: RecordingLists) -> set[str]:

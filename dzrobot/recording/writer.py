@@ -12,7 +12,7 @@ import pyarrow as pa
 from dzrobot.documents import read_json, read_json_lines, validated
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import DatasetError
-from dzrobot.files import explained, undone_on_error, write_json
+from dzrobot.files import append_json_line, explained, undone_on_error, whole_lines, write_json
 from dzrobot.recording import column_statistics, folder, formats
 from dzrobot.recording.commit import (
     WRITER,
@@ -87,6 +87,7 @@ class EpisodeWriter:
             explained(f"record to {self._root}", DatasetError),
         ):
             self._episodes, self._rows, self._tasks = self._open()
+        self._task_index = {task: number for number, task in enumerate(self._tasks)}
         self._episode: OpenEpisode | None = None
 
     @property
@@ -167,8 +168,7 @@ class EpisodeWriter:
         with explained(f"save an episode in {self._root}", DatasetError):
             finished = self._finish(episode)
             if extra:
-                facts_file = self._root / formats.FACTS
-                folder.append_json_line(facts_file, known)
+                append_json_line(self._root / formats.FACTS, known)
             self._catalog.add(finished, self._tasks)
             self._episodes += 1
             self._rows += finished.length
@@ -230,6 +230,7 @@ class EpisodeWriter:
         """Forget what was noted of episodes that were not committed."""
         path = self._root / formats.FACTS
         if path.exists():
+            whole_lines(path)
             rows = list(read_json_lines(path, EpisodeFacts, DatasetError))
             folder.keep_lines(path, sum(row.episode_index < episodes for row in rows))
 
@@ -272,7 +273,8 @@ class EpisodeWriter:
 
     def _finish(self, episode: OpenEpisode) -> FinishedEpisode:
         for task in episode.tasks:
-            if task not in self._tasks:
+            if task not in self._task_index:
+                self._task_index[task] = len(self._tasks)
                 self._tasks.append(task)
         columns = episode.columns() | self._standard_columns(episode)
         schema = arrow_schema(self._features)
@@ -303,7 +305,7 @@ class EpisodeWriter:
             "frame_index": steps,
             "episode_index": np.full(episode.length, self._episodes),
             "index": self._rows + steps,
-            "task_index": np.array([self._tasks.index(task) for task in episode.tasks]),
+            "task_index": np.array([self._task_index[task] for task in episode.tasks]),
         }
 
     def _write_info(self) -> None:

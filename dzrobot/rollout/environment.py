@@ -3,7 +3,7 @@
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, runtime_checkable
@@ -16,14 +16,13 @@ from pydantic import Strict
 
 import dzrobot  # noqa: F401 (registers the ids)
 from dzrobot.documents import shorten, validated
+from dzrobot.embodiments.action_conventions import check_conventions
 from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.embodiments.spec import Embodiment, HandMotion
 from dzrobot.errors import ConfigError, ErrorCapture, ProtocolError, UnknownNameError, suggest
 from dzrobot.importing import current_folder_importable, load_module
+from dzrobot.registration import PLUS_SUITES, PRO_SUITES
 from dzrobot.rollout.protocol import EpisodeSpec, Protocol
-
-ALL_STEPS = 1_000_000
-"""More steps than an episode has."""
 
 
 @runtime_checkable
@@ -31,16 +30,17 @@ class AttendedArm(typing.Protocol):
     """An environment that drives an arm, real or emulated, which people stand beside."""
 
     is_real: bool
-    """Whether metal moves."""
-
-    address: str | None
-    """Where the arm is reached; None for one that is made here. An address is taken at its word."""
+    """Whether it is reached at an address; one that is emulated here is not."""
 
     judged_by_operator: bool
     """Whether a person says if an episode succeeded."""
 
     def attend(self, operator: Any, *, unattended: bool = False) -> None:
-        """Say who looks after the arm, before the first reset."""
+        """Say who looks after the arm, before the first reset.
+
+        Raises:
+            ConfigError: the arm is a real one, and nobody does.
+        """
         ...
 
     def rest(self) -> None:
@@ -82,34 +82,9 @@ class OperatorOptions:
     """Whether the operator is asked why an episode failed."""
 
 
-def slowed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``arguments`` for a first trial: every step at the workcell's ``slow_pace``."""
-    return {**arguments, "slow_first_steps": ALL_STEPS}
-
-
-def check_conventions(env: gym.Env[Any, Any], robot: Embodiment) -> None:
-    """Check that ``env`` reads actions as ``robot`` writes them: axes and rate.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    stated = facts_of(env).embodiment
-    if stated is None:
-        return
-    frame = stated.action_frame
-    if frame is not None and robot.action_frame is not None and frame != robot.action_frame:
-        raise ConfigError(
-            f"the environment reads actions in the frame {frame!r}, the policy was made for "
-            f"{robot.action_frame!r}: set action.frame of the workcell to {robot.action_frame!r}, "
-            f"or describe the policy's robot with action_frame={frame!r}"
-        )
-    rate, wanted = stated.timing.control_hz, robot.timing.control_hz
-    if rate != wanted:
-        raise ConfigError(
-            f"the environment takes {rate:g} actions per second, the policy was made for "
-            f"{wanted:g}: set control_hz of the workcell to {wanted:g}, or describe the policy's "
-            "robot with that rate"
-        )
+def at_full_speed(arguments: Mapping[str, Any], facts: "EnvironmentFacts") -> dict[str, Any]:
+    """Return ``arguments`` of an environment that may drive a real arm at full speed."""
+    return {**arguments, "full_speed": True} if facts.is_real else dict(arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +109,9 @@ class EnvironmentFacts:
     hand_position: slice | None = None
     """Where in the concatenated state the position of the hand is, in meters."""
 
+    prompt: str | None = None
+    """Where its instructions come from, where there is more than one source."""
+
     opengl: str | None = None
     """Backend that it draws with, where the images may depend on it."""
 
@@ -157,10 +135,13 @@ class EnvironmentFacts:
         """Robot that policies for it are made for: the built-in description, if its tag has one.
 
         A workcell may depart from that, in the axes of its actions for example; see
-        :func:`~dzrobot.rollout.environment.check_conventions`.
+        :mod:`dzrobot.embodiments.action_conventions`. What its steps are measured from is its own
+        choice: a checkpoint says what it was trained with.
         """
         own = self.embodiment
-        return None if own is None else EMBODIMENTS.get(own.tag, own)
+        if own is None:
+            return None
+        return replace(EMBODIMENTS.get(own.tag, own), action_anchor=own.action_anchor)
 
 
 def facts_of(env: gym.Env[Any, Any]) -> EnvironmentFacts:
@@ -266,7 +247,9 @@ def check_fits(
             "for this environment's robot, or name the right robot with --embodiment."
         )
     if needed:
-        check_conventions(env, robot)
+        stated = facts_of(env).embodiment
+        if stated is not None:
+            check_conventions(stated, robot)
 
 
 def _misfits(env: gym.Env[Any, Any], robot: Embodiment, needed: Sequence[str]) -> Iterator[str]:
@@ -286,8 +269,8 @@ def environment_arguments(
 ) -> dict[str, Any]:
     """Return the keyword arguments of ``env`` beyond the task.
 
-    The protocol's, the robot's image size where ``env`` can choose one, and ``given``, which
-    win.
+    The protocol's, the robot's image size and anchor of actions where ``env`` can choose them, and
+    ``given``, which win.
 
     Raises:
         UnknownNameError: no such environment, or it takes no such argument.
@@ -301,6 +284,7 @@ def environment_arguments(
         height, width = sizes.pop()
         if height == width:
             arguments["resolution"] = height
+    arguments |= anchored(env, robot)
     if protocol.settle_steps is not None:
         _require("settle_steps", known, env, protocol)
         arguments["settle_steps"] = protocol.settle_steps
@@ -308,6 +292,15 @@ def environment_arguments(
         _require("stop_on_success", known, env, protocol)
         arguments["stop_on_success"] = False
     return {**arguments, **given}
+
+
+def anchored(env: str, robot: Embodiment) -> dict[str, Any]:
+    """Return the argument that lets ``env`` measure actions from what ``robot`` was trained with.
+
+    Empty where it cannot choose, and where nobody knows.
+    """
+    chosen = robot.action_anchor is not None and "action_anchor" in accepted(env)[0]
+    return {"action_anchor": robot.action_anchor} if chosen else {}
 
 
 def check_arguments(env: str, given: Mapping[str, Any]) -> None:
@@ -374,10 +367,12 @@ def _creator(env: str) -> Callable[..., Any]:
 
 
 def _unknown(env: str) -> UnknownNameError:
-    ours = [name for name in gym.registry if name.startswith("dzrobot/")]
+    listed = {suite.env for suite in (*PRO_SUITES, *PLUS_SUITES)}
+    ours = [name for name in gym.registry if name.startswith("dzrobot/") and name not in listed]
     return UnknownNameError(
         f"unknown environment {shorten(env)}.{suggest(env, gym.registry)} Of this package: "
-        f"{', '.join(ours)}; another package's is named 'module:id'."
+        f"{', '.join(ours)}, and the suites that `dzrobot libero list` shows; another package's is "
+        "named 'module:id'."
     )
 
 

@@ -16,7 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
-from dzrobot.errors import ModalityError, preview
+from dzrobot.documents import shorten
+from dzrobot.embodiments.action_conventions import check_conventions
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import (
+    DzrobotError,
+    ErrorCapture,
+    InvalidActionError,
+    ModalityError,
+    preview,
+)
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Action, Plan, Policy, SelectivePolicy
 
@@ -219,6 +228,52 @@ class PolicyActor:
         return policy_reads_frames(self.policy, self.session)
 
 
+INVALID_ACTION = "invalid_action"
+POLICY_ERROR = "policy_error"
+"""How an episode ended whose policy gave what is no action, or raised."""
+
+POLICY_FAILED = "the policy failed"
+"""Failure class of such an episode."""
+
+_OF_THE_MACHINE = (OSError, EOFError, MemoryError)
+_OF_A_GPU = {"AcceleratorError", "OutOfMemoryError"}
+"""Names of torch's errors, which is not imported here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyFailure:
+    """What a policy did that ended its episode."""
+
+    ended: str
+    """`INVALID_ACTION` or `POLICY_ERROR`."""
+
+    error: str
+    details: str = ""
+    """Traceback of what it raised."""
+
+
+class PolicyFailedError(Exception):
+    """Raised by an actor whose policy is elsewhere, and has failed there."""
+
+    def __init__(self, failure: PolicyFailure) -> None:
+        super().__init__(failure.error)
+        self.failure = failure
+
+
+@runtime_checkable
+class HoldingEnv(Protocol):
+    """An environment whose robot is held when its policy fails."""
+
+    def policy_failed(self, ended: str, reason: str) -> dict[str, Any]:
+        """Hold the robot, end the episode, and return the last info.
+
+        Args:
+            ended: `INVALID_ACTION` or `POLICY_ERROR`.
+            reason: What the policy did.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpisodeResult:
     """What came of one episode."""
@@ -236,7 +291,8 @@ class EpisodeResult:
     """Whether the goal held at any step."""
 
     ended: str
-    """``success``, ``time limit``, or the environment's own reason."""
+    """``success``, ``time limit``, ``invalid_action`` or ``policy_error`` where the policy failed,
+    or the environment's own reason."""
 
     failure_class: str | None = None
     """How it failed, in the environment's words; None of a success, and where it does not say. Of a
@@ -247,6 +303,9 @@ class EpisodeResult:
 
     stop: str = ""
     """Why the run is over: the arm was stopped, and a person looks before anything moves."""
+
+    policy_failure: PolicyFailure | None = None
+    """What the policy did that ended the episode. None: it did not fail."""
 
     action_sha256: str
     """Of the float32 bytes of all actions, in order."""
@@ -307,6 +366,11 @@ def run_episode(
     Images that nobody looks at are not drawn, where the policy knows that it will not and the
     environment can leave them out: see :mod:`dzrobot.rollout.episode`.
 
+    A policy that gives no action the environment could carry out (a NaN, an infinity, another
+    shape), or that raises once it has acted, has failed: the episode ends without success,
+    ``policy_failure`` says why, and an arm holds. What environment, devices, a policy server or
+    the machine raise is raised here, as is what a policy raises before its first action.
+
     Args:
         env: Any Gymnasium environment whose observations the policy takes, and whose info holds
             ``is_success``.
@@ -317,9 +381,10 @@ def run_episode(
         watch: Called with the first observation and after every step; it looks at every image.
 
     Raises:
-        ModalityError: the policy's action is not a finite vector of the right length, or the
-            environment does not say whether the goal holds.
+        ModalityError: the environment does not say whether the goal holds.
+        ConfigError: policy and environment say that they read actions differently.
     """
+    _check_made_for(policy, env)
     rules = rules or EpisodeRules()
     actor = PolicyActor(policy=policy) if isinstance(policy, Policy) else policy
     digest, clock = hashlib.sha256(), _Clock()
@@ -331,10 +396,13 @@ def run_episode(
     omit = omitter(env) if watch is None else None
     watch = watch or _blind
     watch(observation)
-    steps, success, over = 0, False, False
+    steps, success, over, failure = 0, False, False, None
     while not over:
-        action, spent = actor.act(observation)
-        action = _checked(action, env)
+        chosen = _chosen(actor, observation, env, is_first=steps == 0)
+        if isinstance(chosen, PolicyFailure):
+            failure, info = chosen, _held(env, info, chosen)
+            break
+        action, spent = chosen
         digest.update(action.tobytes())
         clock.policy_ms.append(spent)
         if omit is not None and not reads_frames(actor):
@@ -353,9 +421,10 @@ def run_episode(
         steps=steps,
         success=success,
         ended="success" if success else str(info.get("reset_reason") or "time limit"),
-        failure_class=_failure_class(info),
+        failure_class=_failure_class(info) if success or failure is None else POLICY_FAILED,
         fault=str(info.get("fault", "")),
         stop=str(info.get("stop", "")),
+        policy_failure=failure,
         action_sha256=digest.hexdigest(),
         policy_ms=percentiles(clock.policy_ms),
         plan_ms=plan_times(actor),
@@ -364,6 +433,78 @@ def run_episode(
         robot=info.get("robot"),
         measures=actor.measures() if isinstance(actor, MeasuringActor) else None,
     )
+
+
+def _check_made_for(policy: object, env: gym.Env[Any, Any]) -> None:
+    """Compare what policy and environment say of their robots, as far as they do."""
+    made_for, stated = (getattr(one, "embodiment", None) for one in (policy, env.unwrapped))
+    if isinstance(made_for, Embodiment) and isinstance(stated, Embodiment):
+        check_conventions(stated, made_for)
+
+
+def choose(
+    actor: Actor, observation: Observation, *, is_first: bool
+) -> tuple[Action, float] | PolicyFailure:
+    """Return the action of ``actor`` and its time (ms), or how its policy failed.
+
+    Args:
+        actor: What acts.
+        observation: What it sees.
+        is_first: Whether nothing was done in this episode yet; what is raised then is no result.
+    """
+
+    def passes(error: Exception) -> bool:
+        known = isinstance(error, InvalidActionError | PolicyFailedError)
+        return known or is_first or not _is_of_the_policy(error)
+
+    try:
+        with ErrorCapture(passes) as caught:
+            return actor.act(observation)
+    except InvalidActionError as error:
+        return PolicyFailure(ended=INVALID_ACTION, error=str(error))
+    except PolicyFailedError as error:
+        return error.failure
+    assert caught.failure is not None, "else returned"
+    return PolicyFailure(
+        ended=POLICY_ERROR, error=caught.failure.error, details=caught.failure.details
+    )
+
+
+def _is_of_the_policy(error: Exception) -> bool:
+    """Return whether an error is what a policy did, and not the setup, a device or the machine."""
+    if isinstance(error, DzrobotError):
+        return isinstance(error, ModalityError)
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return not isinstance(error, _OF_THE_MACHINE) and not names & _OF_A_GPU
+
+
+def _chosen(
+    actor: Actor, observation: Observation, env: gym.Env[Any, Any], *, is_first: bool
+) -> tuple[NDArray[np.float32], float] | PolicyFailure:
+    """Return an action that ``env`` takes, and its time (ms); or how the policy failed."""
+    chosen = choose(actor, observation, is_first=is_first)
+    if isinstance(chosen, PolicyFailure):
+        return chosen
+    action, spent = chosen
+    try:
+        vector = np.ascontiguousarray(action, np.float32)
+    except (TypeError, ValueError, RuntimeError):  # torch's, of a tensor with a gradient
+        vector = None
+    shape = env.action_space.shape
+    if vector is None or vector.shape != shape or not np.isfinite(vector).all():
+        text = f"the policy returned {shorten(action)}; an action is {shape} finite numbers"
+        return PolicyFailure(ended=INVALID_ACTION, error=text)
+    return vector, spent
+
+
+def _held(
+    env: gym.Env[Any, Any], info: Mapping[str, Any], failure: PolicyFailure
+) -> dict[str, Any]:
+    """Return the last info of an episode that its policy has ended; a robot is held."""
+    inner = env.unwrapped
+    if isinstance(inner, HoldingEnv):
+        return inner.policy_failed(failure.ended, failure.error)
+    return {**info, "reset_reason": failure.ended}
 
 
 def _blind(_: Observation) -> None:
@@ -412,12 +553,3 @@ def reset_policy(policy: Policy, session: str, noise_key: int | None) -> None:
         policy.reset(session, episode=noise_key)
     else:
         policy.reset(session)
-
-
-def _checked(action: Action, env: gym.Env[Any, Any]) -> NDArray[np.float32]:
-    vector = np.ascontiguousarray(action, np.float32)
-    if vector.shape != env.action_space.shape or not np.isfinite(vector).all():
-        raise ModalityError(
-            f"the policy returned {vector!r}; an action is {env.action_space.shape} finite numbers"
-        )
-    return vector

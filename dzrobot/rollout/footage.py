@@ -19,7 +19,7 @@ from dzrobot.documents import read_json
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
 from dzrobot.errors import ProtocolError
-from dzrobot.files import write_bytes, write_json
+from dzrobot.files import is_inside, write_bytes, write_json
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action, Plan
 from dzrobot.recording.media import VideoCodec, VideoFile, encode_png
@@ -225,7 +225,7 @@ def read_predictions(folder: Path, case: str) -> EpisodePredictions | None:
         ProtocolError: the file holds something else.
     """
     path, video = prediction_files(folder, case)
-    if not path.is_file() or not video.is_file():
+    if not (is_inside(folder, path) and is_inside(folder, video)):
         return None
     return read_json(path, EpisodePredictions, ProtocolError)
 

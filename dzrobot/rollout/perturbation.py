@@ -112,13 +112,6 @@ class Perturbation:
             )
 
 
-def perturbed(env: Any, perturbation: Perturbation | None, case: EpisodeSpec) -> Any:
-    """Return ``env`` as it is in the episode of ``case``; None leaves it as it is."""
-    if perturbation is None:
-        return env
-    return PerturbedEpisodes(env, perturbation, case)
-
-
 class PerturbedEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     """Perturbs the episode of one case, by draws that the case keys.
 
@@ -308,11 +301,6 @@ class AblatedImages(gym.ObservationWrapper[dict[str, Any], np.ndarray, dict[str,
             mixed.reshape(rows, columns, TILE, TILE, channels).swapaxes(1, 2).reshape(whole.shape)
         )
         return corrupted
-
-
-def ablated(env: Any, kind: Ablation, case: EpisodeSpec) -> Any:
-    """Return ``env`` as the policy of ``case`` is to see it."""
-    return env if kind == "none" else AblatedImages(env, kind, case)
 
 
 def _images(observation: Mapping[str, Any]) -> dict[str, np.ndarray]:

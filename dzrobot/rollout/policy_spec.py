@@ -1,7 +1,7 @@
 """The policy of an evaluation: from the name a user writes to something that acts."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -22,7 +22,7 @@ from dzrobot.errors import (
 from dzrobot.importing import is_reference, load_reference
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy, check_holds, hold_command
-from dzrobot.policies.dreamzero.options import PolicyOptions
+from dzrobot.policies.dreamzero.options import PolicyOptions, check_device
 from dzrobot.rng import numpy_generator
 from dzrobot.rollout.episode import PolicyActor
 
@@ -167,9 +167,9 @@ def resolve_policy(
         ConfigError: nothing says which robot it is, or there is no such device.
     """
     # For every policy: who names a device means one that is there.
-    _check_device(spec.device)
+    check_device(spec.device)
     if spec.cfg_device is not None:
-        _check_device(spec.cfg_device)
+        check_device(spec.cfg_device)
     checkpoint, robot = None, of_environment
     if spec.is_checkpoint:
         from dzrobot.policies.dreamzero.checkpoints.hub import local_path
@@ -178,7 +178,7 @@ def resolve_policy(
         local_path(spec.name, spec.revision)
 
         from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
-        from dzrobot.policies.dreamzero.parts import embodiment_of
+        from dzrobot.policies.dreamzero.parts import as_trained, embodiment_of
 
         checkpoint = open_checkpoint(
             spec.name,
@@ -198,6 +198,10 @@ def resolve_policy(
         robot = load_embodiment(spec.embodiment)
     if robot is None:
         raise ConfigError("nothing says which robot this environment is: give --embodiment")
+    if checkpoint is not None:
+        robot = as_trained(checkpoint, robot)
+    elif of_environment is not None:
+        robot = replace(robot, action_anchor=of_environment.action_anchor)
     return ResolvedPolicy(spec=spec, robot=robot, checkpoint=checkpoint)
 
 
@@ -341,19 +345,6 @@ class RandomPolicy:
             self._draws.clear()
             return
         self._draws[session] = numpy_generator("random policy", self._seed, episode or 0)
-
-
-def _check_device(name: str) -> None:
-    """Raise ConfigError where there is no such device."""
-    if name == "cpu":
-        return
-    import torch
-
-    kind, _, index = name.partition(":")
-    count = torch.cuda.device_count() if kind == "cuda" else 1
-    if int(index or 0) >= count:
-        seen = f"{count} GPUs are" if count else "no GPU is"
-        raise ConfigError(f"device {name!r}: {seen} visible to torch; give cpu, or another device")
 
 
 def _open_checkpoint(spec: PolicySpec, robot: Embodiment, checkpoint: "Checkpoint") -> LoadedPolicy:

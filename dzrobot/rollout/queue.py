@@ -1,7 +1,7 @@
 """Which episode runs next, and which requests for actions wait to share a call of the policy."""
 
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
@@ -15,6 +15,33 @@ EnvironmentKey = tuple[object, ...]
 def environment_key(case: EpisodeSpec) -> EnvironmentKey:
     """Return what two cases must have in common to run in one environment."""
     return case.env, tuple(sorted(case.arguments.items())), case.max_steps
+
+
+class WaitingCases:
+    """Cases in order; taking one costs the same however many wait."""
+
+    def __init__(self, cases: Iterable[EpisodeSpec]) -> None:
+        self._cases: OrderedDict[str, EpisodeSpec] = OrderedDict()
+        self._names: dict[EnvironmentKey, deque[str]] = {}
+        for case in cases:
+            self._cases[case.name] = case
+            self._names.setdefault(environment_key(case), deque()).append(case.name)
+
+    def __bool__(self) -> bool:
+        return bool(self._cases)
+
+    def take(self, last: EnvironmentKey | None) -> EpisodeSpec:
+        """Remove and return the first case of the environment ``last``, else the first of all.
+
+        Raises:
+            KeyError: none waits.
+        """
+        if last is not None and self._names.get(last):
+            return self._cases.pop(self._names[last].popleft())
+        _, first = self._cases.popitem(last=False)
+        # The first of all is the first of its environment too.
+        self._names[environment_key(first)].popleft()
+        return first
 
 
 class CaseQueue(Protocol):
@@ -50,7 +77,7 @@ class LocalQueue:
     poll_s: float | None = None
 
     def __init__(self, cases: Iterable[EpisodeSpec]) -> None:
-        self._waiting = deque(cases)
+        self._waiting = WaitingCases(cases)
         self._running = 0
 
     def is_open(self) -> bool:
@@ -62,7 +89,7 @@ class LocalQueue:
         if not self._waiting:
             return None
         self._running += 1
-        return pick(self._waiting, last)
+        return self._waiting.take(last)
 
     def arrived(self) -> Iterator[Record]:
         """Yield nothing."""
@@ -71,13 +98,6 @@ class LocalQueue:
     def conclude(self, record: Record) -> None:
         """Note that a case is over."""
         self._running -= 1
-
-
-def pick(waiting: deque[EpisodeSpec], last: EnvironmentKey | None) -> EpisodeSpec:
-    """Remove and return the first case of the environment ``last``, else the first of all."""
-    found = next((case for case in waiting if environment_key(case) == last), waiting[0])
-    waiting.remove(found)
-    return found
 
 
 T = TypeVar("T")

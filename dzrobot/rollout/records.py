@@ -19,7 +19,7 @@ RECORDS_FILE = "records.jsonl"
 LOCK_FILE = ".lock"
 
 ERROR_FOLDER = "errors"
-"""Tracebacks of episodes that ended in an exception."""
+"""Tracebacks of episodes that ended in an exception, the policy's or another."""
 
 _LARGEST = 2**30
 """Bytes of a file of records; a million episodes have about 600 MB."""
@@ -44,7 +44,9 @@ Fact = str | bool | int | float | None
 """A plain value as JSON holds it."""
 
 _RESULT = tuple(
-    field.name for field in fields(EpisodeResult) if field.name not in ("fault", "stop")
+    field.name
+    for field in fields(EpisodeResult)
+    if field.name not in ("fault", "stop", "policy_failure")
 )
 """What a record keeps of an outcome."""
 
@@ -94,6 +96,9 @@ class Record:
     failure_class: Annotated[str, Field(max_length=LONGEST_CLASS)] | None = None
     """How it failed, in the environment's words; records of earlier versions do not have it."""
 
+    policy_error: str | None = None
+    """What the policy did that ended the episode as a failure; earlier versions did not say it."""
+
     robot: Mapping[str, Fact | Mapping[str, Fact]] | None = None
     """Further facts from a robot's environment: aborts, recoveries, drivers, workcell."""
 
@@ -114,7 +119,11 @@ class Record:
                 robot=outcome.robot,
             )  # fmt: skip
         kept = {name: value for name, value in vars(outcome).items() if name in _RESULT}
-        return cls(**_about(case), **kept, video=video, error=None)
+        failure = outcome.policy_failure
+        return cls(
+            **_about(case), **kept, video=video, error=None,
+            policy_error=None if failure is None else failure.error,
+        )  # fmt: skip
 
     @classmethod
     def failed(cls, case: EpisodeSpec, error: str, video: str | None = None) -> Self:

@@ -19,6 +19,7 @@ from typing import Any, Protocol, Self
 import gymnasium as gym
 
 from dzrobot.errors import EpisodeError, ErrorCapture, ProtocolError, StoppedError
+from dzrobot.files import write_text
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import (
     DEFAULT_SESSION,
@@ -36,13 +37,16 @@ from dzrobot.rollout.episode import (
     EpisodeRules,
     MeasuringActor,
     PolicyActor,
+    PolicyFailedError,
+    PolicyFailure,
     SelectiveActor,
+    choose,
     plan_times,
     reads_frames,
     run_episode,
 )
 from dzrobot.rollout.footage import EpisodeVideo, Photographed, PredictingActor, Wanted, photo_file
-from dzrobot.rollout.perturbation import Ablation, Perturbation, ablated, perturbed
+from dzrobot.rollout.perturbation import AblatedImages, Ablation, Perturbation, PerturbedEpisodes
 from dzrobot.rollout.policy_spec import PrivilegedActor
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.queue import CaseQueue, EnvironmentKey, Gathering, environment_key
@@ -166,8 +170,10 @@ class EpisodeRunner:
         env = self._environment.of(case, settings)
         if settings.photos:
             env = Photographed(env, photo_file(settings.folder, case.name))
-        env = perturbed(env, settings.perturbation, case)
-        env = ablated(env, settings.ablation, case)
+        if settings.perturbation is not None:
+            env = PerturbedEpisodes(env, settings.perturbation, case)
+        if settings.ablation != "none":
+            env = AblatedImages(env, settings.ablation, case)
         actor = actor or PrivilegedActor(str(settings.privileged), case.noise_key)
         rules = EpisodeRules(
             seed=case.seed,
@@ -197,7 +203,9 @@ class RemoteActor:
     def act(self, observation: Observation) -> tuple[Action, float]:
         """Return the action that the main process chose, and its time."""
         self.connection.send(_Asked(observation))
-        answer: _Answer = self.connection.recv()
+        answer: _Answer | PolicyFailure = self.connection.recv()
+        if isinstance(answer, PolicyFailure):
+            raise PolicyFailedError(answer)
         self._reads = answer.reads_frames
         return answer.action, answer.spent_ms
 
@@ -244,6 +252,9 @@ class _Worker:
     actor: SessionActor | None = None
     """Acts for it; None where each environment has its own policy."""
 
+    has_acted: bool = False
+    """Whether an action was chosen in the episode."""
+
     last_key: EnvironmentKey | None = None
     process: Any = field(init=False)
     connection: Connection = field(init=False)
@@ -272,7 +283,7 @@ class _Worker:
         self.last_key = None
 
     def give(self, case: EpisodeSpec) -> None:
-        self.case = case
+        self.case, self.has_acted = case, False
         self.last_key = environment_key(case)
         self.send(case)
 
@@ -442,7 +453,7 @@ class WorkerPool:
             _finish(worker.actor)
             if isinstance(worker.actor, MeasuringActor):
                 outcome = replace(outcome, measures=worker.actor.measures())
-            return Record.of(case, outcome, message.video)
+            return _record(self._settings, case, outcome, message.video)
         worker.stop(patient=False)
         worker.start()
         return _error_record(self._settings, case, message)
@@ -460,8 +471,11 @@ class WorkerPool:
             for (worker, _), answer in zip(group, answers, strict=True):
                 worker.send(answer)
 
-    def _act(self, group: list[_Asking]) -> list[_Answer]:
-        """Return for each worker its action and the milliseconds that it took."""
+    def _act(self, group: list[_Asking]) -> list[_Answer | PolicyFailure]:
+        """Return for each worker its action, or how the policy failed.
+
+        Whose fault it is when a call for several raises, nobody knows: it is raised here.
+        """
         policy = self._acting.policy
         if len(group) > 1:
             assert isinstance(policy, BatchPolicy), "checked beforehand"
@@ -475,10 +489,15 @@ class WorkerPool:
         else:
             [(worker, observation)] = group
             assert worker.actor is not None, "only workers without a policy of their own ask"
-            acted = [worker.actor.act(observation)]
+            chosen = choose(worker.actor, observation, is_first=not worker.has_acted)
+            if isinstance(chosen, PolicyFailure):
+                return [chosen]
+            acted = [chosen]
+        for worker, _ in group:
+            worker.has_acted = True
         return [
-            _Answer(*chosen, reads_frames(worker.actor))
-            for (worker, _), chosen in zip(group, acted, strict=True)
+            _Answer(*one, reads_frames(worker.actor))
+            for (worker, _), one in zip(group, acted, strict=True)
         ]
 
     def _alone(self, queue: CaseQueue) -> Iterator[Record]:
@@ -510,7 +529,7 @@ class WorkerPool:
         with ErrorCapture() as caught:
             outcome, video = runner.play(case, actor)
             _finish(actor)
-            return Record.of(case, outcome, video), outcome.stop
+            return _record(self._settings, case, outcome, video), outcome.stop
         # An environment that has raised is in no known state; closed, it lets go of what the next
         # one needs.
         kept.close()
@@ -525,6 +544,15 @@ def _finish(actor: SessionActor | None) -> None:
             actor.finish()
 
 
+def _record(
+    settings: RolloutSettings, case: EpisodeSpec, outcome: EpisodeResult, video: str | None
+) -> Record:
+    """Return the record of an episode that was run; what its policy raised is kept too."""
+    if outcome.policy_failure is not None:
+        _keep_traceback(settings, case, outcome.policy_failure.details)
+    return Record.of(case, outcome, video)
+
+
 def _error_record(settings: RolloutSettings, case: EpisodeSpec, failure: EpisodeError) -> Record:
     """Return the record of an exception; its traceback is kept in the results folder.
 
@@ -536,9 +564,12 @@ def _error_record(settings: RolloutSettings, case: EpisodeSpec, failure: Episode
             f"cannot write results to {settings.folder}: {failure.error}; make room, then run the "
             "same command again"
         )
-    if failure.details:
-        folder = settings.folder / ERROR_FOLDER
-        with storing(settings.folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{case.name}.txt").write_text(failure.details, encoding="utf-8")
+    _keep_traceback(settings, case, failure.details)
     return Record.failed(case, failure.error)
+
+
+def _keep_traceback(settings: RolloutSettings, case: EpisodeSpec, details: str) -> None:
+    """Write what was raised into the results folder, if anything was."""
+    if details:
+        with storing(settings.folder):
+            write_text(settings.folder / ERROR_FOLDER / f"{case.name}.txt", details)

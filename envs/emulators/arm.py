@@ -21,8 +21,8 @@ from dzrobot.envs.emulators.dynamics import (
     Surroundings,
 )
 from dzrobot.envs.emulators.fci_protocol import Command, Generator, RobotMode
-from dzrobot.envs.panda import kinematics
-from dzrobot.envs.panda.kinematics import Array, Posture, posture
+from dzrobot.envs.emulators.kinematics import FR3, TORQUE_RATE, ArmDescription, Array, Posture
+from dzrobot.envs.panda.poses import damped_inverse, pose_difference
 
 _TOLERANCE = 1.01
 """Rounding that the arm forgives, as a share of each limit."""
@@ -32,12 +32,12 @@ _COLUMN_RADIUS_M, _COLUMN_HEIGHT_M = 0.12, 0.45
 """The arm's own base and shoulder, which the hand must not enter."""
 
 
-def torque_steps(before: Array, commanded: Array) -> tuple[str, ...]:
-    """Return the errors of a commanded torque (7,), given the one before."""
+def torque_steps(before: Array, commanded: Array, limit: Array) -> tuple[str, ...]:
+    """Return the errors of a commanded torque (7,), given the one before and the largest."""
     found = []
-    if (np.abs(commanded - before) > kinematics.TORQUE_RATE * _DT * _TOLERANCE).any():
+    if (np.abs(commanded - before) > TORQUE_RATE * _DT * _TOLERANCE).any():
         found.append("controller_torque_discontinuity")
-    if (np.abs(commanded) > kinematics.JOINT_TORQUE).any():
+    if (np.abs(commanded) > limit).any():
         found.append("tau_j_range_violation")
     return tuple(found)
 
@@ -51,25 +51,30 @@ class _Smoothness:
     jerk: Array
 
 
-_JOINT_MOTION = _Smoothness(
-    kinematics.JOINT_VELOCITY, kinematics.JOINT_ACCELERATION, kinematics.JOINT_JERK
-)
-# Our own conversion of poses to joints blurs the jerk of the end effector: it has no limit here.
-_HAND_MOTION = _Smoothness(
-    kinematics.CARTESIAN_VELOCITY, kinematics.CARTESIAN_ACCELERATION, np.full(2, np.inf)
-)
+def _smoothness(description: ArmDescription, *, cartesian: bool) -> _Smoothness:
+    if cartesian:
+        # Our own conversion of poses to joints blurs the jerk of the end effector: it has no limit
+        # here.
+        velocity, acceleration = description.cartesian_velocity, description.cartesian_acceleration
+        return _Smoothness(velocity, acceleration, np.full(2, np.inf))
+    return _Smoothness(
+        description.joint_velocity, description.joint_acceleration, description.joint_jerk
+    )
 
 
-def discontinuities(generator: Generator, rates: tuple[Array, Array, Array]) -> tuple[str, ...]:
+def discontinuities(
+    generator: Generator, rates: tuple[Array, Array, Array], description: ArmDescription
+) -> tuple[str, ...]:
     """Return the errors of a commanded motion: too fast, or not smooth.
 
     Args:
         generator: What is commanded.
         rates: Velocity, acceleration and jerk in its own units: of joints (7,), or of the end
             effector, (2,), meters then radians.
+        description: Of the arm.
     """
     cartesian = generator in (Generator.POSE, Generator.TWIST)
-    limits = _HAND_MOTION if cartesian else _JOINT_MOTION
+    limits = _smoothness(description, cartesian=cartesian)
     kind = "cartesian_motion_generator_" if cartesian else "joint_motion_generator_"
     velocity, acceleration, jerk = rates
     if (np.abs(velocity) > limits.velocity * _TOLERANCE).any():
@@ -83,7 +88,8 @@ def discontinuities(generator: Generator, rates: tuple[Array, Array, Array]) -> 
 
 def outside(generator: Generator, arm: "EmulatedArm") -> tuple[str, ...]:
     """Return the error of joints beyond their range."""
-    if not ((arm.q < kinematics.JOINT_LOW) | (arm.q > kinematics.JOINT_HIGH)).any():
+    description = arm.description
+    if not ((arm.q < description.joint_low) | (arm.q > description.joint_high)).any():
         return ()
     match generator:
         case Generator.NONE:
@@ -102,11 +108,11 @@ def contacts(arm: "EmulatedArm") -> tuple[str, ...]:
         found.append("cartesian_reflex")
     if not arm.faults.limits:
         return tuple(found)
-    if (np.abs(arm.dq) > kinematics.JOINT_VELOCITY * _TOLERANCE).any():
+    if (np.abs(arm.dq) > arm.description.joint_velocity * _TOLERANCE).any():
         found.append("joint_velocity_violation")
     twist = arm.posture.jacobian @ arm.dq
     speeds = np.hypot.reduce(twist.reshape(2, 3), axis=1)
-    if (speeds > kinematics.CARTESIAN_VELOCITY).any():
+    if (speeds > arm.description.cartesian_velocity).any():
         found.append("cartesian_velocity_violation")
     x, y, z = arm.posture.pose[:3, 3].tolist()
     walls = arm.faults.walls_m
@@ -155,12 +161,21 @@ class Settings:
     collision_torque: Array = field(default_factory=lambda: np.full(7, 20.0))
     contact_force: Array = field(default_factory=lambda: np.full(6, 20.0))
     collision_force: Array = field(default_factory=lambda: np.full(6, 20.0))
+    flange_to_hand: Array = field(default_factory=lambda: FR3.flange_to_hand)
     hand_to_ee: Array = field(default_factory=lambda: np.eye(4))
-    flange_to_ee: Array = field(default_factory=kinematics.flange_to_hand)
     ee_to_stiffness: Array = field(default_factory=lambda: np.eye(4))
     load_kg: float = 0.0
     load_center: Array = field(default_factory=lambda: np.zeros(3))
     load_inertia: Array = field(default_factory=lambda: np.zeros(9))
+
+    @property
+    def flange_to_ee(self) -> Array:
+        """Pose (4, 4) of the end effector in the flange frame."""
+        return self._flange_to_ee
+
+    def __post_init__(self) -> None:
+        """Compute the pose that every millisecond needs."""
+        self._flange_to_ee: Array = self.flange_to_hand @ self.hand_to_ee
 
     def take(self, command: Command, values: Array) -> bool:
         """Keep what a setter says; False where the arm would call it invalid."""
@@ -200,7 +215,7 @@ class Settings:
         if not np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-4):
             return False
         if command == Command.SET_NE_TO_EE:
-            self.hand_to_ee, self.flange_to_ee = pose, kinematics.flange_to_hand() @ pose
+            self.hand_to_ee, self._flange_to_ee = pose, self.flange_to_hand @ pose
         else:
             self.ee_to_stiffness = pose
         return True
@@ -248,7 +263,8 @@ class EmulatedArm:
     ) -> None:
         self.faults = faults or Faults()
         self.dynamics = dynamics or PlainDynamics(self.faults)
-        self.settings = Settings()
+        self.description = self.dynamics.description
+        self.settings = Settings(flange_to_hand=self.description.flange_to_hand)
         self.reference_q: Array = self.dynamics.q.copy()
         self.reference_dq: Array = np.zeros(7)
         """What the arm's own controller follows: joint angles and speeds, (7,)."""
@@ -287,9 +303,11 @@ class EmulatedArm:
     def refresh(self) -> None:
         """Recompute what follows from joints, frames and surroundings."""
         frame = self.settings.flange_to_ee
-        self.posture: Posture = posture(self.q, frame)
+        self.posture: Posture = self.description.posture(self.q, frame)
         same = np.array_equal(self.q, self.reference_q)
-        self.reference: Posture = self.posture if same else posture(self.reference_q, frame)
+        self.reference: Posture = (
+            self.posture if same else self.description.posture(self.reference_q, frame)
+        )
         """Where the hand would be with the joints at their reference."""
 
         self.wrench = self._wrench()
@@ -374,7 +392,9 @@ class EmulatedArm:
     def _drive(self, target: Target | None) -> None:
         # Where a command was missed, the arm keeps the torque before.
         torque = self.torque if target is None else target.torque
-        if self.faults.limits and (found := reflexes.torque_steps(self.torque, torque)):
+        if self.faults.limits and (
+            found := reflexes.torque_steps(self.torque, torque, self.description.joint_torque)
+        ):
             self.trip(*found)
             self._track()
             return
@@ -404,7 +424,7 @@ class EmulatedArm:
         """Stop joints beyond their range."""
         if self.generator is not None and (found := reflexes.outside(self.generator, self)):
             self.trip(*found)
-        low, high = kinematics.JOINT_LOW, kinematics.JOINT_HIGH
+        low, high = self.description.joint_low, self.description.joint_high
         inside: Array = np.clip(self.reference_q, low, high)
         self.reference_dq[inside != self.reference_q] = 0.0
         self.reference_q = inside
@@ -424,7 +444,7 @@ class EmulatedArm:
         rates = (rate, change, jerk)
         if len(rate) == 6:
             rates = tuple(np.hypot.reduce(value.reshape(2, 3), axis=1) for value in rates)
-        return reflexes.discontinuities(generator, rates)
+        return reflexes.discontinuities(generator, rates, self.description)
 
     def _goal(self, target: Target) -> Array:
         """Return where the joints (7,) are to be next."""
@@ -434,10 +454,10 @@ class EmulatedArm:
             case Generator.JOINT_VELOCITY:
                 return self.reference_q + target.joint_velocity * DT
             case Generator.POSE:
-                difference = kinematics.pose_difference(target.pose, self.reference.pose)
+                difference = pose_difference(target.pose, self.reference.pose)
             case _:
                 difference = target.twist * DT
-        change = kinematics.damped_inverse(self.reference.jacobian, difference)
+        change = damped_inverse(self.reference.jacobian, difference)
         return self.reference_q + change
 
     def _brake(self) -> None:
@@ -472,4 +492,4 @@ class EmulatedArm:
         touch = self.dynamics.touch
         if not touch.any():
             return np.zeros(6)
-        return kinematics.damped_inverse(self.posture.jacobian.T, touch)
+        return damped_inverse(self.posture.jacobian.T, touch)

@@ -20,11 +20,11 @@ import numpy as np
 
 from dzrobot.envs.emulators.dynamics import Faults, dynamics_of
 from dzrobot.envs.emulators.fci_protocol import ERRORS, RobotMode
+from dzrobot.envs.emulators.kinematics import ArmDescription, describe
 from dzrobot.envs.emulators.robot_client import start_repeating
 from dzrobot.envs.emulators.robot_server import RobotServer
 from dzrobot.envs.emulators.scenes import EMPTY
 from dzrobot.envs.emulators.timebase import Timebase
-from dzrobot.envs.panda import kinematics
 from dzrobot.errors import DzrobotError, UnknownNameError, find
 from dzrobot.process import end_with_parent
 
@@ -45,13 +45,15 @@ class ArmServer:
         page: The shared clock. None: one of its own.
         rate: Robot seconds per wall second, at most.
         scene: Name of what surrounds the arm; see :mod:`dzrobot.envs.emulators.scenes`.
+        description: Which kind of arm it is.
     """
 
     def __init__(
-        self, host: str, page: Timebase | None = None, rate: float = 1.0, scene: str = EMPTY
+        self, host: str, page: Timebase | None, rate: float, scene: str, description: ArmDescription
     ) -> None:
         self.faults = Faults()
-        self.robot = RobotServer(host, self.faults, page, rate, dynamics_of(scene, self.faults))
+        dynamics = dynamics_of(scene, self.faults, description)
+        self.robot = RobotServer(host, self.faults, page, rate, dynamics)
         self._calls: dict[str, Callable[..., None]] = {
             "trip": self._trip,
             "press_user_stop": self.robot.press_user_stop,
@@ -84,10 +86,13 @@ class ArmServer:
         self.robot.show_mode(find(_MODES, "mode", name))
 
     def _guide(self, *place: float) -> None:
-        if len(place) != 3:
-            raise DzrobotError(f"guide takes 3 numbers (m), got {len(place)}")
         arm = self.robot.arm
-        self.robot.guide(kinematics.reaching(arm.q, place, arm.settings.flange_to_ee))
+        if len(place) == 7:
+            self.robot.guide(np.array(place, np.float64))
+            return
+        if len(place) != 3:
+            raise DzrobotError(f"guide takes a place (3, m) or joints (7, rad), got {len(place)}")
+        self.robot.guide(arm.description.reaching(arm.q, place, arm.settings.flange_to_ee))
 
     def _prepare(self, start: int) -> None:
         self.robot.prepare(start)
@@ -104,6 +109,7 @@ def main() -> None:
     parser.add_argument("--host", required=True)
     parser.add_argument("--rate", type=float, default=1.0)
     parser.add_argument("--scene", default=EMPTY)
+    parser.add_argument("--arm", default="fr3")
     parser.add_argument("--timebase", type=int, help="descriptor of the shared clock")
     parser.add_argument("--parent", type=int, default=os.getppid(), help="process to end with")
     parser.add_argument("--end-at-once", action="store_true", help="even if it is suspended")
@@ -112,7 +118,9 @@ def main() -> None:
         end_with_parent(arguments.parent)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     page = None if arguments.timebase is None else Timebase(arguments.timebase)
-    server = ArmServer(arguments.host, page, arguments.rate, arguments.scene)
+    server = ArmServer(
+        arguments.host, page, arguments.rate, arguments.scene, describe(arguments.arm)
+    )
     start_repeating([server.robot.states, server.robot.gripper.states])
     server.robot.start()
     try:

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dzrobot.envs.emulators import kinematics
+from dzrobot.envs.emulators.kinematics import FR3, ArmDescription, Array, Posture
 from dzrobot.envs.emulators.scenes import EMPTY, table_object_of
 from dzrobot.envs.mujoco.lift_scene import (
     ARM,
@@ -22,11 +24,10 @@ from dzrobot.envs.mujoco.lift_scene import (
     READY,
     TABLE,
     TABLE_TOP_M,
+    ArmMechanics,
     load_model,
     load_mujoco,
 )
-from dzrobot.envs.panda import kinematics
-from dzrobot.envs.panda.kinematics import Array, Posture
 
 GRIPPER_WIDTH_M = 0.08
 """Widest opening of the emulated hand."""
@@ -132,10 +133,7 @@ NOISE = {
 _ROWS = 1 << 13
 _INERTIA_PERIOD_MS = 20
 _LATER = np.triu_indices(7, 1)
-_SPHERES = np.cumsum((0.4 * kinematics.LINK_SPHERE_M**2 * kinematics.LINK_MASS)[::-1])[::-1][
-    np.maximum.outer(np.arange(7), np.arange(7))
-]
-"""Inertia of the links beyond both of two joints, as spheres (kg m^2), (7, 7)."""
+_BEYOND_BOTH = np.maximum.outer(np.arange(7), np.arange(7))
 
 
 @dataclass(frozen=True)
@@ -178,6 +176,9 @@ class Fingers(Protocol):
 
 class Dynamics(Protocol):
     """What an arm's joints and fingers are moved by, a millisecond at a time."""
+
+    description: ArmDescription
+    """Limits, masses and transforms of the arm."""
 
     q: Array
     """Joint angles (7,), rad."""
@@ -224,11 +225,13 @@ class PlainDynamics:
 
     Args:
         faults: Width of an object between the fingers.
+        description: Its masses.
     """
 
     goal_holds = False
 
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, faults: Faults, description: ArmDescription = FR3) -> None:
+        self.description = description
         self.q = kinematics.READY.copy()
         self.dq = np.zeros(7)
         self.touch = np.zeros(7)
@@ -244,7 +247,9 @@ class PlainDynamics:
     def drive(self, torque: Array, around: Surroundings) -> None:
         """Move coupled inertias against viscous and dry friction."""
         if self._inverse_inertia is None or self._age_ms >= _INERTIA_PERIOD_MS:
-            self._inverse_inertia = inverse_inertia(around.posture, around.payload_kg)
+            self._inverse_inertia = inverse_inertia(
+                self.description.link_mass, around.posture, around.payload_kg
+            )
             self._age_ms = 0
         self._age_ms += 1
         driven = torque + around.torque - VISCOUS * self.dq
@@ -321,15 +326,19 @@ class SensorNoise:
         return row
 
 
-def inverse_inertia(now: Posture, payload_kg: float) -> Array:
-    """Return the inverse of the joint-space inertia, (7, 7), with ``payload_kg`` at the hand."""
-    mass = kinematics.LINK_MASS
+def inverse_inertia(mass: Array, now: Posture, payload_kg: float) -> Array:
+    """Return the inverse of the joint-space inertia, (7, 7), with ``payload_kg`` at the hand.
+
+    Each link is its ``mass`` (7,) at its joint, with the inertia of a sphere.
+    """
     lever = now.origins[:, None, :] - now.origins[None, :, :]
     moves = np.cross(now.axes[None], lever)
     moves[_LATER] = 0.0
     weighted = mass[:, None, None] * moves
     inertia = np.einsum("ija,ika->jk", weighted, moves)
-    inertia += _SPHERES * (now.axes @ now.axes.T)
+    spheres = np.cumsum((0.4 * kinematics.LINK_SPHERE_M**2 * mass)[::-1])[::-1]
+    # Of two joints, the links beyond both turn with both.
+    inertia += spheres[_BEYOND_BOTH] * (now.axes @ now.axes.T)
     tip = now.jacobian[:3]
     inertia += payload_kg * (tip.T @ tip)
     inverse: Array = np.linalg.inv(inertia + np.diag(ROTOR_INERTIA))
@@ -377,6 +386,7 @@ class ScenePhysics:
 
     Args:
         scene: ``lift``, or the name of an object of LIBERO.
+        description: Limits and masses of the arm.
 
     Raises:
         ConfigError: LIBERO has no such object.
@@ -384,10 +394,15 @@ class ScenePhysics:
         SimulatorError: one of them has the wrong version.
     """
 
-    def __init__(self, scene: str) -> None:
+    def __init__(self, scene: str, description: ArmDescription = FR3) -> None:
         self._mujoco = mujoco = load_mujoco()
         self._table_object = table_object_of(scene)
-        self._model = model = load_model(self._table_object, drawn=False)
+        self.description = description
+        mechanics = ArmMechanics(
+            description.joint_low, description.joint_high, description.link_mass,
+            kinematics.LINK_SPHERE_M,
+        )  # fmt: skip
+        self._model = model = load_model(self._table_object, drawn=False, mechanics=mechanics)
         self._data = mujoco.MjData(model)
         assert [model.joint(number).name for number in range(10)] == [*ARM, *FINGERS, OBJECT]
         model.dof_armature[_JOINTS] = ROTOR_INERTIA
@@ -424,7 +439,7 @@ class ScenePhysics:
         mujoco.mj_fullM(model, self._inertia, data.qM)
         torque = self._inertia[_JOINTS, _JOINTS] @ wanted
         torque += data.qfrc_bias[_JOINTS] - data.qfrc_passive[_JOINTS]
-        limit = kinematics.JOINT_TORQUE
+        limit = self.description.joint_torque
         self._finish(np.clip(torque, -limit, limit), around)
 
     def drive(self, torque: Array, around: Surroundings) -> None:
@@ -529,13 +544,13 @@ class PhysicalFingers:
         self._still_ms = self._still_ms + 1 if np.abs(speeds).max() < _STILL_M_S else 0
 
 
-def dynamics_of(scene: str, faults: Faults) -> Dynamics:
-    """Return what moves the arm in a scene.
+def dynamics_of(scene: str, faults: Faults, description: ArmDescription = FR3) -> Dynamics:
+    """Return what moves an arm in a scene.
 
     Raises:
         MissingDependencyError: the scene needs a simulator that is not installed.
         SimulatorError: the simulator has the wrong version.
     """
     if scene == EMPTY:
-        return PlainDynamics(faults)
-    return ScenePhysics(scene)
+        return PlainDynamics(faults, description)
+    return ScenePhysics(scene, description)

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from dzrobot.envs.driver_process import python_environment
 from dzrobot.envs.emulators.camera_server import bus_settings
+from dzrobot.envs.emulators.kinematics import describe
 from dzrobot.envs.emulators.scenes import EMPTY, check_scene
 from dzrobot.envs.emulators.timebase import Timebase
 from dzrobot.envs.emulators.views import SERIALS
@@ -71,15 +72,17 @@ class EmulatorLauncher:
         rate: Robot seconds per wall second, at most; infinity is as fast as the client answers.
         page: The clock that arm and cameras share with an environment. None: with nobody.
         scene: What surrounds the arm; see :mod:`dzrobot.envs.emulators.scenes`.
+        arm: Kind of arm, ``fr3`` or ``fer``, or a YAML file that describes one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what its processes are started with)
         self,
         address: LauncherAddress,
         serials: Sequence[str] = SERIALS,
         rate: float = 1.0,
         page: Timebase | None = None,
         scene: str = EMPTY,
+        arm: str = "fr3",
     ) -> None:
         if not rate > 0 or math.isnan(rate):
             raise ConfigError(f"rate {rate} must be positive: robot seconds per wall second")
@@ -88,6 +91,7 @@ class EmulatorLauncher:
         self.page = page or Timebase.create()
         self._rate = rate
         self._scene = scene
+        self._kind = arm
         self._arm: subprocess.Popen[str] | None = None
         self._cameras: subprocess.Popen[str] | None = None
 
@@ -95,11 +99,13 @@ class EmulatorLauncher:
         """Start the processes and wait until they listen.
 
         Raises:
+            UnknownNameError: there is no such kind of arm.
             MissingDependencyError: the scene needs a simulator that is not installed.
             SimulatorError: the simulator has the wrong version.
             RobotError: a process does not start.
         """
         check_scene(self._scene)
+        describe(self._kind)
         self.start_arm()
         if self.serials:
             self.start_cameras()
@@ -109,6 +115,7 @@ class EmulatorLauncher:
         """Start the arm and gripper process."""
         self._arm = self._spawn(
             "arm_server", "--host", self.address.host, "--rate", str(self._rate),
+            "--arm", self._kind,
         )  # fmt: skip
 
     def kill_arm(self) -> None:

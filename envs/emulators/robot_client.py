@@ -24,8 +24,7 @@ from dzrobot.envs.emulators.fci_protocol import (
     MoveStatus,
     RequestBuffer,
 )
-from dzrobot.envs.panda import kinematics
-from dzrobot.envs.panda.kinematics import Array
+from dzrobot.envs.emulators.kinematics import LINK_SPHERE_M, ArmDescription, Array
 
 
 @dataclass(frozen=True)
@@ -255,7 +254,7 @@ class StateMessage:
         collided = bool(errors & {"joint_reflex", "cartesian_reflex"})
         fields["joint_collision"][:] = fields["cartesian_collision"][0] = collided
         fields["F_T_EE"][:] = _flat(settings.flange_to_ee)
-        fields["F_T_NE"][:] = _flat(kinematics.flange_to_hand())
+        fields["F_T_NE"][:] = _flat(settings.flange_to_hand)
         fields["NE_T_EE"][:] = _flat(settings.hand_to_ee)
         fields["EE_T_K"][:] = _flat(settings.ee_to_stiffness)
         fields["m_ee"][:] = HAND_KG
@@ -269,14 +268,14 @@ def _flat(pose: Array) -> Array:
     return flat
 
 
-def arm_urdf() -> str:
+def arm_urdf(arm: ArmDescription) -> str:
     """Return the URDF of the seven joints with limits, masses and the ``link8`` flange."""
-    parts = ['<?xml version="1.0"?>', '<robot name="fr3">', '<link name="link0"/>']
+    parts = ['<?xml version="1.0"?>', f'<robot name="{arm.name}">', '<link name="link0"/>']
     for index in range(7):
-        parts += [_joint(index), _link(index)]
+        parts += [_joint(arm, index), _link(arm, index)]
     parts += [
         '<joint name="joint8" type="fixed">'
-        f'<origin xyz="0 0 {kinematics.FLANGE_Z}" rpy="0 0 0"/>'
+        f'<origin xyz="0 0 {arm.file.flange_z}" rpy="0 0 0"/>'
         '<parent link="link7"/><child link="link8"/></joint>',
         '<link name="link8"/>',
         "</robot>",
@@ -284,24 +283,23 @@ def arm_urdf() -> str:
     return "\n".join(parts)
 
 
-def _joint(index: int) -> str:
-    (x, y, z), roll = kinematics.ORIGINS[index]
-    low, high = kinematics.JOINT_LOW[index], kinematics.JOINT_HIGH[index]
+def _joint(arm: ArmDescription, index: int) -> str:
+    (x, y, z), roll = arm.file.origins[index], arm.file.quarter_turns[index] * np.pi / 2
+    low, high = arm.file.joint_low[index], arm.file.joint_high[index]
     return (
         f'<joint name="joint{index + 1}" type="revolute">'
         f'<origin xyz="{x} {y} {z}" rpy="{roll} 0 0"/>'
         f'<parent link="link{index}"/><child link="link{index + 1}"/><axis xyz="0 0 1"/>'
-        f'<limit lower="{low}" upper="{high}" velocity="{kinematics.JOINT_VELOCITY[index]}" '
-        f'effort="{kinematics.JOINT_TORQUE[index]}"/>'
-        f'<position_based_velocity_limits velocity_offset="{kinematics.VELOCITY_OFFSET[index]}" '
-        f'deceleration_limit="{kinematics.DECELERATION[index]}"/></joint>'
+        f'<limit lower="{low}" upper="{high}" velocity="{arm.file.joint_velocity[index]}" '
+        f'effort="{arm.file.joint_torque[index]}"/>'
+        f'<position_based_velocity_limits velocity_offset="{arm.file.velocity_offset[index]}" '
+        f'deceleration_limit="{arm.file.deceleration[index]}"/></joint>'
     )
 
 
-def _link(index: int) -> str:
-    mass = kinematics.LINK_MASS[index]
-    # A solid sphere of 8 cm radius is close enough for the client's dynamics terms.
-    inertia = float(np.round(0.4 * mass * 0.08**2, 6))
+def _link(arm: ArmDescription, index: int) -> str:
+    mass = arm.file.link_mass[index]
+    inertia = float(np.round(0.4 * mass * LINK_SPHERE_M**2, 6))
     return (
         f'<link name="link{index + 1}"><inertial><origin xyz="0 0 0" rpy="0 0 0"/>'
         f'<mass value="{mass}"/><inertia ixx="{inertia}" ixy="0" ixz="0" iyy="{inertia}" '

@@ -384,7 +384,7 @@ class RobotServer:
             case Command.CONNECT:
                 self._connect(client, identity, body)
             case Command.GET_ROBOT_MODEL:
-                client.reply(command, identity, b"\0" + arm_urdf().encode())
+                client.reply(command, identity, b"\0" + arm_urdf(self.arm.description).encode())
             case Command.MOVE:
                 self._move(client, identity, body)
             case Command.STOP_MOVE:

@@ -18,7 +18,7 @@ from dzrobot.envs.mujoco.lift_scene import (
     robosuite_asset,
 )
 from dzrobot.envs.mujoco.simulator import check_versions
-from dzrobot.envs.panda.kinematics import Array
+from dzrobot.envs.panda.poses import Array
 from dzrobot.errors import ConfigError, MissingDependencyError, SimulatorError, suggest
 from dzrobot.rng import numpy_generator
 

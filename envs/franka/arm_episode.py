@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.franka.franka_config import FrankaConfig, RewardConfig
 from dzrobot.envs.franka.operator.operator import OperatorVerdict
-from dzrobot.envs.franka.safeguards.limits import Abort
+from dzrobot.envs.franka.safeguards.limits import Abort, RefusalError
 from dzrobot.envs.franka.sensing import Reading
 from dzrobot.envs.franka.workcells import RateLimiter, Scene
 from dzrobot.envs.panda.state import ArmState
-from dzrobot.errors import ConfigError
+from dzrobot.errors import ConfigError, RobotError, StoppedError
 from dzrobot.importing import load_reference
 
 Observation = Mapping[str, Any]
@@ -198,3 +199,22 @@ class ArmEpisode:
         self.paused_s = 0.0
         self.abort = Abort.NONE
         self.message = ""
+
+
+def reset_abort(error: BaseException, *, moved: bool) -> Abort | None:
+    """Return why ``error`` cut a reset short; None if no person has to look at the arm.
+
+    Args:
+        error: What was raised.
+        moved: Whether the arm had begun to move.
+    """
+    match error:
+        case RefusalError():
+            return error.abort
+        case StoppedError():
+            return Abort.OPERATOR_STOP
+        case DisconnectedError() if moved:
+            return Abort.CONNECTION
+        case RobotError() if moved:
+            return Abort.NOT_ARRIVED
+    return None

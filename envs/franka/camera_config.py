@@ -44,7 +44,8 @@ class CameraConfig(FrozenConfig):
     """Rows of the color stream (pixels)."""
 
     fps: Annotated[int, Field(gt=0)] = 15
-    """Frames per second of the color stream."""
+    """Frames per second of the color stream. Left out in a workcell with an embodiment: the
+    smallest of 15, 30 and 60 that is one and a half times the rate of control."""
 
     crop: tuple[int, int, int, int] | None = None
     """Top, left, bottom, right (pixels) of what is kept. None: the largest in the middle that has

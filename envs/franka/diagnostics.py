@@ -22,6 +22,8 @@ from dzrobot.envs.franka.cameras.uvc import list_uvc
 from dzrobot.envs.franka.drivers.franky_arm import FrankyArm
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.make import camera_of
+from dzrobot.envs.franka.motion.reach import unreachable_part
+from dzrobot.envs.franka.safeguards.arm_check import compared
 from dzrobot.envs.franka.safeguards.limits import Workspace
 from dzrobot.envs.franka.sensing import fit
 from dzrobot.envs.franka.workcells import Arm, Camera, Workcell
@@ -35,7 +37,8 @@ LISTEN_S = 2.0
 
 _READ_S = 0.01
 _SLOW_READ_S = 0.05
-_OLDEST = {"franky-control": (2, 0), "pyrealsense2": (2, 55)}
+_OF_ROBOTIQ = "pyrobotiqgripper"
+_OLDEST = {"franky-control": (2, 0), "pyrealsense2": (2, 55), _OF_ROBOTIQ: (3, 3)}
 
 
 _LEAST_MBIT_S = 1000
@@ -66,7 +69,7 @@ def diagnose(
         config: The workcell.
         images: Folder that takes what each camera shows, as the policy sees it. None: nowhere.
     """
-    yield from _libraries()
+    yield from _libraries(config)
     yield _kernel()
     yield _priority()
     yield _locked_memory()
@@ -82,14 +85,17 @@ def diagnose(
     yield from _arm(FrankyArm(workcell, config), workcell, config)
 
 
-def _libraries() -> Iterator[Diagnosis]:
+def _libraries(config: FrankaConfig) -> Iterator[Diagnosis]:
     machine = f"{platform.system()} {platform.machine()}"
     for name, oldest in _OLDEST.items():
+        if name == _OF_ROBOTIQ and config.gripper.kind != "robotiq":
+            continue
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
+            extra = "robotiq" if name == _OF_ROBOTIQ else "franka"
             remedy = (
-                "pip install -e '.[franka]'"
+                f"pip install -e '.[{extra}]'"
                 if machine == "Linux x86_64"
                 else f"it has no wheel for {machine}; use an x86_64 Linux machine"
             )
@@ -273,23 +279,33 @@ def _stream(camera: Camera, robot: Embodiment, images: Path | None) -> Diagnosis
 def _hand(arm: FrankyArm, config: FrankaConfig) -> Iterator[Diagnosis]:
     """Look at what the arm believes it carries, and whether that is so."""
     about = arm.about()
-    place = ", ".join(f"{value:.3f}" for value in about["flange_to_hand"][:3, 3])
+    state, limits = arm.state(), config.limits
+    yield Diagnosis("ok", "joint limits", compared(about, limits))
+    if (beyond := unreachable_part(config, state.flange_to_ee)) is not None:
+        yield Diagnosis("warn", "reach", f"{beyond}; targets there are not arrived at")
+    place, own = (
+        ", ".join(f"{value:.3f}" for value in pose[:3, 3])
+        for pose in (state.flange_to_ee, about.nominal_to_ee)
+    )
     yield Diagnosis(
         "ok", "end effector",
-        f"({place}) m from the flange, {about['hand_kg']:.2f} kg, load {about['load_kg']:.2f} kg",
+        f"({place}) m from the flange, ({own}) m from Desk's; {about.hand_kg:.2f} kg, load "
+        f"{about.load_kg:.2f} kg",
     )  # fmt: skip
-    state, limits = arm.state(), config.limits
     force, torque = (float(np.linalg.norm(part)) for part in (state.force_n, state.torque_nm))
     text = f"{force:.1f} N and {torque:.2f} Nm at the hand"
     if force <= limits.resting_force_n and torque <= limits.resting_torque_nm:
         yield Diagnosis("ok", "wrench", text)
-    else:
-        yield Diagnosis(
-            "fail", "wrench",
-            f"{text}; at rest and free at most {limits.resting_force_n} N and "
-            f"{limits.resting_torque_nm} Nm: tell Desk, or `load:` of the workcell, what hangs on "
-            "the flange",
-        )  # fmt: skip
+        return
+    known = force <= limits.load_force_n and torque <= limits.load_torque_nm
+    allowed = f"{limits.resting_force_n} N and {limits.resting_torque_nm} Nm"
+    yield Diagnosis(
+        "warn" if known else "fail", "wrench",
+        f"{text}; at rest and free {allowed} are usual: tell Desk, or `load:` of the workcell, "
+        "what hangs on the flange" + (
+            ". If nothing does, the arm's torque sensors have drifted" if known else ""
+        ),
+    )  # fmt: skip
 
 
 def _arm(arm: FrankyArm, workcell: Workcell, config: FrankaConfig) -> Iterator[Diagnosis]:
@@ -313,10 +329,12 @@ def _gripper(hand: GripperState, config: FrankaConfig) -> Diagnosis:
     if config.gripper.kind == "none":
         return Diagnosis("ok", "gripper", "none")
     if not hand.is_homed:
+        robotiq = config.gripper.kind == "robotiq"
+        done, elsewhere = ("activated", "") if robotiq else ("homed", ", or home it in Desk")
         return Diagnosis(
             "fail", "gripper",
-            "it was never homed, so it opens and grasps nothing: reset() homes it once an operator "
-            "agrees or with gripper: {homing: true}, or home it in Desk",
+            f"it was never {done}, so it opens and grasps nothing: reset() does it once an "
+            f"operator agrees or with gripper: {{homing: true}}{elsewhere}",
         )  # fmt: skip
     held = ", holding something" if hand.is_grasped else ""
     return Diagnosis("ok", "gripper", f"{hand.width_m:.3f} m wide{held}")

@@ -11,9 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.emulators.timebase import FREE, ArmClock, Timebase
 from dzrobot.envs.emulators.views import SECOND_EXTERIOR, SERIALS, SIZES
+from dzrobot.envs.franka.arm_model import FLANGE_TO_HAND, forward
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.workcells import (
@@ -28,7 +32,6 @@ from dzrobot.envs.franka.workcells import (
     Timed,
 )
 from dzrobot.envs.mujoco.lift_scene import EMPTY_SCENE, LIFT_SCENE, READY
-from dzrobot.envs.panda.kinematics import flange_to_hand, forward
 from dzrobot.envs.panda.poses import Array, euler_of
 from dzrobot.envs.panda.state import ArmState, GripperState
 from dzrobot.errors import ConfigError, RobotError
@@ -59,6 +62,7 @@ class EmulatedWorkcell:
         scene: What surrounds the arm: ``empty``; ``lift``, robosuite's in MuJoCo; or an object of
             LIBERO, such as ``alphabet_soup``, in the place of Lift's cube.
         serials: Of its cameras, in the order of the environment's. None: exterior and wrist.
+        arm: Kind of arm, ``fr3`` or ``fer``, or a YAML file that describes one.
     """
 
     def __init__(
@@ -68,8 +72,10 @@ class EmulatedWorkcell:
         lockstep: bool = True,
         scene: str = EMPTY_SCENE,
         serials: Sequence[str] | None = None,
+        arm: str = "fr3",
     ) -> None:
         self._rate = rate
+        self._kind = arm
         self._serials = serials
         self._scene_name = scene
         self._lockstep = lockstep
@@ -102,7 +108,12 @@ class EmulatedWorkcell:
 
         address = LauncherAddress.for_process(next(_numbers))
         self._emulators = EmulatorLauncher(
-            address, self._serials or SERIALS, self._rate, self.clock.page, self._scene_name
+            address,
+            self._serials or SERIALS,
+            self._rate,
+            self.clock.page,
+            self._scene_name,
+            self._kind,
         ).start()
 
     @property
@@ -309,6 +320,8 @@ class TimedCamera:
         self._number = number
         self._clock = clock
         self._missing_ms = -1.0
+        self._came = (-1, 0.0)
+        """Number of the newest image, and when it was there (the arm's clock)."""
 
     @property
     def config(self) -> CameraConfig:
@@ -339,7 +352,9 @@ class TimedCamera:
         if self._is_late(frame):
             # Lost in transit; the images until the next one that comes are not waited for.
             self._missing_ms = 1000 * frame.stamp_s
-        return replace(frame, at_s=frame.stamp_s)
+        if frame.number != self._came[0]:
+            self._came = frame.number, self._clock.now()
+        return replace(frame, at_s=frame.stamp_s, came_s=self._came[1])
 
     def close(self) -> None:
         """Stop the stream."""
@@ -410,7 +425,7 @@ def scene_values(scene: str) -> dict[str, Any]:
     }
 
 
-def ready_pose_values() -> dict[str, Any]:
-    """Return where the simulated twin begins: its hand is tilted by 7 degrees."""
-    pose = forward(READY, flange_to_hand())
+def hand_at(joints: ArrayLike) -> dict[str, Any]:
+    """Return position (m) and roll, pitch, yaw (rad) of the Franka Hand at joint angles (7,)."""
+    pose = forward(np.array(joints, np.float64), FLANGE_TO_HAND)
     return {"position": pose[:3, 3].tolist(), "euler": euler_of(pose[:3, :3]).tolist()}

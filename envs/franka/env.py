@@ -9,9 +9,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.episodes import DRAWN, InitialStates
-from dzrobot.envs.franka.arm_episode import ArmEpisode, ArmEpisodeFacts, lasting_facts, rule_for
+from dzrobot.envs.franka.arm_episode import (
+    ArmEpisode,
+    ArmEpisodeFacts,
+    lasting_facts,
+    reset_abort,
+    rule_for,
+)
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.action_spaces import joint_box, target_space
 from dzrobot.envs.franka.motion.controller import Control
@@ -31,6 +36,7 @@ from dzrobot.envs.franka.safeguards.limits import (
     RefusalError,
     check_finite,
     check_fresh,
+    check_near,
     check_shape,
 )
 from dzrobot.envs.franka.safeguards.lock_and_stop import ArmLock
@@ -45,6 +51,7 @@ from dzrobot.envs.franka.workcells import (
     SystemClock,
 )
 from dzrobot.envs.panda.poses import Array
+from dzrobot.envs.panda.quantities import GRIPPERS
 from dzrobot.envs.panda.state import Mode
 from dzrobot.envs.spaces import observation_space
 from dzrobot.errors import ConfigError, RobotError, StoppedError
@@ -74,20 +81,24 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     rad), both from the target before, or from the measured pose (``config.action.anchor``), in the
     axes ``config.action.frame``; then the gripper: at or above +0.5 a closed hand opens, at or
     below -0.5 an open one closes. A hand that changes does so first: the arm waits until the
-    fingers have moved, ``config.gripper.settle_s`` at most. Every target passes the limits of
-    ``config.limits`` before it reaches the arm; ``info["limited"]`` names those that cut it. A step
-    lasts one period of ``config.control_hz``, counted from the end of the one before or of that
-    wait; time the policy takes is part of it.
+    fingers have moved, ``config.gripper.settle_s`` at most. Numbers beyond their range are cut, and
+    refused beyond 1.5 times that; ``info["executed_action"]`` is then the action (A,) that was
+    carried out, as it is where the arm is slow. Every target passes the limits of ``config.limits``
+    before it reaches the arm; ``info["limited"]`` names those that cut it. A step lasts one period
+    of ``config.control_hz``, counted from the end of the one before or of that wait; time the
+    policy takes is part of it.
 
     With ``oxe_droid``, ``(8,)``: seven joint angles (rad) to be at, and the gripper: above 0.5
     closes, else opens; see :class:`~dzrobot.envs.franka.motion.action_spaces.JointSpace`.
 
-    Nothing connects or moves before the first reset. An episode terminates when the task is done,
-    and is truncated with ``info["abort"]`` when it cannot continue safely. The arm then holds its
-    pose, and no reset moves it, in this program or the next, until a person has looked: an operator
-    who is asked, :meth:`acknowledge`, or ``dzrobot acknowledge ADDRESS``. ``info["fault"]`` says
-    why an episode is no result (a camera, the connection, the hand, the watchdog; discarded), and
-    ``info["stop"]`` why the next reset will refuse.
+    Nothing connects or moves before the first reset, which a real arm refuses unless an operator is
+    asked, or ``unattended`` says that nobody need be; it is slow until ``config.full_speed``. An
+    episode terminates when the task is done, and is truncated with ``info["abort"]`` when it cannot
+    continue safely. The arm then holds its pose, and no reset moves it, in this program or the
+    next, until a person has looked: an operator who is asked, :meth:`acknowledge`, or ``dzrobot
+    acknowledge ADDRESS``. ``info["fault"]`` says why an episode is no result (a camera, the
+    connection, the hand, the watchdog; discarded), and ``info["stop"]`` why the next reset will
+    refuse.
 
     Args:
         arm: The arm and its gripper.
@@ -97,11 +108,12 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         operator: A person who is asked, judges and stops; needed by ``reward.rule = "operator"``.
         scene: Is set up by every reset; needed by ``reward.rule = "scene"``. None: people do that.
         render_mode: ``"rgb_array"`` or None.
+        unattended: See :meth:`attend`.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
 
-    libraries = ("franky-control", "pyrealsense2")
+    libraries = ("franky-control", "pyrealsense2", "pyrobotiqgripper")
     """Drivers whose version belongs to a result."""
 
     def __init__(  # noqa: PLR0913 (drivers, then what a test replaces)
@@ -114,6 +126,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         operator: Operator | None = None,
         scene: Scene | None = None,
         render_mode: str | None = None,
+        unattended: bool = False,
     ) -> None:
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ConfigError(f"render_mode={render_mode!r} must be 'rgb_array' or None")
@@ -121,7 +134,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self.config = config
         self.render_mode = render_mode
         self._clock: Clock = clock or SystemClock()
-        self._consent = Consent(config, operator)
+        self._consent = Consent(config, operator, unattended=unattended)
         self._sensors = Sensors(arm, cameras, config, self._clock)
         self.layout = self._sensors.layout
         """What its actions and states are made of."""
@@ -182,12 +195,17 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         """Say who looks after the arm, before the first reset.
 
         Args:
-            operator: Asked before anything moves, and heard all the time. None: nobody.
+            operator: Asked before anything moves, and heard all the time, such as
+                :class:`~dzrobot.envs.franka.operator.console.OperatorConsole`. None: nobody.
             unattended: Whether nobody is asked, and an episode that a lost frame or a slow policy
                 has ended is followed by the next. Other stops hold all the same.
+
+        Raises:
+            ConfigError: the arm is a real one, and neither is given.
         """
         self._consent.operator = operator
         self._consent.unattended = unattended
+        self._consent.check_attended()
 
     def be_guided(self, engaged: Callable[[], bool]) -> None:
         """Let a person guide the arm by hand in the episodes that follow, instead of actions.
@@ -219,10 +237,12 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             StoppedError: a stop is set, or the arm was stopped during the reset.
             SafetyError: the arm must not move.
             ModalityError: an unknown option or initial state.
-            ConfigError: the reward needs an operator, and there is none.
+            ConfigError: the arm is a real one, nobody can be asked, and ``unattended`` was not set;
+                or the reward needs an operator, and there is none.
             MissingDependencyError: limits.self_collision_m needs a simulator.
         """
         super().reset(seed=seed)
+        self._consent.check_attended()
         start = self._starts.choose(seed, options)
         self._episode = None
         operator = self._consent.operator
@@ -277,9 +297,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             with self._control.held_on_error():
                 limited = self._act(check_finite(values))
                 episode.pace.wait()
-                episode.reading = self._sensors.read()
-                self._control.examine(episode.reading.state)
-                self._check_sensors(episode.reading)
+                episode.reading = self._read_until(self._sensors.is_current)
+                self._sensors.check_frozen(episode.reading)
                 if self._consent.operator is not None and self._consent.operator.wants_pause():
                     self._pause(episode)
         except RefusalError as refusal:
@@ -349,6 +368,23 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         # A reset may have unlatched it before the stop was set.
         self._control.latch()
         return stopped
+
+    def policy_failed(self, ended: str, reason: str) -> Info:
+        """Hold, and end the episode as a failure of its policy.
+
+        Args:
+            ended: ``invalid_action`` or ``policy_error``; ``info["abort"]``.
+            reason: What the policy did.
+
+        Returns:
+            The last info of the episode.
+
+        Raises:
+            ResetNeeded: there is no episode.
+        """
+        at = self._control.place(self._running().reading.state)
+        self._control.hold()
+        return self._abort(RefusalError(Abort(ended), reason), LimitedTarget(at, ("refused",)))[-1]
 
     def acknowledge(self) -> None:
         """Clear a stop: a person has checked the arm, and the next reset may move it."""
@@ -423,18 +459,11 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             return
         moved = self._control.has_traveled
         self._control.hold()
-        match error:
-            case RefusalError():
-                error = self._sensors.cause(error)
-                abort = error.abort
-            case StoppedError():
-                abort = Abort.OPERATOR_STOP
-            case DisconnectedError() if moved:
-                abort = Abort.CONNECTION
-            case RobotError() if moved:
-                abort = Abort.NOT_ARRIVED
-            case _:
-                return
+        if isinstance(error, RefusalError):
+            error = self._sensors.cause(error)
+        abort = reset_abort(error, moved=moved)
+        if abort is None:
+            return
         _log.warning("the reset was cut short (%s): %s", abort, str(error))
         stopped = self._consent.set_stop(abort, str(error))
         if abort in SAFETY_STOPS:
@@ -457,28 +486,44 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         now = self._sensors.read()
         check_fresh(now.state_age_s, now.frame_ages_s.values(), self.config.limits)
         is_open, threshold = now.gripper.is_open, self.config.gripper.threshold
+        motion, fingers = action[self.layout.motion_at], action[[self.layout.gripper_at]]
+        low, high = GRIPPERS[self.layout.gripper]
+        # All of it, before the hand does anything.
+        self._control.check(motion)
+        check_near(fingers, low, high, "the gripper's")
         if self.layout.changes_gripper(action, is_open=is_open, threshold=threshold):
             self._control.keep_target(now.state)
             self.arm.gripper.request(opened=not is_open)
-            now = self._await_gripper()
-        return self._control.apply(action[self.layout.motion_at], now.state)
+            if self.config.gripper.settle_s > 0:
+                now = self._await_gripper()
+        limited = self._control.apply(motion, now.state)
+        cut = {self.layout.gripper_at: np.clip(fingers[0], low, high)}
+        return limited.carrying_out(action, self.layout.motion_at, cut)
 
     def _await_gripper(self) -> Reading:
         """Let the arm wait for the fingers, and return what the sensors say then."""
-        deadline = self._clock.now() + self.config.gripper.settle_s
+        episode, began = self._running(), self._clock.now()
+        deadline = began + self.config.gripper.settle_s
+
+        def rest(reading: Reading) -> bool:
+            self._control.keep_target(reading.state)
+            return not reading.gripper.is_busy or self._clock.now() >= deadline
+
+        reading = self._read_until(rest)
+        episode.pace.begin_slot()
+        episode.paused_s += self._clock.now() - began
+        return reading
+
+    def _read_until(self, ready: Callable[[Reading], bool]) -> Reading:
+        """Return the first reading that is ``ready``; RefusalError where one is not allowed."""
         while True:
             reading = self._sensors.read()
-            self._check_sensors(reading)
             self._control.examine(reading.state)
-            self._control.keep_target(reading.state)
-            if not reading.gripper.is_busy or self._clock.now() >= deadline:
-                self._running().pace.begin_slot()
+            check_fresh(reading.state_age_s, reading.frame_ages_s.values(), self.config.limits)
+            check_gripper(reading.gripper, self.config.gripper)
+            if ready(reading):
                 return reading
             self._clock.sleep_until(self._clock.now() + POLL_S)
-
-    def _check_sensors(self, reading: Reading) -> None:
-        check_fresh(reading.state_age_s, reading.frame_ages_s.values(), self.config.limits)
-        check_gripper(reading.gripper, self.config.gripper)
 
     def _abort(self, refusal: RefusalError, limited: LimitedTarget) -> StepResult:
         """End the episode with the last observation that could be made; the arm holds."""

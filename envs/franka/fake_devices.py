@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from dzrobot.envs.driver_process import DisconnectedError
+from dzrobot.envs.franka.arm_model import FLANGE_TO_HAND, forward
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.franka_config import ResetConfig
 from dzrobot.envs.franka.workcells import ControllerEndedError, Frame, Space
-from dzrobot.envs.panda.kinematics import flange_to_hand, forward
 from dzrobot.envs.panda.poses import Array, towards
 from dzrobot.envs.panda.state import ArmState, GripperState, Mode
 from dzrobot.errors import RobotError
@@ -115,7 +115,7 @@ class FakeArm:
         self._twist = np.zeros(6)
         self._joint_speeds = np.zeros(7)
         self._goal = self.joints
-        self._hand = flange_to_hand()
+        self._hand = FLANGE_TO_HAND
         self._errors: tuple[str, ...] = ()
         self._mode = Mode.IDLE
         self._connected = False
@@ -174,6 +174,7 @@ class FakeArm:
             force_n=self.force_n.copy(),
             torque_nm=self.torque_nm.copy(),
             joints=self.joints.copy(),
+            flange_to_ee=FLANGE_TO_HAND.copy(),
             joint_speeds=self._joint_speeds.copy(),
             mode=self._mode,
             errors=self._errors,
@@ -274,6 +275,9 @@ class FakeCamera:
         self.frozen = False
         """No new frame comes; the next ``open`` ends that."""
 
+        self.stuck = False
+        """New frames come, all of one image."""
+
     @property
     def config(self) -> CameraConfig:
         """Which view it delivers."""
@@ -306,4 +310,8 @@ class FakeCamera:
         row = int(np.clip(height * (1 - (z if "wrist" in self._config.key else x)), 8, 112))
         image[row - 6 : row + 6, column - 6 : column + 6] = (210, 40, 40)
         now = self._arm.clock.now()
-        return Frame(image, self._number, now, now)
+        # The noise of a real sensor: no two images are the same.
+        image[0, 0] = self._number % 256
+        if self.stuck and self._frame is not None:
+            image = self._frame.image
+        return Frame(image, self._number, now, now, now)

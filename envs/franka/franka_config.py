@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from dzrobot.configuration import FrozenConfig
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
+from dzrobot.envs.franka.arm_model import JOINT_LIMITS, ArmKind, Vector7
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.panda.poses import Array, pose_of
 from dzrobot.envs.panda.state import ActionConfig
@@ -23,7 +24,6 @@ from dzrobot.rng import seed_sequence
 
 Vector3 = tuple[float, float, float]
 Vector6 = tuple[float, float, float, float, float, float]
-Vector7 = tuple[float, float, float, float, float, float, float]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -36,6 +36,7 @@ _SHOULDER = (0.0, 0.0, 0.333)
 
 GRIPPER_PRESETS: Mapping[str, Mapping[str, float]] = {
     "published": {},
+    "droid": {"settle_s": 0.0},
     "gentle": {
         "speed_m_s": 0.1, "force_n": 40.0, "open_width_m": 0.08, "grasp_width_m": 0.0,
         "settle_s": 1.0,
@@ -47,16 +48,21 @@ GRIPPER_PRESETS: Mapping[str, Mapping[str, float]] = {
 class GripperConfig(FrozenConfig):
     """The gripper: its kind, speed, force and widths."""
 
-    preset: Literal["published", "gentle"] = "published"
-    """``published``: as the published recordings were made; ``gentle``: slower and softer, for
-    fragile objects and first trials."""
+    preset: Literal["published", "droid", "gentle"] = "published"
+    """``published``: as the published recordings of ``franka_pnp`` were made; ``droid``: the arm
+    never waits for the fingers; ``gentle``: slower and softer, for fragile objects and first
+    trials."""
 
-    kind: Literal["franka", "none"] = "franka"
-    """``none``: the arm has no hand; what is asked of it does nothing."""
+    kind: Literal["franka", "robotiq", "none"] = "franka"
+    """``franka``: the Franka Hand; ``robotiq``: a Robotiq 2F-85 on a serial port; ``none``: the arm
+    has no hand, and what is asked of it does nothing."""
+
+    device: str = ""
+    """Of a ``robotiq``: its serial port, such as ``/dev/serial/by-id/usb-FTDI_...-port0``."""
 
     homing: bool = False
     """Whether a hand that was never homed may be where nobody can be asked: its fingers then move
-    all the way, once. An operator is asked."""
+    all the way, once. An operator is asked. A Robotiq's homing is its activation."""
 
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
     """At or below minus this an open hand closes, at or above it a closed one opens."""
@@ -71,16 +77,27 @@ class GripperConfig(FrozenConfig):
     """Width of the open hand; one that opens less opens as far as it can."""
 
     grasp_width_m: Annotated[float, Field(ge=0)] = 0.01
-    """Width that a grasp closes to; whatever is between the fingers is held."""
+    """Width that a grasp closes to; whatever is between the fingers is held. A Robotiq closes until
+    it meets something."""
 
     empty_width_m: Annotated[float, Field(ge=0)] = 0.002
     """Fingers closed to this hold nothing, whatever the hand says."""
 
     settle_s: Annotated[float, Field(ge=0)] = 0.6
-    """How long the arm waits, at most, for fingers that were just commanded."""
+    """How long the arm waits, at most, for fingers that were just commanded. 0: not at all, and a
+    step lasts one period whatever the fingers do."""
 
     timeout_s: Positive = 5.0
     """A command that is not answered for this long ends the episode."""
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Self:
+        if (self.kind == "robotiq") != bool(self.device):
+            raise ValueError(
+                "kind: robotiq takes `device`, its serial port (ls /dev/serial/by-id), and other "
+                "grippers take none"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -202,11 +219,17 @@ class LimitsConfig(FrozenConfig):
 
     resting_force_n: Positive = 2.0
     resting_torque_nm: Positive = 0.5
-    """What an arm at rest that touches nothing may show: more means a load it does not know."""
+    """What an arm at rest that touches nothing may show: the doctor warns of more, which a small
+    load or a worn arm makes."""
 
-    joints_low: Vector7 = (-2.9007, -1.8361, -2.9007, -3.0770, -2.8763, 0.4398, -3.0508)
-    joints_high: Vector7 = (2.9007, 1.8361, 2.9007, -0.1169, 2.8763, 4.6216, 3.0508)
-    """Joint limits of the arm; the controller pushes back before them."""
+    load_force_n: Positive = 5.0
+    load_torque_nm: Positive = 1.5
+    """More than this at rest is a load that the arm does not know: the doctor fails it."""
+
+    joints_low: Vector7 = JOINT_LIMITS["fr3"][0]
+    joints_high: Vector7 = JOINT_LIMITS["fr3"][1]
+    """Joint limits of the arm; the controller pushes back before them. Left out: those of ``arm``.
+    An arm that reports narrower ones is refused."""
 
     joint_margin_rad: Positive = 0.02
     """A joint this close to its limit ends the episode, before the arm stops by itself."""
@@ -240,7 +263,15 @@ class LimitsConfig(FrozenConfig):
 
     state_age_s: Positive = 0.25
     frame_age_s: Positive = 0.5
-    """An observation older than this is not acted upon."""
+    """A state or a camera frame older than this ends the episode."""
+
+    frame_periods: Positive = 1.5
+    """A frame that came longer ago than so many periods of its stream is not acted upon: the next
+    is waited for, as long as ``frame_age_s`` allows."""
+
+    frozen_image_s: Annotated[float, Field(ge=0)] = 1.0
+    """A camera whose image stays the same to the bit for this long while the hand moves is frozen,
+    which ends the episode. 0: not checked."""
 
     hold_after_s: Positive = 0.5
     """Without an action for this long the arm holds the pose it is at."""
@@ -271,8 +302,25 @@ class ControllerConfig(FrozenConfig):
     rotational_stiffness: Positive = 40.0
     """Nm/rad."""
 
-    joint_stiffness: Vector7 = (400.0, 400.0, 400.0, 400.0, 150.0, 100.0, 50.0)
-    """Nm/rad, where targets are joint angles; critically damped."""
+    joint_stiffness: Vector7 = (40.0, 30.0, 50.0, 25.0, 35.0, 25.0, 10.0)
+    """Nm/rad, where targets are joint angles; this and the next three are those of DROID's arms."""
+
+    joint_damping: Vector7 | None = (4.0, 6.0, 5.0, 5.0, 3.0, 2.0, 1.0)
+    """Nm s/rad. None: critical for the stiffness."""
+
+    cartesian_stiffness: Vector6 | None = (400.0, 400.0, 400.0, 15.0, 15.0, 15.0)
+    """N/m and Nm/rad at the hand, along the base axes: the Jacobian maps it to the joints, where it
+    is added to ``joint_stiffness``. None: nothing is added."""
+
+    cartesian_damping: Vector6 | None = (37.0, 37.0, 37.0, 2.0, 2.0, 2.0)
+    """N s/m and Nm s/rad, added like ``cartesian_stiffness``. None: critical for it."""
+
+    speed_feedforward: bool = False
+    """Whether joints are damped against the speed of their targets, which they then follow without
+    delay. DROID's are damped against standstill."""
+
+    guided_stiffness: Vector7 = (400.0, 400.0, 400.0, 400.0, 150.0, 100.0, 50.0)
+    """Nm/rad, of an arm that a person may guide and does not; critically damped."""
 
     guided_damping: Vector7 = (1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.3)
     """Nm s/rad, while the arm yields to a person's hand, without stiffness."""
@@ -367,6 +415,9 @@ class FrankaConfig(FrozenConfig):
     """Host name or IP address of the arm's controller; ``emulated``: an emulated workcell is
     started. None: the first reset fails."""
 
+    arm: ArmKind = "fr3"
+    """``fr3``: Franka Research 3; ``fer``: Franka Emika Robot, sold as Panda."""
+
     embodiment: str = "franka_pnp"
     """What the arm is to a policy: a tag, or ``module:NAME``, whose parts name quantities of
     ``envs/panda/quantities.py``. It decides cameras, state, action and rate."""
@@ -407,8 +458,12 @@ class FrankaConfig(FrozenConfig):
     stop_on_success: bool = True
     """False never terminates on success; ``info["is_success"]`` still reports it."""
 
+    full_speed: bool = False
+    """Whether a real arm moves at full speed. False: every step runs at ``slow_pace``, as in the
+    first trial of a policy. Emulated arms are always at full speed."""
+
     slow_first_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps of each episode at ``slow_pace``: for the first trials of a new policy."""
+    """Steps of each episode at ``slow_pace``, at full speed too."""
 
     slow_pace: Share = 0.3
     """Share of each action that is carried out while slow."""
@@ -429,8 +484,10 @@ class FrankaConfig(FrozenConfig):
         No policy's result depends on how the arm yields to a hand.
         """
         values = self.model_dump(mode="json", exclude={"address", "lock_folder"})
-        for name in ("guided_damping", "guided_friction_nm"):
+        values["full_speed"] = not self.is_slow
+        for name in ("guided_stiffness", "guided_damping", "guided_friction_nm"):
             del values["controller"][name]
+        del values["gripper"]["device"]
         for camera in values["cameras"]:
             del camera["serial"], camera["device"]
         return values
@@ -439,6 +496,11 @@ class FrankaConfig(FrozenConfig):
     def period_s(self) -> float:
         """Seconds per step."""
         return 1.0 / self.control_hz
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether every step runs at ``slow_pace``."""
+        return self.address is not None and not self.full_speed
 
     @property
     def robot(self) -> Embodiment:
@@ -451,16 +513,25 @@ class FrankaConfig(FrozenConfig):
         return replace(
             found,
             action_frame=None if found.action_frame is None else self.action.frame,
+            action_anchor=None if found.action_frame is None else self.action.anchor,
             timing=replace(found.timing, control_hz=self.control_hz),
         )
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in_rate(cls, values: Any) -> Any:
+    def _fill_in_conventions(cls, values: Any) -> Any:
         name = values.get("embodiment") if isinstance(values, Mapping) else None
-        if not isinstance(name, str) or "control_hz" in values:
+        return values if not isinstance(name, str) else _with_conventions(values, _known(name))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_joint_limits(cls, values: Any) -> Any:
+        limits = values.get("limits", {}) if isinstance(values, Mapping) else None
+        # Unknown arms and other mistakes are refused by the fields themselves.
+        if not isinstance(limits, Mapping) or values.get("arm") not in tuple(JOINT_LIMITS):
             return values
-        return {**values, "control_hz": _known(name).timing.control_hz}
+        low, high = JOINT_LIMITS[values["arm"]]
+        return {**values, "limits": {"joints_low": low, "joints_high": high, **limits}}
 
     @field_validator("embodiment")
     @classmethod
@@ -504,17 +575,7 @@ class FrankaConfig(FrozenConfig):
             yield f"limits.joints_low={low} must lie below joints_high={high}"
         if not min(limits.joint_speed_rad_s) > 0:
             yield f"limits.joint_speed_rad_s={limits.joint_speed_rad_s} must be above 0"
-        controller = self.controller
-        if not min(controller.joint_stiffness) > 0:
-            yield f"controller.joint_stiffness={controller.joint_stiffness} must be above 0"
-        if not min(controller.guided_damping) > 0:
-            yield f"controller.guided_damping={controller.guided_damping} must be above 0"
-        friction = np.array(controller.guided_friction_nm)
-        if not ((friction >= 0) & (friction <= MOST_FRICTION_NM)).all():
-            yield (
-                f"controller.guided_friction_nm={controller.guided_friction_nm} must lie between 0 "
-                f"and {MOST_FRICTION_NM}"
-            )
+        yield from self._gain_faults()
         if limits.joint_step_rad > limits.joint_lag_rad:
             yield "limits.joint_step_rad must not exceed joint_lag_rad"
         if limits.joint_room_rad <= limits.joint_margin_rad:
@@ -522,6 +583,26 @@ class FrankaConfig(FrozenConfig):
         margin = limits.joint_margin_rad
         if joints is not None and not ((joints > low + margin) & (joints < high - margin)).all():
             yield f"reset.joints={joints} must lie within {low} to {high}, {margin} rad inside"
+
+    def _gain_faults(self) -> Iterator[str]:
+        controller = self.controller
+        values = controller.model_dump()
+        for name in ("joint_stiffness", "joint_damping", "guided_stiffness", "guided_damping"):
+            gains = values[name]
+            if gains is not None and not min(gains) > 0:
+                yield f"controller.{name}={gains} must be above 0"
+        for name in ("cartesian_stiffness", "cartesian_damping"):
+            gains = values[name]
+            if gains is not None and not min(gains) >= 0:
+                yield f"controller.{name}={gains} must be 0 or more"
+        if controller.cartesian_stiffness is None and controller.cartesian_damping is not None:
+            yield "controller.cartesian_damping needs cartesian_stiffness; give null for both"
+        friction = np.array(controller.guided_friction_nm)
+        if not ((friction >= 0) & (friction <= MOST_FRICTION_NM)).all():
+            yield (
+                f"controller.guided_friction_nm={controller.guided_friction_nm} must lie between 0 "
+                f"and {MOST_FRICTION_NM}"
+            )
 
     def _threshold_faults(self) -> Iterator[str]:
         """Yield where the arm would stop by itself before the environment could."""
@@ -545,6 +626,42 @@ class FrankaConfig(FrozenConfig):
                 f"limits.torque_nm={limits.torque_nm} must lie below the last three of "
                 f"controller.collision_torque_nm={hard.collision_torque_nm}"
             )
+
+
+DROID_HOME = (0.0, -np.pi / 5, 0.0, -4 * np.pi / 5, 0.0, 3 * np.pi / 5, 0.0)
+"""Joint angles that episodes of DROID begin at, rad. The hand points straight down and is turned by
+an eighth."""
+
+_JOINT_COMMANDED: Mapping[str, Mapping[str, Any]] = {
+    "gripper": {"preset": "droid"},
+    "reset": {"joints": DROID_HOME, "euler": (np.pi, 0.0, np.pi / 4)},
+    # DROID has no box for the hand.
+    "limits": {"tilt": (1.0, 1.0, 1.5)},
+}
+"""What a workcell has, unless it says otherwise, where actions are joint angles: the only published
+recordings of that kind are DROID's."""
+
+_FRAMES_PER_STEP = 1.5
+_FRAME_RATES = (15, 30, 60)
+
+
+def _with_conventions(values: Mapping[str, Any], robot: Embodiment) -> dict[str, Any]:
+    """Return a workcell with what the recordings of ``robot`` were made with where it is silent."""
+    filled: dict[str, Any] = {"control_hz": robot.timing.control_hz, **values}
+    if any("joint_position" in (part.quantities or (part.name,)) for part in robot.action):
+        for section, defaults in _JOINT_COMMANDED.items():
+            given = filled.get(section, {})
+            if isinstance(given, Mapping):
+                filled[section] = {**defaults, **given}
+    rate = filled["control_hz"]
+    if isinstance(rate, int | float) and isinstance(filled.get("cameras"), list | tuple):
+        enough = [fps for fps in _FRAME_RATES if fps >= _FRAMES_PER_STEP * rate]
+        fps = {"fps": (enough or _FRAME_RATES[-1:])[0]}
+        filled["cameras"] = [
+            {**fps, **camera} if isinstance(camera, Mapping) else camera
+            for camera in filled["cameras"]
+        ]
+    return filled
 
 
 def _known(name: str) -> Embodiment:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dzrobot.configuration import read_config
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.spec import ActionAnchor, Embodiment
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.cameras.camera import DriverCamera
 from dzrobot.envs.franka.cameras.realsense import RealSenseCamera
@@ -18,14 +18,14 @@ from dzrobot.envs.franka.emulated import (
     EmulatedWorkcell,
     emulated_serials,
     emulated_values,
-    ready_pose_values,
+    hand_at,
     scene_values,
 )
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.franka_config import FrankaConfig
+from dzrobot.envs.franka.franka_config import DROID_HOME, FrankaConfig
 from dzrobot.envs.franka.operator.console import OperatorConsole
 from dzrobot.envs.franka.workcells import Arm, Camera, RealWorkcell, Workcell
-from dzrobot.envs.mujoco.lift_scene import EMPTY_SCENE, LIFT_SCENE
+from dzrobot.envs.mujoco.lift_scene import EMPTY_SCENE, LIFT_SCENE, READY
 from dzrobot.envs.panda.quantities import ArmLayout
 from dzrobot.errors import ConfigError, suggest
 
@@ -43,7 +43,12 @@ WORKCELLS = (EMULATED, EMULATED_EMPTY, "fake")
 
 
 def make_franka(
-    *, workcell: str | None = None, render_mode: str | None = None, **values: Any
+    *,
+    workcell: str | None = None,
+    render_mode: str | None = None,
+    unattended: bool = False,
+    action_anchor: ActionAnchor | None = None,
+    **values: Any,
 ) -> FrankaEnv:
     """Return an environment; nothing is connected, started or moved yet.
 
@@ -56,16 +61,35 @@ def make_franka(
             ``fake`` needs no library; anything else is a YAML file with the fields of
             :class:`FrankaConfig`. None: only ``values`` count.
         render_mode: ``"rgb_array"`` or None.
+        unattended: Whether a real arm moves without anybody being asked; else it needs an operator,
+            see :meth:`FrankaEnv.attend`.
+        action_anchor: What the steps of a policy are measured from, ``policy.embodiment`` says it;
+            counts where the workcell leaves ``action.anchor`` out. None: the workcell decides.
         **values: Fields of :class:`FrankaConfig` that replace the workcell's; sections are merged,
             as in ``limits={"speed_m_s": 0.2}``.
 
     Raises:
-        ConfigError: a value is unknown or wrong; lists all of them.
+        ConfigError: a value is unknown or wrong; lists all of them. Or the workcell names another
+            ``action.anchor``.
     """
-    config = load_workcell(workcell, values)
+    config = _anchored(load_workcell(workcell, values), action_anchor)
     if is_real(workcell, config):
         _require_taught(config)
-    return _assembled(workcell, config, render_mode)
+    return _assembled(workcell, config, render_mode, unattended=unattended)
+
+
+def _anchored(config: FrankaConfig, wanted: ActionAnchor | None) -> FrankaConfig:
+    """Return the workcell with the anchor that a policy needs."""
+    action = config.action
+    if wanted is None or wanted == action.anchor:
+        return config
+    if "anchor" in action.model_fields_set:
+        raise ConfigError(
+            f"the workcell has action.anchor = {action.anchor}, and the policy was made for "
+            f"{wanted}: its steps would have another size. Set it to {wanted}, leave it out, or "
+            f"choose a policy that was trained with {action.anchor}"
+        )
+    return config.model_copy(update={"action": action.model_copy(update={"anchor": wanted})})
 
 
 def is_real(workcell: str | None, config: FrankaConfig) -> bool:
@@ -112,19 +136,24 @@ def _require_taught(config: FrankaConfig) -> None:
         )
 
 
-def _assembled(workcell: str | None, config: FrankaConfig, render_mode: str | None) -> FrankaEnv:
+def _assembled(
+    workcell: str | None, config: FrankaConfig, render_mode: str | None, *, unattended: bool
+) -> FrankaEnv:
     if workcell == "fake":
-        env = _fake(config, render_mode)
+        env = _fake(config, render_mode, unattended=unattended)
     else:
-        env = connectable(*located(workcell, config), render_mode)
-    env.is_real = is_real(workcell, config)
+        env = connectable(*located(workcell, config), render_mode, unattended=unattended)
     # The values, not the file they came from: it may change, or be elsewhere for another process.
-    env.remake = partial(_assembled, workcell, config, render_mode)
+    env.remake = partial(_assembled, workcell, config, render_mode, unattended=unattended)
     return env
 
 
 def connectable(
-    workcell: Workcell, config: FrankaConfig, render_mode: str | None = None
+    workcell: Workcell,
+    config: FrankaConfig,
+    render_mode: str | None = None,
+    *,
+    unattended: bool = False,
 ) -> FrankaEnv:
     """Return an environment with the real drivers on ``workcell``."""
     drivers: list[Camera] = [
@@ -137,7 +166,7 @@ def connectable(
     operator = OperatorConsole() if config.reward.rule == "operator" else None
     return FrankaEnv(
         arm, cameras, config, clock=clock, operator=operator, scene=workcell.scene,
-        render_mode=render_mode,
+        render_mode=render_mode, unattended=unattended,
     )  # fmt: skip
 
 
@@ -211,23 +240,25 @@ def _built_in(workcell: str, robot: Embodiment) -> dict[str, Any]:
         values |= scene_values(scene)
     if ArmLayout.of(robot).motion != "joint_position":
         return values
-    limits = values.setdefault("limits", {})
-    limits["tilt"] = (1.0, 1.0, 1.5)
     if scene is None:
         # They do without a simulator.
-        limits["self_collision_m"] = 0.0
+        values["limits"] = {"self_collision_m": 0.0}
+        values["reset"] = {"position": hand_at(DROID_HOME)["position"]}
     else:
-        values["reset"] |= ready_pose_values()
+        values["limits"]["tilt"] = (1.0, 1.0, 1.5)
+        values["reset"] |= hand_at(READY)
     return values
 
 
-def _fake(config: FrankaConfig, render_mode: str | None) -> FrankaEnv:
+def _fake(config: FrankaConfig, render_mode: str | None, *, unattended: bool) -> FrankaEnv:
     from dzrobot.envs.franka.fake_devices import FakeArm, FakeCamera
 
     arm = FakeArm(config.reset.pose)
     cameras = [FakeCamera(key, arm) for key in config.robot.video_keys]
     driven: Arm = DryRunArm(arm) if config.dry_run else arm
-    return FrankaEnv(driven, cameras, config, clock=arm.clock, render_mode=render_mode)
+    return FrankaEnv(
+        driven, cameras, config, clock=arm.clock, render_mode=render_mode, unattended=unattended
+    )
 
 
 def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.envs.franka.arm_model import pose_and_jacobian
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.workcells import SceneObject
-from dzrobot.envs.panda.kinematics import damped_inverse, forward, posture
-from dzrobot.envs.panda.poses import Array
+from dzrobot.envs.panda.poses import Array, damped_inverse
 from dzrobot.envs.panda.state import ActionConfig, in_action_axes
 from dzrobot.errors import RobotError
 
@@ -165,15 +165,14 @@ class PickExpert:
         """Return the same for an arm that takes joint angles: where they are to be soon."""
         config, state, last = self._env.config.action, self._env.arm.state(), self._env.last_target
         assert last is not None, "seen by who calls"
-        hand = np.linalg.inv(forward(state.joints, np.eye(4))) @ state.pose
-        at = posture(last, hand)
+        at, jacobian = pose_and_jacobian(last, state.flange_to_ee)
         twist = np.zeros(6)
         if move.goal is not None:
             lead = LEAD_STEPS * move.pace * config.translation_m
-            twist[:3] = np.clip(move.goal - at.pose[:3, 3], -lead, lead)
+            twist[:3] = np.clip(move.goal - at[:3, 3], -lead, lead)
         lead = LEAD_STEPS * move.pace * config.rotation_rad
         twist[5] = np.clip(move.turn, -lead, lead)
-        joints = last + damped_inverse(at.jacobian, twist)
+        joints = last + damped_inverse(jacobian, twist)
         action = np.zeros(self._env.embodiment.action_dim, np.float32)
         action[self._env.layout.motion_at] = joints
         action[self._env.layout.gripper_at] = move.gripper == CLOSE

@@ -46,6 +46,49 @@ class Reading:
         return {key: self.at_s - frame.at_s for key, frame in self.frames.items()}
 
 
+_MOVED_M = 0.06
+"""How far the hand moves before every camera must have seen it."""
+
+
+class FrozenImages:
+    """Notices a camera that goes on sending one and the same image while the hand moves.
+
+    Args:
+        allowed_s: How long it may; 0: for ever.
+    """
+
+    def __init__(self, allowed_s: float) -> None:
+        self._allowed_s = allowed_s
+        self._shown: dict[str, tuple[Frame, Array]] = {}
+        """The first frame of the image that a view shows, and where the hand was."""
+
+        self._newest: dict[str, int] = {}
+
+    def check(self, reading: Reading) -> None:
+        """Look at a reading.
+
+        Raises:
+            RefusalError: an image is frozen.
+        """
+        place = reading.state.pose[:3, 3]
+        for key, frame in reading.frames.items():
+            if not self._allowed_s or self._newest.get(key) == frame.number:
+                continue
+            self._newest[key] = frame.number
+            first, began = self._shown.get(key, (frame, place))
+            if first is frame or not np.array_equal(first.image, frame.image):
+                self._shown[key] = frame, place
+                continue
+            still_s, moved_m = frame.at_s - first.at_s, float(np.linalg.norm(place - began))
+            if still_s >= self._allowed_s and moved_m >= _MOVED_M:
+                raise RefusalError(
+                    Abort.STALE_FRAME,
+                    f"{key} has not changed for {still_s:.1f} s while the hand moved "
+                    f"{moved_m:.2f} m: the camera sends one image again and again. Unplug it and "
+                    "plug it in again",
+                )
+
+
 def fit(image: Image, config: CameraConfig, size: tuple[int, int]) -> Image:
     """Return the cropped image at ``size`` (height, width), a fresh (H, W, 3) uint8 array."""
     top, left, bottom, right = config.box(size)
@@ -77,6 +120,7 @@ class Sensors:
         self._cameras = tuple(cameras)
         self._config = config
         self._clock = clock
+        self.check_frozen = FrozenImages(config.limits.frozen_image_s).check
         # A camera counts its frames as they are taken; a preview looks from threads of its own.
         self._looking = threading.Lock()
 
@@ -125,6 +169,14 @@ class Sensors:
         with self._looking:
             frames = {str(camera.config.key): camera.latest() for camera in self._cameras}
         return Reading(state, self._arm.gripper.state(), frames, self._clock.now())
+
+    def is_current(self, reading: Reading) -> bool:
+        """Return whether every frame is the newest that its stream should have sent by now."""
+        periods = self._config.limits.frame_periods
+        return all(
+            reading.at_s - reading.frames[camera.config.key].came_s <= periods / camera.config.fps
+            for camera in self._cameras
+        )
 
     def read_fresh(self) -> Reading:
         """Return a reading whose frames were taken after the call.

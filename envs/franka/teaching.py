@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dzrobot.envs.franka.franka_config import FrankaConfig
+from dzrobot.envs.franka.franka_config import FrankaConfig, GripperConfig, ResetConfig
 from dzrobot.envs.franka.workcells import Arm
 from dzrobot.envs.panda.poses import Array, euler_of
 from dzrobot.errors import RobotError
@@ -96,6 +96,23 @@ def _camera_text(key: str, device: str) -> str:
     return f"- key: {key}\n  serial: '{device}'"
 
 
+def _gripper_text(gripper: GripperConfig) -> str:
+    lines = ["# franka: the Franka Hand; robotiq: a Robotiq 2F-85 at `device`; none: no hand.",
+             "gripper:", f"  kind: {gripper.kind}"]  # fmt: skip
+    if gripper.device:
+        lines.append(f"  device: {_text(gripper.device)}")
+    return "\n".join(lines)
+
+
+def _joints_text(taught: TaughtPose, described: ResetConfig) -> str:
+    lines = ["# Joint angles there: every reset brings the arm to them, and draws its elbow there."]
+    if described.joints not in (None, ResetConfig().joints):
+        home = _list(_rounded(np.array(described.joints)))
+        lines.append(f"# The published recordings of this embodiment begin at {home}.")
+    lines.append(f"joints: {_list(taught.joints)}")
+    return "\n".join(f"  {line}" for line in lines)
+
+
 def workcell_text(
     config: FrankaConfig,
     cameras: Mapping[str, str],
@@ -137,12 +154,13 @@ task: {_text(task)}
 # Steps per second; the policy must have been made for this rate.
 control_hz: {config.control_hz:g}
 
+{_gripper_text(config.gripper)}
+
 reset:
   # Where every episode begins, taught on the arm.
   position: {_list(taught.position)}
   euler: {_list(taught.euler)}
-  # Joint angles there: every reset brings the arm to them, and its elbow is drawn to them.
-  joints: {_list(taught.joints)}
+{_joints_text(taught, config.reset)}
   # Each start is moved by up to this along x and y, and turned by up to this.
   noise_xy_m: {reset.noise_xy_m}
   noise_yaw_rad: {reset.noise_yaw_rad}

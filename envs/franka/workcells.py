@@ -262,6 +262,9 @@ class Frame:
     at_s: float
     """When it was exposed, or arrived if the camera does not report it (environment clock)."""
 
+    came_s: float
+    """When it arrived (environment clock)."""
+
     stamp_s: float
     """When it was exposed, by the camera's own clock."""
 

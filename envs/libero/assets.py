@@ -11,6 +11,7 @@ from typing import Any
 
 from dzrobot.errors import SimulatorError, find, preview
 from dzrobot.files import cache_folder, write_text
+from dzrobot.registration import PLUS_SUITES, PRO_SUITES
 
 VARIABLE = "DZROBOT_LIBERO_ASSETS"
 """Environment variable that names a folder of assets."""
@@ -89,16 +90,33 @@ def manifest() -> tuple[Asset, ...]:
     )
 
 
+def pro_manifest() -> tuple[Asset, ...]:
+    """Return the files of the objects that LIBERO-PRO adds, ordered by path."""
+    table = json.loads(_packaged("assets_manifest_pro.json"))
+    names = tuple(suite.name for suite in PRO_SUITES)
+    return tuple(
+        Asset(path=path, size=size, sha256=sha256, suites=names)
+        for path, (size, sha256) in table.items()
+    )
+
+
 def needed(suites: Iterable[str] = ()) -> tuple[Asset, ...]:
-    """Return the official files; with ``suites`` those that their tasks refer to.
+    """Return LIBERO's official files; with ``suites`` those that their tasks may refer to.
+
+    A suite of LIBERO-PRO takes objects from any of LIBERO's and has its own; one of LIBERO-Plus has
+    the objects of the suite that it is made from.
 
     Raises:
         UnknownNameError: no such suite.
     """
     everything = manifest()
-    known = {suite: suite for asset in everything for suite in asset.suites}
-    wanted = {find(known, "suite", suite) for suite in suites}
-    return tuple(asset for asset in everything if not wanted or wanted & set(asset.suites))
+    known = {suite: {suite} for asset in everything for suite in asset.suites}
+    known |= {suite.name: {*known, suite.name} for suite in PRO_SUITES}
+    known |= {suite.name: {suite.name.replace("plus_", "")} for suite in PLUS_SUITES}
+    wanted = {part for suite in suites for part in find(known, "suite", suite)}
+    if not wanted:
+        return everything
+    return tuple(asset for asset in (*everything, *pro_manifest()) if wanted & set(asset.suites))
 
 
 @dataclass(frozen=True, kw_only=True)

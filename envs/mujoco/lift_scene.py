@@ -14,8 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dzrobot.envs.mujoco.simulator import check_versions, choose_backend
-from dzrobot.envs.panda import kinematics
-from dzrobot.envs.panda.kinematics import Array
+from dzrobot.envs.panda.poses import Array
 
 EMPTY_SCENE = "empty"
 """Name of the scene without anything around the arm."""
@@ -81,6 +80,21 @@ class ObjectStart:
         return (float(np.cos(self.yaw / 2)), 0.0, 0.0, float(np.sin(self.yaw / 2)))
 
 
+@dataclass(frozen=True)
+class ArmMechanics:
+    """How an arm in the scene moves, where it is to move by forces."""
+
+    joint_low: Array
+    joint_high: Array
+    """(7,), rad."""
+
+    link_mass: Array
+    """(7,), kg."""
+
+    link_sphere_m: float
+    """Radius of a solid sphere that has the inertia of a link of its mass."""
+
+
 class TableObject(Protocol):
     """Something that can be grasped."""
 
@@ -129,6 +143,7 @@ def load_model(
     *,
     drawn: bool,
     boxes: Mapping[str, tuple[Array, Array]] | None = None,
+    mechanics: ArmMechanics | None = None,
 ) -> Any:
     """Return the compiled scene.
 
@@ -137,13 +152,17 @@ def load_model(
         drawn: With what cameras see; else only with what moves and touches, which loads faster.
         boxes: Center and half of the size, (3,), m, of other boxes in it, by the name of their
             shapes.
+        mechanics: Of the arm. None: robosuite's, for scenes that are looked at and not moved.
     """
     mujoco = load_mujoco()
     spec = mujoco.MjSpec.from_file(str(robosuite_asset("base.xml")))
     # Meshes lie beside the parts, not beside the settings that all scenes of robosuite share.
     spec.meshdir = ""
     spec.option.timestep = 1e-3
-    for part, place in ((_arena(mujoco), np.negative(BASE)), (_arm(mujoco), (0.0, 0.0, 0.0))):
+    for part, place in (
+        (_arena(mujoco), np.negative(BASE)),
+        (_arm(mujoco, mechanics), (0.0, 0.0, 0.0)),
+    ):
         part.compiler.degree = False
         spec.attach(part, frame=spec.worldbody.add_frame(pos=place), prefix="")
     if table_object is not None:
@@ -178,7 +197,7 @@ def _arena(mujoco: Any) -> Any:
     return arena
 
 
-def _arm(mujoco: Any) -> Any:
+def _arm(mujoco: Any, mechanics: ArmMechanics | None) -> Any:
     """Return arm, mount and hand; they are driven by applied forces and their gravity is held."""
     arm = mujoco.MjSpec.from_file(str(robosuite_asset("robots/panda/robot.xml")))
     hand = mujoco.MjSpec.from_file(str(robosuite_asset("grippers/panda_gripper.xml")))
@@ -191,14 +210,12 @@ def _arm(mujoco: Any) -> Any:
     arm.attach(mount, frame=arm.body("base").add_frame(), prefix="")
     for actuator in list(arm.actuators):
         actuator.delete()
-    _weigh(arm)
+    if mechanics is not None:
+        _weigh(arm, mechanics)
     for body in arm.bodies:
         body.gravcomp = 1.0
     for name in ("finger1_pad_collision", "finger2_pad_collision"):
         arm.geom(name).solref = STIFF
-    # A joint beyond its range is stopped by the arm's reflexes, which come first.
-    for name, low, high in zip(ARM, kinematics.JOINT_LOW, kinematics.JOINT_HIGH, strict=True):
-        arm.joint(name).range = (low - _BEYOND_RAD, high + _BEYOND_RAD)
     first, second = FINGERS
     arm.add_equality(
         type=mujoco.mjtEq.mjEQ_JOINT, objtype=mujoco.mjtObj.mjOBJ_JOINT, name1=first, name2=second,
@@ -207,13 +224,16 @@ def _arm(mujoco: Any) -> Any:
     return arm
 
 
-def _weigh(arm: Any) -> None:
+def _weigh(arm: Any, mechanics: ArmMechanics) -> None:
     """Give arm and hand their masses, about where the joints are, as in the clients' URDF."""
-    inertia = 0.4 * kinematics.LINK_SPHERE_M**2 * kinematics.LINK_MASS
+    # A joint beyond its range is stopped by the arm's reflexes, which come first.
+    for name, low, high in zip(ARM, mechanics.joint_low, mechanics.joint_high, strict=True):
+        arm.joint(name).range = (low - _BEYOND_RAD, high + _BEYOND_RAD)
+    inertia = 0.4 * mechanics.link_sphere_m**2 * mechanics.link_mass
     bodies = {
         f"link{number}": (mass, (turning,) * 3)
         for number, (mass, turning) in enumerate(
-            zip(kinematics.LINK_MASS, inertia, strict=True), start=1
+            zip(mechanics.link_mass, inertia, strict=True), start=1
         )
     }
     bodies["right_gripper"] = (HAND_KG, HAND_INERTIA)

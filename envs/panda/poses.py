@@ -141,3 +141,20 @@ def quaternion_of(rotation: Array) -> Array:
     quaternion = quaternion / np.linalg.norm(quaternion)
     signed: Array = -quaternion if quaternion[3] < 0 else quaternion
     return signed
+
+
+def pose_difference(target: Array, current: Array) -> Array:
+    """Return the twist (6,) that carries ``current`` to ``target`` in unit time: m, then rad."""
+    turn = rotation_vector(target[:3, :3] @ current[:3, :3].T)
+    return np.concatenate([target[:3, 3] - current[:3, 3], turn])
+
+
+def damped_inverse(matrix: Array, result: Array, damping: float = 1e-3) -> Array:
+    """Return the smallest cause of ``result``, damped near singularities.
+
+    With a Jacobian (6, 7), the joint change (7,) of a twist (6,); with its transpose, the wrench
+    (6,) at the hand of joint torques (7,).
+    """
+    square = matrix @ matrix.T + damping**2 * np.eye(len(matrix))
+    cause: Array = matrix.T @ np.linalg.solve(square, result)
+    return cause

@@ -14,11 +14,8 @@ from numpy.typing import ArrayLike
 
 from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, HandMotion, Part
 from dzrobot.envs.panda.poses import Array, euler_of, quaternion_of
-from dzrobot.envs.panda.state import ActionConfig, ArmState, GripperState, in_hand_axes
+from dzrobot.envs.panda.state import OPEN_M, ActionConfig, ArmState, GripperState, in_hand_axes
 from dzrobot.errors import ConfigError, suggest
-
-OPEN_M = 0.08
-"""Width between the open fingers: where a gripper's position is 0."""
 
 CLOSED_ABOVE = 0.5
 """A gripper that is asked for a position above this closes, else it opens."""
@@ -61,14 +58,19 @@ class Measured:
         return cls((-limit,) * dim, (limit,) * dim, read)
 
 
-def gripper_position(width_m: float) -> float:
-    """Return how far fingers ``width_m`` apart are closed, as DROID has it: 0 open to 1 closed."""
-    return float(np.clip(1.0 - width_m / OPEN_M, 0.0, 1.0))
+def gripper_position(width_m: float, widest_m: float = OPEN_M) -> float:
+    """Return how far fingers ``width_m`` apart are closed, as DROID has it: 0 open to 1 closed.
+
+    ``widest_m`` is the distance between those of an open hand of the same kind.
+    """
+    return float(np.clip(1.0 - width_m / widest_m, 0.0, 1.0))
 
 
 MEASURED: Mapping[str, Measured] = {
     "gripper_width": Measured((-0.01,), (0.2,), lambda at: [at.gripper.width_m]),
-    "gripper_position": Measured((0.0,), (1.0,), lambda at: [gripper_position(at.gripper.width_m)]),
+    "gripper_position": Measured(
+        (0.0,), (1.0,), lambda at: [gripper_position(at.gripper.width_m, at.gripper.widest_m)]
+    ),
     "joint_position": Measured.within(4.0, 7, lambda at: at.state.joints),
     "joint_velocity": Measured.within(10.0, 7, lambda at: at.state.joint_speeds),
     "position": Measured.within(2.0, 3, lambda at: at.state.pose[:3, 3]),

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from dzrobot.configuration import FrozenConfig
-from dzrobot.embodiments.spec import ActionFrame
+from dzrobot.embodiments.spec import ActionAnchor, ActionFrame
 from dzrobot.envs.panda.poses import Array, rotation_of, skew
 
 
@@ -58,6 +58,9 @@ class ArmState:
     joints: Array
     """Joint angles (7,), rad."""
 
+    flange_to_ee: Array
+    """Pose (4, 4) of the hand's grasp point in the flange frame, as the arm reports it."""
+
     joint_speeds: Array
     """Measured joint speeds (7,), rad/s."""
 
@@ -92,6 +95,10 @@ class ArmState:
         return f"{self.mode}, {', '.join(self.errors) or 'no error'}: {remedy}"
 
 
+OPEN_M = 0.08
+"""Distance between the open fingers of the Franka Hand."""
+
+
 @dataclass(frozen=True)
 class GripperState:
     """What is known about the hand without asking it."""
@@ -117,6 +124,9 @@ class GripperState:
     is_homed: bool = True
     """Whether the hand knows how far it opens; before, it opens and grasps nothing."""
 
+    widest_m: float = OPEN_M
+    """Width of an open hand of its kind."""
+
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -130,10 +140,10 @@ class ActionConfig(FrozenConfig):
     rotation_rad: _Positive = 0.1
     """Rotation of an action number of 1."""
 
-    anchor: Literal["target", "measured"] = "target"
-    """What a translation and rotation start from. ``target``: the target before, so that a zero
-    action holds the pose and a steady error (a load, friction) never becomes motion.
-    ``measured``: the pose the arm is at, as the published recordings were made."""
+    anchor: ActionAnchor = "target"
+    """What a translation and rotation start from: the target before, or the pose the arm is at.
+    Where it is left out, a policy that was trained with the other brings its own; a policy of
+    another anchor than the one written here is refused."""
 
     frame: ActionFrame = "ee_adjoint"
     """Axes of translation and rotation: the hand's, or the robot base's. ``ee_adjoint`` is ``ee``

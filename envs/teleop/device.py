@@ -142,7 +142,7 @@ class Source(Protocol):
         """Take what has come since the last call and return what holds now; waits for nothing.
 
         Raises:
-            Exception: whatever the library raises for a device that is gone.
+            RobotError, OSError, RuntimeError: the device is gone.
         """
         ...
 
@@ -161,6 +161,9 @@ class _Sample:
 
 
 _SAMPLES = TypeAdapter(_Sample)
+
+_ERRORS = (OSError, RuntimeError)
+"""What the libraries of the devices raise, those of pygame and pyserial included."""
 
 
 class PolledDriver:
@@ -188,12 +191,17 @@ class PolledDriver:
         if self._polls:
             try:
                 sample = _Sample(time.monotonic(), self._source.poll())
-            except Exception as error:  # noqa: BLE001 (whatever a library raises is for the parent)
+            except (*_ERRORS, RobotError) as error:
                 sample = _Sample(time.monotonic(), None, f"{type(error).__name__}: {error}"[:500])
                 # What was lost once is not to come back unseen.
                 self._polls = False
             self._latest.put(_SAMPLES.dump_json(sample))
         return _PERIOD_S
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What the library raises."""
+        return _ERRORS
 
     def translate(self, error: Exception) -> DzrobotError:
         """Return an error of the library as one of this package."""

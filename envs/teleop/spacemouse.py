@@ -60,10 +60,19 @@ class SpaceMouseSource:
         self._check_buttons()
 
     def poll(self) -> TeleopReading:
-        """Read every report that has come."""
+        """Read every report that has come.
+
+        Raises:
+            RobotError: it is gone.
+        """
+        from easyhid.easyhid import HIDException
+
         for _ in range(_MOST_REPORTS):
             before = self._reports
-            state = self._device.read()
+            try:
+                state = self._device.read()
+            except HIDException as error:
+                raise RobotError(f"it is no longer connected ({error})") from error
             if self._reports == before:
                 break
         config, pressed = self._config, state.buttons

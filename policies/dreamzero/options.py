@@ -161,3 +161,24 @@ class WeightOptions:
     def __post_init__(self) -> None:
         if self.memory is not None and self.memory < 1:
             raise ConfigError(f"memory={self.memory} must be a number of bytes, or None")
+
+
+def check_device(device: object) -> None:
+    """Raise ConfigError, naming those that there are, where torch sees no such device.
+
+    Args:
+        device: A ``torch.device``, or its name.
+    """
+    name = str(device)
+    if name == "cpu":
+        return
+    import torch
+
+    there = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    there += ["mps"] if torch.backends.mps.is_available() else []
+    # Without a number it is the first one.
+    if name in there or f"{name}:0" in there:
+        return
+    raise ConfigError(
+        f"device {name!r} is not visible to torch; give {' or '.join(['cpu', *there])}"
+    )

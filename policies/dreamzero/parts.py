@@ -1,12 +1,12 @@
 """What a DreamZero policy is made of, and how a checkpoint becomes that."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.embodiments.registry import EMBODIMENTS, load_embodiment
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import CheckpointError, ConfigError, preview
 from dzrobot.modality.pipeline import Pipeline
@@ -75,7 +75,7 @@ def load_parts(  # noqa: PLR0913 - those of DreamZeroPolicy.from_pretrained
             path_or_repo, revision=revision, config_from=weights.config_from, base=weights.base
         )
     )
-    robot = embodiment_of(checkpoint, embodiment)
+    robot = as_trained(checkpoint, embodiment_of(checkpoint, embodiment))
     trained_horizon = checkpoint.passport.horizon(robot.tag)
     shorter = trained_horizon == robot.timing.action_horizon
     check_compatible(robot, checkpoint.config, shorter=shorter)
@@ -140,6 +140,19 @@ def embodiment_of(checkpoint: Checkpoint, wanted: Embodiment | str | None = None
             f"embodiment={tags[0] if tags else 'TAG'!r}"
         )
     return load_embodiment(tags[0])
+
+
+def as_trained(checkpoint: Checkpoint, robot: Embodiment) -> Embodiment:
+    """Return ``robot`` with the anchor of actions that the checkpoint was trained with.
+
+    A published checkpoint acts as the robot's recordings were made; one with a passport that does
+    not say it leaves it open.
+    """
+    passport = checkpoint.own_passport
+    if passport is None:
+        return replace(robot, action_anchor=EMBODIMENTS.get(robot.tag, robot).action_anchor)
+    trained = passport.embodiments.get(robot.tag)
+    return replace(robot, action_anchor=None if trained is None else trained.action_anchor)
 
 
 def _tokenizer(

@@ -30,14 +30,14 @@ from dzrobot.policies.base import (
 )
 from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
 from dzrobot.policies.dreamzero.checkpoints.passport import check_compatible
-from dzrobot.policies.dreamzero.network.generate import predict
+from dzrobot.policies.dreamzero.network.generate import predict, schedules
 from dzrobot.policies.dreamzero.network.lanes import lanes_of
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.prompt import PromptCache, PromptTokenizer
 from dzrobot.policies.dreamzero.network.session import InferenceRequest, SessionCache
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import is_offloaded
-from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions
+from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions, check_device
 from dzrobot.policies.dreamzero.parts import PolicyParts, load_parts
 from dzrobot.policies.dreamzero.session_state import (
     Continuing,
@@ -85,6 +85,8 @@ class DreamZeroPolicy:
             for transformer in (self._network.model, parts.negative):
                 compile_blocks(() if transformer is None else transformer.blocks)
         self._generate = self.options.generate(self.embodiment)
+        # Loaded here, so that the first plan does not wait for a library.
+        schedules(self._network.config.head, self._generate.solver_steps)
         if parts.negative is not None and self._generate.prompts == 1:
             raise ConfigError(
                 "cfg_device is where the negative prompt runs, and cfg_scale=1 leaves that prompt "
@@ -133,9 +135,10 @@ class DreamZeroPolicy:
         Raises:
             CheckpointError: Incomplete, damaged, foreign, or made for something else.
             StatisticsError: metadata.json does not fit the embodiment.
-            ConfigError: Options that exclude each other, or too little memory.
+            ConfigError: No such device, options that exclude each other, or too little memory.
             MissingDependencyError: ``weights`` asks for what is not installed.
         """
+        check_device(device)
         parts = load_parts(
             path_or_repo,
             embodiment=embodiment,
@@ -150,6 +153,7 @@ class DreamZeroPolicy:
     @property
     def card(self) -> dict[str, Any]:
         """Return what the actions depend on, as plain values for records."""
+        anchor = self.embodiment.action_anchor
         return {
             "policy": "dreamzero",
             "checkpoint": self.source,
@@ -157,6 +161,7 @@ class DreamZeroPolicy:
             "statistics": self._pipeline.statistics.fingerprint,
             "device": self._network.device.type,
             "dtype": str(self._network.dtype).removeprefix("torch."),
+            **({} if anchor is None else {"action_anchor": anchor}),
             **({} if self._quantize is None else {"quantize": self._quantize}),
             **({} if len(self._lanes) == 1 else {"cfg_devices": 2}),
             **{n: value for n, value in asdict(self.options).items() if value or n != "graphs"},

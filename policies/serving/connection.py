@@ -21,7 +21,13 @@ from websockets.exceptions import (
 from websockets.sync.client import ClientConnection, connect
 
 from dzrobot.documents import read_bytes, shorten, validated
-from dzrobot.errors import ConfigError, ProtocolError, ServerError, SessionLostError
+from dzrobot.errors import (
+    ConfigError,
+    InvalidActionError,
+    ProtocolError,
+    ServerError,
+    SessionLostError,
+)
 from dzrobot.policies.serving.dialects import (
     LARGEST_MESSAGE,
     SUBPROTOCOL,
@@ -37,6 +43,9 @@ _TRY_AGAIN = 503
 _TRY_LATER = (OSError, TimeoutError, ConnectionClosed, InvalidMessage, InvalidStatus)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
 KEY_VARIABLE = "DZROBOT_API_KEY"
+_RAISED_HERE = {kind.__name__: kind for kind in (SessionLostError, InvalidActionError)}
+"""Errors of a server that are raised as what they are; others are a `ServerError`."""
+
 _LONGEST_KEY = 4096
 
 
@@ -156,6 +165,7 @@ class Connection:
 
         Raises:
             SessionLostError: the connection broke; the server has forgotten the episode.
+            InvalidActionError: the policy predicted what is no action.
             ServerError: the server refuses, or its answer is no plan.
         """
         began = time.perf_counter()
@@ -280,7 +290,7 @@ class Connection:
         if not isinstance(fields, dict):
             raise ServerError(f"{self._server} answered {shorten(fields)}, which is no plan")
         if fields.get("type") == "error":
-            kind = SessionLostError if fields.get("kind") == "SessionLostError" else ServerError
+            kind = _RAISED_HERE.get(str(fields.get("kind")), ServerError)
             raise kind(f"{self._server} refuses: {str(fields.get('message'))[:2000]}")
         actions = fields.get("actions", fields.get("action"))
         if not isinstance(actions, np.ndarray):

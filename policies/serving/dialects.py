@@ -7,9 +7,12 @@ that of vLLM-Omni's robot path, and ours, which a client asks for by the WebSock
 The format is msgpack with arrays, as openpi's clients and servers write it: no pickle, every size
 bounded. An array is the map ``{b"__ndarray__": True, b"data": bytes, b"dtype": str, b"shape":
 [..]}``, one number ``{b"__npgeneric__": True, b"data": number, b"dtype": str}``. Source:
-openpi-client 0.1.2, ``msgpack_numpy``.
+openpi-client 0.1.2, ``msgpack_numpy``. MolmoSpaces' client packs with the library of that name from
+PyPI (0.4.8): ``{b"nd": True, b"type": str, b"kind": b"", b"shape": [..], b"data": bytes}``, one
+number ``{b"nd": False, b"type": str, b"data": bytes}``. It is answered in that form.
 """
 
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -32,16 +35,27 @@ from dzrobot.policies.base import Leftover, Method, Plan
 LARGEST_MESSAGE = 64 * 1024**2
 """Bytes of one message; vLLM-Omni has the same limit."""
 
-_LONGEST_LIST = 4096
-_LONGEST_MAP = 256
-"""Items: what a header announces is made before its content is read."""
+_LEAST_LIMIT = 16 * 1024**2
+"""Bytes that a server reads of any message: images of a wrong size are then refused by name."""
+
+_MOST_ITEMS = 20_000
+"""Of one message, at all levels together. An item may take two hundred times its bytes in memory;
+an array is four items whatever its size."""
+
+_DEEPEST = 16
+_MOST_TEXT = 1024**2
+"""Bytes of all texts of a message together: one rare letter makes four bytes of each other one."""
 
 _MOST_AXES = 8
 _DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248])\Z")
 _ARRAY, _NUMBER = b"__ndarray__", b"__npgeneric__"
+_ND = b"nd"
+
+ArrayForm = Literal["openpi", "nd"]
+"""How arrays are written: as openpi's clients do, or as the library msgpack_numpy does."""
 
 
-def pack(value: object) -> bytes:
+def pack(value: object, form: ArrayForm = "openpi") -> bytes:
     """Return ``value`` as one message.
 
     Raises:
@@ -49,33 +63,89 @@ def pack(value: object) -> bytes:
             numbers.
     """
     try:
-        packed: bytes = msgpack.packb(value, default=_written)
+        packed: bytes = msgpack.packb(value, default=_written if form == "openpi" else _written_nd)
     except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"cannot be sent: {error}") from error
     return packed
 
 
-def unpack(message: bytes) -> Any:
+def unpack(message: bytes, forms: set[ArrayForm] | None = None) -> Any:
     """Return what ``message`` holds; arrays are views of it and cannot be written to.
 
+    Args:
+        message: As it arrived.
+        forms: In which arrays were written; added to.
+
     Raises:
-        ProtocolError: no msgpack, cut short, more behind its end, nested too deeply, lists or maps
-            too long, or an array that is none.
+        ProtocolError: no msgpack, cut short, more behind its end, too many items or levels, too
+            much text, or an array that is none.
     """
     try:
-        return msgpack.unpackb(
-            message,
-            object_hook=_read,
-            ext_hook=_no_extension,
-            max_array_len=_LONGEST_LIST,
-            max_map_len=_LONGEST_MAP,
-        )
+        _check_size(message)
+        hook = functools.partial(_read, set() if forms is None else forms)
+        return msgpack.unpackb(message, object_hook=hook, ext_hook=_no_extension)
     except (ValueError, RecursionError) as error:
         # msgpack's own faults of nesting and of what is behind the end have no text of their own.
         reason = str(error) or type(error).__name__
         raise ProtocolError(
             f"a message of {len(message)} bytes is no msgpack of openpi's kind: {reason[:200]}"
         ) from error
+
+
+_FIXED = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8,
+          0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}  # fmt: skip
+"""First byte of an item of msgpack -> bytes that follow."""
+
+_COUNTED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4,
+            0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # fmt: skip
+"""First byte of an item of msgpack -> bytes of the count that follows."""
+
+
+def _check_size(message: bytes) -> None:
+    """Raise ValueError if ``message`` holds more than a request does; nothing of it is built.
+
+    What is no msgpack passes: the reader refuses it.
+    """
+    at, announced, text, left = 0, 1, 0, [1]
+    while left and at < len(message):
+        if not left[-1]:
+            left.pop()
+            continue
+        left[-1] -= 1
+        at, inside, letters = _item(message, at)
+        announced, text = announced + inside, text + letters
+        if inside:
+            left.append(inside)
+        if announced > _MOST_ITEMS or text > _MOST_TEXT or len(left) > _DEEPEST:
+            raise ValueError(
+                f"more than {_MOST_ITEMS} items, {_DEEPEST} levels or {_MOST_TEXT} bytes of text"
+            )
+
+
+def _item(message: bytes, at: int) -> tuple[int, int, int]:
+    """Return where the item at ``at`` ends, the items inside it (which follow), bytes of text."""
+    first, at = message[at], at + 1
+    match first:
+        case _ if first < 0x80 or first >= 0xE0 or first in _FIXED:
+            return at + _FIXED.get(first, 0), 0, 0
+        case _ if first < 0x90:
+            return at, 2 * (first & 15), 0
+        case _ if first < 0xA0:
+            return at, first & 15, 0
+        case _ if first < 0xC0:
+            return at + (first & 31), 0, first & 31
+    width = _COUNTED.get(first, 0)
+    count, at = int.from_bytes(message[at : at + width]), at + width
+    match first:
+        case 0xDC | 0xDD:
+            return at, count, 0
+        case 0xDE | 0xDF:
+            return at, 2 * count, 0
+        case 0xD9 | 0xDA | 0xDB:
+            return at + count, 0, count
+        case 0xC7 | 0xC8 | 0xC9:
+            return at + 1 + count, 0, 0
+    return at + count, 0, 0
 
 
 def _written(value: object) -> object:
@@ -94,11 +164,32 @@ def _written(value: object) -> object:
     raise TypeError(f"a {type(value).__name__} is not sent")
 
 
-def _read(found: dict[Any, Any]) -> Any:
+def _written_nd(value: object) -> object:
+    """Return ``value`` as msgpack_numpy writes it; numbers are arrays without axes there too."""
+    plain = _written(value)
+    array = np.asarray(value)
+    if isinstance(plain, dict) and _NUMBER in plain:
+        return {_ND: False, b"type": array.dtype.str, b"data": array.tobytes()}
+    return {
+        _ND: True,
+        b"type": array.dtype.str,
+        b"kind": b"",
+        b"shape": array.shape,
+        b"data": array.tobytes(),
+    }
+
+
+def _read(forms: set[ArrayForm], found: dict[Any, Any]) -> Any:
     if _ARRAY in found:
         return _array(found)
     if _NUMBER in found:
         return _number(found)
+    if _ND in found:
+        forms.add("nd")
+        kept = {b"dtype": found.get(b"type"), b"data": found.get(b"data")}
+        whole = found[_ND] is True
+        array = _array({**kept, b"shape": found.get(b"shape") if whole else []})
+        return array if whole else array[()]
     return found
 
 
@@ -242,6 +333,9 @@ class ClientRequest:
     leftover: Leftover | None = None
     """What the plan is to continue."""
 
+    form: ArrayForm = "openpi"
+    """How its arrays were written; the answer's are written so too."""
+
 
 def wire_names(robot: Embodiment) -> dict[str, str]:
     """Return modality key -> name in messages, of every view and state part and the prompt."""
@@ -251,8 +345,13 @@ def wire_names(robot: Embodiment) -> dict[str, str]:
     return {**table, robot.language: PROMPT}
 
 
-def read_request(message: object, robot: Embodiment) -> ClientRequest:
+def read_request(message: object, robot: Embodiment, form: ArrayForm = "openpi") -> ClientRequest:
     """Return a client's message, parsed.
+
+    Args:
+        message: As :func:`unpack` returns it.
+        robot: Whose observation it is.
+        form: How its arrays were written.
 
     Raises:
         ProtocolError: no map, or an envelope that is none.
@@ -269,15 +368,14 @@ def read_request(message: object, robot: Embodiment) -> ClientRequest:
         ProtocolError,
     )
     if envelope.endpoint == "reset":
-        return ClientRequest(envelope, {}, 0)
+        return ClientRequest(envelope, {}, 0, form=form)
     names = wire_names(robot)
     _check_names(message, names, robot)
     observation: dict[str, Any] = {key: message[name] for key, name in names.items()}
     for part in robot.state:
         observation[part.key] = _single(observation[part.key])
-    return ClientRequest(
-        envelope, observation, _frames(observation, robot), _leftover(envelope.leftover, robot)
-    )
+    frames, leftover = _frames(observation, robot), _leftover(envelope.leftover, robot)
+    return ClientRequest(envelope, observation, frames, leftover, form)
 
 
 def write_leftover(left: Leftover) -> dict[str, Any]:
@@ -294,6 +392,12 @@ def write_leftover(left: Leftover) -> dict[str, Any]:
 def write_observation(given: Observation, robot: Embodiment) -> dict[str, Any]:
     """Return a checked observation under its names in messages."""
     return {name: given[key] for key, name in wire_names(robot).items()}
+
+
+def largest_request(robot: Embodiment) -> int:
+    """Return the bytes that a request of ``robot`` may have: a horizon of frames of every view."""
+    frame = sum(3 * math.prod(view.resolution) for view in robot.views)
+    return min(LARGEST_MESSAGE, max(_LEAST_LIMIT, frame * robot.timing.action_horizon))
 
 
 def arena_greeting(robot: Embodiment) -> dict[str, Any]:
@@ -325,6 +429,7 @@ def write_actions(
     actions: NDArray[np.float32],
     timing: Mapping[str, float],
     plan: Plan | None = None,
+    form: ArrayForm = "openpi",
 ) -> bytes:
     """Return the answer to a request for actions (H, A).
 
@@ -333,14 +438,15 @@ def write_actions(
         actions: What the robot executes.
         timing: Milliseconds.
         plan: What they were made from, for our own client to continue; None: not known.
+        form: How arrays are written.
     """
     if dialect is Dialect.DZROBOT and plan is not None:
         whole = {"targets": plan.targets, "normalized": plan.normalized}
         return pack({"actions": actions, "server_timing": dict(timing), **whole})
     if dialect.answers_map:
         # No other array: openpi's broker slices every array along the plan.
-        return pack({"actions": actions, "server_timing": dict(timing)})
-    return pack(actions)
+        return pack({"actions": actions, "server_timing": dict(timing)}, form)
+    return pack(actions, form)
 
 
 def write_reset(dialect: Dialect) -> bytes | str:

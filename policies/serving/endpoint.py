@@ -12,7 +12,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
 
 from dzrobot.errors import ConfigError, MissingDependencyError
-from dzrobot.policies.serving.dialects import LARGEST_MESSAGE, VLLM_PATH
+from dzrobot.policies.serving.dialects import VLLM_PATH
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -42,8 +42,8 @@ class ServeOptions:
     """Episodes at a time; None: as many as memory allows, up to 256."""
 
     max_connections: int = 256
-    max_message: int = LARGEST_MESSAGE
-    """Bytes of one message."""
+    max_message: int | None = None
+    """Bytes of one message; None: what a request of the robot may have, 16 to 64 MiB."""
 
     max_batch: int = 1
     """Sessions that plan in one call. 1: the actions of a session do not depend on the others, not

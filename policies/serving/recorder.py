@@ -19,6 +19,7 @@ import numpy as np
 
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import DzrobotError
+from dzrobot.files import open_to_append
 from dzrobot.policies.serving.dialects import ClientRequest, pack, unpack
 from dzrobot.policies.serving.scheduler import ScheduledPlan
 from dzrobot.policies.serving.sessions import ClientConnection, Session
@@ -57,7 +58,7 @@ class Recorder:
             root / DATASET, robot, fps=robot.timing.control_hz / self._execute
         )
         (root / OPEN).mkdir(exist_ok=True)
-        self._lines = (root / REQUESTS).open("a", encoding="utf-8")
+        self._lines = open_to_append(root / REQUESTS)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
         self._open: dict[Session, _OpenEpisode] = {}
         self._stopped = False

@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 
 from dzrobot.documents import shorten
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import ConfigError, ServerError, SessionError, SessionLostError
+from dzrobot.errors import (
+    ConfigError,
+    InvalidActionError,
+    ServerError,
+    SessionError,
+    SessionLostError,
+)
 from dzrobot.modality.window import Observation, check_seen, read_observation, stacked
 from dzrobot.policies.base import (
     DEFAULT_SESSION,
@@ -384,11 +390,15 @@ class RemotePolicy:
         if isinstance(plan, np.ndarray):
             given = f"{plan.dtype} {plan.shape}"
             fits = plan.ndim == 2 and plan.shape[1] == robot.action_dim and len(plan) >= least
-            if fits and plan.dtype.kind == "f" and np.isfinite(plan).all():
+            if fits and plan.dtype.kind == "f":
+                if not np.isfinite(plan).all():
+                    raise InvalidActionError(
+                        f"{self._server} answered a plan with numbers that are not finite"
+                    )
                 return np.array(plan, np.float32)
         raise ServerError(
             f"{self._server} answered {given}: a plan of {robot.tag} holds at least {least} rows "
-            f"of {robot.action_dim} finite numbers"
+            f"of {robot.action_dim} numbers"
         )
 
     def _check_robot(self, connection: Connection) -> None:
@@ -399,6 +409,13 @@ class RemotePolicy:
                 raise ConfigError(
                     f"{self._server} serves {given[0]} with plans of {given[1]}; this robot is "
                     f"{robot.tag} with plans of {robot.timing.action_horizon}"
+                )
+            served = greeting.card.get("action_anchor")
+            if served is not None and robot.action_anchor not in (None, served):
+                raise ConfigError(
+                    f"{self._server} serves a policy that measures actions from the anchor "
+                    f"{served!r}, this robot does from {robot.action_anchor!r}: set action.anchor "
+                    f"of the workcell to {served}"
                 )
             return
         arena = robot.wire.arena

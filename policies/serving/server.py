@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar, get_args
 
@@ -28,10 +29,12 @@ from dzrobot.policies.base import (
 from dzrobot.policies.serving.dialects import (
     SUBPROTOCOL,
     VLLM_PATH,
+    ArrayForm,
     ClientRequest,
     Dialect,
     Greeting,
     arena_greeting,
+    largest_request,
     pack,
     read_request,
     unpack,
@@ -106,6 +109,7 @@ class PolicyServer:
         self.capacity = ""
         """How many sessions fit, as text; known once clients may connect."""
 
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="messages")
         self._tasks: set[asyncio.Task[Any]] = set()
         # The default deadline of a request: when the plan before it is used up.
         self._period_s = self._execute / self._robot.timing.control_hz
@@ -165,7 +169,7 @@ class PolicyServer:
                         SUBPROTOCOL if SUBPROTOCOL in offered else None
                     ),
                     compression=None,
-                    max_size=self.options.max_message,
+                    max_size=self.options.max_message or largest_request(self._robot),
                     max_queue=1,
                     open_timeout=self.options.handshake_s,
                     ping_interval=_PING_S,
@@ -264,22 +268,18 @@ class PolicyServer:
         self, dialect: Dialect, client: ClientConnection, socket: ServerConnection
     ) -> bool:
         """Take one message and answer it; return whether another one may follow."""
-        try:
-            async with asyncio.timeout(self.options.idle_s):
-                message = await socket.recv()
-        except TimeoutError:
-            reason = f"no whole message within {self.options.idle_s:g} s"
-            await socket.close(CloseCode.POLICY_VIOLATION, reason)
-            return False
-        self.metrics.received.inc(len(message))
         endpoint, outcome, error = "?", "ok", None
         try:
-            request = self._read(message)
+            request = await self._next_request(socket)
             endpoint = request.envelope.endpoint
             if endpoint == "reset":
                 answer = self._reset(dialect, client, request)
             else:
                 answer = await _while_open(socket, self._infer(dialect, client, request))
+        except TimeoutError:
+            reason = f"no whole message within {self.options.idle_s:g} s"
+            await socket.close(CloseCode.POLICY_VIOLATION, reason)
+            return False
         except DzrobotError as refusal:
             error, outcome = refusal, type(refusal).__name__
             answer = write_error(dialect, refusal)
@@ -295,10 +295,23 @@ class PolicyServer:
             return False
         return True
 
+    async def _next_request(self, socket: ServerConnection) -> ClientRequest:
+        """Return the next message, read in a thread of its own: the loop goes on meanwhile.
+
+        One thread, so that one message at a time is in memory twice. The message is dropped here;
+        a request holds what it needs.
+        """
+        async with asyncio.timeout(self.options.idle_s):
+            message = await socket.recv()
+        self.metrics.received.inc(len(message))
+        return await asyncio.get_running_loop().run_in_executor(self._reader, self._read, message)
+
     def _read(self, message: bytes | str) -> ClientRequest:
         if isinstance(message, str):
             raise ProtocolError(f"requests are binary messages, got the text {shorten(message)}")
-        return read_request(unpack(message), self._robot)
+        forms: set[ArrayForm] = set()
+        content = unpack(message, forms)
+        return read_request(content, self._robot, "nd" if "nd" in forms else "openpi")
 
     async def _infer(
         self, dialect: Dialect, client: ClientConnection, request: ClientRequest
@@ -322,7 +335,7 @@ class PolicyServer:
             self._recorder.note(client, session, request, plan)
         timing = {"infer_ms": plan.timing["total_ms"], **plan.timing}
         timing["server_ms"] = 1000 * (time.perf_counter() - began)
-        return write_actions(dialect, plan.actions, timing, plan.plan)
+        return write_actions(dialect, plan.actions, timing, plan.plan, request.form)
 
     def _count(
         self, client: ClientConnection, session: Session, frames: int, plan: ScheduledPlan
@@ -424,6 +437,7 @@ class PolicyServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._scheduler.close()
+        self._reader.shutdown()
 
 
 async def _while_open(socket: ServerConnection, work: Coroutine[Any, Any, T]) -> T:

@@ -188,6 +188,40 @@ def test_a_workcell_is_taught_on_the_arm(tmp_path):
     assert load_workcell(str(tmp_path / "cell.yaml")) == config
 
 
+def test_a_taught_workcell_of_droid_has_its_gripper_frame_rate_and_law(tmp_path):
+    arm = FakeArm()
+    arm.connect()
+    taught = teach(arm, Guided(arm, [(0.45, 0, 0.3), (0.3, -0.2, 0.02), (0.6, 0.2, 0.5)], ["d"]))
+    device = "/dev/serial/by-id/usb-FTDI-if00-port0"
+    described = FrankaConfig.model_validate(
+        {"address": "172.16.0.2", "embodiment": "oxe_droid",
+         "gripper": {"kind": "robotiq", "device": device}}
+    )  # fmt: skip
+    views = dict(zip(described.robot.video_keys, ("11", "22", "33"), strict=True))
+    text = workcell_text(described, views, taught, task="", firmware="")
+    assert "begin at [0, -0.628, 0, -2.513, 0, 1.885, 0]" in text
+    (tmp_path / "cell.yaml").write_text(text)
+    config = load_workcell(str(tmp_path / "cell.yaml"))
+    gripper, controller = config.gripper, config.controller
+    assert (gripper.kind, gripper.device, gripper.settle_s) == ("robotiq", device, 0.0)
+    assert {camera.fps for camera in config.cameras} == {30}
+    assert controller.joint_stiffness == (40, 30, 50, 25, 35, 25, 10)
+    assert controller.cartesian_stiffness == (400, 400, 400, 15, 15, 15)
+    assert config.reset.joints == taught.joints
+    usual = workcell_text(FrankaConfig(), {}, taught, task="", firmware="")
+    assert "begin at" not in usual
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(("--gripper", "robotiq"), "device"), (("--gripper-device", "/dev/ttyUSB0"), "robotiq")],
+)
+def test_a_gripper_and_its_device_are_given_together(tmp_path, capsys, words, says):
+    path = str(tmp_path / "cell.yaml")
+    assert main(["init-workcell", path, "--address", "172.16.0.2", *words]) == 2
+    assert says in capsys.readouterr().err
+
+
 def test_too_little_shown_is_said():
     arm = FakeArm()
     arm.connect()

@@ -192,7 +192,7 @@ def test_every_key_works_in_run_franka_whatever_the_reward_rule(tmp_path, enviro
 
 
 def test_a_replay_is_paused_stopped_acknowledged_and_judged(tmp_path, environment, monkeypatch):
-    words = ["--workcell", "fake", "--env-arg", f"address={ADDRESS}"]
+    words = ["--workcell", "fake", "--env-arg", f"address={ADDRESS}", "--full-speed"]
     dataset = str(tmp_path / "set")
     record = ["record", *words, "--unattended", "--policy", "hold", "--max-steps", "5"]
     record += ["--attempts", "1", "--keep-failures"]
@@ -229,7 +229,8 @@ def test_a_replay_is_paused_stopped_acknowledged_and_judged(tmp_path, environmen
 
 def test_an_episode_without_a_verdict_is_judged(tmp_path, environment):
     words = [
-        "record", "--workcell", "fake", *OPERATOR, "--policy", "hold", "--episodes", "1",
+        "record", "--workcell", "fake", *OPERATOR, "--full-speed", "--policy", "hold",
+        "--episodes", "1",
         "--max-steps", "3", "--output", str(tmp_path / "set"),
     ]  # fmt: skip
     with Operated(words, tmp_path / "set.operator.jsonl", environment) as run:

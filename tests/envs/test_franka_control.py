@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dzrobot.envs.franka.diagnostics import _mode, _states
-from dzrobot.envs.franka.drivers.gripper import FrankyGripper, GripperReport
+from dzrobot.envs.franka.drivers.franka_hand import FrankaHandDriver
+from dzrobot.envs.franka.drivers.gripper import DrivenGripper, GripperReport
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import HOME, READY, FakeArm, FakeCamera
 from dzrobot.envs.franka.franka_config import FrankaConfig
@@ -219,7 +220,7 @@ class Published:
     ("width_m", "says", "holds"), [(0.04, True, True), (0.0, True, False), (0.04, False, False)]
 )
 def test_closed_fingers_with_nothing_between_them_hold_nothing(width_m, says, holds):
-    gripper = FrankyGripper(lambda: "", FrankaConfig().gripper)
+    gripper = DrivenGripper(FrankaHandDriver, lambda: "", FrankaConfig().gripper)
     gripper._driver = Published(GripperReport(1e12, 1, width_m, says, ""))
     gripper.request(opened=False)
     assert gripper.state().is_grasped is holds

@@ -19,32 +19,30 @@ from dzrobot.cli import main
 from dzrobot.envs.emulators import fci_protocol as wire
 from dzrobot.envs.emulators.arm import EmulatedArm
 from dzrobot.envs.emulators.dynamics import Faults
+from dzrobot.envs.emulators.kinematics import FR3, READY
 from dzrobot.envs.emulators.launcher import EmulatorLauncher, LauncherAddress
 from dzrobot.envs.emulators.robot_client import StateMessage
 from dzrobot.envs.emulators.robot_server import RobotServer
 from dzrobot.envs.emulators.views import SERIALS
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.cameras.realsense import RealSenseDriver
-from dzrobot.envs.panda import kinematics
+from dzrobot.envs.panda.poses import pose_difference
 from dzrobot.errors import RobotError
 
 
 def test_ready_posture_is_where_the_arm_documents_it():
-    tip = kinematics.forward(kinematics.READY, kinematics.flange_to_hand())[:3, 3]
+    tip = FR3.forward(READY, FR3.flange_to_hand)[:3, 3]
     np.testing.assert_allclose(tip, (0.3069, 0.0, 0.4869), atol=1e-4)
 
 
 def test_jacobian_equals_finite_differences():
-    hand, step = kinematics.flange_to_hand(), 1e-6
-    q = np.random.default_rng(0).uniform(kinematics.JOINT_LOW, kinematics.JOINT_HIGH)
-    here = kinematics.forward(q, hand)
+    hand, step = FR3.flange_to_hand, 1e-6
+    q = np.random.default_rng(0).uniform(FR3.joint_low, FR3.joint_high)
+    here = FR3.forward(q, hand)
     columns = [
-        kinematics.pose_difference(kinematics.forward(q + step * unit, hand), here) / step
-        for unit in np.eye(7)
+        pose_difference(FR3.forward(q + step * unit, hand), here) / step for unit in np.eye(7)
     ]
-    np.testing.assert_allclose(
-        kinematics.posture(q, hand).jacobian, np.stack(columns, 1), atol=1e-5
-    )
+    np.testing.assert_allclose(FR3.posture(q, hand).jacobian, np.stack(columns, 1), atol=1e-5)
 
 
 def test_state_message_shows_errors_in_their_bits():
@@ -216,9 +214,7 @@ def ready(robot, robot_thread):
     import franky
 
     robot_thread(lambda: _recover(robot))
-    robot_thread(
-        lambda: robot.move(franky.JointMotion(kinematics.READY, relative_dynamics_factor=0.5))
-    )
+    robot_thread(lambda: robot.move(franky.JointMotion(READY, relative_dynamics_factor=0.5)))
     return robot
 
 
@@ -305,9 +301,9 @@ def test_lost_commands_barely_slow_a_motion_down(ready, bench, robot_thread):
 
     def timed():
         start = ready.state.time.to_sec()
-        ready.move(franky.JointMotion(kinematics.READY + 0.1, relative_dynamics_factor=0.3))
+        ready.move(franky.JointMotion(READY + 0.1, relative_dynamics_factor=0.3))
         moved = ready.state.time.to_sec() - start
-        ready.move(franky.JointMotion(kinematics.READY, relative_dynamics_factor=0.3))
+        ready.move(franky.JointMotion(READY, relative_dynamics_factor=0.3))
         return moved
 
     plain = robot_thread(timed)
@@ -386,7 +382,7 @@ def test_both_cameras_are_listed_and_show_where_the_arm_is(ready, bench, robot_t
         pipelines.append(rs.pipeline(context))
         start(pipelines[-1], config)
     before = [taken_after(pipeline, bench.page.clock_ms) for pipeline in pipelines]
-    moved = kinematics.READY + 0.3 * np.eye(7)[0]
+    moved = READY + 0.3 * np.eye(7)[0]
     robot_thread(lambda: ready.move(franky.JointMotion(moved, relative_dynamics_factor=0.5)))
     after = [taken_after(pipeline, bench.page.clock_ms) for pipeline in pipelines]
     for pipeline in pipelines:

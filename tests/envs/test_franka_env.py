@@ -13,7 +13,7 @@ import dzrobot  # noqa: F401
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.drivers.dry_run import DryRunArm
-from dzrobot.envs.franka.drivers.franky_driver import version_hint
+from dzrobot.envs.franka.drivers.franky_library import version_hint
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import HOME, FakeArm, FakeCamera, FakeClock, FakeGripper
 from dzrobot.envs.franka.franka_config import FrankaConfig
@@ -80,7 +80,7 @@ def test_without_the_library_the_error_names_the_extra():
         "box = {'workspace_low': (0.2, -0.3, 0.02), 'workspace_high': (0.7, 0.3, 0.6)}\n"
         "start, rule = {'position': (0.4, 0, 0.4)}, {'rule': 'none'}\n"
         "taught = dict(limits=box, reset=start, reward=rule)\n"
-        "env = gym.make('Franka-PnP-v0', address='127.0.0.1', **taught)\n"
+        "env = gym.make('Franka-PnP-v0', address='127.0.0.1', unattended=True, **taught)\n"
         "try: env.reset()\n"
         "except MissingDependencyError as error: assert '.[franka]' in str(error)\n"
         "else: raise SystemExit('no error')"

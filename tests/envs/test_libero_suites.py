@@ -8,8 +8,9 @@ import pytest
 
 from dzrobot.envs.libero.install import import_libero
 from dzrobot.envs.libero.simulated import rotation_vector
-from dzrobot.envs.libero.suites import SUITES, load_init_states, load_task
+from dzrobot.envs.libero.suites import load_init_states, load_task
 from dzrobot.errors import ModalityError, SimulatorError, UnknownNameError
+from dzrobot.registration import LIBERO_SUITES
 
 
 @pytest.mark.libero
@@ -17,12 +18,12 @@ def test_every_task_is_the_official_one(libero_assets):
     import_libero()
     from libero.libero import benchmark
 
-    for suite, count in SUITES.items():
+    for suite, count in ((suite.name, suite.tasks) for suite in LIBERO_SUITES):
         official = benchmark.get_benchmark(suite)()
         assert official.n_tasks == count
         for task_id in range(count):
             task, theirs = load_task(suite, task_id), official.get_task(task_id)
-            assert (task.name, task.language) == (theirs.name, theirs.language)
+            assert (task.name, task.language("name")) == (theirs.name, theirs.language)
             assert task.bddl.name == theirs.bddl_file
             assert task.bddl.is_file()
             states = load_init_states(task.init_states)
@@ -51,6 +52,10 @@ def test_a_states_file_that_is_no_array_is_refused_and_never_run(tmp_path):
     path = tmp_path / "task.pruned_init"
     write_states(path, np.eye(3))
     np.testing.assert_array_equal(load_init_states(path), np.eye(3))
+    np.savez(tmp_path / "plain.npz", states=np.eye(3))
+    np.testing.assert_array_equal(load_init_states(tmp_path / "plain.npz"), np.eye(3))
+    write_states(path, np.arange(3.0))
+    np.testing.assert_array_equal(load_init_states(path, single=True), [[0.0, 1.0, 2.0]])
     for value, words in (
         (Foreign(), "no part of an array"),
         ([1, 2], "list"),

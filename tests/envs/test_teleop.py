@@ -93,7 +93,7 @@ def test_a_button_pressed_and_let_go_between_two_looks_counts(mouse):
 def test_an_unplugged_spacemouse_is_an_error(mouse):
     source = opened(mouse)
     mouse.unplug()
-    with pytest.raises(easyhid.easyhid.HIDException):
+    with pytest.raises(RobotError, match="no longer connected"):
         source.poll()
 
 

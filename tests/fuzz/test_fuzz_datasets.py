@@ -1,6 +1,7 @@
 """Corrupted LeRobot folders and statistics: one message or a result, never a traceback."""
 
 import json
+import re
 import resource
 import shutil
 from itertools import islice
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from data_worlds import ROBOT, record
-from harness import HEAVY, assert_held, assert_refused, corrupted, mutations, refuses
+from harness import HEAVY, LIGHT, assert_held, assert_refused, corrupted, mutations, refuses
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ MEMORY = 500 * 2**20
 
 INFO, EPISODES, TASKS = "meta/info.json", "meta/episodes.jsonl", "meta/tasks.jsonl"
 MODALITY, STATS = "meta/modality.json", "meta/episodes_stats.jsonl"
+FACTS = "meta/recording_facts.jsonl"
 DOCUMENTS = (INFO, EPISODES, TASKS, MODALITY)
 
 
@@ -33,6 +35,7 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     record(folder / "set", lengths=(20, 19), version="v2.1")
     record(folder / "three", lengths=(20, 19), version="v3.0")
+    record(folder / "films", lengths=(3, 3), version="v3.0", video=True)
     reader = DatasetReader(folder / "set", ROBOT, ReaderOptions(cache=folder / "cache"))
     (folder / "metadata.json").write_text(json.dumps({ROBOT.tag: measure([reader], ROBOT)}))
     return folder
@@ -285,3 +288,82 @@ def test_commands_end_with_one_message(world, tmp_path, monkeypatch):
     for output in (tmp_path / ("x" * 300), Path("/proc/x/y"), world / "metadata.json" / "x"):
         words = ["stats", "data_worlds:ROBOT", "--dataset", world / "set", "--output", output]
         assert_held(run(words), measured, codes=(2,))
+
+
+def spoiled_recordings(world):
+    """Yield what was damaged, and a change to make to a folder, of lists, columns and videos."""
+    deep = json.dumps({"episode_index": None})
+    yield "v2.1", "facts null", lambda path: (path / FACTS).write_text(deep + "\n")
+    yield "v2.1", "facts fraction", lambda path: (path / FACTS).write_text('{"episode_index": 0.5}')
+    for value in ("null", "1e999", "-1"):
+        for field, name in (("length", EPISODES), ("tasks", EPISODES), ("mean", STATS)):
+            yield "v2.1", f"{field} {value}", edited_line(name, field, value)
+    yield "v3.0", "no task", rewritten("meta/tasks.parquet", lambda t: t.drop_columns(["task"]))
+    yield "v3.0", "task null", rewritten("meta/tasks.parquet", set_all("task", None))
+    lists = "meta/episodes/chunk-000/file-000.parquet"
+    for column in ("length", "tasks", "data/file_index", "stats/action/mean", "stats/action/count"):
+        yield "v3.0", f"no {column}", rewritten(lists, lambda t, c=column: t.drop_columns([c]))
+        for value in (None, "a"):
+            yield "v3.0", f"{column} {value}", rewritten(lists, set_all(column, value))
+    data = "data/chunk-000/file-001.parquet"
+    more = lambda table: table.append_column("\x1b[31mred", table.column("index"))  # noqa: E731
+    yield "v3.0", "unlike schemas", rewritten(data, more)
+    yield "v3.0", "no episode", rewritten(data, lambda t: t.drop_columns(["episode_index"]))
+    for content in (b"", b"no video" * 100):
+        video = lambda path, c=content: next(iter(path.rglob("file-001.mp4"))).write_bytes(c)  # noqa: E731
+        yield "films", f"video {content[:4]}", video
+
+
+FOLDERS = {"v2.1": "set", "v3.0": "three", "films": "films"}
+CHANGES = (["relabel", "--episode=1", "--success"], ["relabel", "--episodes=0", "--drop"],
+           ["consolidate"])  # fmt: skip
+
+
+def edited_line(name, field, value):
+    def change(path):
+        text = (path / name).read_text()
+        (path / name).write_text(
+            re.sub(rf'("{field}": )(\d+|\[[^\]]*\])', rf"\g<1>{value}", text, count=1)
+        )
+
+    return change
+
+
+def set_all(column, value):
+    return lambda table: table.set_column(
+        table.column_names.index(column), column, pa.array([value] * len(table))
+    )
+
+
+def rewritten(name, change):
+    def apply(path):
+        table = change(pq.read_table(path / name))
+        pq.write_table(table, path / name)
+
+    return apply
+
+
+def test_commands_that_change_a_recording_refuse_damaged_ones_whole(world, tmp_path):
+    """One message, exit 2, and no file beside the old ones; or a result, where nothing is used."""
+    good = {}
+    for words in CHANGES:
+        path = shutil.copytree(world / "three", tmp_path / "r")
+        good[words[0]] = LIGHT.run([words[0], path, *words[1:]])
+        assert good[words[0]].code == 0, good[words[0]].output
+        shutil.rmtree(path)
+    refused = 0
+    damages = list(spoiled_recordings(world))
+    for version, kind, damage in damages:
+        for words in CHANGES:
+            path = shutil.copytree(world / FOLDERS[version], tmp_path / "r")
+            damage(path)
+            before = {one.relative_to(path) for one in path.rglob("*") if one.is_file()}
+            result = LIGHT.run([words[0], path, *words[1:]])
+            assert_held(result, good[words[0]])
+            assert "\x1b" not in result.output, kind
+            assert max(map(len, result.output.split("\n"))) < 2000, kind
+            after = {one.relative_to(path) for one in path.rglob("*") if one.is_file()}
+            assert result.code == 0 or after == before, kind
+            refused += result.code == 2
+            shutil.rmtree(path)
+    assert refused > 2 * len(damages)

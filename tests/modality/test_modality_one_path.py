@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from dzrobot.modality.video import draw_augmentation
-from dzrobot.modality.window import window_of
+from dzrobot.modality.window import stacked
 
 
 def equal(first, second):
@@ -26,7 +26,7 @@ def test_observations_and_window_encode_alike(pipeline, window_maker):
         }
         for t in range(4)
     ]
-    acted, trained = pipeline.encode(window_of(observations, robot)), pipeline.encode(window)
+    acted, trained = pipeline.encode(stacked(observations, robot)), pipeline.encode(window)
     assert acted.keys() == trained.keys()
     for key, value in acted.items():
         assert equal(value, trained[key]), key

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.errors import ModalityError
 from dzrobot.modality.video import draw_augmentation
-from dzrobot.modality.window import window_of
 
 FRAMES = np.zeros((3, 256, 256, 3), np.uint8)
 STATE = np.zeros((1, 8), np.float32)
@@ -94,21 +92,3 @@ REFERENCE = np.zeros(7, np.float32)
 def test_decode_refuses(droid, message, predicted, state):
     with pytest.raises(ModalityError, match=message):
         droid.decode(predicted, state)
-
-
-def test_window_of_refuses():
-    robot = EMBODIMENTS["libero_sim"]
-    observation = {
-        "video.image": FRAMES[0],
-        "video.wrist_image": FRAMES[0],
-        "state.state": STATE[0],
-        "annotation.task": "go",
-    }
-    with pytest.raises(ModalityError, match="no observation given"):
-        window_of([], robot)
-    with pytest.raises(ModalityError, match=r"video.wrist_image missing"):
-        window_of([{k: v for k, v in observation.items() if k != "video.wrist_image"}], robot)
-    with pytest.raises(ModalityError, match="unexpected reward"):
-        window_of([{**observation, "reward": 1.0}], robot)
-    with pytest.raises(ModalityError, match=r"video.image changes its shape"):
-        window_of([observation, {**observation, "video.image": FRAMES[0, ::2]}], robot)

@@ -51,6 +51,12 @@ def test_protocol(policy):
     assert isinstance(policy, BatchPolicy)
 
 
+@pytest.mark.parametrize("device", ["cuda:99", "cuda:x", "gpu", "npu", "cuda:-1"])
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(device, tmp_path):
+    with pytest.raises(ConfigError, match="not visible to torch; give cpu"):
+        DreamZeroPolicy.from_pretrained(tmp_path / "not read", device=device)
+
+
 def test_actions_of_every_embodiment(tmp_path):
     for tag, robot in EMBODIMENTS.items():
         policy = policy_of(write_tiny_checkpoint(tmp_path / tag, robot), robot)

@@ -125,6 +125,14 @@ class Broken(Steer):
             raise RuntimeError("the policy broke")
         return super().act(obs, session=session)
 
+class Unready(Steer):
+    """Raises at once, as long as there is a file to say so."""
+
+    def act(self, obs, *, session="default"):
+        if os.path.exists(os.environ["BROKEN"]):
+            raise RuntimeError("the policy is not ready")
+        return super().act(obs, session=session)
+
 class Deadly(Steer):
     """Takes its process down, as a simulator does that runs out of memory."""
 

@@ -2,6 +2,7 @@
 
 import json
 
+import av
 import numpy as np
 import pytest
 
@@ -124,6 +125,37 @@ def test_damaged_predictions_are_refused_by_name(results, tmp_path, capsys):
         assert path.name in capsys.readouterr().err
     finally:
         path.write_text(whole)
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "garbage", "sound"])
+def test_a_damaged_video_of_predictions_is_one_message(results, tmp_path, capsys, damage):
+    (case,) = RecordFile(results / "with").records
+    _, path = prediction_files(results / "with", case)
+    whole = path.read_bytes()
+    path.unlink()
+    match damage:
+        case "empty":
+            path.touch()
+        case "half":
+            path.write_bytes(whole[: len(whole) // 2])
+        case "garbage":
+            path.write_bytes(b"garbage" * 100)
+        case "sound":
+            write_sound(path)
+    try:
+        for more in ([], ["--rerun"]):
+            assert cli.main(["report", str(results / "with"), "-o", str(tmp_path), *more]) == 2
+            assert path.name in capsys.readouterr().err
+    finally:
+        path.write_bytes(whole)
+
+
+def write_sound(path):
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("aac", rate=48000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
+        frame.sample_rate = 48000
+        container.mux([*stream.encode(frame), *stream.encode(None)])
 
 
 def test_a_rerun_recording_holds_the_episode(results, tmp_path, capsys):

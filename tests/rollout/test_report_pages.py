@@ -130,6 +130,33 @@ def test_nothing_but_videos_is_copied_from_where_a_record_points(results, place,
     }
 
 
+def test_links_in_what_a_stranger_sends_lead_nowhere(results, tmp_path):
+    """Neither is read through a link in the results, nor written through one in the report."""
+    folder, victim = tmp_path / "results", tmp_path / "victim"
+    shutil.copytree(results / "still", folder, ignore=shutil.ignore_patterns("report"))
+    victim.mkdir()
+    (victim / "film.mp4").write_text("mine")
+    films = sorted(path for path in (folder / "videos").rglob("*.mp4"))
+    films[0].unlink()
+    films[0].symlink_to(victim / "film.mp4")
+    photo = next((folder / "starts").rglob("*.png"))
+    photo.unlink()
+    photo.symlink_to(victim / "film.mp4")
+    cases = [record.case for record in RecordFile(folder).records.values() if record.video]
+    media = folder / "report" / "media" / "a"
+    media.mkdir(parents=True)
+    for name in (*(f"{case}.mp4" for case in cases), "../../report.html"):
+        (media / name).symlink_to(victim / "film.mp4")
+    assert cli.main(["report", str(folder)]) == 0
+    shown = [e["runs"][0]["video"] for e in page_data(folder / "report/report.html")["episodes"]]
+    assert [place is None for place in shown].count(False) == len(cases) - 1
+    shutil.rmtree(folder / "report")
+    (folder / "report").symlink_to(victim)
+    assert cli.main(["report", str(folder)]) == 0
+    assert {path.name: path.read_text() for path in victim.iterdir()} == {"film.mp4": "mine"}
+    assert not list((folder / "report").rglob("*-start.png"))
+
+
 def test_what_cannot_be_reported_is_refused_in_one_line(results, tmp_path, capsys, monkeypatch):
     run(tmp_path / "other", "random")
     card = tmp_path / "other" / "card.json"

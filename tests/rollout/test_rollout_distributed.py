@@ -290,3 +290,31 @@ def test_simulators_draw_where_they_are_told(tmp_path, monkeypatch, policies):
     told = ["--workers", "2", "--render-device", "1-2", "--output", str(tmp_path / "run")]
     assert main([*words, *told]) == 0
     assert set((tmp_path / "signed").read_text().split()) == {"1", "2"}
+
+
+class DroppingStore:
+    """A store in which parcels vanish right after somebody has seen them."""
+
+    def __init__(self, store):
+        self._store = store
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def check(self, keys):
+        there = self._store.check(keys)
+        for key in keys:
+            if there and key.endswith("parcel/1/0"):
+                self._store.delete_key(key)
+        return there
+
+
+def test_a_parcel_that_the_main_process_drops_is_not_waited_for(tmp_path):
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = TCPStore("127.0.0.1", server.port, is_master=False, timeout=timedelta(seconds=1))
+    main = Ranks(client, 0, 2).main_queue(CARD, CASES, CASES, tmp_path)
+    helper = Ranks(DroppingStore(client), 1, 2).helper_queue(CARD, CASES, tmp_path / "1")
+    for _ in range(2):
+        helper.conclude(failed(helper.take(None)))
+    assert main.is_open()
+    assert client.check(["dzrobot//evaluation/0/parcel/1/1"])

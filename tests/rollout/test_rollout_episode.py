@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 import dzrobot  # noqa: F401 (registers the ids)
-from dzrobot.errors import ModalityError, SimulatorError
+from dzrobot.errors import (
+    InvalidActionError,
+    ModalityError,
+    RobotError,
+    ServerError,
+    SimulatorError,
+)
 from dzrobot.policies.base import Plan
 from dzrobot.rollout.episode import EpisodeRules, PolicyActor, percentiles, run_episode
 
@@ -122,12 +128,93 @@ def test_time_limits_end_an_episode(limit, steps):
     assert (outcome.steps, outcome.success, outcome.ended) == (steps, False, "time limit")
 
 
+class Failing(Steer):
+    """Stands still, and at its third action does what it is told."""
+
+    def __init__(self, does):
+        super().__init__()
+        self.does = does
+
+    def act(self, obs, *, session="default"):
+        self.actions.append(np.zeros(7, np.float32))
+        return self.does() if len(self.actions) == 3 else self.actions[-1]
+
+
+def raises(error):
+    def act():
+        raise error
+
+    return act
+
+
+BAD = {
+    "nan": (lambda: np.full(7, np.nan), "invalid_action", "(7,) finite numbers"),
+    "infinite": (lambda: np.full(7, np.inf), "invalid_action", "inf"),
+    "short": (lambda: np.zeros(6), "invalid_action", "an action is (7,)"),
+    "nested": (lambda: np.zeros((1, 7)), "invalid_action", "an action is (7,)"),
+    "none": (lambda: None, "invalid_action", "returned None"),
+    "text": (lambda: "left", "invalid_action", "returned 'left'"),
+    "predicted nan": (raises(InvalidActionError("not finite")), "invalid_action", "not finite"),
+    "exception": (raises(RuntimeError("diverged")), "policy_error", "RuntimeError: diverged"),
+    "observation": (raises(ModalityError("no such key")), "policy_error", "no such key"),
+}
+
+
+@pytest.mark.parametrize(("does", "ended", "said"), BAD.values(), ids=BAD)
+def test_what_a_policy_does_wrong_ends_its_episode_as_a_failure(does, ended, said):
+    outcome = run_episode(point(), Failing(does), EpisodeRules(seed=0))
+    assert (outcome.success, outcome.steps, outcome.fault) == (False, 2, "")
+    assert (outcome.ended, outcome.failure_class) == (ended, "the policy failed")
+    assert said in outcome.policy_failure.error
+    assert ("Traceback" in outcome.policy_failure.details) == (ended == "policy_error")
+
+
+def test_a_success_before_the_policy_failed_stays_one():
+    class Arrives(Steer):
+        def act(self, obs, *, session="default"):
+            if len(self.actions) > 20:
+                raise RuntimeError("done with it")
+            return super().act(obs, session=session)
+
+    class GoesOn(gym.Wrapper):
+        def step(self, action):
+            observation, reward, _, truncated, info = self.env.step(action)
+            return observation, reward, False, truncated, info
+
+    rules = EpisodeRules(seed=3, stop_at_success=False)
+    outcome = run_episode(GoesOn(point()), Arrives(), rules)
+    assert (outcome.success, outcome.ended, outcome.steps) == (True, "success", 21)
+    assert "done with it" in outcome.policy_failure.error
+
+
+class OutOfMemoryError(RuntimeError):
+    """Called as torch's."""
+
+
 @pytest.mark.parametrize(
-    "action", [np.full(7, np.nan), np.zeros(6), np.zeros((1, 7))], ids=["nan", "short", "nested"]
+    "error",
+    [
+        RobotError("the device is lost"),
+        ServerError("the server is gone"),
+        OSError("disk"),
+        OutOfMemoryError("CUDA out of memory"),
+    ],
+    ids=lambda error: type(error).__name__,
 )
-def test_bad_actions_do_not_reach_the_environment(action):
-    with pytest.raises(ModalityError, match="7"):
-        run_episode(point(), Fixed(action), EpisodeRules(seed=0))
+def test_what_devices_servers_and_the_machine_do_is_no_result_of_the_policy(error):
+    with pytest.raises(type(error), match=str(error)):
+        run_episode(point(), Failing(raises(error)), EpisodeRules(seed=0))
+
+
+def test_a_policy_that_never_acted_has_no_result():
+    class Broken(Steer):
+        def act(self, obs, *, session="default"):
+            raise RuntimeError("no weights")
+
+    with pytest.raises(RuntimeError, match="no weights"):
+        run_episode(point(), Broken(), EpisodeRules(seed=0))
+    # What it says at once, it has said.
+    assert run_episode(point(), Fixed(np.full(7, np.nan)), EpisodeRules(seed=0)).steps == 0
 
 
 def test_exceptions_of_the_environment_are_raised():

@@ -67,23 +67,47 @@ def test_a_finished_run_is_not_run_again(alone):
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_policy_that_fails_on_the_way_has_failed_and_is_not_run_again(
+    alone, tmp_path, workers, monkeypatch
+):
+    _, expected = alone
+    marker, folder = tmp_path / "marker", tmp_path / "broken"
+    monkeypatch.setenv("BROKEN", str(marker))
+    marker.touch()
+    summary = run(folder, planned("Broken"), workers=workers)
+    failures = expected.total.episodes - expected.total.successes
+    broken = [one for one in RecordFile(folder).records.values() if one.policy_error]
+    assert len(broken) == failures > 0
+    assert {(one.success, one.ended, one.steps, one.error) for one in broken} == {
+        (False, "policy_error", 14, None)
+    }
+    assert {one.policy_error for one in broken} == {"RuntimeError: the policy broke"}
+    assert "the policy broke" in (folder / "errors" / f"{broken[0].case}.txt").read_text()
+    assert summary.complete
+    assert summary.total.failure_classes == {"the policy failed": failures}
+    before = (folder / "records.jsonl").read_bytes()
+    marker.unlink()
+    assert run(folder, planned("Broken"), workers=workers).results() == summary.results()
+    assert (folder / "records.jsonl").read_bytes() == before
+
+
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
-def test_an_exception_is_an_error_and_is_run_again(alone, tmp_path, workers, monkeypatch):
+def test_an_exception_before_the_first_action_is_an_error_and_is_run_again(
+    alone, tmp_path, workers, monkeypatch
+):
     whole, expected = alone
     marker, folder = tmp_path / "marker", tmp_path / "broken"
     monkeypatch.setenv("BROKEN", str(marker))
     marker.touch()
-    summary = run(folder, planned("Broken"), workers=workers, max_errors=50)
+    summary = run(folder, planned("Unready"), workers=workers, max_errors=50)
     broken = [record for record in RecordFile(folder).records.values() if record.error]
-    failures = expected.total.episodes - expected.total.successes
-    assert len(broken) == summary.total.errors == failures > 0
-    assert summary.total.successes == summary.total.episodes == expected.total.successes
-    assert {record.error for record in broken} == {"RuntimeError: the policy broke"}
+    assert len(broken) == summary.total.errors == 6
+    assert {record.error for record in broken} == {"RuntimeError: the policy is not ready"}
     assert all(record.success is None for record in broken)
-    assert "the policy broke" in (folder / "errors" / f"{broken[0].case}.txt").read_text()
     assert not summary.complete
     marker.unlink()
-    assert run(folder, planned("Broken"), workers=workers).results() == expected.results()
+    assert run(folder, planned("Unready"), workers=workers).results() == expected.results()
     assert results(folder) == results(whole)
 
 

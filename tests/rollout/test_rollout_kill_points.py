@@ -37,7 +37,10 @@ def found(folder):
     return results, summary["results"], summary["errors"], card, videos, cases
 
 
-@pytest.mark.parametrize("mode", ["kill", "torn", "full"])
+MODES = ("kill", "torn", "full")
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_stopped_anywhere_it_goes_on(tmp_path, mode):
     assert dzrobot.commands.eval.COMMON, "loaded here, not in every child"
     folder = tmp_path / "run"
@@ -46,7 +49,7 @@ def test_stopped_anywhere_it_goes_on(tmp_path, mode):
     assert any("records.jsonl" in step for step in steps)
     whole = found(folder)
     assert len(whole[0]) == EPISODES
-    points = kill_points.spread(len(steps), 9)
+    points = kill_points.spread(len(steps), 5, MODES.index(mode), len(MODES))
     for at in points:
         shutil.rmtree(folder)
         ended = kill_points.stop(job, folder, at, mode)

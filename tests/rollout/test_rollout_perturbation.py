@@ -12,8 +12,8 @@ from dzrobot.rollout.perturbation import (
     KINDS,
     LEVELS,
     Perturbation,
+    PerturbedEpisodes,
     noisy,
-    perturbed,
     reworded,
 )
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
@@ -59,7 +59,7 @@ def test_a_higher_level_spoils_an_image_more(kind):
 
 def first(axis, level, case):
     env = gym.make("dzrobot/point-v0", resolution=32)
-    shown = perturbed(env, Perturbation(axis=axis, level=level), case)
+    shown = PerturbedEpisodes(env, Perturbation(axis=axis, level=level), case)
     observation, info = shown.reset(seed=case.seed)
     return observation, info, shown.step(np.zeros(7, np.float32))[0]
 

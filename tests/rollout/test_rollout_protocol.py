@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from dzrobot.envs.libero.suites import SUITES
 from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
+from dzrobot.registration import LIBERO_SUITES
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes, shard_of
 
 STANDARD, RLINF, MAY, CUSTOM = (
@@ -19,6 +19,9 @@ STEPS = {
 
 def starts(cases):
     return [(case.suite, case.task_id, case.init_state_id) for case in cases]
+
+
+SUITES = {suite.name: suite.tasks for suite in LIBERO_SUITES}
 
 
 @pytest.mark.parametrize("suite", SUITES)

@@ -1,17 +1,19 @@
 """Which episodes are used: what is marked as a failure is left out unless it is asked for."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from data_worlds import ROBOT, record, step
 
 from dzrobot.cli import main
+from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError, DatasetError
 from dzrobot.recording import EpisodeWriter
 from dzrobot.training.data import DatasetReader, ReaderOptions
 from dzrobot.training.data.lerobot import DatasetCatalog
-from dzrobot.training.run.build import _last_episodes
+from dzrobot.training.run.build import _anchor, _last_episodes
 from dzrobot.training.sft_config import DataConfig
 
 LENGTHS = (20, 21, 22, 23)
@@ -52,6 +54,37 @@ def test_episodes_with_an_intervention_can_be_chosen(tmp_path):
                 writer.add_frame(*step(ROBOT, 0, episode, number))
             writer.save_episode(success=success, interventions=rows)
     assert used(tmp_path / "set", tmp_path / "cache", "interventions")[0] == [0, 3]
+
+
+ARM = replace(load_embodiment("franka_pnp"), views=ROBOT.views)
+
+
+def arm_recording(path, *anchors):
+    """Record an episode for each anchor of its actions; None: it does not say."""
+    with EpisodeWriter(path, ARM, fps=ARM.timing.control_hz) as writer:
+        for episode, anchor in enumerate(anchors):
+            for number in range(3):
+                writer.add_frame(*step(ARM, 0, episode, number))
+            writer.save_episode(**({} if anchor is None else {"action.anchor": anchor}))
+    return DatasetCatalog.open(path)
+
+
+def test_what_steps_are_measured_from_is_said_by_data_then_recipe_then_robot(tmp_path):
+    target, silent = arm_recording(tmp_path / "a", "target"), arm_recording(tmp_path / "b", None)
+
+    def options(**values):
+        return DataConfig.model_validate({"train_data_paths": ["x"], **values})
+
+    assert _anchor([target], ARM, options()) == "target"
+    assert _anchor([target, silent], ARM, options(action_anchor="target")) == "target"
+    assert _anchor([silent], ARM, options(action_anchor="target")) == "target"
+    assert _anchor([silent], ARM, options()) == "measured"
+    assert _anchor([silent], replace(ARM, action_frame=None), options()) is None
+    with pytest.raises(DatasetError, match=r"target in .*a; measured in data.action_anchor"):
+        _anchor([target], ARM, options(action_anchor="measured"))
+    for number, anchors in enumerate([("target", "measured"), ("left",)]):
+        with pytest.raises(DatasetError, match=r"action\.anchor"):
+            _anchor([arm_recording(tmp_path / str(number), *anchors)], ARM, options())
 
 
 def test_the_last_successes_are_held_out(tmp_path):

@@ -195,7 +195,9 @@ def test_a_folder_is_new_even_if_a_writer_was_killed_at_once(tmp_path):
         EpisodeWriter(tmp_path / "other", ROBOT, fps=ROBOT.timing.control_hz)
 
 
-@pytest.mark.parametrize(("version", "video"), [("v2.1", False), ("v3.0", True)])
+@pytest.mark.parametrize(
+    ("version", "video"), [pytest.param("v2.1", False, marks=pytest.mark.long), ("v3.0", True)]
+)
 def test_kill_loses_no_committed_episode(tmp_path, version, video):
     """SIGKILL at many moments of the commit: what was reported is there, the rest is not."""
     path = tmp_path / "set"

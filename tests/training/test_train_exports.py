@@ -211,6 +211,20 @@ def test_success_by_training_step(run, small, tmp_path, capsys):
         assert (folder / f"plots/{name}.png").read_bytes().startswith(b"\x89PNG")
     assert typed("plot", tmp_path) == 2
     assert "holds nothing to draw" in capsys.readouterr().err
+    log = folder / "metrics.jsonl"
+    # A trainer may be in the middle of a line: it is left out, and left alone.
+    whole = log.read_bytes() + b'{"step": 3, "lo'
+    log.write_bytes(whole)
+    assert typed("plot", folder) == 0
+    assert log.read_bytes() == whole
+    for line in ('{"loss": 1.0}', '{"step": [1]}', "[" * 100_000, '{"step": 1, "loss": "x"}', "{",
+                 '{"step": 1, "loss": 1e999}'):  # fmt: skip
+        log.write_text(line + "\n")
+        capsys.readouterr()
+        assert typed("plot", folder) == 2
+        said = capsys.readouterr().err
+        assert f"{log}:1" in said
+        assert len(said) < 700
 
 
 def test_evaluated_in_the_loop(train_root, solo, small, tmp_path):

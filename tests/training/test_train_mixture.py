@@ -51,7 +51,7 @@ def world(train_root, tmp_path_factory):
         for episode in range(2):
             for i in range(30):
                 writer.add_frame(*arm_frame(episode, i))
-            writer.save_episode(success=True)
+            writer.save_episode(success=True, **{"action.anchor": "target"})
     reader = DatasetReader(root / "arm", ARM, ReaderOptions(images=False))
     (root / "arm.json").write_text(json.dumps({ARM.tag: measure([reader], ARM)}))
     return root
@@ -105,7 +105,12 @@ def test_both_robots_train_and_both_can_act(world, solo, tmp_path):
     folder = export(run.components, run.step)
     passport = json.loads((folder / "dzrobot_passport.json").read_text())
     assert set(passport["embodiments"]) == {train_worlds.ROBOT.tag, ARM.tag}
+    # What the recordings say counts, not what the robot's published ones were made with.
+    assert (ARM.action_anchor, passport["embodiments"][ARM.tag]["action_anchor"]) == (
+        "measured", "target"
+    )  # fmt: skip
     arm = DreamZeroPolicy.from_pretrained(folder, embodiment=ARM)
+    assert arm.card["action_anchor"] == arm.embodiment.action_anchor == "target"
     assert np.isfinite(arm.act(arm_frame(0, 3)[0])).all()
     assert arm.infer(arm_frame(0, 3)[0])["actions"].shape == (12, 7)
     robot = DreamZeroPolicy.from_pretrained(folder, embodiment=train_worlds.ROBOT)

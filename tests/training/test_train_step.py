@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import weakref
+from datetime import timedelta
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from dzrobot.policies.dreamzero.network.world_action import (
     TrainBatch,
     training_schedule,
 )
+from dzrobot.training.run.export import TrainedSource
 from dzrobot.training.run.inputs import keyed_generator, sample_noise
 from dzrobot.training.run.parallel import clean_name, parallelize
 from dzrobot.training.run.trainer import backward
@@ -179,3 +182,20 @@ def test_newly_initialized_adapters_change_nothing(train_root, solo):
     others = train_worker.trainer(solo, train_root, model__is_lora=True, runner__seed=4)
     name = next(iter(drawn))
     assert not torch.equal(others.components.optimizer.named[name].full_tensor(), drawn[name])
+
+
+def test_processes_wait_for_hours_for_what_the_main_one_does_alone(solo):
+    """Rollouts and exports: by default the others would give up after half an hour."""
+    options = solo.host_group._get_backend(torch.device("cpu")).options
+    assert options._timeout >= timedelta(hours=12)
+
+
+def test_an_export_holds_one_tensor_at_a_time(train_root, solo):
+    source = TrainedSource(train_worker.trainer(solo, train_root).components)
+    read, most = [], 0
+    with source.shared():
+        for _, tensor in source.stream(source.tensors):
+            read.append(weakref.ref(tensor))
+            most = max(most, sum(one() is not None for one in read))
+    assert len(read) == len(source.tensors) > 10
+    assert most <= 2

@@ -19,7 +19,7 @@ import train_worlds
 
 from dzrobot.training.run.build import build
 from dzrobot.training.run.checkpoint import training_state
-from dzrobot.training.run.export import export, gather_trained
+from dzrobot.training.run.export import TrainedSource, export
 from dzrobot.training.run.launch import end_process
 from dzrobot.training.run.optimizer import global_norm
 from dzrobot.training.run.parallel import init_distributed
@@ -169,7 +169,7 @@ def gives_up(world, root, output):
     return {"error": None}
 
 
-STEPS = 4
+STEPS = 2
 """Of the runs that are resumed in the middle, and of the one that is not."""
 
 
@@ -243,10 +243,13 @@ def averaged(world, root, output):
         run.step += 1
         run.components.ema.update(outcome.skipped)
         expected = 0.75 * expected + 0.25 * whole(run.components.optimizer.named[name])
-    found = gather_trained(run.components)
-    error = 0.0
+    source, error = TrainedSource(run.components), 0.0
     if world.is_main:
+        with source.shared():
+            found = dict(source.stream([f"action_head.model.{name}"]))
         error = (found[f"action_head.model.{name}"] - expected).abs().max().item()
+    else:
+        source.share()
     return {"error": error}
 
 
@@ -256,14 +259,14 @@ def whole(tensor):
 
 
 def killed(world, root, output):
-    """All steps; the first time, the last rank dies in step 4. Restarted by torchrun.
+    """All steps; the first time, the last rank dies in the last. Restarted by torchrun.
 
-    It dies once step 2 is saved, which otherwise may still be running in the background.
+    It dies once the first half is saved, which may still be running in the background.
     """
     folder = output / "killed"
     changes = {"runner__output_dir": folder, "runner__resume_dir": "auto"}
     changes["runner__max_steps"] = STEPS
-    run = trainer(world, root, **changes, checkpoint__save_interval=2)
+    run = trainer(world, root, **changes, checkpoint__save_interval=STEPS // 2)
     run.resume()
     first_time = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     step = run.train_step
@@ -272,7 +275,7 @@ def killed(world, root, output):
         if first_time and run.step == STEPS - 1:
             run._checkpoints.finish()
         if first_time and run.step == STEPS - 1 and world.rank == world.size - 1:
-            while not (folder / "checkpoints" / "step_00000002").exists():
+            while not (folder / "checkpoints" / f"step_{STEPS // 2:08}").exists():
                 time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGKILL)
         return step(batches)

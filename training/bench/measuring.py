@@ -3,9 +3,8 @@
 import gc
 import os
 import platform
-import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,24 +53,6 @@ def timed(
     yield
     synchronize(device)
     seconds.append(clock() - before)
-
-
-def in_turns(
-    runs: Sequence[Callable[[], object]], repeats: int, device: torch.device
-) -> list[float]:
-    """Return the median seconds of each run; all take turns, so that company hits them alike."""
-    found: list[list[float]] = [[] for _ in runs]
-    for _ in range(repeats):
-        for run, seconds in zip(runs, found, strict=True):
-            with timed(seconds, device):
-                run()
-    return [statistics.median(seconds) for seconds in found]
-
-
-def process_seconds(number: int) -> float:
-    """Return the processor time of a process with all its threads so far, from Linux's /proc."""
-    words = Path(f"/proc/{number}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def this_machine(device: torch.device) -> Machine:

@@ -5,6 +5,7 @@ only the pages it touches.
 """
 
 import hashlib
+import itertools
 import json
 import logging
 import shutil
@@ -23,7 +24,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from dzrobot.documents import read_json
-from dzrobot.errors import DatasetError, preview
+from dzrobot.errors import DatasetError, preview, printable
+from dzrobot.files import one_at_a_time
 from dzrobot.recording.formats import LONGEST_EPISODE
 from dzrobot.training.data.column_mapping import ResolvedColumns
 from dzrobot.training.data.lerobot import DatasetCatalog
@@ -117,17 +119,29 @@ def open_columns(
     key = json.dumps([_FORMAT, catalog.identity, vectors, sorted(texts.items())])
     folder = cache / f"columns-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     layout = _layout(catalog, vectors, texts)
+    damage = ""
     if folder.exists():
         try:
             return _read_cache(folder, layout)
         except DatasetError as error:
+            damage = str(error)
+    cache.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(cache / f"{folder.name}.lock", f"reading the columns of {catalog.root}"):
+        # Another process may have copied them meanwhile.
+        if folder.exists():
+            try:
+                return _read_cache(folder, layout)
+            except DatasetError as error:
+                damage = str(error)
+        if damage:
             _log.warning(
-                "the cached columns of %s are damaged and are copied again: %s", catalog.root, error
-            )
-    temporary = folder.with_name(f"{folder.name}-{uuid.uuid4().hex}")
-    temporary.mkdir(parents=True)
-    _Builder(catalog, layout, texts, temporary).build(progress)
-    _publish(temporary, folder, layout)
+                "the cached columns of %s are damaged and are copied again: %s",
+                catalog.root, damage,
+            )  # fmt: skip
+        temporary = folder.with_name(f"{folder.name}-{uuid.uuid4().hex}")
+        temporary.mkdir(parents=True)
+        _Builder(catalog, layout, texts, temporary).build(progress)
+        _publish(temporary, folder, layout)
     return _read_cache(folder, layout)
 
 
@@ -153,7 +167,7 @@ def _read_cache(folder: Path, layout: _Layout) -> Columns:
         try:
             array = np.load(file, mmap_mode="r")
         except (OSError, ValueError, EOFError) as error:
-            raise DatasetError(f"{file} cannot be read: {error}") from error
+            raise DatasetError(f"{file} cannot be read: {printable(str(error))}") from error
         if (array.shape, array.dtype) != (shape, np.dtype(kind)):
             raise DatasetError(f"{file} holds {array.dtype} of shape {array.shape}")
     return Columns(folder=folder, **dict(known))
@@ -258,15 +272,20 @@ class _Builder:
         if isinstance(table, str):
             self._faults |= dict.fromkeys(ordinals, table)
             return
+        try:
+            rows = EpisodeRows(self._catalog, table)
+        except DatasetError as error:
+            self._faults |= dict.fromkeys(ordinals, f"{name}: {error}")
+            return
         for ordinal in ordinals:
             try:
-                self._copy_episode(ordinal, table)
+                self._copy_episode(ordinal, rows)
             except DatasetError as error:
                 self._faults[ordinal] = f"{name}: {error}"
 
-    def _copy_episode(self, ordinal: int, table: pa.Table) -> None:
+    def _copy_episode(self, ordinal: int, rows: "EpisodeRows") -> None:
         episodes = self._catalog.episodes
-        first, part = episode_rows(self._catalog, ordinal, table)
+        first, part = rows.of(ordinal)
         at = slice(episodes.offset[ordinal], episodes.offset[ordinal + 1])
         self._arrays["first_row"][ordinal] = first
         for name, width in self._widths.items():
@@ -317,34 +336,54 @@ def read_data_file(catalog: DatasetCatalog, name: str, columns: Sequence[str]) -
             )
         table = pq.read_table(path, columns=sorted(wanted), partitioning=None)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DatasetError(f"{name} cannot be read: {error}") from error
+        raise DatasetError(f"{name} cannot be read: {printable(str(error))}") from error
     if absent := wanted - set(table.column_names):
         raise DatasetError(f"{name} lacks the columns {preview(absent)}")
     return table
 
 
-def episode_rows(catalog: DatasetCatalog, ordinal: int, table: pa.Table) -> tuple[int, pa.Table]:
-    """Return the first row of an episode in its data file, and its rows.
+class EpisodeRows:
+    """Where each episode lies in a data file; the file's rows are looked through once.
+
+    Args:
+        catalog: Says how long the episodes are.
+        table: The file, or some of its columns.
 
     Raises:
-        DatasetError: There are not as many as the list of episodes says, or not in one piece; or
-            the column that tells is none of whole numbers.
+        DatasetError: The column that tells is none of whole numbers.
     """
-    index = int(catalog.episodes.index[ordinal])
-    length = int(catalog.episodes.length[ordinal])
-    numbers = table["episode_index"]
-    if not pa.types.is_integer(numbers.type) or numbers.null_count:
-        raise DatasetError(
-            f"episode_index is {numbers.type} with {numbers.null_count} empty rows, allowed are "
-            "whole numbers in every row"
-        )
-    rows = np.flatnonzero(numbers.to_numpy() == index)
-    if len(rows) != length or (length and rows[-1] - rows[0] != length - 1):
-        raise DatasetError(
-            f"episode {index} has {len(rows)} rows, the list of episodes says {length}"
-        )
-    first = int(rows[0]) if length else 0
-    return first, table.slice(first, length)
+
+    def __init__(self, catalog: DatasetCatalog, table: pa.Table) -> None:
+        self._catalog, self._table = catalog, table
+        column = table["episode_index"]
+        if not pa.types.is_integer(column.type) or column.null_count:
+            raise DatasetError(
+                f"episode_index is {column.type} with {column.null_count} empty rows, allowed are "
+                "whole numbers in every row"
+            )
+        numbers = column.to_numpy()
+        bounds = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+        bounds = np.concatenate([[0], bounds, [len(numbers)]]) if len(numbers) else np.zeros(1, int)
+        self._pieces: dict[int, list[tuple[int, int]]] = {}
+        for first, stop in itertools.pairwise(bounds.tolist()):
+            self._pieces.setdefault(int(numbers[first]), []).append((first, stop))
+
+    def of(self, ordinal: int) -> tuple[int, pa.Table]:
+        """Return the first row of the ``ordinal``-th episode in the file, and its rows.
+
+        Raises:
+            DatasetError: There are not as many as the list of episodes says, or not in one piece.
+        """
+        index = int(self._catalog.episodes.index[ordinal])
+        length = int(self._catalog.episodes.length[ordinal])
+        pieces = self._pieces.get(index, [(0, 0)])
+        rows = sum(stop - first for first, stop in pieces)
+        if len(pieces) > 1 or rows != length:
+            raise DatasetError(
+                f"episode {index} has {rows} rows in {len(pieces)} pieces, the list of episodes "
+                f"says {length}"
+            )
+        return pieces[0][0], self._table.slice(pieces[0][0], length)
 
 
 def matrix(column: pa.ChunkedArray, name: str, width: int) -> NDArray[np.float32]:

@@ -17,7 +17,7 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing, padded_actions, valid_anchors
 from dzrobot.embodiments.timing import window as rows_of_window
 from dzrobot.errors import ConfigError, DatasetError, find, preview
-from dzrobot.files import cache_folder
+from dzrobot.files import cache_folder, one_at_a_time
 from dzrobot.training.data.column_mapping import ColumnSource, ResolvedColumns, resolve, table_lines
 from dzrobot.training.data.columns import Columns, Progress, open_columns
 from dzrobot.training.data.embedded_images import EmbeddedImages
@@ -137,8 +137,15 @@ def build_windows(
     return _table(runs, len(lengths), dropped)
 
 
-def require_windows(table: WindowTable, where: str, timing: Timing) -> None:
-    """Raise :class:`DatasetError` if there is nothing to train on."""
+def require_windows(table: WindowTable, where: str, timing: Timing, longest: int) -> None:
+    """Raise :class:`DatasetError` if there is nothing to train on.
+
+    Args:
+        table: Of the dataset.
+        where: Its folder.
+        timing: Grid of a sample.
+        longest: Rows of the longest episode.
+    """
     if not len(table) and FAILED in table.dropped:
         raise DatasetError(
             f"{where} holds no sample of a success ({table.report()}): record some, or ask for "
@@ -147,9 +154,21 @@ def require_windows(table: WindowTable, where: str, timing: Timing) -> None:
     if not len(table):
         raise DatasetError(
             f"{where} holds no complete sample of {timing.blocks} blocks of "
-            f"{timing.action_horizon} actions ({table.report()}): record longer episodes, lower "
-            "blocks or the horizon, or set data.pad_tail to repeat an episode's last row"
+            f"{timing.action_horizon} actions, which needs {timing.rows_needed} rows of an episode "
+            f"({table.report()}): record longer episodes, {_shorter(longest, timing)}, or repeat "
+            "an episode's last row (--pad-tail, in a recipe data.pad_tail=true)"
         )
+
+
+def _shorter(longest: int, timing: Timing) -> str:
+    """Return what makes a sample short enough for an episode of ``longest`` rows."""
+    blocks = (longest - 1) // timing.action_horizon
+    if timing.sampling == "aligned" and blocks >= 1:
+        return f"take --max-chunk-size {blocks} (in a recipe model.max_chunk_size={blocks})"
+    return (
+        "lower --max-chunk-size and --action-horizon (in a recipe model.max_chunk_size and "
+        "model.action_horizon)"
+    )
 
 
 class _SingleInstruction:
@@ -205,10 +224,15 @@ class ReaderOptions:
     """``successes``: all that are not marked as failures; ``all``: those too; ``interventions``:
     successes in which a person took over from a policy."""
 
+    empty: DamagedFiles = "refuse"
+    """A folder without a sample: ``refuse`` raises; ``count`` leaves that to whoever opened it, see
+    :meth:`DatasetReader.require_windows`."""
+
     def __post_init__(self) -> None:
         find(DECODERS, "video decoder", self.decoder)
-        if self.damaged not in ("refuse", "count"):
-            raise ConfigError(f"damaged={self.damaged!r}: allowed are 'refuse' and 'count'")
+        for name, value in (("damaged", self.damaged), ("empty", self.empty)):
+            if value not in ("refuse", "count"):
+                raise ConfigError(f"{name}={value!r}: allowed are 'refuse' and 'count'")
         if self.episodes not in EPISODE_CHOICES:
             raise ConfigError(f"episodes={self.episodes!r}: allowed are {EPISODE_CHOICES}")
 
@@ -280,6 +304,8 @@ class DatasetReader:
 
         self.recorded_windows = len(self._windows(cache, unusable) if left_out else self.windows)
         """Windows of all episodes that can be used, whatever the selection."""
+        if self.options.empty == "refuse":
+            self.require_windows()
         if warning := self._rate_warning():
             _log.warning("%s", warning)
         if self.catalog.uncommitted:
@@ -291,6 +317,12 @@ class DatasetReader:
 
     def __len__(self) -> int:
         return len(self.windows)
+
+    def require_windows(self) -> None:
+        """Raise :class:`DatasetError` if there is nothing to train on."""
+        longest = int(self.catalog.episodes.length.max(initial=0))
+        timing = self.embodiment.timing
+        require_windows(self.windows, str(self.catalog.root), timing, longest)
 
     def report(self) -> str:
         """Return the resolution table and the count of windows, as text."""
@@ -455,12 +487,17 @@ class DatasetReader:
         texts = [source.column for source in self.resolution.texts]
         key = json.dumps([self.catalog.identity, repr(timing), texts, sorted(excluded.items())])
         path = cache / f"windows-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
-        if path.exists():
-            table = WindowTable.load(path)
-        else:
-            table = build_windows(self.catalog.episodes.length, timing, self._labels, excluded)
-            temporary = path.with_name(f"aside-{uuid.uuid4().hex}.npz")
-            table.save(temporary)
-            temporary.replace(path)
-        require_windows(table, str(self.catalog.root), timing)
-        return table
+        if not path.exists():
+            lock = path.with_suffix(".lock")
+            with one_at_a_time(lock, f"listing the samples of {self.catalog.root}"):
+                # Another process may have listed them meanwhile.
+                if not path.exists():
+                    self._list_windows(path, excluded)
+        return WindowTable.load(path)
+
+    def _list_windows(self, path: Path, excluded: Mapping[int, str]) -> None:
+        timing = self.embodiment.timing
+        table = build_windows(self.catalog.episodes.length, timing, self._labels, excluded)
+        temporary = path.with_name(f"aside-{uuid.uuid4().hex}.npz")
+        table.save(temporary)
+        temporary.replace(path)

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dzrobot.errors import DatasetError
+from dzrobot.documents import shorten
+from dzrobot.errors import DatasetError, printable
 
 _inherited: list[object] = []
 
@@ -78,7 +79,7 @@ class EmbeddedImages:
                 for row, group in zip(distinct, groups, strict=True)
             ]
         except (pa.ArrowException, OSError, IndexError, KeyError) as error:
-            raise DatasetError(f"{path} cannot be read: {error}") from error
+            raise DatasetError(f"{path} cannot be read: {printable(str(error))}") from error
         images = [
             _decode(cell, path, column, int(row)) for cell, row in zip(cells, distinct, strict=True)
         ]
@@ -127,8 +128,10 @@ class EmbeddedImages:
 
 def _decode(cell: Any, path: Path, column: str, row: int) -> NDArray[np.uint8]:
     data = cell.get("bytes") if isinstance(cell, dict) else cell
-    if data is None:
-        raise DatasetError(f"{path}: {column} of row {row} holds no image bytes")
+    if not isinstance(data, bytes):
+        raise DatasetError(
+            f"{path}: {column} of row {row} holds {shorten(data)}, expected the bytes of an image"
+        )
     image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     if image is None:
         raise DatasetError(f"{path}: {column} of row {row} is no readable image")

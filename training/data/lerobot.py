@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +17,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dzrobot.documents import read_json, read_json_lines
-from dzrobot.errors import DatasetError, preview
+from dzrobot.embodiments.spec import ActionAnchor
+from dzrobot.errors import DatasetError, preview, printable
 from dzrobot.recording import formats as layout
-from dzrobot.recording.commit import read_parquet
+from dzrobot.recording.episode_list import read_parquet
 from dzrobot.recording.folder import check_whole
 from dzrobot.recording.formats import (
     LONGEST_EPISODE,
@@ -143,6 +146,23 @@ class DatasetCatalog:
     def cameras(self) -> tuple[str, ...]:
         """Columns that hold images."""
         return tuple(name for name, column in self.features.items() if column.dtype in CAMERA_KINDS)
+
+    @property
+    def action_anchor(self) -> ActionAnchor | None:
+        """What the steps of an arm's actions are measured from, if the recording says it.
+
+        Raises:
+            DatasetError: its episodes differ, or name something else.
+        """
+        known: tuple[ActionAnchor, ...] = get_args(ActionAnchor)
+        named = [facts.model_dump().get("action.anchor") for facts in self.facts.values()]
+        stated = {str(anchor) for anchor in named if anchor is not None}
+        if len(stated) > 1 or not stated <= set(known):
+            raise DatasetError(
+                f"{self.root}: the episodes in {layout.FACTS} have action.anchor = "
+                f"{preview(stated)}; all have one of {', '.join(known)}: train on those of one"
+            )
+        return next((anchor for anchor in known if anchor in stated), None)
 
     def left_out(self, chosen: EpisodeChoice) -> dict[int, str]:
         """Return the episodes that ``chosen`` leaves out, by number, with the reason."""
@@ -280,12 +300,12 @@ def _read_table(path: Path) -> pa.Table:
     except FileNotFoundError as error:
         raise DatasetError(f"{path} is missing: the dataset is incomplete") from error
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be read: {error}") from error
+        raise DatasetError(f"{path} cannot be read: {printable(str(error))}") from error
     return read_parquet(path, columns=names)
 
 
 def _episodes_v2(root: Path) -> Episodes:
-    lines = read_json_lines(root / layout.EPISODES_V2, EpisodeRow, DatasetError)
+    lines = read_json_lines(root / layout.EPISODES_V2, EpisodeRow, DatasetError, appended=True)
     rows = sorted(lines, key=lambda row: row.episode_index)
     return Episodes(
         index=np.array([row.episode_index for row in rows], dtype=np.int64),
@@ -394,7 +414,7 @@ def _recorded(root: Path, listed: Episodes, total: int) -> tuple[Episodes, int]:
 
 def _tasks(root: Path, version: str) -> tuple[str, ...]:
     if version != "v3.0":
-        lines = read_json_lines(root / layout.TASKS_V2, TaskRow, DatasetError)
+        lines = read_json_lines(root / layout.TASKS_V2, TaskRow, DatasetError, appended=True)
         pairs = [(row.task_index, row.task) for row in lines]
     else:
         table = _read_table(root / layout.TASKS_V3)
@@ -417,23 +437,25 @@ def _tasks(root: Path, version: str) -> tuple[str, ...]:
 def _sizes(root: Path) -> Iterator[tuple[str, int]]:
     """Yield every data and video file; broken and circular links are left out."""
     seen: set[tuple[int, int]] = set()
-    folders = [root / "data", root / "videos"]
+    folders = ["data", "videos"]
     while folders:
-        folder = folders.pop()
+        name = folders.pop()
         try:
-            state = folder.stat()
-            entries = sorted(folder.iterdir())
+            state = (root / name).stat()
+            # Names and one call for each: paths would cost ten times as much.
+            with os.scandir(root / name) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
         except OSError:
             continue
         if (state.st_dev, state.st_ino) in seen:
             continue
         seen.add((state.st_dev, state.st_ino))
-        for path in entries:
+        for entry in entries:
             try:
-                there = path.stat()
+                there = entry.stat()
             except OSError:
                 continue
             if S_ISDIR(there.st_mode):
-                folders.append(path)
+                folders.append(f"{name}/{entry.name}")
             elif S_ISREG(there.st_mode):
-                yield path.relative_to(root).as_posix(), there.st_size
+                yield f"{name}/{entry.name}", there.st_size

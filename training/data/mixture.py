@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.spec import ActionAnchor, Embodiment
 from dzrobot.errors import ConfigError, DatasetError
 from dzrobot.modality.pipeline import EncodedVectors, Pipeline
 from dzrobot.modality.stats import Statistics
@@ -253,6 +253,13 @@ def _check_together(specs: Sequence[SourceSpec]) -> None:
                 f"{spec.embodiment.tag} {value}" for spec, value in zip(specs, values, strict=True)
             )
             raise ConfigError(f"one batch needs the same {name} in all sources: {given}")
+    anchors: dict[str, ActionAnchor | None] = {}
+    for robot in (spec.embodiment for spec in specs):
+        if anchors.setdefault(robot.tag, robot.action_anchor) != robot.action_anchor:
+            raise ConfigError(
+                f"sources of {robot.tag} measure actions from {anchors[robot.tag]} and from "
+                f"{robot.action_anchor}: train on recordings of one anchor"
+            )
 
 
 def _pad_blocks(vectors: EncodedVectors, embodiment: Embodiment, horizon: int) -> EncodedVectors:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from dzrobot.errors import DatasetError
 from dzrobot.recording.checks import idle, is_blank
 from dzrobot.training.data.column_mapping import ColumnSource
-from dzrobot.training.data.columns import Progress, episode_rows, read_data_file
+from dzrobot.training.data.columns import EpisodeRows, Progress, read_data_file
 from dzrobot.training.data.dataset import DatasetReader
 from dzrobot.training.data.embedded_images import EmbeddedImages
 from dzrobot.training.data.lerobot import DatasetCatalog
@@ -62,7 +62,7 @@ def first_images(
             found[key] = Videos().clip(path, start_s, [0])[0]
             continue
         name = catalog.data_file(ordinal)
-        row, _ = episode_rows(catalog, ordinal, read_data_file(catalog, name, []))
+        row, _ = EpisodeRows(catalog, read_data_file(catalog, name, [])).of(ordinal)
         found[key] = EmbeddedImages().clip(catalog.root / name, source.column, [row])[0]
     return found
 
@@ -93,7 +93,7 @@ def video_faults(reader: DatasetReader, progress: Progress | None = None) -> Ite
     """
     episodes = reader.catalog.episodes
     cameras = [source for source in reader.resolution.views.values() if source.kind == "video"]
-    tables: dict[str, FrameTable] = {}
+    tables: dict[str, tuple[str, FrameTable]] = {}
     for ordinal in range(len(episodes)):
         number = int(episodes.index[ordinal])
         for source in cameras:
@@ -108,15 +108,18 @@ def video_faults(reader: DatasetReader, progress: Progress | None = None) -> Ite
 
 
 def _video_fault(
-    reader: DatasetReader, ordinal: int, source: ColumnSource, tables: dict[str, FrameTable]
+    reader: DatasetReader,
+    ordinal: int,
+    source: ColumnSource,
+    tables: dict[str, tuple[str, FrameTable]],
 ) -> str:
     catalog = reader.catalog
     name = catalog.video_file(ordinal, source.column)
-    if name not in tables:
-        # Episodes of one file follow each other: one table at a time is enough.
-        tables.clear()
-        tables[name] = FrameTable.cached(catalog.root / name, reader.options.folder(catalog))
-    table = tables[name]
+    known, table = tables.get(source.column, ("", None))
+    if table is None or known != name:
+        # Episodes of one file follow each other: one table a camera at a time is enough.
+        table = FrameTable.cached(catalog.root / name, reader.options.folder(catalog))
+        tables[source.column] = name, table
     length = int(catalog.episodes.length[ordinal])
     if catalog.version != "v3.0" and len(table.pts) != length:
         return f"{name} has {len(table.pts)} frames, the list says {length}"

@@ -1,8 +1,9 @@
 """Frames of a video by number, without float time stamps and without decoding other frames.
 
 A table of presentation times is made once per file. To reach a frame, the reader either decodes on
-from its position or seeks to the key frame before it, whichever costs fewer frames; on H.264 and
-AV1 with short distances between key frames that equals the fastest decoders (benchmarks/data.py).
+from its position or seeks to the key frame before it, whichever costs fewer frames
+(benchmarks/growth.py). After a seek, a decoder that reorders frames takes some in before the first
+comes out; the table says how many.
 """
 
 import hashlib
@@ -10,7 +11,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,7 +35,7 @@ class FrameTable:
     """Numbers of the frames that decode on their own."""
 
     key_dts: NDArray[np.int64]
-    """Decoding time of each key frame: what a container seeks by."""
+    """Decoding time of each key frame."""
 
     @classmethod
     def of(cls, path: Path) -> "FrameTable":
@@ -100,6 +101,19 @@ class FrameTable:
         after = int(np.searchsorted(self.pts, ticks))
         near = [number for number in (after - 1, after) if 0 <= number < len(self.pts)]
         return min(near, key=lambda number: abs(int(self.pts[number]) - ticks))
+
+    @cached_property
+    def seek_cost(self) -> int:
+        """Frames whose decoding a seek must save to be worth it.
+
+        A decoder that reorders frames takes some in after a seek before the first comes out, and
+        what it had taken in before is lost.
+        """
+        if len(self.pts) < 2:
+            return 0
+        wait = int(self.pts[0]) - int(self.key_dts[0])
+        delay = max(0, round(wait / float(np.median(np.diff(self.pts)))))
+        return delay + 1 if delay else 0
 
     def key_before(self, frame: int) -> int:
         """Return the position, in ``key_frames``, of the last key frame up to ``frame``."""
@@ -169,8 +183,8 @@ class PyAvDecoder:
 
     def _frame(self, number: int) -> NDArray[np.uint8]:
         key = self.table.key_before(number)
-        # Seeking costs nothing measurable, so any key frame ahead is worth it.
-        if number < self._next or self.table.key_frames[key] > self._next:
+        saved = int(self.table.key_frames[key]) - self._next
+        if number < self._next or saved > self.table.seek_cost:
             self._seek(key)
         pts = self.table.pts[number]
         frame = self._decode_to(pts)
@@ -186,7 +200,10 @@ class PyAvDecoder:
         return image
 
     def _seek(self, key: int) -> None:
-        self._container.seek(int(self.table.key_dts[key]), stream=self._stream, backward=True)
+        # By presentation time: FFmpeg subtracts the delay itself, and by decoding time it lands on
+        # the key frame before this one.
+        first = int(self.table.pts[self.table.key_frames[key]])
+        self._container.seek(first, stream=self._stream, backward=True)
         self._decoded = self._container.decode(self._stream)
         self._next = int(self.table.key_frames[key])
 

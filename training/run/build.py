@@ -7,7 +7,7 @@ The network is never whole in one place: it is built on the meta device, sharded
 copies its own part from the files.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dzrobot.documents import read_json
+from dzrobot.embodiments.spec import ActionAnchor, Embodiment
 from dzrobot.errors import CheckpointError, DatasetError
 from dzrobot.modality.video import PUBLISHED, AugmentConfig
 from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
@@ -299,6 +300,7 @@ def _spec(
         timing = replace(embodiment.timing, pad_tail=False)
         embodiment = replace(embodiment, timing=timing)
     opened = [catalogs[path] for path in plan.paths]
+    embodiment = replace(embodiment, action_anchor=_anchor(opened, embodiment, data))
     last = [_last_episodes(catalog, data) for catalog in opened]
     return SourceSpec(
         paths=opened, embodiment=embodiment, metadata=metadata, weight=plan.weight,
@@ -308,6 +310,28 @@ def _spec(
             for episodes in last
         ],
     )  # fmt: skip
+
+
+def _anchor(
+    catalogs: Sequence[DatasetCatalog], robot: Embodiment, data: DataConfig
+) -> ActionAnchor | None:
+    """Return what the steps of a source's actions are measured from.
+
+    Raises:
+        DatasetError: recordings and recipe differ.
+    """
+    if robot.action_frame is None:
+        return None
+    stated = {str(catalog.root): catalog.action_anchor for catalog in catalogs}
+    stated["data.action_anchor"] = data.action_anchor
+    known = {anchor for anchor in stated.values() if anchor is not None}
+    if len(known) > 1:
+        raise DatasetError(
+            f"actions of {robot.tag} are measured from one anchor, and here it is "
+            + "; ".join(f"{anchor} in {name}" for name, anchor in stated.items() if anchor)
+            + ": train on recordings of one"
+        )
+    return known.pop() if known else robot.action_anchor
 
 
 def _last_episodes(catalog: DatasetCatalog, data: DataConfig) -> frozenset[int]:

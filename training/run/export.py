@@ -2,6 +2,8 @@
 
 import logging
 import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +35,7 @@ from dzrobot.policies.dreamzero.checkpoints.names import (
 from dzrobot.policies.dreamzero.checkpoints.passport import Passport, passport_for
 from dzrobot.policies.dreamzero.checkpoints.shards import ShardOptions
 from dzrobot.policies.dreamzero.checkpoints.sources import (
-    StateDictSource,
+    TensorInfo,
     UnionSource,
     WeightSource,
 )
@@ -63,10 +65,13 @@ def export(components: TrainingComponents, step: int) -> Path:
         The folder.
     """
     target = export_folder(components.config.runner.output_dir, step)
-    trained = gather_trained(components)
+    trained = TrainedSource(components)
     if components.world.is_main:
-        _write(components, trained, target)
+        with trained.shared():
+            _write(components, trained, target)
         _log.info("exported %s", target)
+    else:
+        trained.share()
     dist.barrier(group=components.world.host_group)
     return target
 
@@ -97,17 +102,60 @@ def export_saved(
     return convert([saved.path], target, options)
 
 
-def gather_trained(components: TrainingComponents) -> dict[str, Tensor]:
-    """Return canonical name -> whole float32 tensor on the host; empty but on the main process."""
-    tensors = components.optimizer.named if components.ema is None else components.ema.average
-    gathered: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        value = tensor.detach()
-        # One at a time: a whole network does not fit beside its shard.
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
-        if components.world.is_main:
-            gathered[canonical(DIT + name)] = whole.cpu()
-    return gathered
+@dataclass(frozen=True)
+class TrainedSource:
+    """The trained tensors, or their averages: each is gathered when it is read, none is kept.
+
+    Collective: the main process reads within :meth:`shared`, the others call :meth:`share`.
+    """
+
+    components: TrainingComponents
+    origin: str = "training"
+    layout: str = "tensors in training"
+
+    @cached_property
+    def _values(self) -> dict[str, Tensor]:
+        run = self.components
+        values = run.optimizer.named if run.ema is None else run.ema.average
+        return {canonical(DIT + name): tensor.detach() for name, tensor in values.items()}
+
+    @cached_property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Return shape and dtype of each."""
+        return {
+            name: TensorInfo(shape=tuple(value.shape), dtype=value.dtype, file=Path(self.origin))
+            for name, value in self._values.items()
+        }
+
+    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the named tensors on the host."""
+        for name in names:
+            if isinstance(self._values[name], DTensor):
+                self._say(name)
+            yield name, _whole(self._values[name]).cpu()
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Let the other processes take part while the block reads."""
+        try:
+            yield
+        finally:
+            self._say(None)
+
+    def share(self) -> None:
+        """Take part in what the main process reads, until it has read all that it wants."""
+        while (name := self._say(None)) is not None:
+            _whole(self._values[name])
+
+    def _say(self, name: str | None) -> str | None:
+        """Return what the main process says."""
+        said = [name]
+        dist.broadcast_object_list(said, src=0, group=self.components.world.host_group)
+        return said[0]
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @dataclass(frozen=True)
@@ -135,12 +183,11 @@ class PartialExport:
         write_sidecars(folder, self.sidecars)
 
 
-def _write(components: TrainingComponents, trained: dict[str, Tensor], target: Path) -> None:
+def _write(components: TrainingComponents, own: TrainedSource, target: Path) -> None:
     config = components.config
     # Left by an interrupted or earlier export of this step.
     for folder in (target, target.with_name(target.name + ADAPTERS_SUFFIX)):
         shutil.rmtree(folder, ignore_errors=True)
-    own = StateDictSource(values=trained, origin="training")
     source: WeightSource = UnionSource(sources=(components.initial.source, own))
     network = components.network
     if config.model.is_lora:
@@ -156,9 +203,9 @@ def _write(components: TrainingComponents, trained: dict[str, Tensor], target: P
     write_directory(target, source, sidecars, options)
 
 
-def _write_adapters(components: TrainingComponents, own: StateDictSource, target: Path) -> None:
+def _write_adapters(components: TrainingComponents, own: TrainedSource, target: Path) -> None:
     """Write only what was trained, under the published names, and which base it belongs to."""
-    adapted = adapted_names(own.values)
+    adapted = adapted_names(own.tensors)
     options = ShardOptions(dtype=torch.float32, rename=lambda name: peft_name(name, adapted))
     write_directory(target, own, PartialExport(components).sidecars, options)
 

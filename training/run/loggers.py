@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dzrobot.errors import ConfigError
-from dzrobot.files import explained, write_text
+from dzrobot.files import explained, open_to_append, write_text
 from dzrobot.importing import required
 
 METRICS_FILE = "metrics.jsonl"
@@ -39,7 +39,7 @@ class JsonlLogger:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Line buffered: a killed run keeps every finished line.
-        self._file = path.open("a", buffering=1)
+        self._file = open_to_append(path)
 
     def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
         """Append one line."""

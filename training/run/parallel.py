@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -117,10 +118,16 @@ def init_distributed(device_type: str | None = None) -> DistributedEnvironment:
         local_rank=local_rank,
         local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         device=device,
-        host_group=dist.new_group(backend="gloo"),
+        host_group=dist.new_group(backend="gloo", timeout=HOST_PATIENCE),
         save_group=dist.new_group(backend="gloo"),
     )
 
+
+HOST_PATIENCE = timedelta(hours=24)
+"""Longest time that processes wait for what the main one does alone: rollouts, exports, checks of
+checkpoints. Gloo's own, 30 minutes, ended runs in the middle of a long evaluation. Where the main
+process has ended, the others see it at once.
+"""
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 

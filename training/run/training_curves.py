@@ -1,21 +1,36 @@
 """Training curves: losses and success against the step, as PNG files and as one page."""
 
 import io
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field
 
-from dzrobot.documents import read_json
+from dzrobot.documents import read_json, read_json_lines
 from dzrobot.errors import DatasetError, MissingDependencyError
-from dzrobot.files import whole_lines, write_bytes, write_text
+from dzrobot.files import write_bytes, write_text
 from dzrobot.rollout.evaluation.report import STEPS_FILE, StepScore
 from dzrobot.training.run.loggers import METRICS_FILE, SUCCESS
 
 LOSSES = ("loss", "dynamics_loss", "action_loss")
+
+
+class _LoggedStep(BaseModel):
+    """A line of a run's metrics, in the part that is drawn."""
+
+    model_config = ConfigDict(strict=True)
+
+    step: int = Field(ge=0)
+    loss: float | None = None
+    dynamics_loss: float | None = None
+    action_loss: float | None = None
+    success: float | None = Field(default=None, alias="rollout/success")
+
+    def value(self, name: str) -> float | None:
+        """Return the metric ``name``."""
+        found: float | None = getattr(self, "success" if name == SUCCESS else name)
+        return found
 
 
 @dataclass(frozen=True)
@@ -41,7 +56,8 @@ def read_curves(run: Path) -> dict[str, list[Curve]]:
     found: dict[str, list[Curve]] = {}
     rows = _metrics(run / METRICS_FILE)
     for name in (*LOSSES, SUCCESS):
-        kept = {row["step"]: row[name] for row in rows if row.get(name) is not None}
+        # The later line counts where a step was done again.
+        kept = {row.step: value for row in rows if (value := row.value(name)) is not None}
         if kept:
             title = "success" if name == SUCCESS else name
             found[title] = [Curve(f"{run.name} (in the loop)" if name == SUCCESS else run.name,
@@ -66,15 +82,11 @@ def read_curves(run: Path) -> dict[str, list[Curve]]:
     return found
 
 
-def _metrics(file: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's log, the later one where a step was done again."""
+def _metrics(file: Path) -> list[_LoggedStep]:
+    """Return the lines of a run's log; a trainer may be writing the last one."""
     if not file.is_file():
         return []
-    try:
-        rows = [json.loads(line) for line in whole_lines(file)]
-        return TypeAdapter(list[dict[str, Any]]).validate_python(rows)
-    except ValueError as error:
-        raise DatasetError(f"{file} is damaged: {error}") from error
+    return list(read_json_lines(file, _LoggedStep, DatasetError, appended=True))
 
 
 def draw(runs: Sequence[Path], output: Path) -> list[Path]:

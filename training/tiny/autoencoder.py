@@ -30,6 +30,7 @@ from dzrobot.training.data import (
 )
 from dzrobot.training.data.provenance import PROVENANCE, RecordedProvenance, provenance
 from dzrobot.training.run.inputs import keyed_generator
+from dzrobot.training.sft_config import EpisodeChoice
 from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
 
 _LATENT_WEIGHT = 1e-3
@@ -72,6 +73,9 @@ class AutoencoderPlan:
 
     num_workers: int = 0
     """Processes that read recordings."""
+
+    episodes: EpisodeChoice = "successes"
+    """Which are used, as in :class:`~dzrobot.training.data.ReaderOptions`."""
 
 
 @dataclass(frozen=True)

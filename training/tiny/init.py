@@ -36,7 +36,7 @@ from dzrobot.policies.dreamzero.network.vae import Vae
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.tiny import NewCheckpoint, TinyWeightsSource, write_new_checkpoint
 from dzrobot.progress import progress_bar
-from dzrobot.training.data import SourceSpec, TrainingData
+from dzrobot.training.data import ReaderOptions, SourceSpec, TrainingData
 from dzrobot.training.tiny.autoencoder import (
     AutoencoderPlan,
     clip_source,
@@ -134,7 +134,7 @@ def write_fitted_checkpoint(
 
     Raises:
         CheckpointError: ``output`` exists, or a stopped fit is of something else.
-        DatasetError: A dataset is unreadable or does not hold the robot.
+        DatasetError: A dataset is unreadable, does not hold the robot, or holds no sample.
         StatisticsError: ``metadata`` does not fit.
     """
     refuse_existing(output)
@@ -142,7 +142,8 @@ def write_fitted_checkpoint(
     whole = SourceSpec(
         paths=datasets, embodiment=embodiment, metadata=images_metadata(metadata, embodiment)
     )
-    data = [TrainingData.open([source], seed=plan.seed) for source in (clips, whole)]
+    options = ReaderOptions(episodes=plan.episodes)
+    data = [TrainingData.open([one], seed=plan.seed, options=options) for one in (clips, whole)]
     with torch.random.fork_rng():
         # The library draws its initial weights from the global generator.
         torch.manual_seed(plan.seed)

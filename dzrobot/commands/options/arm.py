@@ -4,7 +4,8 @@ import argparse
 from typing import Any
 
 from dzrobot.commands.options import flags
-from dzrobot.rollout.environment import OperatorOptions
+from dzrobot.errors import ConfigError
+from dzrobot.rollout.environment import EnvironmentFacts, OperatorOptions
 
 
 def add_workcell(parser: argparse.ArgumentParser) -> None:
@@ -46,8 +47,8 @@ def add_attention(group: Any) -> None:
     )  # fmt: skip
     group.add_argument(
         "--full-speed", action="store_true",
-        help="arm: let a policy drive a real arm at full speed; without it, at the workcell's "
-        "slow_pace",
+        help="arm: let what is no person drive a real arm at full speed; an evaluation without it "
+        "is at the workcell's slow_pace",
     )  # fmt: skip
     group.add_argument(
         "--preview", type=flags.whole(0, 65535), metavar="PORT",
@@ -64,3 +65,19 @@ def read_operator(arguments: argparse.Namespace) -> OperatorOptions:
     return OperatorOptions(
         unattended=arguments.unattended, preview=arguments.preview, log=arguments.log
     )
+
+
+def check_full_speed(
+    arguments: argparse.Namespace, facts: EnvironmentFacts, *, by_person: bool = False
+) -> None:
+    """Check that a real arm that no person drives may move at full speed.
+
+    Raises:
+        ConfigError: nobody said so.
+    """
+    if facts.is_real and not (by_person or arguments.full_speed):
+        raise ConfigError(
+            "a real arm is driven by no person here, and what is recorded or replayed at another "
+            "pace is another motion: try a policy with `dzrobot eval` first, which is slow; then "
+            "say --full-speed"
+        )

@@ -35,6 +35,8 @@ FRANKA_PNP = replace(
     # The action is LIBERO's, except that a gripper of +1 opens.
     action=(replace(LIBERO_SIM.action[0], quantities=("hand_step", "gripper_change")),),
     action_frame="ee_adjoint",
+    # As the published recordings were made. Data of one's own says what it was made with.
+    action_anchor="measured",
     prompt=PROMPTS["franka_pnp"],
     timing=Timing(control_hz=10, action_horizon=12),
     # As LIBERO's: one frame per call.

@@ -20,7 +20,7 @@ from dzrobot.envs.franka.operator.console import OperatorConsole
 from dzrobot.envs.franka.operator.key_reader import is_closed
 from dzrobot.envs.franka.operator.operator import Operator, OperatorVerdict
 from dzrobot.envs.franka.operator.preview import Preview
-from dzrobot.errors import ConfigError, RobotError, StoppedError
+from dzrobot.errors import RobotError, StoppedError
 from dzrobot.process import Terminated
 from dzrobot.recording.media import read_png
 from dzrobot.rollout.environment import AttendedArm, OperatorOptions
@@ -49,31 +49,27 @@ class Attended:
     _arms: list[AttendedArm] = field(default_factory=list)
     _scene: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
 
-    def check(self, env: Any) -> None:
-        """Check that the operator can be asked before ``env`` moves.
+    def attend(self, env: Any) -> AttendedArm | None:
+        """Say to an arm who looks after it, and return it; None: ``env`` drives none.
 
         Raises:
-            ConfigError: it is a real arm, no operator can be asked, and ``unattended`` is not set.
+            ConfigError: the arm is a real one, and nobody can be asked before it moves.
         """
         arm = env.unwrapped
-        reached = isinstance(arm, AttendedArm) and arm.address is not None
-        if reached and self.console is None and not self.attention.unattended:
-            raise ConfigError(
-                "nobody can be asked before the arm moves: standard input and output are no "
-                "terminal. Run this in one, or say --unattended"
-            )
+        if not isinstance(arm, AttendedArm):
+            return None
+        arm.attend(self.console, unattended=self.attention.unattended)
+        return arm
 
     def opened(self, env: Any) -> Any:
         """Return ``env`` with the operator beside it; call it before the first reset.
 
         Raises:
-            ConfigError: no operator can be asked; see :meth:`check`.
+            ConfigError: as :meth:`attend`.
         """
-        self.check(env)
-        arm = env.unwrapped
-        if not isinstance(arm, AttendedArm):
+        arm = self.attend(env)
+        if arm is None:
             return env
-        arm.attend(self.console, unattended=self.attention.unattended)
         self._arms = [arm]
         self._show_images(arm)
         if self.console is None:

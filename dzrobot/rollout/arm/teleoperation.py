@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.embodiments.spec import HandMotion
+from dzrobot.envs.franka.arm_model import FLANGE_TO_HAND, pose_and_jacobian
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.operator.console import KEYS_HELP
 from dzrobot.envs.franka.operator.keyboard import Keyboard, terminal
 from dzrobot.envs.franka.workcells import Clock, RateLimiter, SystemClock
-from dzrobot.envs.panda.kinematics import damped_inverse, flange_to_hand, posture
+from dzrobot.envs.panda.poses import damped_inverse
 from dzrobot.envs.panda.quantities import CLOSED_ABOVE, ArmLayout
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopDevice, TeleopReading
 from dzrobot.errors import ConfigError
@@ -162,7 +163,6 @@ class JointCommands:
     def __init__(self, layout: ArmLayout, space: gym.spaces.Box, hz: float) -> None:
         self._layout = layout
         self._step = np.repeat((FASTEST_M_S, FASTEST_RAD_S), 3) / hz
-        self._hand = flange_to_hand()
         at = layout.motion_at
         self._low, self._high = space.low[at], space.high[at]
         self.gripper_at = layout.gripper_at
@@ -195,7 +195,7 @@ class JointCommands:
             joints = np.array(reading.joints)
         else:
             before = action[at].astype(np.float64)
-            jacobian = posture(before, self._hand).jacobian
+            _, jacobian = pose_and_jacobian(before, FLANGE_TO_HAND)
             joints = before + damped_inverse(jacobian, self._step * _limited(reading))
             # Joints that something holds back are not to be asked for more and more.
             measured = self._measured(seen)

@@ -128,7 +128,7 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
         if self._intervened is not None:
             extras[INTERVENTION] = np.bool_(self._intervened())
             self.interventions += bool(extras[INTERVENTION])
-        # A person who guides the arm shows it where to go; no action did.
+        # What an arm's limits left of the action, or where a person who guides it has led it.
         done = np.asarray(info.get("executed_action", action), np.float32)
         self.writer.add_frame(seen, done, extras)
         self.watch.see(seen, done)
@@ -173,7 +173,7 @@ def record_episode(
     # A pause is no slowness of the loop.
     seconds = env.elapsed_s - float(env.info.get("paused_s", 0.0))
     late = int(env.info.get("late_steps", 0))
-    abort = str(env.info.get("abort", ""))
+    abort = str((outcome.robot or {}).get("abort", ""))
     kept = (keep_all or outcome.success) and outcome.ended != DISCARDED
     measured = outcome.steps / max(seconds, 1e-9)
     reason = "" if outcome.success else _reason(outcome, str(env.info.get("abort_message", "")))
@@ -199,9 +199,10 @@ def record_episode(
 
 
 def _reason(outcome: EpisodeResult, abort_message: str) -> str:
-    """Return why an episode failed: a person's words, else the environment's, else how it ended."""
+    """Return why an episode failed: a person's words, else the policy's or the environment's."""
     reason = str((outcome.robot or {}).get("reason", ""))
-    return reason or outcome.failure_class or abort_message or outcome.ended
+    failed = "" if outcome.policy_failure is None else outcome.policy_failure.error
+    return reason or failed or outcome.failure_class or abort_message or outcome.ended
 
 
 def _facts(robot: Mapping[str, Any]) -> dict[str, Any]:

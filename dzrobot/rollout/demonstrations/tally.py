@@ -55,8 +55,8 @@ class Tally:
     """Kept or not."""
 
     discarded: int
-    seeds: frozenset[int]
-    """Of attempts that are not made again."""
+    seeds: set[int]
+    """Of attempts that are not made again; it grows with the recording."""
 
     @classmethod
     def of(cls, root: Path, episodes: int) -> "Tally":
@@ -70,8 +70,19 @@ class Tally:
         failed = [one.seed for one in lost if one.outcome == "failure"]
         marked = sum(one.success is False for one in there)
         seeds = {one.seed for one in there if one.seed is not None} | set(failed)
-        return cls(
-            episodes - marked, marked + len(failed), len(lost) - len(failed), frozenset(seeds)
+        return cls(episodes - marked, marked + len(failed), len(lost) - len(failed), seeds)
+
+    def after(self, done: RecordedEpisode, seed: int) -> "Tally":
+        """Return the tally with one attempt more; it costs the same however many there were."""
+        discarded = done.outcome.ended == DISCARDED
+        success = done.kept and done.outcome.success
+        if not discarded:
+            self.seeds.add(seed)
+        return Tally(
+            self.kept + success,
+            self.failures + (not success and not discarded),
+            self.discarded + discarded,
+            self.seeds,
         )
 
     @property
@@ -119,7 +130,7 @@ def record_session(
         DatasetError: hardly anything succeeds, or the disk is full; then the same call continues.
     """
     writer = env.writer
-    tally = Tally.of(writer.root, writer.episodes)
+    tally, next_seed = Tally.of(writer.root, writer.episodes), goal.first_seed
     for tried in itertools.count():
         if tally.reaches(goal):
             break
@@ -129,13 +140,13 @@ def record_session(
                 "asked for: look at the reasons, or give --attempts N to end after so many"
             )
         ready(tally)
-        seed = next(n for n in itertools.count(goal.first_seed) if n not in tally.seeds)
+        seed = next_seed = next(n for n in itertools.count(next_seed) if n not in tally.seeds)
         done = record_episode(
             env, actor, writer, EpisodeRules(seed=seed), keep_all=goal.keep_failures
         )
         if not done.kept:
             note_lost(writer.root, _lost(done, seed))
-        tally = Tally.of(writer.root, writer.episodes)
+        tally = tally.after(done, seed)
         report(done, tally)
         if done.outcome.stop:
             raise StoppedError(done.outcome.stop)

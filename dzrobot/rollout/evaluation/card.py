@@ -223,16 +223,39 @@ def _suite(
     own = [case for case in cases if case.suite == suite]
     first = [case for case in own if case.task_id == own[0].task_id and case.repeat_of is None]
     seeded = first[0].init_state_id is None
+    tasks, prompt = sorted({case.task_id for case in own}), facts[own[0].env].prompt
     return {
         "env": own[0].env,
         **_settings(arguments[own[0].env], facts[own[0].env]),
+        **({} if prompt is None else {"prompt": prompt}),
+        **_described(suite, tasks),
         "max_steps": own[0].max_steps or step_limit(own[0].env),
         "opengl": facts[own[0].env].opengl,
-        "tasks": sorted({case.task_id for case in own}),
+        "tasks": tasks,
         "episodes_per_task": len(first),
         "init_state_ids": "chosen by the seed" if seeded else _span(c.init_state_id for c in first),
         "seeds": _span(c.seed for c in first) if seeded else "keyed by seed, suite, task, episode",
     }
+
+
+def _described(suite: str, tasks: Sequence[int]) -> dict[str, Any]:
+    """Return what the suite itself says of the tasks to be run; it refuses those that cannot."""
+    known = SUITES.get(suite)
+    if known is None or known.describe is None:
+        return {}
+    found: dict[str, Any] = load_reference(known.describe, f"tasks of {suite}", Callable)(
+        suite, tasks
+    )
+    return found
+
+
+def tasks_by_axis(card: Mapping[str, Any]) -> dict[str, set[tuple[str, int]]]:
+    """Return the tasks, as (suite, number), of every axis along which a card's suites are hard."""
+    found: dict[str, set[tuple[str, int]]] = {}
+    for suite, about in card["suites"].items():
+        for axis, tasks in about.get("axes", {}).items():
+            found.setdefault(axis, set()).update((suite, task) for task in tasks)
+    return found
 
 
 def _settings(arguments: Mapping[str, Any], facts: EnvironmentFacts) -> dict[str, Any]:

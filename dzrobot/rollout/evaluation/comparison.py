@@ -13,6 +13,7 @@ from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.evaluation.card import read_card, read_cases, refuse_unlike
 from dzrobot.rollout.evaluation.significance import (
     PairCounts,
+    PairedEvidence,
     adjusted_interval,
     count_pairs,
     e_value,
@@ -185,27 +186,39 @@ def check_same_conditions(
     refuse_unlike(one, two, first.name, where, "Evaluate both under the same protocol.")
 
 
-def decided_after(first: Results, records: Mapping[str, Record]) -> int | None:
-    """Return after how many pairs the e-value reached 20; None if it has not.
+class Decision:
+    """Says whether an evaluation differs from a base; asked again, it looks at new pairs alone.
 
     Pairs count in the order of the evaluation, and only as far as none is missing: which episodes
     are done first depends on how they end, and would tilt the evidence.
 
     Args:
         first: The base, finished or not.
-        records: Of the other evaluation so far, by case.
     """
-    one: list[bool] = []
-    two: list[bool] = []
-    for case in first.cases:
-        base, own = first.finished.get(case.name), records.get(case.name)
-        if base is None:
-            continue
-        if own is None or own.error is not None:
-            break
-        one.append(bool(base.success))
-        two.append(bool(own.success))
-    return first_decision(one, two)
+
+    def __init__(self, first: Results) -> None:
+        self._pairs = [
+            (case.name, bool(first.finished[case.name].success))
+            for case in first.cases
+            if case.name in first.finished
+        ]
+        self._seen = 0
+        self._evidence = PairedEvidence()
+
+    def after(self, records: Mapping[str, Record]) -> int | None:
+        """Return after how many pairs the e-value reached 20; None if it has not.
+
+        Args:
+            records: Of the other evaluation so far, by case; those of earlier calls among them.
+        """
+        while self._seen < len(self._pairs):
+            name, base = self._pairs[self._seen]
+            own = records.get(name)
+            if own is None or own.error is not None:
+                break
+            self._evidence.add(base, bool(own.success))
+            self._seen += 1
+        return self._evidence.decided_after
 
 
 def _comparison(

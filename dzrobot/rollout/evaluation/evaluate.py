@@ -21,6 +21,7 @@ from dzrobot.rollout.evaluation.card import (
     read_card,
     read_cases,
     refuse_unlike,
+    tasks_by_axis,
 )
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
 from dzrobot.rollout.evaluation.usage import measured, read_uses
@@ -263,14 +264,15 @@ def evaluate(
         ]
         if options.enough(records.records):
             waiting = []
-        report(_progress(None, part, records))
+        tally = _Tally(part, records)
+        report(tally.progress(None))
         errors = 0
 
         def keep(record: Record) -> bool:
             nonlocal errors
             # A process that was slow, not lost: another one ran the case again.
             if not records.has_result(record.case):
-                report(_kept(record, part, records))
+                report(tally.add(record))
                 errors += record.error is not None
             return options.enough(records.records) or errors >= options.max_errors
 
@@ -283,7 +285,8 @@ def evaluate(
                 _run(settings, acting, options, queue, keep)
         finally:
             remove_unfinished(output)
-            summary = summarize(records.records.values(), part, read_uses(output))
+            axes = tasks_by_axis(prepared.card)
+            summary = summarize(records.records.values(), part, read_uses(output), axes)
             write_summary(output, summary, prepared.card)
     return summary
 
@@ -344,7 +347,7 @@ def merge(output: Path, parts: Sequence[Path]) -> Summary:
         merged = RecordFile(output, cases)
         for part, shard in zip(parts, shards, strict=True):
             _merge_one(merged, shard, part, output)
-        summary = summarize(merged.records.values(), cases)
+        summary = summarize(merged.records.values(), cases, axes=tasks_by_axis(card))
         write_summary(output, summary, card)
     return summary
 
@@ -479,22 +482,41 @@ def _for_arms(options: RunOptions, prepared: PreparedEvaluation) -> RunOptions:
     return replace(options, workers=0)
 
 
-def _kept(record: Record, part: Sequence[EpisodeSpec], records: RecordFile) -> EvalProgress:
-    records.add(record)
-    return _progress(record, part, records)
+class _Tally:
+    """Counts what the records say of a part; a record more costs the same however many there are.
 
+    Args:
+        part: The cases that count.
+        records: Those so far; :meth:`add` adds to them.
+    """
 
-def _progress(
-    record: Record | None, part: Sequence[EpisodeSpec], records: RecordFile
-) -> EvalProgress:
-    own = [r for case in part if (r := records.records.get(case.name)) is not None]
-    return EvalProgress(
-        record=record,
-        done=sum(r.error is None for r in own),
-        total=len(part),
-        successes=sum(bool(r.success) for r in own),
-        errors=sum(r.error is not None for r in own),
-    )
+    def __init__(self, part: Sequence[EpisodeSpec], records: RecordFile) -> None:
+        self._records, self._total = records, len(part)
+        there = [r for case in part if (r := records.records.get(case.name)) is not None]
+        self._failed = {record.case for record in there if record.error is not None}
+        self._done = len(there) - len(self._failed)
+        self._successes = sum(bool(record.success) for record in there)
+
+    def add(self, record: Record) -> EvalProgress:
+        """Keep the record of a case of the part that has no result; return how far the run is."""
+        self._records.add(record)
+        self._failed.discard(record.case)
+        if record.error is None:
+            self._done += 1
+            self._successes += bool(record.success)
+        else:
+            self._failed.add(record.case)
+        return self.progress(record)
+
+    def progress(self, record: Record | None) -> EvalProgress:
+        """Return how far the run is; ``record`` was finished last."""
+        return EvalProgress(
+            record=record,
+            done=self._done,
+            total=self._total,
+            successes=self._successes,
+            errors=len(self._failed),
+        )
 
 
 def _changes_named(

@@ -10,7 +10,6 @@ process shows now and then that it lives: what one claimed that no longer does i
 import json
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -27,7 +26,7 @@ from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.evaluation.card import refuse_unlike
 from dzrobot.rollout.footage import PREDICTION_FOLDER, VIDEO_FOLDER, prediction_files
 from dzrobot.rollout.protocol import Count, EpisodeSpec
-from dzrobot.rollout.queue import EnvironmentKey, pick
+from dzrobot.rollout.queue import EnvironmentKey, WaitingCases
 from dzrobot.rollout.records import ERROR_FOLDER, Record, storing
 
 if TYPE_CHECKING:
@@ -103,6 +102,11 @@ class _Mailbox:
         with _reachable():
             key = f"{self._prefix}/{key}"
             return self._store.get(key) if self._store.check([key]) else None
+
+    def has(self, key: str) -> bool:
+        """Return whether a value is there now; one that another process drops is not waited for."""
+        with _reachable():
+            return bool(self._store.check([f"{self._prefix}/{key}"]))
 
     def write(self, key: str, value: str | bytes) -> None:
         """Set a value; when this returns, every process sees it."""
@@ -279,14 +283,14 @@ class _SharedQueue:
 
     def __init__(self, group: Ranks, mail: _Mailbox, waiting: Sequence[EpisodeSpec]) -> None:
         self._ranks, self._mail = group, mail
-        self._free = deque(waiting)
+        self._free = WaitingCases(waiting)
         self._elsewhere: dict[str, EpisodeSpec] = {}
         self._next_look = 0.0
 
     def take(self, last: EnvironmentKey | None) -> EpisodeSpec | None:
         """Return a case that is claimed for this process; None: all are claimed by living ones."""
         while self._free:
-            case = pick(self._free, last)
+            case = self._free.take(last)
             if self._claim(case, ""):
                 return case
             self._elsewhere[case.name] = case
@@ -385,7 +389,8 @@ class HelperQueue(_SharedQueue):
 
     def conclude(self, record: Record) -> None:
         """Send a record and its files to the main process, once it has taken the one before."""
-        while self._sent and self._mail.read(_parcel(self._ranks.rank, self._sent - 1)) is not None:
+        # Not read: the main process may drop it between a question and the reading.
+        while self._sent and self._mail.has(_parcel(self._ranks.rank, self._sent - 1)):
             if not self.is_open():
                 return
             time.sleep(POLL_S)

@@ -3,9 +3,10 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dzrobot.errors import printable
 from dzrobot.files import write_json
 from dzrobot.rollout.episode import Measures, percentiles
 from dzrobot.rollout.evaluation.usage import RunUse, shares
@@ -28,6 +30,9 @@ STEPS_FILE = "steps.json"
 
 SWEEP_FILE = "sweep.json"
 """In the folder of a sweep: see :class:`Sweep`."""
+
+MOST_ROWS = 200
+"""Of the final table; beyond it, the tasks are in :data:`SUMMARY_FILE` and in the report only."""
 
 Z_95 = 1.959963984540054
 """Standard normal deviate of a two-sided 95 % interval."""
@@ -129,6 +134,9 @@ class Summary:
     rows: tuple[Row, ...]
     """Tasks, then suites if there are several."""
 
+    axes: tuple[Row, ...]
+    """A total of every axis along which tasks are harder than others; ``suite`` names it."""
+
     total: Row
     distinct: Row | None
     """The total without repeated episodes; None where nothing is repeated."""
@@ -155,6 +163,7 @@ class Summary:
         """Return what is the same whenever the same run is repeated, as plain values."""
         rows = {"tasks": self.rows, "total": [self.total]}
         rows["distinct"] = [self.distinct] if self.distinct else []
+        rows |= {"axes": self.axes} if self.axes else {}
         found: dict[str, Any] = {
             kind: [{**asdict(row), "rate": row.rate} for row in some] for kind, some in rows.items()
         }
@@ -178,7 +187,10 @@ def wilson(successes: int, episodes: int) -> tuple[float, float]:
 
 
 def summarize(
-    records: Iterable[Record], cases: Sequence[EpisodeSpec], uses: Sequence[RunUse] = ()
+    records: Iterable[Record],
+    cases: Sequence[EpisodeSpec],
+    uses: Sequence[RunUse] = (),
+    axes: Mapping[str, Container[tuple[str, int]]] = MappingProxyType({}),
 ) -> Summary:
     """Return the summary of ``cases``, of which ``records`` tells as far as they were run.
 
@@ -186,22 +198,29 @@ def summarize(
         records: In any order.
         cases: All of the evaluation, or of the part that is summarized.
         uses: How busy its runs kept the policy.
+        axes: Tasks, as (suite, number), of every axis along which some are harder.
     """
     listed = ordered(records, cases)
-    suites = list(dict.fromkeys(case.suite for case in cases))
+    known = {record.case: record for record in listed}
+    suites: dict[str, dict[int, list[EpisodeSpec]]] = {}
+    for case in cases:
+        suites.setdefault(case.suite, {}).setdefault(case.task_id, []).append(case)
     rows = []
-    for suite in suites:
-        own = [case for case in cases if case.suite == suite]
-        for task in sorted({case.task_id for case in own}):
-            rows.append(_row(suite, task, listed, [c for c in own if c.task_id == task]))
+    for suite, tasks in suites.items():
+        rows += [_row(suite, task, known, tasks[task]) for task in sorted(tasks)]
         if len(suites) > 1:
-            rows.append(_row(suite, None, listed, own))
+            rows.append(_row(suite, None, known, [case for case in cases if case.suite == suite]))
+    along = {
+        axis: [case for case in cases if (case.suite, case.task_id) in harder]
+        for axis, harder in axes.items()
+    }
     once = [case for case in cases if case.repeat_of is None]
     done = [record for record in listed if record.error is None]
     return Summary(
         rows=tuple(rows),
-        total=_row("all", None, listed, cases),
-        distinct=None if len(once) == len(cases) else _row("distinct", None, listed, once),
+        axes=tuple(_row(f"axis {axis}", None, known, own) for axis, own in along.items() if own),
+        total=_row("all", None, known, cases),
+        distinct=None if len(once) == len(cases) else _row("distinct", None, known, once),
         timing={**_timing(done), **shares(uses)},
         errors=tuple((r.case, r.error) for r in listed if r.error is not None),
         causes=Counter(r.ended or "exception" for r in listed if r.error is not None),
@@ -231,8 +250,13 @@ def table(summary: Summary, title: str) -> Table:
         shown.add_column(name, overflow="fold")
     for name in ("success", "rate", "95 % interval", "steps", "errors"):
         shown.add_column(name, justify="right", no_wrap=True)
+    few = len(summary.rows) <= MOST_ROWS
     for row in summary.rows:
-        shown.add_row(*map(Text, _cells(row)), end_section=row.task_id is None)
+        if few or row.task_id is None:
+            shown.add_row(*map(Text, _cells(row)), end_section=row.task_id is None)
+    shown.add_section()
+    for row in summary.axes:
+        shown.add_row(*map(Text, _cells(row)))
     shown.add_section()
     for whole in (summary.total, summary.distinct):
         if whole is not None:
@@ -243,7 +267,7 @@ def table(summary: Summary, title: str) -> Table:
 def failures_line(summary: Summary) -> str:
     """Return how the episodes failed, most frequent first, in one line; empty without failures."""
     counted = sorted(summary.total.failure_classes.items(), key=lambda item: (-item[1], item[0]))
-    return "; ".join(f"{count} {name}" for name, count in counted)
+    return "; ".join(f"{count} {printable(name)}" for name, count in counted)
 
 
 def measures_line(summary: Summary) -> str:
@@ -256,8 +280,8 @@ def measures_line(summary: Summary) -> str:
 
 def _cells(row: Row) -> tuple[str, ...]:
     return (
-        row.suite,
-        "" if row.task_id is None else f"{row.task_id} {row.task}",
+        printable(row.suite),
+        "" if row.task_id is None else printable(f"{row.task_id} {row.task}"),
         f"{row.successes}/{row.episodes}",
         "-" if row.rate is None else f"{100 * row.rate:.1f}",
         f"{100 * row.low:.1f} to {100 * row.high:.1f}",
@@ -267,10 +291,9 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _row(
-    suite: str, task: int | None, records: Sequence[Record], cases: Sequence[EpisodeSpec]
+    suite: str, task: int | None, records: Mapping[str, Record], cases: Sequence[EpisodeSpec]
 ) -> Row:
-    names = {case.name for case in cases}
-    own = [record for record in records if record.case in names]
+    own = [records[case.name] for case in cases if case.name in records]
     done = [record for record in own if record.error is None]
     won = [record for record in done if record.success]
     steps = [record.steps for record in won if record.steps is not None]
@@ -376,7 +399,7 @@ def print_conclusion(
     if measured := measures_line(summary):
         console.print(f"means over episodes: {measured}", soft_wrap=True, markup=False)
     for case, message in summary.errors[:5]:
-        console.print(f"error in {case}: {message}", markup=False, soft_wrap=True)
+        console.print(f"error in {case}: {printable(message)}", markup=False, soft_wrap=True)
     if size := predictions_size(output):
         console.print(f"predictions for `dzrobot report`: {size / 1e6:.1f} MB")
     console.print(f"results in {output}", markup=False, soft_wrap=True)

@@ -5,7 +5,7 @@ episodes on which they disagree. scipy and statsmodels do the work; they are imp
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,6 +126,28 @@ def e_value(first_only: int, second_only: int) -> float:
     )
 
 
+class PairedEvidence:
+    """The evidence of pairs, one after the other: when does the e-value reach ``1 / alpha``?
+
+    Args:
+        alpha: Largest probability of deciding although the runs are equal.
+    """
+
+    def __init__(self, alpha: float = 0.05) -> None:
+        self._enough = 1 / alpha
+        self._lost = self._won = self._pairs = 0
+        self.decided_after: int | None = None
+        """Pairs after which it first did; None: it has not."""
+
+    def add(self, first: bool, second: bool) -> None:
+        """Count a pair, in the order in which they are looked at."""
+        self._pairs += 1
+        self._lost += first and not second
+        self._won += second and not first
+        if self.decided_after is None and e_value(self._lost, self._won) >= self._enough:
+            self.decided_after = self._pairs
+
+
 def first_decision(
     first: Sequence[bool], second: Sequence[bool], alpha: float = 0.05
 ) -> int | None:
@@ -136,18 +158,10 @@ def first_decision(
         second: Outcomes of the other on the same episodes.
         alpha: Largest probability of deciding although the runs are equal.
     """
-    for number, value in enumerate(_e_values(first, second), start=1):
-        if value >= 1 / alpha:
-            return number
-    return None
-
-
-def _e_values(first: Sequence[bool], second: Sequence[bool]) -> Iterator[float]:
-    lost = won = 0
+    evidence = PairedEvidence(alpha)
     for one, other in zip(first, second, strict=True):
-        lost += one and not other
-        won += other and not one
-        yield e_value(lost, won)
+        evidence.add(one, other)
+    return evidence.decided_after
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.errors import ConfigError
-from dzrobot.rollout.evaluation.card import card_digest
+from dzrobot.files import is_inside
+from dzrobot.rollout.evaluation.card import card_digest, tasks_by_axis
 from dzrobot.rollout.evaluation.comparison import Comparison, Results, compare, read_results
 from dzrobot.rollout.evaluation.foreign import ForeignResult, read_foreign
 from dzrobot.rollout.evaluation.report import Row, Score, Summary, summarize
@@ -84,7 +85,7 @@ def _read(letter: str, folder: Path) -> Run:
         cases=found.cases,
         records=found.records,
         letter=letter,
-        summary=summarize(found.records.values(), found.cases),
+        summary=summarize(found.records.values(), found.cases, axes=tasks_by_axis(found.card)),
     )
 
 
@@ -93,8 +94,8 @@ def film_of(folder: Path, record: Record) -> Path | None:
     if record.video is None:
         return None
     film = folder / record.video
-    # A record is a text from outside: nothing but a video is taken from where it points.
-    return film if film.suffix == ".mp4" and film.is_file() else None
+    # A record is a text from outside: it may point anywhere.
+    return film if film.suffix == ".mp4" and is_inside(folder, film) else None
 
 
 def task_rows(content: Content) -> list[dict[str, Any]]:
@@ -134,7 +135,7 @@ def _foreign_rates(content: Content, row: Row) -> Iterator[dict[str, Any]]:
 
 
 def _rows(summary: Summary) -> dict[tuple[str, int | None], Row]:
-    whole = [summary.total, *([summary.distinct] if summary.distinct else [])]
+    whole = [*summary.axes, summary.total, *([summary.distinct] if summary.distinct else [])]
     return {(row.suite, row.task_id): row for row in (*summary.rows, *whole)}
 
 

@@ -15,8 +15,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.errors import ProtocolError
-from dzrobot.files import write_text
+from dzrobot.errors import ProtocolError, printable
+from dzrobot.files import make_folders, write_text
 from dzrobot.importing import required
 from dzrobot.recording.media import VideoCodec, VideoFile
 from dzrobot.rollout.evaluation.comparison import Results
@@ -50,7 +50,7 @@ def write_prediction(run: Run, case: EpisodeSpec, output: Path, media: Path) -> 
     if kept is None:
         return None
     required("a report with predictions", "report", "skimage")
-    (output / media).mkdir(parents=True, exist_ok=True)
+    make_folders(output, media)
     name = media / f"{case.name}-predicted"
     parts = list(read_parts(kept, prediction_files(run.folder, case.name)[1]))
     scores = _of_plans(kept, parts, list(_MEASURES))
@@ -72,11 +72,19 @@ def read_parts(kept: EpisodePredictions, path: Path) -> Iterator[tuple[Image, Im
     """Yield, for every plan: the frame it was made from (H, W, 3), seen and predicted (F, H, W, 3).
 
     Raises:
-        ProtocolError: the video has another number of frames than its description says.
+        ProtocolError: the video is damaged, or has other frames than its description says.
     """
-    with av.open(str(path)) as container:
-        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-    if len(frames) != sum(1 + len(chunk.frames) for chunk in kept.chunks):
+    try:
+        with av.open(str(path)) as container:
+            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        sizes = {frame.shape for frame in frames}
+    except (av.FFmpegError, LookupError, ValueError) as error:
+        raise ProtocolError(
+            f"{path} is no readable video ({printable(str(error), 100)}); remove it and the .json "
+            "beside it, and the report leaves this episode's predictions out"
+        ) from error
+    unlike = len(sizes) > 1 or any(height % 2 for height, _, _ in sizes)
+    if unlike or len(frames) != sum(1 + len(chunk.frames) for chunk in kept.chunks):
         raise ProtocolError(
             f"{path} has {len(frames)} frames, which are not those that the .json beside it tells "
             "of; remove both, and the report leaves this episode's predictions out"

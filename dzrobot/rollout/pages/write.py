@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 
 from dzrobot.errors import ProtocolError
-from dzrobot.files import explained, write_text
+from dzrobot.files import explained, is_inside, make_folders, replacing, write_text
 from dzrobot.importing import required
 from dzrobot.rollout.evaluation.report import failures_line, measures_line
 from dzrobot.rollout.footage import photo_file
@@ -89,10 +89,10 @@ def _copied(
             if source is None:
                 continue
             place = Path(MEDIA_FOLDER) / run.letter.lower() / f"{case.name}{ending}"
-            target = output / place
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if not target.exists() or not _same(source, target):
-                shutil.copy2(source, target)
+            target = make_folders(output, place.parent) / place.name
+            if not _same(source, target):
+                with replacing(target) as temporary:
+                    shutil.copy2(source, temporary)
             places[run.letter, case.name] = place.as_posix()
     return places
 
@@ -104,10 +104,12 @@ def _film_of(run: Run, case: str) -> Path | None:
 
 def _photo_of(run: Run, case: str) -> Path | None:
     photo = photo_file(run.folder, case)
-    return photo if photo.is_file() and not photo.is_symlink() else None
+    return photo if is_inside(run.folder, photo) else None
 
 
 def _same(one: Path, other: Path) -> bool:
+    if other.is_symlink() or not other.exists():
+        return False
     first, second = one.stat(), other.stat()
     return (first.st_size, first.st_mtime_ns) == (second.st_size, second.st_mtime_ns)
 

@@ -29,13 +29,16 @@ class FrameHead:
     at_s: float
     """When it was exposed, or arrived where the camera's clock is not known (this machine's)."""
 
+    came_s: float
+    """When it arrived (this machine's clock)."""
+
     stamp_s: float
     """When it was exposed, by the camera's own clock."""
 
     height: int
     width: int
 
-    FORMAT: ClassVar[struct.Struct] = struct.Struct("<QddII")
+    FORMAT: ClassVar[struct.Struct] = struct.Struct("<QdddII")
 
     def pack(self) -> bytes:
         """Return the head as bytes."""
@@ -125,6 +128,11 @@ class StreamDriver(ABC):
             self._open()
         return 0.02
 
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What the library raises."""
+        return (RuntimeError,)
+
     def translate(self, error: Exception) -> DzrobotError:
         """Return an error of the library as one of this package."""
         return plainly(error)
@@ -160,7 +168,7 @@ class StreamDriver(ABC):
     def _publish(self, shot: Shot) -> None:
         image = np.ascontiguousarray(shot.image, np.uint8)
         self._count += 1
-        head = FrameHead(self._count, shot.at_s, shot.stamp_s, *image.shape[:2])
+        head = FrameHead(self._count, shot.at_s, self._heard_s, shot.stamp_s, *image.shape[:2])
         assert self._latest is not None, "a stream has somewhere to go"
         self._latest.put(head.pack(), image.data)
 
@@ -264,9 +272,9 @@ class DriverCamera(ABC):
         head = FrameHead.unpack(data)
         pixels = np.frombuffer(data, np.uint8, offset=FrameHead.FORMAT.size)
         image = pixels.reshape(head.height, head.width, 3)
-        at_s = self._clock.now() - (time.monotonic() - head.at_s)
+        ours_s = self._clock.now() - time.monotonic()
         number = 1 if self._frame is None else self._frame.number + head.number - self._seen
-        self._frame = Frame(image, number, at_s, head.stamp_s)
+        self._frame = Frame(image, number, ours_s + head.at_s, ours_s + head.came_s, head.stamp_s)
         self._seen = head.number
 
 

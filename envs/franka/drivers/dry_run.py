@@ -3,10 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
+from dzrobot.envs.franka.arm_model import forward
 from dzrobot.envs.franka.workcells import Arm, GripperDevice, Space
-from dzrobot.envs.panda.kinematics import forward
 from dzrobot.envs.panda.poses import Array
 from dzrobot.envs.panda.state import ArmState, GripperState
 
@@ -95,7 +93,7 @@ class DryRunArm:
         self._target, self._hand = state.pose, None
         if space is not Space.CARTESIAN:
             self._joints = state.joints
-            self._hand = np.linalg.inv(forward(state.joints, np.eye(4))) @ state.pose
+            self._hand = state.flange_to_ee
 
     def home(self, joints: Array, dynamics: float) -> None:
         """Leave the joints where they are."""

@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.envs.driver_process import DisconnectedError, DriverProcess, require
-from dzrobot.envs.franka.drivers.franky_driver import HAND_OVER_S, MISSING, RECOVER_S, FrankyDriver
-from dzrobot.envs.franka.drivers.gripper import FrankyGripper
+from dzrobot.envs.franka.drivers.franka_hand import FrankaHandDriver
+from dzrobot.envs.franka.drivers.franky_driver import HAND_OVER_S, RECOVER_S, FrankyDriver
+from dzrobot.envs.franka.drivers.franky_library import MISSING
+from dzrobot.envs.franka.drivers.gripper import DrivenGripper
+from dzrobot.envs.franka.drivers.robotiq import MISSING as MISSING_ROBOTIQ
+from dzrobot.envs.franka.drivers.robotiq import RobotiqDriver
 from dzrobot.envs.franka.franka_config import FrankaConfig
+from dzrobot.envs.franka.safeguards.arm_check import ArmMismatchError, ArmReport, check_arm
 from dzrobot.envs.franka.workcells import (
     Clock,
     GripperDevice,
@@ -47,10 +52,7 @@ class FrankyArm:
         self._workcell = workcell
         self._config = config
         self._clock: Clock = clock or SystemClock()
-        self._gripper: GripperDevice = (
-            NoGripper() if config.gripper.kind == "none"
-            else FrankyGripper(lambda: workcell.address, config.gripper, workcell.patience)
-        )  # fmt: skip
+        self._gripper = _gripper_of(workcell, config)
         self._driver: DriverProcess | None = None
         self._seen: ArmState | None = None
         self._stop: Path | None = None
@@ -94,6 +96,8 @@ class FrankyArm:
             self._gripper.close()
         self._abandon()
         require("franky", MISSING)
+        if self._config.gripper.kind == "robotiq":
+            require("pyrobotiqgripper", MISSING_ROBOTIQ)
         self._workcell.open()
         patience = self._workcell.patience
         driver = DriverProcess(
@@ -104,6 +108,9 @@ class FrankyArm:
             with driver.killed_on_error():
                 driver.call("open", timeout_s=_CONNECT_S)
                 self._seen = self._dated(driver.call("state", timeout_s=_CALL_S))
+                check_arm(driver.call("about", timeout_s=_CALL_S), self._seen, self._config)
+        except ArmMismatchError:
+            raise
         except RobotError as error:
             raise RobotError(
                 f"no connection to the arm at {self._workcell.address}: {error}. Is another "
@@ -120,9 +127,9 @@ class FrankyArm:
             raise DisconnectedError("the arm has sent no state")
         return self._seen
 
-    def about(self) -> dict[str, Any]:
-        """Return what the arm believes of its hand and load; see :meth:`FrankyDriver.about`."""
-        found: dict[str, Any] = self._call("about", timeout_s=_CALL_S)
+    def about(self) -> ArmReport:
+        """Return what the arm says of itself."""
+        found: ArmReport = self._call("about", timeout_s=_CALL_S)
         return found
 
     def recover(self) -> None:
@@ -193,3 +200,17 @@ class FrankyArm:
         if self._driver is not None:
             self._driver.kill()
         self._driver = self._seen = None
+
+
+def _gripper_of(workcell: Workcell, config: FrankaConfig) -> GripperDevice:
+    gripper = config.gripper
+    match gripper.kind:
+        case "none":
+            return NoGripper()
+        case "robotiq":
+            # It hangs on a port of this machine: no arm's clock is paused for it.
+            return DrivenGripper(RobotiqDriver, lambda: gripper.device, gripper)
+        case "franka":
+            return DrivenGripper(
+                FrankaHandDriver, lambda: workcell.address, gripper, workcell.patience
+            )

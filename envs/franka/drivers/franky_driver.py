@@ -13,14 +13,21 @@ from typing import Any
 import numpy as np
 
 from dzrobot.envs.driver_process import DisconnectedError
+from dzrobot.envs.franka.drivers.franky_library import (
+    error_names,
+    library,
+    library_errors,
+    translated,
+)
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.trajectories import ArmTrajectory, JointTrajectory, PoseTrajectory
+from dzrobot.envs.franka.safeguards.arm_check import ArmReport, joint_limits_in, kind_in
 from dzrobot.envs.franka.safeguards.limits import CommandTimeout
 from dzrobot.envs.franka.safeguards.motion_guard import MotionGuard
 from dzrobot.envs.franka.workcells import ControllerEndedError, Space
 from dzrobot.envs.panda.poses import Array, distance_between
 from dzrobot.envs.panda.state import ArmState, Mode
-from dzrobot.errors import DzrobotError, MissingDependencyError, RobotError
+from dzrobot.errors import DzrobotError, RobotError
 
 _log = logging.getLogger(__name__)
 
@@ -33,8 +40,6 @@ _TAKEN_S = 1.0
 _ENDED_S = 0.5
 _MOVING_PERIOD_S = 0.003
 _RESTING_PERIOD_S = 0.02
-
-WHEEL_INDEX = "https://timschneider42.github.io/franky/whl/by-robot-server-version"
 
 
 class FrankyDriver:
@@ -105,6 +110,7 @@ class FrankyDriver:
             force_n=wrench[:3].copy(),
             torque_nm=wrench[3:].copy(),
             joints=np.array(raw.q, np.float64),
+            flange_to_ee=np.array(raw.F_T_EE.matrix, np.float64),
             joint_speeds=np.array(raw.dq, np.float64),
             mode=mode,
             errors=error_names(raw.current_errors),
@@ -114,14 +120,22 @@ class FrankyDriver:
             fresh_at_s=self._fresh_at_s,
         )
 
-    def about(self) -> dict[str, Any]:
-        """Return what the arm believes of its hand: frame (4, 4) at the flange, masses in kg."""
+    def about(self) -> ArmReport:
+        """Return what the arm says of itself.
+
+        Raises:
+            RobotError: its model cannot be read.
+        """
         raw = self._raw()
-        return {
-            "flange_to_hand": np.array(raw.F_T_EE.matrix, np.float64),
-            "hand_kg": float(raw.m_ee),
-            "load_kg": float(raw.m_load),
-        }
+        # Libraries for the controllers of a Panda have no such model.
+        urdf = str(getattr(self._opened, "model_urdf", "") or "")
+        return ArmReport(
+            kind=kind_in(urdf) if urdf else "",
+            joint_limits=joint_limits_in(urdf) if urdf else None,
+            nominal_to_ee=np.array(raw.NE_T_EE.matrix, np.float64),
+            hand_kg=float(raw.m_ee),
+            load_kg=float(raw.m_load),
+        )
 
     def recover(self) -> None:
         """Clear errors and see them cleared."""
@@ -243,6 +257,11 @@ class FrankyDriver:
             _log.info("%s", str(error))
         return _RESTING_PERIOD_S if self._trajectory is None else _MOVING_PERIOD_S
 
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What the library raises: ValueError for an argument that it does not take."""
+        return (*library_errors(), ValueError)
+
     def translate(self, error: Exception) -> DzrobotError:
         """Return an error of the library as one of this package."""
         return translated(error)
@@ -281,13 +300,23 @@ class FrankyDriver:
         posture = self._config.reset.joints
         target = np.array(self._opened.state.q if posture is None else posture, np.float64)
         try:
-            if self._space is not Space.CARTESIAN:
-                if self._space is Space.GUIDED:
-                    box["friction"] = franky.FrictionCompensationParams(
-                        coulomb=list(settings.guided_friction_nm)
-                    )
-                stiffness = np.array(settings.joint_stiffness)
-                return franky.JointImpedanceTracker(self._opened, stiffness=stiffness, **box)
+            if self._space is Space.GUIDED:
+                friction = franky.FrictionCompensationParams(
+                    coulomb=list(settings.guided_friction_nm)
+                )
+                return franky.JointImpedanceTracker(
+                    self._opened, stiffness=_gains(settings.guided_stiffness), friction=friction,
+                    **box,
+                )  # fmt: skip
+            if self._space is Space.JOINTS:
+                return franky.JointImpedanceTracker(
+                    self._opened,
+                    stiffness=_gains(settings.joint_stiffness),
+                    damping=_gains(settings.joint_damping),
+                    cartesian_stiffness=_gains(settings.cartesian_stiffness),
+                    cartesian_damping=_gains(settings.cartesian_damping),
+                    **box,
+                )
             return franky.CartesianImpedanceTracker(
                 self._opened,
                 translational_stiffness=settings.translational_stiffness,
@@ -408,7 +437,8 @@ class FrankyDriver:
         franky = library()
         self._reference, self._rate = reference, rate
         if self._tracker is not None and self._space is not Space.CARTESIAN:
-            self._tracker.set_target(reference, rate)
+            led = self._config.controller.speed_feedforward
+            self._tracker.set_target(reference, rate if led else np.zeros(7))
             return
         if self._tracker is not None:
             self._tracker.set_target(franky.Affine(reference), franky.Twist(rate[:3], rate[3:]))
@@ -431,7 +461,7 @@ class FrankyDriver:
             damping = np.array(settings.guided_damping)
             self._tracker.set_gains(stiffness=np.zeros(7), damping=damping)
         else:
-            self._tracker.set_gains(stiffness=np.array(settings.joint_stiffness))
+            self._tracker.set_gains(stiffness=_gains(settings.guided_stiffness))
 
     def _note_end(self) -> None:
         """Keep why the controller ended."""
@@ -453,72 +483,8 @@ class FrankyDriver:
             _log.info("the last motion ended: %s", str(error))
 
 
-def library() -> Any:
-    """Return the franky library.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
-    try:
-        import franky
-    except ImportError as error:
-        raise MissingDependencyError(MISSING) from error
-    return franky
-
-
-MISSING = (
-    "the real Franka needs `pip install -e '.[franka]'` on x86_64 Linux (the package is "
-    "franky-control; plain `franky` is something else)"
-)
-
-
-def library_errors() -> tuple[type[Exception], ...]:
-    """Return what the library may raise.
-
-    Its exceptions have no base in common; after a network error it raises a plain RuntimeError.
-    """
-    kinds = [kind for name, kind in vars(library()).items() if name.endswith("Exception")]
-    return (*kinds, RuntimeError)
-
-
-def translated(error: Exception) -> DzrobotError:
-    """Return an error of the library as one of this package: what is gone, ended or refused."""
-    franky = library()
-    shown = str(error).strip() or type(error).__name__
-    match error:
-        case franky.IncompatibleVersionException():
-            return RobotError(version_hint(shown))
-        case franky.RealtimeException():
-            return RobotError(
-                f"{shown}; install a PREEMPT_RT kernel, or set controller.realtime: ignore"
-            )
-        case franky.NetworkException() | franky.ProtocolException():
-            return DisconnectedError(f"the arm does not answer: {shown}")
-        case franky.CommandException():
-            return RobotError(f"the arm refused a command: {shown} Look at its lamp and at Desk")
-        case RuntimeError():
-            return DisconnectedError(f"the connection to the arm is broken: {shown}")
-        case _ if isinstance(error, library_errors()):
-            return ControllerEndedError(f"the arm's controller: {shown}")
-    return RobotError(f"{type(error).__name__}: {shown}")
-
-
-def error_names(errors: Any) -> tuple[str, ...]:
-    """Return the names of the errors that are set."""
-    return tuple(
-        name for name in dir(errors) if not name.startswith("_") and getattr(errors, name) is True
-    )
-
-
-def version_hint(message: str) -> str:
-    """Return what to install for a robot server of another version."""
-    numbers = [int(word) for word in message.replace(",", " ").split() if word.isdigit()]
-    server = numbers[0] if numbers else "<N>"
-    return (
-        f"the arm speaks another protocol version ({message}). Install the library built for it: "
-        f"pip install franky-control --extra-index-url {WHEEL_INDEX}/{server}/ --force-reinstall "
-        "--no-deps"
-    )
+def _gains(values: tuple[float, ...] | None) -> Array | None:
+    return None if values is None else np.array(values, np.float64)
 
 
 def _modes(franky: Any) -> dict[Any, Mode]:

@@ -1,29 +1,27 @@
-"""The Franka Hand, through the franky library; the control loop never waits for it."""
+"""Grippers whose driver runs in a process of its own; the control loop never waits for one."""
 
 import contextlib
 import logging
 import struct
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from dzrobot.envs.driver_process import DisconnectedError, DriverProcess, Latest
-from dzrobot.envs.franka.drivers.franky_driver import library, library_errors, translated
 from dzrobot.envs.franka.franka_config import GripperConfig
 from dzrobot.envs.panda.state import GripperState
 from dzrobot.errors import DzrobotError, RobotError
 
 _log = logging.getLogger(__name__)
 
-_POLL_S = 0.05
-_HOMED_M = 0.03
-"""A hand that says it opens less than this has not been homed."""
+POLL_S = 0.05
 
 
 @dataclass(frozen=True)
 class GripperReport:
-    """What the hand's driver publishes."""
+    """What a gripper's driver publishes."""
 
     at_s: float
     """When (this machine's clock)."""
@@ -33,7 +31,7 @@ class GripperReport:
 
     width_m: float
     is_grasped: bool
-    """What the hand says, which calls closed fingers with nothing between them a grasp too."""
+    """What the hand says; some call closed fingers with nothing between them a grasp too."""
 
     fault: str
 
@@ -52,43 +50,47 @@ class GripperReport:
         return cls(at_s, carried_out, width_m, is_grasped, fault)
 
 
-class FrankyGripperDriver:
-    """One gripper.
+class GripperDriver(ABC):
+    """One gripper: carries requests out one after another, and publishes what it does.
 
     Args:
-        address: Of the arm's controller.
+        place: Where the gripper is: an address or a device.
         config: Speeds, forces and widths.
         latest: Where the state is published.
     """
 
-    def __init__(self, address: str, config: GripperConfig, latest: Latest) -> None:
-        self._address = address
+    WIDEST_M: ClassVar[float]
+    """Distance between the fingers of an open hand of this kind."""
+
+    MISSING_HINT: ClassVar[str]
+    """What to look at when the gripper does not answer."""
+
+    def __init__(self, place: str, config: GripperConfig, latest: Latest) -> None:
+        self._place = place
         self._config = config
         self._latest = latest
-        self._gripper: Any = None
-        self._pending: Any = None
+        self._is_connected = False
         self._wanted: tuple[int, bool] | None = None
         self._doing: tuple[int, bool] | None = None
         self._attempts = 0
         self._carried_out = 0
         self._fault = ""
         self._unanswered = 0
-        self._widest_m = config.open_width_m
         self._width_m = 0.0
         self._grasped = False
 
     def open(self) -> tuple[bool, bool]:
         """Connect; return whether the hand is open, and whether it was homed."""
-        self._gripper = library().Gripper(self._address)
+        self._connect()
+        self._is_connected = True
         return self._measure()
 
     def home(self) -> bool:
         """Home the gripper; return whether it is open."""
-        if not self._gripper.homing():
-            raise RobotError("the gripper's homing failed: is something between the fingers?")
+        self._home()
         opened, homed = self._measure()
         if not homed:
-            raise RobotError("the gripper was homed and does not know how far it opens: see Desk")
+            raise RobotError("the gripper was homed and does not know how far it opens")
         return opened
 
     def request(self, number: int, opened: bool) -> None:
@@ -97,76 +99,98 @@ class FrankyGripperDriver:
 
     def tick(self) -> float:
         """Carry a request on, and publish."""
-        if self._gripper is None or self._fault:
-            return _POLL_S
+        if not self._is_connected or self._fault:
+            return POLL_S
         try:
             self._proceed()
             self._publish()
             self._unanswered = 0
-        except library().CommandException as error:
+        except self._refusals() as error:
             self._failed(error)
-        except library_errors() as error:
+        except self.errors as error:
             # One answer may be lost in transit; two in a row mean that the gripper is gone.
             self._unanswered += 1
             if self._unanswered > 1:
                 self._fault = f"the gripper went away: {error}"
                 self._publish()
-        return _POLL_S / 5
+        return POLL_S / 5
 
+    @property
+    @abstractmethod
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What the library may raise: ValueError for an argument that it does not take."""
+
+    @abstractmethod
     def translate(self, error: Exception) -> DzrobotError:
         """Return an error of the library as one of this package."""
-        return translated(error)
 
+    @abstractmethod
     def close(self) -> None:
         """Leave the hand as it is."""
 
+    @abstractmethod
+    def _connect(self) -> None:
+        """Open the connection."""
+
+    @abstractmethod
+    def _home(self) -> None:
+        """Move the fingers all the way, once; RobotError where they do not get there."""
+
+    @abstractmethod
+    def _is_homed(self) -> bool:
+        """Return whether the hand knows how far it opens."""
+
+    @abstractmethod
+    def _begin(self, opened: bool) -> None:
+        """Begin to open or close."""
+
+    @abstractmethod
+    def _has_ended(self) -> bool:
+        """Return whether what was begun is over; wait for that :data:`POLL_S` at most."""
+
+    @abstractmethod
+    def _read(self) -> tuple[float, bool]:
+        """Return the width (m), and whether the hand says that it holds something."""
+
+    @abstractmethod
+    def _refusals(self) -> tuple[type[Exception], ...]:
+        """Return what the library raises when the gripper refuses or fails a command."""
+
     def _measure(self) -> tuple[bool, bool]:
-        widest, width = float(self._gripper.max_width), self._publish()
-        self._widest_m = min(self._config.open_width_m, widest)
-        return width > self._config.open_width_m / 2, widest >= _HOMED_M
+        homed = self._is_homed()
+        return self._publish() > min(self._config.open_width_m, self.WIDEST_M) / 2, homed
 
     def _proceed(self) -> None:
         if self._doing is None:
             if self._wanted is None:
                 return
             self._doing, self._wanted, self._attempts = self._wanted, None, 0
-            self._begin()
-        elif self._pending.wait(_POLL_S):
-            # False means that nothing was between the fingers, which is no fault.
-            self._pending.get()
-            self._carried_out, self._doing, self._pending = self._doing[0], None, None
+            self._try()
+        elif self._has_ended():
+            self._carried_out, self._doing = self._doing[0], None
 
-    def _begin(self) -> None:
+    def _try(self) -> None:
         assert self._doing is not None, "set by _proceed"
-        config = self._config
         self._attempts += 1
-        if self._doing[1]:
-            self._pending = self._gripper.move_async(self._widest_m, config.speed_m_s)
-        else:
-            # Epsilons as wide as the hand: whatever is between the fingers is held.
-            self._pending = self._gripper.grasp_async(
-                min(config.grasp_width_m, self._widest_m), config.speed_m_s, config.force_n,
-                config.open_width_m, config.open_width_m,
-            )  # fmt: skip
+        self._begin(self._doing[1])
 
     def _failed(self, error: Exception) -> None:
-        """Try once more: the hand sometimes fails once for no reason; twice is a fault."""
+        """Try once more: a hand sometimes fails once for no reason; twice is a fault."""
         _log.warning("gripper command failed (attempt %d): %s", self._attempts, str(error))
         if self._attempts >= 2 or self._doing is None:
             self._fault = f"the gripper failed: {error}"
             self._publish()
             return
         try:
-            self._begin()
-        except library_errors() as again:
+            self._try()
+        except self.errors as again:
             self._fault = f"the gripper failed: {again}"
             self._publish()
 
     def _publish(self) -> float:
         """Say what is known; return the width."""
         if not self._fault:
-            state = self._gripper.state
-            self._width_m, self._grasped = float(state.width), bool(state.is_grasped)
+            self._width_m, self._grasped = self._read()
         self._latest.put(
             GripperReport(
                 time.monotonic(), self._carried_out, self._width_m, self._grasped, self._fault
@@ -184,23 +208,29 @@ SILENT_S = 3.0
 """A hand that publishes nothing for this long while nothing was asked of it is gone."""
 
 
-class FrankyGripper:
-    """The Franka Hand; its driver runs in a process of its own.
+class DrivenGripper:
+    """A gripper; its driver runs in a process of its own.
 
-    Reading the width takes the hand a tenth of a second and a command up to seconds, so everyone
-    sees what was last read. A command is never interrupted: the hand's own stop can hang for
-    seconds.
+    Reading the width takes a hand up to a tenth of a second and a command up to seconds, so
+    everyone sees what was last read. A command is never interrupted: the Franka Hand's own stop can
+    hang for seconds.
 
     Args:
-        address: Returns host name or IP address, once the arm is connected.
+        make: The kind of driver.
+        place: Returns where the gripper is, once the arm is connected.
         config: Speeds, forces and limits.
         patience: See :class:`~dzrobot.envs.driver_process.DriverProcess`.
     """
 
     def __init__(
-        self, address: Callable[[], str], config: GripperConfig, patience: float = 1.0
+        self,
+        make: type[GripperDriver],
+        place: Callable[[], str],
+        config: GripperConfig,
+        patience: float = 1.0,
     ) -> None:
-        self._address = address
+        self._make = make
+        self._place = place
         self._config = config
         self._patience = patience
         self._driver: DriverProcess | None = None
@@ -234,22 +264,17 @@ class FrankyGripper:
             if well and state.is_homed:
                 return
         self.close()
-        address = self._address()
+        place = self._place()
         driver = DriverProcess(
-            "gripper",
-            FrankyGripperDriver,
-            address,
-            self._config,
-            memory=_MEMORY,
-            patience=self._patience,
+            "gripper", self._make, place, self._config, memory=_MEMORY, patience=self._patience
         )
         try:
             with driver.killed_on_error():
                 self._opened, self._homed = driver.call("open", timeout_s=_CONNECT_S)
         except DisconnectedError as error:
             raise RobotError(
-                f"the gripper at {address} does not answer ({error}): is the hand mounted and "
-                "enabled in Desk? An arm without one has gripper: {kind: none}"
+                f"the gripper at {place} does not answer ({error}): {self._make.MISSING_HINT}. An "
+                "arm without one has gripper: {kind: none}"
             ) from error
         self._driver, self._requested = driver, 0
 
@@ -279,7 +304,10 @@ class FrankyGripper:
         held = (
             report.is_grasped and not self._opened and report.width_m > self._config.empty_width_m
         )
-        return GripperState(report.width_m, self._opened, busy, waiting, fault, held, self._homed)
+        return GripperState(
+            report.width_m, self._opened, busy, waiting, fault, held, self._homed,
+            self._make.WIDEST_M,
+        )  # fmt: skip
 
     def request(self, *, opened: bool) -> None:
         """Request an open or closed gripper."""

@@ -4,27 +4,24 @@ Each space limits an action to a target, finds the arm's position in it, and hol
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
+from dzrobot.envs.franka.arm_model import forward, pose_and_jacobian
 from dzrobot.envs.franka.franka_config import FrankaConfig
+from dzrobot.envs.franka.motion.reach import solve_joints
 from dzrobot.envs.franka.safeguards.limits import (
     Abort,
     LimitedTarget,
     RefusalError,
     Workspace,
     check_first_target,
+    check_near,
 )
 from dzrobot.envs.franka.safeguards.self_collision import SelfCollision, collision_of
 from dzrobot.envs.franka.workcells import Space
-from dzrobot.envs.panda.kinematics import (
-    damped_inverse,
-    forward,
-    pose_difference,
-    posture,
-)
 from dzrobot.envs.panda.poses import (
     Array,
     angle_between,
@@ -41,6 +38,9 @@ _HOLD_M, _HOLD_RAD = 0.01, 0.05
 """A target this near is held by keeping it: an arm that sags must not be followed down."""
 
 _ROUNDING_RAD = 1e-5
+_ROUNDING = 1e-5
+"""Of a number of an action."""
+
 _SHARES = (1.0, 0.5, 0.2)
 """Shares of a requested motion that are tried in turn before the joints brake."""
 
@@ -52,9 +52,6 @@ _LONGEST_ARM_M = 1.25
 
 _UNIT = 0.1
 """How far the length of a quaternion may be from 1: a network's is not exact."""
-
-_SOLVED_M = 1e-4
-_SOLVING = 8
 
 
 @dataclass(frozen=True)
@@ -106,6 +103,14 @@ class TargetSpace(Protocol):
         """Return where a reference comes to rest that no target follows; None: it rests."""
         ...
 
+    def check(self, action: Array) -> None:
+        """Check the motion of an action before anything of it is carried out.
+
+        Raises:
+            RefusalError: it is far outside of what an action can be.
+        """
+        ...
+
     def limit(self, action: Array, state: ArmState, last: Array, pace: float) -> LimitedTarget:
         """Return the target that is commanded for the motion of an action.
 
@@ -145,7 +150,7 @@ class CartesianSpace:
 
     def begin(self, state: ArmState) -> None:
         """Learn from the arm where its hand is on its flange."""
-        self._flange_to_ee = flange_to_ee_of(state)
+        self._flange_to_ee = state.flange_to_ee
 
     def place(self, state: ArmState) -> Array:
         """Return the hand's pose."""
@@ -168,12 +173,19 @@ class CartesianSpace:
         """Return None: every target is a place to rest."""
         return None
 
+    def check(self, action: Array) -> None:
+        """Refuse a step far beyond the largest."""
+        check_near(action, -1.0, 1.0, "a step of the hand")
+
     def limit(self, action: Array, state: ArmState, last: Array, pace: float) -> LimitedTarget:
         """Return what the limits leave of a step."""
+        self.check(action)
         anchor = last if self._config.action.anchor == "target" else state.pose
-        step = pace * np.clip(action, -1.0, 1.0)
-        desired = desired_pose(anchor, step, self._config.action)
-        return self._clear(self._workspace.limit(desired, state.pose, last), state, last)
+        within = np.clip(action, -1.0, 1.0)
+        cut = ("action",) if np.abs(within - action).max() > _ROUNDING else ()
+        desired = desired_pose(anchor, pace * within, self._config.action)
+        limited = self._clear(self._workspace.limit(desired, state.pose, last), state, last)
+        return replace(limited, by=(*cut, *limited.by), motion=pace * within)
 
     def _clear(self, limited: LimitedTarget, state: ArmState, last: Array) -> LimitedTarget:
         """Return the target, or as much of the motion to it as keeps links clear of obstacles."""
@@ -185,7 +197,7 @@ class CartesianSpace:
             cut: tuple[str, ...] = ()
             if share < 1.0:
                 target = self._workspace.clip(between(last, target, share))
-                cut = ("way",) if share else ("obstacle",)
+                cut = ("path",) if share else ("obstacle",)
             joints = solve_joints(state.joints, target, self._flange_to_ee)
             if joints is not None and self.collision.deficits_m(joints)[1] <= allowed + 1e-9:
                 return LimitedTarget(target, (*limited.by, *cut))
@@ -214,6 +226,10 @@ class PoseSpace(CartesianSpace):
         action = config.action.model_copy(update={"anchor": "target"})
         super().__init__(config.model_copy(update={"action": action}))
 
+    def check(self, action: Array) -> None:
+        """Refuse a pose that no hand can have."""
+        _requested_pose(action)
+
     def limit(self, action: Array, state: ArmState, last: Array, pace: float) -> LimitedTarget:
         """Return the next target towards a pose."""
         requested = _requested_pose(action)
@@ -233,7 +249,7 @@ class JointSpace:
 
     Targets are points of a trapezoid of speed for each joint, from which the joints can always
     brake: within their box, and with the hand in the workspace and no link too near another on the
-    way. So a policy that asks for something else, or falls silent, leaves the arm where it may be.
+    path. So a policy that asks for something else, or falls silent, leaves the arm where it may be.
 
     Args:
         config: Limits.
@@ -261,7 +277,7 @@ class JointSpace:
     def begin(self, state: ArmState) -> None:
         """Begin at rest, and learn from the arm where its hand is on its flange."""
         self._speeds = np.zeros(7)
-        self._flange_to_ee = flange_to_ee_of(state)
+        self._flange_to_ee = state.flange_to_ee
 
     def place(self, state: ArmState) -> Array:
         """Return the joint angles."""
@@ -298,7 +314,7 @@ class JointSpace:
     def limit(self, action: Array, state: ArmState, last: Array, pace: float) -> LimitedTarget:
         """Return the next target towards joint angles."""
         limits, by = self._limits, []
-        self._check_requested(action)
+        self.check(action)
         self._check_measured(state, last)
         boxed = np.clip(action, self._low, self._high)
         if np.abs(boxed - action).max() > _ROUNDING_RAD:
@@ -313,10 +329,11 @@ class JointSpace:
             target, speeds, cut = self._next(last, last + share * (goal - last), pace)
             short = self._worst(target, speeds)
             if (short <= allowed + 1e-9).all():
-                return self._taken(target, speeds, (*by, *cut, *(() if share == 1.0 else ("way",))))
+                cut = (*by, *cut, *(() if share == 1.0 else ("path",)))
+                return replace(self._taken(target, speeds, cut), motion=boxed)
         target, speeds = next(self._braking(last, self._speeds), (last, np.zeros(7)))
         first = SHORTFALLS[int(np.argmax(short > allowed + 1e-9))]
-        return self._taken(target, speeds, (*by, first))
+        return replace(self._taken(target, speeds, (*by, first)), motion=boxed)
 
     def _taken(self, target: Array, speeds: Array, by: tuple[str, ...]) -> LimitedTarget:
         self._speeds = speeds
@@ -327,14 +344,15 @@ class JointSpace:
             return joints
         return last
 
-    def _check_requested(self, requested: Array) -> None:
+    def check(self, action: Array) -> None:
+        """Refuse an angle that the arm does not have."""
         low, high = np.array(self._limits.joints_low), np.array(self._limits.joints_high)
-        beyond = np.maximum(low - requested, requested - high)
+        beyond = np.maximum(low - action, action - high)
         worst = int(np.argmax(beyond))
         if not beyond[worst] <= _ROUNDING_RAD:
             raise RefusalError(
                 Abort.INVALID_ACTION,
-                f"joint {worst + 1} is asked for {requested[worst]:.3f} rad, which the arm "
+                f"joint {worst + 1} is asked for {action[worst]:.3f} rad, which the arm "
                 f"does not have; allowed are {low[worst]} to {high[worst]} rad, from zero and not "
                 "from where the arm is",
             )
@@ -363,7 +381,7 @@ class JointSpace:
         low, high = before - change, before + change
         speeds = np.clip(np.clip(wished, -fastest, fastest), low, high)
         cut = ("speed",) if (np.abs(wished) > fastest).any() else ()
-        twist = posture(at, self._flange_to_ee).jacobian @ speeds
+        twist = pose_and_jacobian(at, self._flange_to_ee)[1] @ speeds
         limits = self._limits
         share = max(
             float(np.linalg.norm(twist[:3])) / (pace * limits.speed_m_s),
@@ -392,23 +410,6 @@ class JointSpace:
         return np.array([outside, *near])
 
 
-def flange_to_ee_of(state: ArmState) -> Array:
-    """Return the pose of the hand's grasp point in the flange frame, (4, 4)."""
-    ee: Array = np.linalg.inv(forward(state.joints, np.eye(4))) @ state.pose
-    return ee
-
-
-def solve_joints(joints: Array, pose: Array, flange_to_ee: Array) -> Array | None:
-    """Solve inverse kinematics for ``pose``, starting at ``joints`` (7,); None: no solution."""
-    for _ in range(_SOLVING):
-        at = posture(joints, flange_to_ee)
-        away = pose_difference(pose, at.pose)
-        if float(np.linalg.norm(away)) <= _SOLVED_M:
-            return joints
-        joints = joints + damped_inverse(at.jacobian, away)
-    return None
-
-
 def _requested_pose(action: Array) -> Array:
     """Return the pose (4, 4) that an action names: (6,) with angles, (7,) with a quaternion."""
     position, turn = action[:3], action[3:]
@@ -421,6 +422,7 @@ def _requested_pose(action: Array) -> Array:
             "where the hand is",
         )
     if len(turn) == 3:
+        check_near(turn, -np.pi, np.pi, "roll, pitch and yaw")
         return pose_of(position, turn)
     length = float(np.linalg.norm(turn))
     if not abs(length - 1.0) <= _UNIT:

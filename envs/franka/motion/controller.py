@@ -9,7 +9,7 @@ import numpy as np
 
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.action_spaces import CartesianSpace, TargetSpace
-from dzrobot.envs.franka.motion.start_path import check_start_path
+from dzrobot.envs.franka.motion.start_path import plan_start_path
 from dzrobot.envs.franka.safeguards.limits import (
     Abort,
     CommandTimeout,
@@ -151,8 +151,8 @@ class Control:
         It is under control from here on, whatever is raised: see :meth:`hold`.
 
         Raises:
-            RobotError: it is too far, does not arrive, is stopped, or would come too
-                near to an obstacle; then nothing has moved.
+            RobotError: it does not arrive or is stopped; or it is too far, out of reach, or would
+                come too near to an obstacle: then nothing has moved.
             RefusalError: something was touched, or an operator has stopped the arm.
         """
         reset = self._config.reset
@@ -164,13 +164,14 @@ class Control:
                 raise RobotError(f"the arm cannot be moved now; it says {state.description}")
             self._check_reach(state.pose, goal)
             lifted = self._lifted(state.pose, goal)
+            path = plan_start_path(state, lifted, self._joints, goal, self._config)
             if self._config.limits.obstacles and self._acts_in.collision is not None:
-                check_start_path(self._acts_in.collision, state, lifted, self._joints, goal)
+                path.check_obstacles(self._acts_in.collision, state.joints)
             self._take(self._cartesian)
             self._last, self.has_traveled = state.pose, True
             self._note_action()
         deadline = self._clock.now() + reset.timeout_s
-        self._move_to(lifted, deadline)
+        self._move_to(path.lifted, deadline)
         if self._joints is not None:
             self._move_home(self._joints, deadline)
         self._move_to(goal, deadline)
@@ -184,7 +185,7 @@ class Control:
         with self._lock:
             last = self._last_allowed(state)
             pace = self._pace
-            if self._steps < self._config.slow_first_steps:
+            if self._config.is_slow or self._steps < self._config.slow_first_steps:
                 pace = min(pace, self._config.slow_pace)
             if self._clock.now() - self._last_action_s > _LATE * self._config.period_s:
                 rested = self._space.rested(last)
@@ -199,6 +200,10 @@ class Control:
                 return LimitedTarget(held, (*limited.by, "recovered"))
             self._last = limited.target
             return limited
+
+    def check(self, action: Array) -> None:
+        """Raise :class:`RefusalError` where no arm could carry out the motion of an action."""
+        self._acts_in.check(action)
 
     def keep_target(self, state: ArmState) -> None:
         """Keep the last target while an action does not move the arm yet.

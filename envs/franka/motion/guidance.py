@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from dzrobot.envs.franka.franka_config import FrankaConfig
-from dzrobot.envs.franka.motion.action_spaces import SHORTFALLS, Held, JointSpace, solve_joints
+from dzrobot.envs.franka.motion.action_spaces import SHORTFALLS, Held, JointSpace
+from dzrobot.envs.franka.motion.reach import solve_joints
 from dzrobot.envs.franka.safeguards.limits import LimitedTarget, Workspace
 from dzrobot.envs.franka.safeguards.self_collision import collision_of
 from dzrobot.envs.franka.workcells import Space
@@ -61,6 +62,9 @@ class GuidedSpace(JointSpace):
         """Return where the joints are kept, stiff, while something else is waited for."""
         self._compliant = False
         return Held(last)
+
+    def check(self, action: Array) -> None:
+        """Do nothing: the motion of an action counts for nothing."""
 
     def limit(self, action: Array, state: ArmState, last: Array, pace: float) -> LimitedTarget:
         """Return where the joints are, to yield from there; or where they are held instead."""

@@ -1,94 +1,159 @@
-"""Before an episode: the gripper opens, and the path to the start keeps clear of obstacles."""
+"""Before an episode: the gripper opens, and the path to the start is solved before it is taken."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dzrobot.envs.franka.franka_config import GripperConfig
-from dzrobot.envs.franka.motion.action_spaces import flange_to_ee_of, solve_joints
+from dzrobot.envs.franka.arm_model import forward
+from dzrobot.envs.franka.franka_config import FrankaConfig, GripperConfig
+from dzrobot.envs.franka.motion.reach import JointBox, solve_within
 from dzrobot.envs.franka.operator.operator import ArmPhase, Consent
 from dzrobot.envs.franka.safeguards.limits import Abort, RefusalError
 from dzrobot.envs.franka.safeguards.self_collision import SelfCollision
 from dzrobot.envs.franka.workcells import Clock, GripperDevice
-from dzrobot.envs.panda.kinematics import forward
-from dzrobot.envs.panda.poses import Array, between, distance_between
+from dzrobot.envs.panda.poses import Array, between, distance_between, pose_difference
 from dzrobot.envs.panda.state import ArmState, GripperState
 from dzrobot.errors import RobotError
 
 _STEP_M = 0.01
 _STEP_RAD = 0.03
 _FEWEST_STEPS = 10
-"""Waypoints that are checked on a Cartesian path, however short."""
+"""Waypoints that are solved on a Cartesian path, however short."""
 
 _SAME_M = 1e-6
+_WHERE_IT_IS = 2e-3
+"""How far (m and rad) an arm's pose may be from its joint angles, to be taken at its word."""
 
 POLL_S = 0.02
 """How often moving fingers are checked."""
 
 
-def check_start_path(
-    collision: SelfCollision, state: ArmState, lifted: Array, home: Array | None, goal: Array
-) -> None:
-    """Check the path of a reset: the hand up, the joints home, the hand to its start.
+@dataclass(frozen=True)
+class StartPath:
+    """The path of a reset: the hand up, the joints home, the hand to its start."""
 
-    A link that is already closer to an obstacle than allowed may not come closer still.
+    lifted: Array
+    """Pose (4, 4) that the hand rises to first; where it is, if it cannot rise."""
+
+    waypoints: tuple[tuple[str, Array], ...]
+    """Part of the path and joint angles (7,), in order."""
+
+    def check_obstacles(self, collision: SelfCollision, joints: Array) -> None:
+        """Check the distances that links keep from obstacles on the path.
+
+        A link that is already closer to an obstacle than allowed may not come closer still.
+
+        Args:
+            collision: Measures distances.
+            joints: Joint angles (7,) where the arm is.
+
+        Raises:
+            RobotError: a link would come too close to an obstacle.
+        """
+        _, allowed = collision.deficits_m(joints)
+        for part, place in self.waypoints:
+            _, deficit = collision.deficits_m(place)
+            if deficit > allowed + _SAME_M:
+                raise RobotError(
+                    f"nothing has moved: on the way to the start ({part}) a link would come "
+                    f"{deficit:.3f} m nearer to one of limits.obstacles than limits.obstacle_m "
+                    "allows. Bring the arm by hand to where the way is free, or change "
+                    "reset.joints, reset.lift_m or reset.position"
+                )
+
+
+def plan_start_path(
+    state: ArmState, lifted: Array, home: Array | None, goal: Array, config: FrankaConfig
+) -> StartPath:
+    """Solve the path of a reset by inverse kinematics, within the joint limits.
+
+    A joint that is nearer to a limit than ``limits.joint_room_rad`` may not come nearer still. The
+    hand rises only as high as it can.
 
     Args:
-        collision: Measures distances.
         state: Where the arm is.
-        lifted: Pose (4, 4) that the hand rises to.
+        lifted: Pose (4, 4) that the hand is to rise to.
         home: Joint angles (7,), rad, to pass through. None: the path is Cartesian throughout.
         goal: Pose (4, 4) of the start.
+        config: Its joint limits.
 
     Raises:
-        RobotError: a link would come too close to an obstacle, or a waypoint has no solution.
+        RobotError: the start is out of reach.
     """
-    _, allowed = collision.deficits_m(state.joints)
-    for part, joints in _waypoints(state, lifted, home, goal):
-        if joints is None:
-            raise RobotError(
-                f"nothing has moved: the way to the start ({part}) cannot be followed in joint "
-                "angles, so it cannot be checked against limits.obstacles. Bring the arm by hand "
-                "to another place"
-            )
-        _, deficit = collision.deficits_m(joints)
-        if deficit > allowed + _SAME_M:
-            raise RobotError(
-                f"nothing has moved: on the way to the start ({part}) a link would come "
-                f"{deficit:.3f} m nearer to one of limits.obstacles than limits.obstacle_m allows. "
-                "Bring the arm by hand to where the way is free, or change reset.joints, "
-                "reset.lift_m or reset.position"
-            )
-
-
-def _waypoints(
-    state: ArmState, lifted: Array, home: Array | None, goal: Array
-) -> Iterator[tuple[str, Array | None]]:
-    """Yield part of the path and joint angles (7,); None, and no more, where there are none."""
-    flange_to_ee = flange_to_ee_of(state)
-    joints, pose = state.joints, lifted
-    for found in _solved(joints, _cartesian_path(state.pose, lifted), flange_to_ee):
-        yield "up", found
-        if found is None:
-            return
-        joints = found
+    solver = _PathSolver(state, config)
+    start = solver.joints
+    risen: list[tuple[str, Array]] = []
+    waypoints: list[tuple[str, Array]] = []
+    reached = state.pose
+    for pose in _cartesian_path(state.pose, lifted):
+        if not solver.go(pose):
+            break
+        risen.append(("up", solver.joints))
+        # Beside a limit the controller pushes back, and the hand may not arrive.
+        if solver.has_room:
+            reached, waypoints = pose, list(risen)
+    pose = reached
+    solver.begin_at(waypoints[-1][1] if waypoints else start)
     if home is not None:
-        steps = max(1, int(np.ceil(np.abs(home - joints).max() / _STEP_RAD)))
-        for share in np.linspace(0.0, 1.0, steps + 1)[1:]:
-            yield "to reset.joints", joints + share * (home - joints)
-        joints, pose = home, forward(home, flange_to_ee)
-    for found in _solved(joints, _cartesian_path(pose, goal), flange_to_ee):
-        yield "to reset.position", found
+        steps = max(1, int(np.ceil(np.abs(home - solver.joints).max() / _STEP_RAD)))
+        waypoints += [
+            ("to reset.joints", solver.joints + share * (home - solver.joints))
+            for share in np.linspace(0.0, 1.0, steps + 1)[1:]
+        ]
+        solver.begin_at(home)
+        pose = forward(home, state.flange_to_ee)
+    for waypoint in _cartesian_path(pose, goal):
+        if not solver.go(waypoint):
+            raise out_of_reach("the way to reset.position cannot be followed", waypoint)
+        waypoints.append(("to reset.position", solver.joints))
+    return StartPath(reached, tuple(waypoints))
 
 
-def _solved(joints: Array, poses: Iterator[Array], flange_to_ee: Array) -> Iterator[Array | None]:
-    """Yield the joints (7,) of each pose, near the previous ones; None, and no more, if none."""
-    for pose in poses:
-        found = solve_joints(joints, pose, flange_to_ee)
-        yield found
-        if found is None:
-            return
-        joints = found
+def out_of_reach(what: str, pose: Array) -> RobotError:
+    """Return the error of a pose (4, 4) that no joint angles within the limits lead to."""
+    place = ", ".join(f"{value:.3f}" for value in pose[:3, 3])
+    return RobotError(
+        f"out of reach: {what}; with this orientation no joint angles within limits.joints_low and "
+        f"joints_high bring the hand to ({place}) m. Nothing has moved: bring the arm by hand to "
+        "another place, or change reset.position, reset.euler or reset.joints"
+    )
+
+
+class _PathSolver:
+    """Joint angles along a path of the hand, each from those before."""
+
+    def __init__(self, state: ArmState, config: FrankaConfig) -> None:
+        room = config.limits.joint_room_rad
+        self._low = np.array(config.limits.joints_low) + room
+        self._high = np.array(config.limits.joints_high) - room
+        self._hand = state.flange_to_ee
+        self._box = JointBox(
+            np.minimum(self._low, state.joints), np.maximum(self._high, state.joints), state.joints
+        )
+        self.joints = state.joints
+        away = pose_difference(state.pose, forward(state.joints, self._hand))
+        if float(np.abs(away).max()) > _WHERE_IT_IS and not self.go(state.pose):
+            raise out_of_reach("the arm is not where its joint angles say", state.pose)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether no joint is nearer to a limit than ``limits.joint_room_rad``."""
+        slack = 1e-9
+        return bool(
+            ((self.joints >= self._low - slack) & (self.joints <= self._high + slack)).all()
+        )
+
+    def begin_at(self, joints: Array) -> None:
+        """Go on from joint angles (7,), and keep the elbow as it is there."""
+        self.joints, self._box = joints, replace(self._box, posture=joints)
+
+    def go(self, pose: Array) -> bool:
+        """Go on to a pose (4, 4); False where there is no solution."""
+        found = solve_within(self.joints, pose, self._hand, self._box)
+        if found is not None:
+            self.joints = found
+        return found is not None
 
 
 def _cartesian_path(start: Array, end: Array) -> Iterator[Array]:

@@ -18,6 +18,7 @@ from rich.text import Text
 from dzrobot.envs.franka.operator.keyboard import Keyboard, terminal
 from dzrobot.envs.franka.operator.operator import ArmPhase, OperatorVerdict
 from dzrobot.errors import StoppedError
+from dzrobot.files import open_to_append
 
 KEYS = {
     " ": "stop",
@@ -194,7 +195,7 @@ class OperatorConsole:
             "event": event,
             **facts,
         }
-        with self._writing, self._log.open("a", encoding="utf-8") as file:
+        with self._writing, open_to_append(self._log) as file:
             file.write(json.dumps(line) + "\n")
 
     def _ask(self, phase: ArmPhase, question: str) -> int:

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from dzrobot.envs.franka.safeguards.stop_file import write_stop
 
@@ -47,10 +48,10 @@ class KeyReader:
 
     def run(self) -> None:
         """Read keys until the program or the terminal is gone."""
-        program = self._program.fileno()
         while os.getppid() == self._pid:
-            ready = select.select([self._terminal, program], [], [], _LOOK_S)[0]
-            if program in ready and not self._listen():
+            sources: list[Any] = [self._terminal, self._program]
+            ready = select.select(sources, [], [], _LOOK_S)[0]
+            if self._program in ready and not self._listen():
                 return
             if not self._is_shown():
                 time.sleep(_LOOK_S)

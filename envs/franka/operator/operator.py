@@ -15,7 +15,7 @@ from dzrobot.envs.franka.safeguards.limits import (
     Abort,
 )
 from dzrobot.envs.franka.safeguards.lock_and_stop import Stop, StopLatch
-from dzrobot.errors import DzrobotError, StoppedError
+from dzrobot.errors import ConfigError, DzrobotError, StoppedError
 
 
 class OperatorVerdict(StrEnum):
@@ -151,19 +151,36 @@ class Consent:
     Args:
         config: The workcell.
         operator: The person beside the arm. None: nobody can be asked.
+        unattended: Whether nobody is asked, and a lost frame or a slow policy ends an episode only.
     """
 
-    def __init__(self, config: FrankaConfig, operator: Operator | None) -> None:
+    def __init__(
+        self, config: FrankaConfig, operator: Operator | None, *, unattended: bool = False
+    ) -> None:
+        self._address = config.address
         self.operator = operator
-        self.unattended = False
-        """Whether nobody is asked, and a lost frame or a slow policy ends an episode only."""
-
+        self.unattended = unattended
         self.stop_latch = StopLatch(config.address, config.lock_folder)
 
     @property
     def is_asked(self) -> bool:
         """Whether an operator is asked before the arm moves."""
         return self.operator is not None and not self.unattended
+
+    def check_attended(self) -> None:
+        """Check that somebody is asked before a real arm moves, or that nobody need be.
+
+        Raises:
+            ConfigError: neither.
+        """
+        if self._address is None or self.operator is not None or self.unattended:
+            return
+        raise ConfigError(
+            f"nobody can be asked before the arm at {self._address} moves. At the command line: "
+            "run this in a terminal, or add --unattended. In Python: give it an operator, "
+            "env.unwrapped.attend(OperatorConsole()), or let it move unasked, "
+            "gym.make(..., unattended=True)"
+        )
 
     def confirm(self, phase: ArmPhase, question: str) -> None:
         """Return when the operator agrees; at once if nobody is to be asked.

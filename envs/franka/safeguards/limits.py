@@ -7,8 +7,9 @@ a hand that points down, do not wrap there.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,6 +26,7 @@ class Abort(StrEnum):
 
     NONE = ""
     INVALID_ACTION = "invalid_action"
+    POLICY_ERROR = "policy_error"
     STALE_STATE = "stale_state"
     STALE_FRAME = "stale_frame"
     OUTSIDE = "outside_workspace"
@@ -66,8 +68,15 @@ HARDWARE_FAULTS = frozenset(
 )
 """What cameras, connection, hand or program did: no result of the policy."""
 
-RECOVERS_ALONE = frozenset({Abort.STALE_FRAME, Abort.WATCHDOG, Abort.INVALID_ACTION})
-"""A lost frame, a slow policy, a number that is none: what an unattended run may continue after."""
+RECOVERS_ALONE = frozenset(
+    {Abort.STALE_FRAME, Abort.WATCHDOG, Abort.INVALID_ACTION, Abort.POLICY_ERROR}
+)
+"""A lost frame, a slow policy, one that fails: what an unattended run may continue after."""
+
+FAR = 1.5
+"""Numbers of an action that lie this many times as far from the middle of their range as its ends
+are refused; nearer ones are cut. Networks are trained on numbers within the range and overshoot it
+a little: up to 1.22 times, measured on a trained policy. Wrong statistics give any number."""
 
 
 class RefusalError(SafetyError):
@@ -146,6 +155,31 @@ def check_finite(values: Array) -> Array:
     if not np.isfinite(values).all():
         raise RefusalError(Abort.INVALID_ACTION, f"an action holds a non-finite number: {values}")
     return values
+
+
+def check_near(values: Array, low: ArrayLike, high: ArrayLike, what: str) -> None:
+    """Check that numbers of an action lie in their range, or near it.
+
+    Args:
+        values: Finite numbers (n,).
+        low: Lowest of each.
+        high: Highest of each.
+        what: What they are, for the message.
+
+    Raises:
+        RefusalError: one lies far outside; see :data:`FAR`.
+    """
+    middle, half = np.add(low, high) / 2, np.subtract(high, low) / 2
+    beyond = np.abs(values - middle) / half
+    worst = int(np.argmax(beyond))
+    if not beyond[worst] <= FAR:
+        edge = np.broadcast_to(middle + np.sign(values[worst] - middle) * half, values.shape)[worst]
+        raise RefusalError(
+            Abort.INVALID_ACTION,
+            f"number {worst + 1} of {what} is {values[worst]:.4g}; its range ends at {edge:g}, and "
+            f"allowed is at most {FAR:g} times as far: are the policy's statistics those of this "
+            "robot?",
+        )
 
 
 def check_fresh(state_age_s: float, frame_ages_s: Collection[float], limits: LimitsConfig) -> None:
@@ -252,8 +286,30 @@ class LimitedTarget:
     compliant: bool = False
     """Whether the arm is compliant there, for hand guiding; see ``Space.GUIDED``."""
 
+    motion: Array | None = None
+    """What is carried out of the action's motion, in its numbers: cut to their range, at the pace.
+    Other limits move the target. None: all of it."""
+
     executed_action: NDArray[np.float32] | None = None
-    """The action (A,) that leads to where a person has brought the arm; None: nobody guides it."""
+    """The action (A,) that is carried out, or that leads to where a person has brought the arm;
+    None: the one that was asked for."""
+
+    def carrying_out(self, action: Array, motion_at: slice, fingers: dict[int, float]) -> Self:
+        """Return this with the action (A,) that is carried out, where ``action`` is not that.
+
+        Args:
+            action: As it was asked for.
+            motion_at: Where its motion is.
+            fingers: Where its number for the gripper is, and what is carried out of it.
+        """
+        executed = action.copy()
+        for place, value in fingers.items():
+            executed[place] = value
+        if self.motion is not None:
+            executed[motion_at] = self.motion
+        if np.array_equal(executed, action):
+            return self
+        return replace(self, executed_action=executed.astype(np.float32))
 
 
 class Workspace:

@@ -90,10 +90,11 @@ class MergedSource:
     def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the named tensors; adapted ones in float32."""
         wanted = list(names)
+        layers = set(wanted)
         adapters = {
             name
             for name in self.source.tensors
-            if is_adapter(name) and adapted_layer(name) in set(wanted)
+            if is_adapter(name) and adapted_layer(name) in layers
         }
         pieces = {name: tensor.clone() for name, tensor in self.source.stream(adapters)}
         down = {adapted_layer(name): name for name in pieces if ".lora_A." in name}

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from dzrobot.documents import read_bytes, read_json, validated
-from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.spec import ActionAnchor, Embodiment
 from dzrobot.errors import CheckpointError, ConfigError
 from dzrobot.modality.stats import Statistics
 from dzrobot.policies.dreamzero.checkpoints.hub import is_hub_id
@@ -53,6 +53,9 @@ class TrainedEmbodiment:
 
     action_frame: str | None = None
     """Axes of its Cartesian actions, as the embodiment names them."""
+
+    action_anchor: ActionAnchor | None = None
+    """What its Cartesian steps were measured from."""
 
     action_horizon: _Count | None = None
     """Actions of one of its plans, where that is not the passport's: in a mixture the network's
@@ -118,6 +121,7 @@ def passport_for(
         relative=_relative(embodiment),
         statistics=statistics.fingerprint,
         action_frame=embodiment.action_frame,
+        action_anchor=embodiment.action_anchor,
     )
     return Passport(
         embodiments={embodiment.tag: trained},

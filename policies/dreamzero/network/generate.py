@@ -20,8 +20,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.network.config import HeadConfig
 from dzrobot.policies.dreamzero.network.continuation import Continuations
-from dzrobot.policies.dreamzero.network.diffusion import inference_schedule
+from dzrobot.policies.dreamzero.network.diffusion import InferenceSchedule, inference_schedule
 from dzrobot.policies.dreamzero.network.dit import Controls, Prompting, StepInputs
 from dzrobot.policies.dreamzero.network.lanes import Lane, lanes_of, step_lanes
 from dzrobot.policies.dreamzero.network.layers import ContextKV
@@ -342,10 +343,8 @@ class _Call:
         self, read_BCFYX: Tensor, start: int, caches: list[KVCache]
     ) -> tuple[Tensor, Tensor, int]:
         """Return actions, video latents and the evaluations made."""
-        head, options = self.model.config.head, self.options
-        final = head.video_inference_final_noise if head.decouple_inference_noise else 0.0
-        video_schedule = inference_schedule(options.solver_steps, final_noise=final)
-        action_schedule = inference_schedule(options.solver_steps)
+        options = self.options
+        video_schedule, action_schedule = schedules(self.model.config.head, options.solver_steps)
         plan = step_plan(options.dit_steps, options.solver_steps)
         noise = [self._noise(r, read_BCFYX) for r in self.requests]
         video = video_schedule.start(torch.stack([n.video_CFYX for n in noise]))
@@ -471,6 +470,12 @@ class _Call:
         lengths = tuple(len(prompt.key) for prompt in prompts)
         embedding = PromptEmbedding(torch.cat(rows), lengths)
         return embedding.cut() if self.options.prompt_rows == "cut" else embedding
+
+
+def schedules(head: HeadConfig, steps: int) -> tuple[InferenceSchedule, InferenceSchedule]:
+    """Return the solvers of video and actions, made once; the first call loads their library."""
+    final = head.video_inference_final_noise if head.decouple_inference_noise else 0.0
+    return inference_schedule(steps, final_noise=final), inference_schedule(steps)
 
 
 def _sent(parts: Sequence[Tensor], device: torch.device) -> Tensor:

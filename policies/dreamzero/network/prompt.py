@@ -143,6 +143,7 @@ class PromptTokenizer:
             # Some faults of its files show only when it is used.
             self(["pick up the cup"])
         except Exception as error:
+            # Nothing narrower: for a damaged file tokenizers raises a plain Exception.
             raise CheckpointError(
                 f"no tokenizer at {str(source)!r} ({_first_line(error)}). DreamZero checkpoints do "
                 f"not contain one: download {DEFAULT_TOKENIZER} (`hf download {DEFAULT_TOKENIZER} "

@@ -1,6 +1,10 @@
 """The clients that exist: the genuine openpi-client, and the messages of the others."""
 
+import importlib.util
+import sys
 import threading
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -270,3 +274,55 @@ def test_blank_observations_are_what_the_policy_takes():
     policy = Remembering(MINI)
     policy.reset("s")
     assert policy.infer_batch([blank(MINI, 4)], ["s"])[0]["actions"].shape == (8, 7)
+
+
+@pytest.fixture(scope="module")
+def molmospaces():
+    """Return the client's class from MolmoSpaces' wheel, without what its module imports beside.
+
+    The wheel pins its own torch and simulator, which the class does not use.
+    """
+    spec = importlib.util.find_spec("molmo_spaces")
+    if spec is None or importlib.util.find_spec("msgpack_numpy") is None:
+        skip_or_fail("molmospaces", "no molmo-spaces or msgpack-numpy")
+    folder = Path(spec.submodule_search_locations[0])
+    left_out = {
+        "molmo_spaces.configs.abstract_exp_config": "MlSpacesExpConfig",
+        "molmo_spaces.policy.base_policy": "InferencePolicy",
+        "molmo_spaces.policy.learned_policy.utils": "resize_with_pad",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in left_out.items():
+            stub = ModuleType(module)
+            setattr(stub, name, object)
+            patch.setitem(sys.modules, module, stub)
+        path = folder / "policy/learned_policy/dreamzero_policy.py"
+        loading = importlib.util.spec_from_file_location("molmospaces_client", path)
+        module = importlib.util.module_from_spec(loading)
+        loading.loader.exec_module(module)
+    return module.DreamZeroWebsocketClient
+
+
+def test_molmospaces_infers_with_arrays_as_its_library_writes_them(molmospaces):
+    requests = [droid_request(seed) for seed in range(3)]
+    extra = {"observation/cartesian_position": np.zeros(6), "session_id": "one"}
+    with serving(Remembering()) as server:
+        client = molmospaces("127.0.0.1", server.ports[0])
+        plans = [client.infer({**request, **extra})["actions"] for request in requests]
+        for plan, expected in zip(plans, alone(requests), strict=True):
+            assert plan.dtype == np.float32
+            np.testing.assert_array_equal(plan, expected)
+        client.reset({"session_id": "one"})
+        np.testing.assert_array_equal(
+            client.infer({**requests[0], "session_id": "two"})["actions"], plans[0]
+        )
+        client._ws.close()
+
+
+def test_molmospaces_is_told_what_is_wrong(molmospaces):
+    with serving(Remembering(MINI)) as server:
+        client = molmospaces("127.0.0.1", server.ports[0])
+        with pytest.raises(
+            RuntimeError, match="observation/state, observation/wrist_image missing"
+        ):
+            client.infer(droid_request(0))

@@ -42,6 +42,36 @@ def test_arrays_come_back_as_they_were(dtype, shape):
     assert not back["a"][0].flags.writeable
 
 
+@pytest.mark.parametrize("value", [
+    np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((0, 3), np.uint8), np.array(7, ">i4"),
+    np.float32(0.5), np.bool_(True),
+])  # fmt: skip
+def test_the_library_of_molmospaces_agrees(value):
+    genuine = pytest.importorskip("msgpack_numpy", reason="msgpack-numpy is missing")
+    forms = set()
+    back = unpack(genuine.packb({"a": value}), forms)["a"]
+    assert forms == {"nd"}
+    assert (back.dtype, back.shape, back.tobytes()) == (value.dtype, value.shape, value.tobytes())
+    theirs = genuine.unpackb(pack({"a": value}, "nd"))["a"]
+    assert (theirs.dtype, theirs.shape) == (value.dtype, value.shape)
+    assert theirs.tobytes() == value.tobytes()
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {b"nd": True, b"type": "<f4", b"shape": [2], b"data": b"1234"},
+        {b"nd": True, b"type": "<f4", b"data": b"1234"},
+        {b"nd": True, b"type": "O", b"shape": [1], b"data": b"12345678"},
+        {b"nd": True, b"type": [["a", "<f4"]], b"kind": b"V", b"shape": [1], b"data": b"1234"},
+        {b"nd": False, b"type": "<f4", b"data": b"12345"},
+    ],
+)
+def test_what_is_no_array_of_that_library_is_refused(found):
+    with pytest.raises(ProtocolError):
+        unpack(msgpack.packb(found))
+
+
 @pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
 def test_the_genuine_codec_agrees_to_the_byte(shape):
     genuine = pytest.importorskip("openpi_client.msgpack_numpy", reason="openpi-client is missing")
@@ -108,6 +138,39 @@ HOSTILE = {
     "a reserved byte": b"\xc1",
     "nothing": b"",
 }
+
+
+MANY = msgpack.packb([{}] * 4000)
+BOMBS = {
+    "lists of empty maps": b"\xdc\x00\xff" + MANY * 255,
+    "maps of empty lists": msgpack.packb({str(n): [[]] * 4000 for n in range(200)}),
+    "small numbers": msgpack.packb([list(range(4000))] * 20),
+    "pairs 17 deep": b"\x91" * 17 + b"\xc0",
+    "texts": msgpack.packb(["x" * 2**19] * 3),
+    "keys": msgpack.packb({f"{n:0{2**19}}": n for n in range(3)}),
+}
+
+
+@pytest.mark.parametrize("message", BOMBS.values(), ids=BOMBS)
+def test_more_than_a_request_holds_is_refused_before_any_of_it_is_built(message, monkeypatch):
+    monkeypatch.setattr(msgpack, "unpackb", lambda *_, **__: pytest.fail("it was built"))
+    with pytest.raises(ProtocolError, match="more than 20000 items, 16 levels or 1048576 bytes"):
+        unpack(message)
+
+
+def test_every_kind_of_item_is_counted_as_msgpack_reads_it():
+    """The reader takes a message exactly up to the limit, whatever items come before the last."""
+    numbers = [1, -1, 200, -100, 2**15, -(2**15), 2**31, -(2**31), 2**63, -(2**63), 0.5]
+    texts = ["", "x" * 20, "x" * 40, "x" * 300, "x" * 70_000, b"", b"y" * 300, b"y" * 70_000]
+    nested = [np.float32(3), [], [1] * 20, {}, {str(n): n for n in range(20)}]
+    kinds = [*numbers, None, True, *texts, *nested]
+    # Also counted: the outer and the last list, and what lies in the lists, maps and the number.
+    items = 1 + len(kinds) + 20 + 2 * 20 + 2 * 3 + 1
+    whole = [*kinds, *[[0] * 4000] * 4]
+    room = 20_000 - items - 4 * 4001
+    assert unpack(pack([*whole, [0] * room]))[-1] == [0] * room
+    with pytest.raises(ProtocolError, match="more than 20000 items"):
+        unpack(pack([*whole, [0] * (room + 1)]))
 
 
 @pytest.mark.parametrize("message", HOSTILE.values(), ids=HOSTILE)

@@ -242,7 +242,7 @@ def _run(operator: OperatorOptions, blind: _Blind) -> None:
                 "Run this in one"
             )
         with closing(make_environment(case, first.arguments[case.env], render=False)) as env:
-            people.check(env)
+            people.attend(env)
         with closing(KeptEnvironment(people.opened)) as kept:
             options = replace(blind.options, environment=kept)
             _run_trials(replace(blind, options=options), people, blind.options.max_errors)

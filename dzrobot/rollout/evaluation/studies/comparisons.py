@@ -9,10 +9,10 @@ from rich.console import Console
 
 from dzrobot.errors import ConfigError
 from dzrobot.rollout.evaluation.comparison import (
+    Decision,
     Results,
     check_same_conditions,
     compare,
-    decided_after,
     print_comparison,
     read_results,
 )
@@ -21,7 +21,6 @@ from dzrobot.rollout.evaluation.report import print_conclusion
 from dzrobot.rollout.evaluation.studies.runner import EvaluationSession
 from dzrobot.rollout.evaluation.studies.variants import Variant
 from dzrobot.rollout.perturbation import Perturbation
-from dzrobot.rollout.records import Record
 
 UNPERTURBED = "unperturbed"
 """Folder of the episodes that the perturbed ones are compared with."""
@@ -41,11 +40,14 @@ class Baseline:
             ProtocolError: the evaluation of ``card`` is under other conditions.
         """
         check_same_conditions(self.results, card, "now")
-        return replace(options, enough=self._enough) if self.stop_early else options
+        if not self.stop_early:
+            return options
+        decision = Decision(self.results)
+        return replace(options, enough=lambda records: decision.after(records) is not None)
 
     def decided(self, own: Results) -> bool:
         """Return whether the run ended because enough was known."""
-        return self.stop_early and self._enough(own.records)
+        return self.stop_early and Decision(self.results).after(own.records) is not None
 
     def print(self, console: Console, own: Results) -> None:
         """Print the comparison, where there is anything to compare."""
@@ -54,7 +56,7 @@ class Baseline:
         print_comparison(console, compare([self.results, own]))
         if not self.stop_early:
             return
-        pairs = decided_after(self.results, own.records)
+        pairs = Decision(self.results).after(own.records)
         verdict = "not decided" if pairs is None else f"decided after {pairs} pairs"
         console.print(
             f"{verdict} of {len(self.results.cases)}, at the 5 % level however often one looks "
@@ -62,9 +64,6 @@ class Baseline:
             "verdict does not.",
             markup=False, soft_wrap=True,
         )  # fmt: skip
-
-    def _enough(self, records: Mapping[str, Record]) -> bool:
-        return decided_after(self.results, records) is not None
 
 
 def evaluate_against(session: EvaluationSession, base: Path, *, stop_early: bool) -> int:

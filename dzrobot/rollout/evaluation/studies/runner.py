@@ -158,7 +158,7 @@ def _run_on_arm(
     with attended(operator) as people:
         first = prepared.cases[0]
         with closing(make_environment(first, prepared.arguments[first.env], render=False)) as env:
-            people.check(env)
+            people.attend(env)
 
         def show(far: EvalProgress) -> None:
             people.progress(f"{far.done} of {far.total} episodes; {_progress(far)}")

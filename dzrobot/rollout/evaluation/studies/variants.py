@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import BaseModel, ConfigDict
 
 from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
-from dzrobot.rollout.environment import OperatorOptions, look_at, slowed
+from dzrobot.rollout.environment import OperatorOptions, at_full_speed, look_at
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions
 from dzrobot.rollout.evaluation.report import folder_name
 from dzrobot.rollout.perturbation import Ablation, Perturbation
@@ -143,7 +143,7 @@ class EvaluationRequest:
                     f"Bundled default: {env} (robosuite's Lift in the format of LIBERO; it is not "
                     "LIBERO)."
                 )
-            arguments = self._safe_arguments(env, arguments, notes)
+            arguments = self._arm_arguments(env, arguments, notes)
         policy = self._policy_spec(notes)
         if not self.suites and self.env is None:
             notes.append(f"LIBERO with a real checkpoint: {EXAMPLE}")
@@ -169,10 +169,10 @@ class EvaluationRequest:
         label = folder_name(self.suites, str(env))
         return ResolvedRequest(evaluation=evaluation, label=label, notes=tuple(notes))
 
-    def _safe_arguments(
+    def _arm_arguments(
         self, env: str, arguments: dict[str, Any], notes: list[str]
     ) -> dict[str, Any]:
-        """Return the environment's arguments; those of a real arm slow it down."""
+        """Return the environment's arguments, and say how fast a real arm moves."""
         facts = look_at(env, None, arguments)
         if not facts.moves_an_arm:
             return arguments
@@ -181,13 +181,14 @@ class EvaluationRequest:
                 f"{env} moves an arm, which has no default policy: give --checkpoint or --policy, "
                 "or the address of a policy server with --server"
             )
-        if self.full_speed or "slow_first_steps" in arguments or not facts.is_real:
-            return arguments
-        notes.append(
-            "Every step runs at the workcell's slow_pace, as in a first trial; --full-speed lets "
-            "the policy drive as fast as it commands."
-        )
-        return slowed(arguments)
+        if self.full_speed:
+            return at_full_speed(arguments, facts)
+        if facts.is_real and not arguments.get("full_speed"):
+            notes.append(
+                "Every step runs at the workcell's slow_pace, as in a first trial; --full-speed "
+                "lets the policy drive as fast as it commands."
+            )
+        return arguments
 
     def _policy_spec(self, notes: list[str]) -> PolicySpec:
         if self.checkpoint and self.policy:

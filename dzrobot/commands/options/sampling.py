@@ -1,0 +1,63 @@
+"""Flags that say how a run cuts samples, which several commands share."""
+
+import argparse
+from typing import Any
+
+from dzrobot.commands.options import flags
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.timing import FRAME_GRIDS
+from dzrobot.training.recipes.read import recipe_sections, robot_of_run
+from dzrobot.training.sft_config import EPISODE_CHOICES, DataConfig, ModelConfig
+
+
+def add_sampling(group: Any) -> None:
+    """Declare the flags that say how a run will cut samples; see :func:`sampled_robot`."""
+    group.add_argument(
+        "--recipe", type=flags.text, help="take all of it from this recipe, as `dzrobot train` does"
+    )
+    group.add_argument(
+        "--sampling-mode", choices=["aligned", "multi_anchor"],
+        help="data.sampling_mode of the run (default: the robot's)",
+    )  # fmt: skip
+    group.add_argument(
+        "--frame-grid", choices=sorted(FRAME_GRIDS), help="data.frame_grid of the run"
+    )
+    group.add_argument(
+        "--action-horizon", type=flags.whole(1), help="model.action_horizon of the run"
+    )
+    group.add_argument(
+        "--max-chunk-size", type=flags.whole(1), help="model.max_chunk_size of the run"
+    )
+    group.add_argument(
+        "--pad-tail", action="store_true", default=None,
+        help="data.pad_tail of the run: samples repeat an episode's last row",
+    )  # fmt: skip
+    group.add_argument(
+        "--episodes", choices=EPISODE_CHOICES,
+        help="data.episodes of the run (default: successes, those not marked as failures)",
+    )  # fmt: skip
+
+
+def sampled_robot(
+    arguments: argparse.Namespace, tag: str, datasets: list[str]
+) -> tuple[Embodiment, ModelConfig, DataConfig]:
+    """Return ``tag`` with the frame grid and horizon that the flags of :func:`add_sampling` give.
+
+    Also the sections of the recipe that say so, checked.
+
+    Raises:
+        ConfigError: There is no such recipe, or the flags do not go together.
+    """
+    sections = recipe_sections(arguments.recipe)
+    given = {
+        ("data", "sampling_mode"): arguments.sampling_mode,
+        ("data", "frame_grid"): arguments.frame_grid,
+        ("data", "pad_tail"): arguments.pad_tail,
+        ("data", "episodes"): arguments.episodes,
+        ("model", "action_horizon"): arguments.action_horizon,
+        ("model", "max_chunk_size"): arguments.max_chunk_size,
+    }
+    for (section, name), value in given.items():
+        if value is not None:
+            sections[section][name] = value
+    return robot_of_run(tag, datasets, sections)

@@ -1,0 +1,282 @@
+"""The list of episodes of a v3.0 dataset: parquet files of a bounded number of rows each.
+
+A commit rewrites the last of them, so it costs the same however many episodes came before. The
+statistics of the dataset are merged file by file: what is known of the earlier files is kept.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dzrobot.documents import validated
+from dzrobot.errors import DatasetError, preview, printable
+from dzrobot.files import write_json
+from dzrobot.recording import column_statistics, folder, formats
+from dzrobot.recording.column_statistics import ColumnStatistics
+from dzrobot.recording.formats import Count, Seconds, Text
+
+ROWS_PER_FILE = 100
+"""Recordings begun before 2026-12 have all their episodes in the first file."""
+
+_OWN = {b"dzrobot": b"list of episodes"}
+"""Marks the files after the first: other programs give theirs the same names."""
+
+Statistics = dict[str, ColumnStatistics]
+
+
+class EpisodeList:
+    """The list of a recording, and the statistics of all its episodes.
+
+    Args:
+        root: Folder of the recording.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._number = 0
+        """Of the last file."""
+
+        self._rows: pa.Table | None = None
+        self._statistics: list[Statistics] = []
+        """Of the last file, by row."""
+
+        self._before: Statistics = {}
+        """Of all earlier files."""
+
+        self.next_file = 0
+        """Number of the data and video files of the next episode."""
+
+    def recover(self, episodes: int) -> pa.Table | None:
+        """Forget all but the first ``episodes``; return the rows of all, None where none is left.
+
+        Raises:
+            DatasetError: The list has fewer, or another program added to it.
+        """
+        left, kept = episodes, []
+        for number, path in enumerate(list_files(self._root)):
+            if not left:
+                path.unlink()
+                continue
+            rows = read_parquet(path)
+            if len(rows) > left:
+                rows = rows.slice(0, left)
+                _write(self._root, number, rows)
+            left -= len(rows)
+            kept.append(rows)
+            self._begin(number)
+            self._rows, self._statistics = rows, _row_statistics(rows)
+        if left:
+            raise DatasetError(
+                f"{self._root / formats.EPISODES_V3_FOLDER} lists fewer episodes than the "
+                f"{episodes} of info.json: another program added to this recording; record to a "
+                "new folder"
+            )
+        if self._rows is None:
+            (self._root / formats.STATS).unlink(missing_ok=True)
+            return None
+        last = self._rows.slice(len(self._rows) - 1).to_pylist()[0]
+        place = int(last["data/chunk_index"]) * formats.CHUNK_SIZE + int(last["data/file_index"])
+        self.next_file = place + 1
+        self._write_statistics()
+        return _joined(kept)
+
+    def add(self, row: dict[str, Any], statistics: Statistics) -> None:
+        """Enter an episode.
+
+        Args:
+            row: Its entry, without statistics.
+            statistics: Of its columns.
+        """
+        if self._rows is not None and len(self._rows) >= ROWS_PER_FILE:
+            self._begin(self._number + 1)
+        row |= location("meta/episodes", formats.place(self._number))
+        for column, table in statistics.items():
+            row |= {f"stats/{column}/{name}": value for name, value in table.items()}
+        self._rows = append_row(self._rows, row)
+        self._statistics.append(statistics)
+        self._write_statistics()
+        _write(self._root, self._number, self._rows)
+        self.next_file += 1
+
+    def _begin(self, number: int) -> None:
+        """Go on in another file."""
+        if self._statistics:
+            self._before = column_statistics.add(
+                self._before, column_statistics.merge(self._statistics)
+            )
+        self._number, self._rows, self._statistics = number, None, []
+
+    def _write_statistics(self) -> None:
+        last = column_statistics.merge(self._statistics)
+        write_json(self._root / formats.STATS, column_statistics.add(self._before, last))
+
+
+def list_files(root: Path) -> list[Path]:
+    """Return the files of the list of a v3.0 folder, in order.
+
+    Raises:
+        DatasetError: Another program added some of its own, or one cannot be read.
+    """
+    there = sorted(root.glob("meta/episodes/*/*.parquet"))
+    own = [_path(root, number) for number in range(len(there))]
+    others = set(there) - set(own)
+    others |= {path for path in own[1:] if path in there and not _is_marked(path)}
+    if others:
+        names = sorted(str(path.relative_to(root)) for path in others)
+        raise DatasetError(
+            f"{root}: another program added {preview(names)} to this recording. It can be read, "
+            "but not changed here: record to a new folder"
+        )
+    return own
+
+
+def read_rows(root: Path, cameras: Sequence[str] = ()) -> pa.Table | None:
+    """Return the list of episodes of a v3.0 folder, or None before the first.
+
+    What places files is checked: numbers, for ``cameras`` too.
+
+    Raises:
+        DatasetError: Another program added lists of its own, or the list cannot be read.
+    """
+    tables = []
+    kinds: dict[str, Any] = {"episode_index": Count, "length": Count, "tasks": list[Text]}
+    for prefix in ("data", *(f"videos/{key}" for key in cameras)):
+        kinds |= {f"{prefix}/{name}": Count for name in ("chunk_index", "file_index")}
+    for key in cameras:
+        kinds |= {f"videos/{key}/{end}_timestamp": Seconds for end in ("from", "to")}
+    for path in list_files(root):
+        table = read_parquet(path)
+        for name, kind in kinds.items():
+            if name not in table.column_names:
+                raise DatasetError(f"{path} has no column {name!r}: it is no list of episodes")
+            values = table.column(name).to_pylist()
+            validated(values, list[kind], f"{path}, column {name}", DatasetError)  # type: ignore[valid-type]
+        tables.append(table)
+    return _joined(tables) if tables else None
+
+
+def write_list(root: Path, rows: pa.Table) -> None:
+    """Write a whole list of episodes, and the statistics of all, to ``root``."""
+    total: Statistics = {}
+    for number, first in enumerate(range(0, len(rows), ROWS_PER_FILE)):
+        part = rows.slice(first, ROWS_PER_FILE)
+        for name, value in location("meta/episodes", formats.place(number)).items():
+            column = pa.array([value] * len(part), part.schema.field(name).type)
+            part = part.set_column(part.schema.get_field_index(name), name, column)
+        _write(root, number, part)
+        total = column_statistics.add(total, column_statistics.merge(_row_statistics(part)))
+    write_json(root / formats.STATS, total)
+
+
+def replace_rows(root: Path, rows: pa.Table) -> None:
+    """Replace the rows of a list by as many others, file by file; statistics stay as they are."""
+    first = 0
+    for number, path in enumerate(list_files(root)):
+        count = pq.read_metadata(path).num_rows
+        _write(root, number, rows.slice(first, count))
+        first += count
+
+
+def read_parquet(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Return the table in ``path``, or some of its columns.
+
+    Raises:
+        DatasetError: It cannot be read.
+    """
+    try:
+        return pq.read_table(path, columns=columns, partitioning=None)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DatasetError(f"{path} cannot be read: {printable(str(error))}") from error
+
+
+def append_row(rows: pa.Table | None, row: dict[str, Any]) -> pa.Table:
+    """Return ``rows`` with one more; columns that either side lacks are null there."""
+    added = pa.Table.from_pylist([row])
+    # As they are when read back, so that a list looks the same however often it was reopened.
+    added = added.cast(pa.schema([(field.name, _stored(field.type)) for field in added.schema]))
+    return added if rows is None else pa.concat_tables([rows, added], promote_options="default")
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    """Return a type as Parquet gives it back: what a list holds is called ``element``."""
+    if not pa.types.is_list(kind):
+        return kind
+    return pa.list_(pa.field("element", _stored(kind.value_type)))
+
+
+def listed_files(root: Path, rows: pa.Table) -> list[Path]:
+    """Return every data and video file that the list of a v3.0 folder refers to."""
+    paths = []
+    for prefix in [
+        name.removesuffix("/file_index")
+        for name in rows.column_names
+        if name.endswith("/file_index")
+    ]:
+        if prefix == "meta/episodes":
+            continue
+        template = formats.DATA_PATH["v3.0"] if prefix == "data" else formats.VIDEO_PATH["v3.0"]
+        numbers = zip(
+            rows.column(f"{prefix}/chunk_index").to_pylist(),
+            rows.column(f"{prefix}/file_index").to_pylist(),
+            strict=True,
+        )
+        paths += [
+            root
+            / template.format(
+                chunk_index=chunk, file_index=file, video_key=prefix.removeprefix("videos/")
+            )
+            for chunk, file in numbers
+        ]
+    return paths
+
+
+def remove_unlisted(root: Path, rows: pa.Table | None) -> None:
+    """Remove the data and video files of a v3.0 folder that its list ``rows`` does not name."""
+    listed = set() if rows is None else set(listed_files(root, rows))
+    for path in [*root.glob("data/*/*.parquet"), *root.glob("videos/*/*/*.mp4")]:
+        if path not in listed:
+            path.unlink()
+
+
+def _row_statistics(rows: pa.Table) -> list[Statistics]:
+    """Return the statistics of every episode of ``rows``."""
+    names = [name for name in rows.column_names if name.startswith("stats/")]
+    episodes = []
+    for row in rows.select(names).to_pylist():
+        table: Statistics = {}
+        for name, value in row.items():
+            column, measure = name.removeprefix("stats/").rsplit("/", 1)
+            if value is not None:
+                table.setdefault(column, {})[measure] = value
+        episodes.append(table)
+    return episodes
+
+
+def location(prefix: str, where: dict[str, int]) -> dict[str, int]:
+    """Return the columns of a list that say in which file something lies."""
+    return {f"{prefix}/{name}": where[name] for name in ("chunk_index", "file_index")}
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables, promote_options="default")
+
+
+def _path(root: Path, number: int) -> Path:
+    return root / formats.EPISODES_V3.format(**formats.place(number))
+
+
+def _is_marked(path: Path) -> bool:
+    try:
+        noted = pq.read_schema(path).metadata or {}
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DatasetError(f"{path} cannot be read: {printable(str(error))}") from error
+    return bool(_OWN.items() <= noted.items())
+
+
+def _write(root: Path, number: int, rows: pa.Table) -> None:
+    if number:
+        rows = rows.replace_schema_metadata(_OWN)
+    folder.write_parquet(_path(root, number), rows)

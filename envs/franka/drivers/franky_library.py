@@ -1,0 +1,77 @@
+"""The franky library: found when it is used, and its errors as ours."""
+
+from typing import Any
+
+from dzrobot.envs.driver_process import DisconnectedError
+from dzrobot.envs.franka.workcells import ControllerEndedError
+from dzrobot.errors import DzrobotError, MissingDependencyError, RobotError
+
+WHEEL_INDEX = "https://timschneider42.github.io/franky/whl/by-robot-server-version"
+
+
+def library() -> Any:
+    """Return the franky library.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        import franky
+    except ImportError as error:
+        raise MissingDependencyError(MISSING) from error
+    return franky
+
+
+MISSING = (
+    "the real Franka needs `pip install -e '.[franka]'` on x86_64 Linux (the package is "
+    "franky-control; plain `franky` is something else)"
+)
+
+
+def library_errors() -> tuple[type[Exception], ...]:
+    """Return what the library may raise.
+
+    Its exceptions have no base in common; after a network error it raises a plain RuntimeError.
+    """
+    kinds = [kind for name, kind in vars(library()).items() if name.endswith("Exception")]
+    return (*kinds, RuntimeError)
+
+
+def translated(error: Exception) -> DzrobotError:
+    """Return an error of the library as one of this package: what is gone, ended or refused."""
+    franky = library()
+    shown = str(error).strip() or type(error).__name__
+    match error:
+        case franky.IncompatibleVersionException():
+            return RobotError(version_hint(shown))
+        case franky.RealtimeException():
+            return RobotError(
+                f"{shown}; install a PREEMPT_RT kernel, or set controller.realtime: ignore"
+            )
+        case franky.NetworkException() | franky.ProtocolException():
+            return DisconnectedError(f"the arm does not answer: {shown}")
+        case franky.CommandException():
+            return RobotError(f"the arm refused a command: {shown} Look at its lamp and at Desk")
+        case RuntimeError():
+            return DisconnectedError(f"the connection to the arm is broken: {shown}")
+        case _ if isinstance(error, library_errors()):
+            return ControllerEndedError(f"the arm's controller: {shown}")
+    return RobotError(f"{type(error).__name__}: {shown}")
+
+
+def error_names(errors: Any) -> tuple[str, ...]:
+    """Return the names of the errors that are set."""
+    return tuple(
+        name for name in dir(errors) if not name.startswith("_") and getattr(errors, name) is True
+    )
+
+
+def version_hint(message: str) -> str:
+    """Return what to install for a robot server of another version."""
+    numbers = [int(word) for word in message.replace(",", " ").split() if word.isdigit()]
+    server = numbers[0] if numbers else "<N>"
+    return (
+        f"the arm speaks another protocol version ({message}). Install the library built for it: "
+        f"pip install franky-control --extra-index-url {WHEEL_INDEX}/{server}/ --force-reinstall "
+        "--no-deps"
+    )

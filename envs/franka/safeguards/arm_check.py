@@ -1,0 +1,144 @@
+"""Whether a connected arm is the one of the workcell, and is where it is computed to be."""
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dzrobot.envs.franka.arm_model import forward
+from dzrobot.envs.franka.franka_config import FrankaConfig, LimitsConfig
+from dzrobot.envs.panda.poses import Array, angle_between, distance_between
+from dzrobot.envs.panda.state import ArmState
+from dzrobot.errors import RobotError
+
+POSE_M, POSE_RAD = 1e-3, float(np.deg2rad(0.2))
+"""How far the pose that an arm reports may be from the one that its joint angles lead to."""
+
+_ROUNDING_RAD = 1e-6
+
+
+class ArmMismatchError(RobotError):
+    """The arm is another than the workcell or the safety layer takes it for."""
+
+
+@dataclass(frozen=True)
+class ArmReport:
+    """What an arm says of itself."""
+
+    kind: str
+    """Name in its model, such as ``fr3``; empty: it has none."""
+
+    joint_limits: tuple[Array, Array] | None
+    """Lowest and highest joint angles (7,), rad. None: it cannot say them."""
+
+    nominal_to_ee: Array
+    """Pose (4, 4) of the end effector, from the one that Desk knows."""
+
+    hand_kg: float
+    load_kg: float
+
+
+def kind_in(urdf: str) -> str:
+    """Return the name of the robot in its URDF.
+
+    Raises:
+        RobotError: it is none.
+    """
+    return _parsed(urdf).get("name", "")
+
+
+def joint_limits_in(urdf: str) -> tuple[Array, Array]:
+    """Return lowest and highest angles (7,) of an arm's joints in its URDF, rad.
+
+    Raises:
+        RobotError: it has not seven joints with limits.
+    """
+    found = [
+        (_number(limit, "lower"), _number(limit, "upper"))
+        for joint in _parsed(urdf).iter("joint")
+        if joint.get("type") == "revolute" and (limit := joint.find("limit")) is not None
+    ]
+    low, high = np.array(found, np.float64).reshape(-1, 2).T
+    if len(found) != 7 or not (low < high).all():
+        raise RobotError(
+            f"the model that the arm reports has {len(found)} revolute joints with limits "
+            f"({low.tolist()} to {high.tolist()}); needed are seven"
+        )
+    return low, high
+
+
+def _number(limit: ElementTree.Element, name: str) -> float:
+    try:
+        return float(limit.get(name, "nan"))
+    except ValueError:
+        return float("nan")
+
+
+def _parsed(urdf: str) -> ElementTree.Element:
+    try:
+        return ElementTree.fromstring(urdf)
+    except ElementTree.ParseError as error:
+        raise RobotError(f"the model that the arm reports is no URDF: {error}") from error
+
+
+def check_arm(report: ArmReport, state: ArmState, config: FrankaConfig) -> None:
+    """Check an arm just connected.
+
+    Raises:
+        ArmMismatchError: the workcell claims more than the joints have, it does not say which arm
+            it is and the arm cannot say it, the end effector was not taken, or the pose that the
+            arm reports is not where its joint angles lead.
+    """
+    _check_limits(report, config)
+    if config.end_effector is not None:
+        _check_pose("its end effector is", report.nominal_to_ee, config.end_effector.pose)
+    _check_pose(
+        f"at joint angles {np.round(state.joints, 4).tolist()} its hand is", state.pose,
+        forward(state.joints, state.flange_to_ee),
+    )  # fmt: skip
+
+
+def _check_limits(report: ArmReport, config: FrankaConfig) -> None:
+    if report.joint_limits is None:
+        if "arm" not in config.model_fields_set:
+            raise ArmMismatchError(
+                "the arm does not report its joint limits, as a Panda does not: say which it is, "
+                "`arm: fer` (Franka Emika Robot, Panda) or `arm: fr3`, in the workcell"
+            )
+        return
+    low, high = report.joint_limits
+    limits = config.limits
+    beyond = (np.array(limits.joints_low) < low - _ROUNDING_RAD) | (
+        np.array(limits.joints_high) > high + _ROUNDING_RAD
+    )
+    if beyond.any():
+        raise ArmMismatchError(
+            "the workcell claims more than the arm's joints have: "
+            f"{compared(report, limits, np.flatnonzero(beyond).tolist())}. Set limits.joints_low "
+            "and joints_high within that, or `arm: fer` for a Panda, or leave them out for an FR3's"
+        )
+
+
+def compared(report: ArmReport, limits: LimitsConfig, joints: Iterable[int] = range(7)) -> str:
+    """Return the limits of joints (0 to 6), as the workcell and as the arm have them."""
+    if report.joint_limits is None:
+        return f"workcell {limits.joints_low} to {limits.joints_high} rad; the arm does not say"
+    low, high = report.joint_limits
+    arm = f"the arm ({report.kind})" if report.kind else "the arm"
+    rows = (
+        f"joint {joint + 1} workcell {limits.joints_low[joint]:g} to "
+        f"{limits.joints_high[joint]:g}, {arm} {low[joint]:g} to {high[joint]:g} rad"
+        for joint in joints
+    )
+    return "; ".join(rows)
+
+
+def _check_pose(what: str, reported: Array, expected: Array) -> None:
+    meters, radians = distance_between(expected, reported), angle_between(expected, reported)
+    if not (meters <= POSE_M and radians <= POSE_RAD):
+        raise ArmMismatchError(
+            f"{what} {1000 * meters:.1f} mm and {np.rad2deg(radians):.2f} degrees from where it is "
+            f"computed to be; allowed are {1000 * POSE_M:g} mm and {np.rad2deg(POSE_RAD):.1f} "
+            "degrees. The safety limits would be wrong for this arm, so it is not moved"
+        )
