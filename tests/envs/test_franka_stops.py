@@ -131,6 +131,7 @@ def test_every_spelling_of_an_address_is_the_same_arm():
 
 def test_a_stop_that_another_program_sets_ends_the_episode():
     env, arm, _ = make(address=ADDRESS)
+    env.attend(None, unattended=True)
     env.reset()
     assert not env.step(FORWARD)[3]
     StopLatch(ADDRESS).set(Abort.OPERATOR_STOP, "somebody at another terminal")
@@ -196,6 +197,7 @@ def test_the_arm_is_told_that_the_program_runs_and_where_its_stop_lies():
 
     arm = Told()
     env, *_ = make(arm=arm, address=ADDRESS)
+    env.attend(None, unattended=True)
     env.reset()
     assert arm.alive.wait(60)
     env.operator_stop()
