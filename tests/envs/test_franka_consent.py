@@ -20,8 +20,7 @@ STEP_M = 0.03
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path, monkeypatch):
-    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    monkeypatch.setenv("DZROBOT_LOCK_FOLDER", str(tmp_path))
 
 
 @pytest.fixture

@@ -23,8 +23,7 @@ AHEAD = np.array([0.5, 0, 0, 0, 0, 0, 0], np.float32)
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path, monkeypatch):
-    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    monkeypatch.setenv("DZROBOT_LOCK_FOLDER", str(tmp_path))
 
 
 class Bad:
