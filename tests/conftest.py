@@ -5,6 +5,8 @@ import importlib.util
 import os
 import shutil
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -154,3 +156,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if found.get("tried"):
             line = f"{area}: {found['tried']} bad inputs tried, {found['held']} held"
             terminalreporter.write_line(line)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ended_watchdogs() -> Iterator[None]:
+    """End the watchdogs of environments that a module left open: each looks 20 times a second."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "franka-watchdog":
+            # The bound method that the thread runs.
+            thread._target.__self__.end()  # type: ignore[attr-defined]
