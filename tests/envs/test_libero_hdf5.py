@@ -11,7 +11,7 @@ from dzrobot.cli import main
 from dzrobot.envs.libero.hdf5 import idle_rows
 from dzrobot.envs.libero.install import import_libero
 from dzrobot.envs.libero.libero_env import LiberoEnv
-from dzrobot.envs.libero.suites import load_init_states, load_task
+from dzrobot.envs.libero.suites import language_of, load_init_states, load_task
 
 h5py = pytest.importorskip("h5py", reason="h5py is not installed")
 
@@ -117,7 +117,7 @@ def test_the_dataset_shows_what_the_environment_shows(played, tmp_path, capsys):
             image = cv2.imdecode(np.frombuffer(row["bytes"], np.uint8), cv2.IMREAD_COLOR_RGB)
             np.testing.assert_array_equal(image, one[f"video.{key}"], err_msg=key)
     tasks = (out / "meta/tasks.jsonl").read_text()
-    assert json.loads(tasks)["task"] == task.language
+    assert json.loads(tasks)["task"] == language_of(task.name)
 
 
 @pytest.mark.libero

@@ -9,14 +9,20 @@ from pathlib import Path
 import pytest
 import train_worlds
 
+from dzrobot.envs.libero.task_packages import PRO
+
+# Looked for now: tests move the cache.
+TASKS = PRO.wheel.parent
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
 def train_cache(tmp_path_factory):
-    """Return a cache folder for this session."""
-    return tmp_path_factory.mktemp("train-cache")
+    """Return a cache folder for this session, with the tasks of LIBERO-PRO and LIBERO-Plus."""
+    cache = tmp_path_factory.mktemp("train-cache")
+    (cache / TASKS.name).symlink_to(TASKS)
+    return cache
 
 
 @pytest.fixture(scope="session")
