@@ -7,7 +7,6 @@ prints the message alone and exits with code 2.
 import difflib
 import errno
 import traceback
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -119,6 +118,8 @@ def printable(text: str, limit: int = 400) -> str:
 
     Control characters are escaped: text from outside must not move the cursor or set colors.
     """
+    # Not at the top: every command imports this module.
+
     cut = text if len(text) <= limit else f"{text[: limit - 3]}..."
     if cut.isprintable():
         return cut

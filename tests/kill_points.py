@@ -101,9 +101,7 @@ class _Stopper:
             self._watch(os, name, lambda a, _: self._inside(a[1]))
         self._watch(os, "fsync", lambda a, _: self._inside(_path_of(a[0])))
         self._watch(os, "write", lambda a, _: self._inside(_path_of(a[0])))
-        self._watch(
-            os, "open", lambda a, k: self._inside(a[0], k.get("dir_fd")) if _writes(*a) else None
-        )
+        self._watch(os, "open", lambda a, k: self._os_opened(a, k) if _writes(*a) else None)
         for module in (builtins, io):
             self._watch(module, "open", lambda a, k: self._opened(a, k) if _creates(a, k) else None)
 
@@ -119,6 +117,12 @@ class _Stopper:
             return original(*args, **kwargs)
 
         setattr(module, name, watched)
+
+    def _os_opened(self, args: tuple[Any, ...], kwargs: Any) -> str | None:
+        path = self._inside(args[0], kwargs.get("dir_fd"))
+        if path is not None and args[1] & os.O_APPEND:
+            self._kept[path] = Path(path).stat().st_size if Path(path).exists() else 0
+        return path
 
     def _opened(self, args: tuple[Any, ...], kwargs: Any) -> str | None:
         path = self._inside(args[0])

@@ -61,15 +61,14 @@ def test_without_all_results_nothing_is_selected(tmp_path, capsys, monkeypatch):
     marker = tmp_path / "marker"
     monkeypatch.setenv("BROKEN", str(marker))
     marker.touch()
-    # The one that fails loses interest late: without its failures it would look perfect.
-    words = ["sweep", BAD, "rollout_policies:Broken", *WORDS, "--max-errors", "9", "--output",
+    words = ["sweep", BAD, "rollout_policies:Unready", *WORDS, "--max-errors", "9", "--output",
              str(tmp_path / "run")]  # fmt: skip
     assert main([*words, "--seed", "3"]) == 1
     assert "nothing is selected yet" in capsys.readouterr().out
     assert not any(score["selected"] for score in swept(tmp_path / "run")["scores"])
     marker.unlink()
     assert main([*words, "--seed", "3"]) == 0
-    assert swept(tmp_path / "run")["confirmation"]["policy"] == "rollout_policies:Broken"
+    assert swept(tmp_path / "run")["confirmation"]["policy"] == "rollout_policies:Unready"
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,10 @@ class Remembering:
         self.open[name][1] += 1
         draws = np.random.default_rng(list(digest.digest()))
         shape = (self.embodiment.timing.action_horizon, self.embodiment.action_dim)
-        return {"actions": draws.uniform(-1, 1, shape).astype(np.float32), "timing": {"total_ms": 1.0}}
+        return {
+            "actions": draws.uniform(-1, 1, shape).astype(np.float32),
+            "timing": {"total_ms": 1.0},
+        }
 
 
 @contextmanager
