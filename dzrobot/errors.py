@@ -127,6 +127,9 @@ def printable(text: str, limit: int = 400) -> str:
 
 
 def _escaped(letter: str) -> str:
+    # Not at the top: every command imports this module.
+    import unicodedata
+
     kind = unicodedata.category(letter)
     control = kind.startswith("C") or kind in ("Zl", "Zp")
     return letter.encode("unicode_escape").decode("ascii") if control else letter
