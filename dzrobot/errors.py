@@ -118,8 +118,6 @@ def printable(text: str, limit: int = 400) -> str:
 
     Control characters are escaped: text from outside must not move the cursor or set colors.
     """
-    # Not at the top: every command imports this module.
-
     cut = text if len(text) <= limit else f"{text[: limit - 3]}..."
     if cut.isprintable():
         return cut
