@@ -153,8 +153,11 @@ def test_frames_follow_from_every_horizon_that_has_them(horizon):
     assert timing.frame_offsets[-1] + timing.frame_offsets[1] == horizon
 
 
-@pytest.mark.long
+@pytest.mark.lerobot
 @pytest.mark.timeout(3000)
+@pytest.mark.skipif(
+    "DZROBOT_LEROBOT" not in os.environ, reason="takes a quarter of an hour: run `make lerobot`"
+)
 def test_the_whole_road(bench, train_environment):
     """Inspect, stats, init, two ranks, kill, resume, export, evaluation, plot, report."""
     grid = ("--max-chunk-size", 2)
