@@ -23,6 +23,11 @@ Limits = tuple[float | Sequence[float], float | Sequence[float]]
 MOST_PIXELS = 4096
 """Along one side of an image. A space holds the limits of every value, in memory."""
 
+LETTERS = string.printable + "".join(map(chr, (*range(0xA1, 0x250), *range(0x2010, 0x2027))))
+"""Of instructions: ASCII, Latin letters with accents, and typographic quotes and dashes, which some
+tasks of LIBERO-PRO have.
+"""
+
 TEXT_LIMIT = 256
 """Longest instruction, in characters."""
 
@@ -103,7 +108,7 @@ class Instruction(spaces.Text):
 
     def __init__(self) -> None:
         # Gymnasium's own character set has no blank and no full stop, so no sentence fits it.
-        super().__init__(max_length=TEXT_LIMIT, min_length=0, charset=string.printable)
+        super().__init__(max_length=TEXT_LIMIT, min_length=0, charset=LETTERS)
 
 
 class _Instructions(Sequence[str]):
