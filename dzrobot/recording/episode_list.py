@@ -236,7 +236,7 @@ def listed_files(root: Path, rows: pa.Table) -> list[Path]:
 def remove_unlisted(root: Path, rows: pa.Table | None) -> None:
     """Remove the data and video files of a v3.0 folder that its list ``rows`` does not name."""
     listed = set() if rows is None else set(listed_files(root, rows))
-    for path in [*root.glob("data/*/*.parquet"), *root.glob("videos/*/*/*.mp4")]:
+    for path in [*root.glob("data/*/file-*.parquet"), *root.glob("videos/*/*/file-*.mp4")]:
         if path not in listed:
             path.unlink()
 
