@@ -3,17 +3,17 @@
 from typing import Any, ClassVar
 
 from dzrobot.envs.driver_process import Latest
-from dzrobot.envs.franka.drivers.franky_library import library, library_errors, translated
+from dzrobot.envs.franka.drivers.franky_library import FrankyErrors, library
 from dzrobot.envs.franka.drivers.gripper import POLL_S, GripperDriver
 from dzrobot.envs.franka.franka_config import GripperConfig
 from dzrobot.envs.panda.state import OPEN_M
-from dzrobot.errors import DzrobotError, RobotError
+from dzrobot.errors import RobotError
 
 _HOMED_M = 0.03
 """A hand that says it opens less than this has not been homed."""
 
 
-class FrankaHandDriver(GripperDriver):
+class FrankaHandDriver(FrankyErrors, GripperDriver):
     """The hand at an arm's controller; see :class:`GripperDriver`."""
 
     WIDEST_M: ClassVar[float] = OPEN_M
@@ -24,15 +24,6 @@ class FrankaHandDriver(GripperDriver):
         self._gripper: Any = None
         self._pending: Any = None
         self._widest_m = config.open_width_m
-
-    @property
-    def errors(self) -> tuple[type[Exception], ...]:
-        """What the library raises: ValueError for an argument that it does not take."""
-        return (*library_errors(), ValueError)
-
-    def translate(self, error: Exception) -> DzrobotError:
-        """Return an error of the library as one of this package."""
-        return translated(error)
 
     def close(self) -> None:
         """Leave the hand as it is."""

@@ -14,10 +14,10 @@ import numpy as np
 
 from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.franka.drivers.franky_library import (
+    FrankyErrors,
     error_names,
     library,
     library_errors,
-    translated,
 )
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.trajectories import ArmTrajectory, JointTrajectory, PoseTrajectory
@@ -27,7 +27,7 @@ from dzrobot.envs.franka.safeguards.motion_guard import MotionGuard
 from dzrobot.envs.franka.workcells import ControllerEndedError, Space
 from dzrobot.envs.panda.poses import Array, distance_between
 from dzrobot.envs.panda.state import ArmState, Mode
-from dzrobot.errors import DzrobotError, RobotError
+from dzrobot.errors import RobotError
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ _MOVING_PERIOD_S = 0.003
 _RESTING_PERIOD_S = 0.02
 
 
-class FrankyDriver:
+class FrankyDriver(FrankyErrors):
     """One arm.
 
     Args:
@@ -256,15 +256,6 @@ class FrankyDriver:
         except ControllerEndedError as error:
             _log.info("%s", str(error))
         return _RESTING_PERIOD_S if self._trajectory is None else _MOVING_PERIOD_S
-
-    @property
-    def errors(self) -> tuple[type[Exception], ...]:
-        """What the library raises: ValueError for an argument that it does not take."""
-        return (*library_errors(), ValueError)
-
-    def translate(self, error: Exception) -> DzrobotError:
-        """Return an error of the library as one of this package."""
-        return translated(error)
 
     def close(self) -> None:
         """Come to rest and let the connection go."""

@@ -59,6 +59,19 @@ def translated(error: Exception) -> DzrobotError:
     return RobotError(f"{type(error).__name__}: {shown}")
 
 
+class FrankyErrors:
+    """What drivers on this library have in common: how its errors are read."""
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What the library raises: ValueError for an argument that it does not take."""
+        return (*library_errors(), ValueError)
+
+    def translate(self, error: Exception) -> DzrobotError:
+        """Return an error of the library as one of this package."""
+        return translated(error)
+
+
 def error_names(errors: Any) -> tuple[str, ...]:
     """Return the names of the errors that are set."""
     return tuple(
