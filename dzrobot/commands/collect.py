@@ -41,10 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=flags.numbers,
         help="stored initial states to begin from in turn, such as 20-49 (default: seed's)",
     )
-    parser.add_argument(
-        "--version", choices=["v2.1", "v3.0"], default="v2.1", help="of the LeRobot format"
-    )
-    parser.add_argument("--video", action="store_true", help="store images as video")
+    flags.add_dataset_format(parser)
     parser.add_argument(
         "--workers", type=flags.whole(1, 1024), default=1, help="simulators at the same time"
     )

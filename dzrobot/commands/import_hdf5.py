@@ -27,10 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instruction from the file's name, as the benchmark has it, or from the task's "
         "definition",
     )  # fmt: skip
-    parser.add_argument(
-        "--version", choices=["v2.1", "v3.0"], default="v2.1", help="of the LeRobot format"
-    )
-    parser.add_argument("--video", action="store_true", help="store images as video")
+    flags.add_dataset_format(parser)
     parser.add_argument("--output", type=flags.path, required=True, help="folder of the dataset")
 
 

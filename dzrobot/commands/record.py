@@ -129,10 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--max-steps", type=flags.whole(1), default=240, help="steps per episode")
     parser.add_argument("--seed", type=flags.seed, default=0, help="of the first episode's start")
-    parser.add_argument(
-        "--version", choices=["v2.1", "v3.0"], default="v2.1", help="of the LeRobot format"
-    )
-    parser.add_argument("--video", action="store_true", help="store images as video")
+    flags.add_dataset_format(parser)
     parser.add_argument(
         "--recipe", type=flags.text,
         help="warn of episodes too short for a sample of this recipe (default: of the robot)",

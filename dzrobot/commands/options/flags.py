@@ -162,6 +162,14 @@ def dit_steps(written: str) -> str | int:
     return written if written == "dynamic" else whole(1, 1000)(written)
 
 
+def add_dataset_format(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags that say how a recording is stored."""
+    parser.add_argument(
+        "--version", choices=["v2.1", "v3.0"], default="v2.1", help="of the LeRobot format"
+    )
+    parser.add_argument("--video", action="store_true", help="store images as video")
+
+
 def keywords(pairs: list[str], reserved: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return ``KEY=VALUE`` pairs of ``--env-arg`` as keyword arguments, values read as YAML.
 
