@@ -119,20 +119,15 @@ def open_columns(
     key = json.dumps([_FORMAT, catalog.identity, vectors, sorted(texts.items())])
     folder = cache / f"columns-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     layout = _layout(catalog, vectors, texts)
-    damage = ""
-    if folder.exists():
-        try:
-            return _read_cache(folder, layout)
-        except DatasetError as error:
-            damage = str(error)
+    cached, _ = _cached(folder, layout)
+    if cached is not None:
+        return cached
     cache.mkdir(parents=True, exist_ok=True)
     with one_at_a_time(cache / f"{folder.name}.lock", f"reading the columns of {catalog.root}"):
         # Another process may have copied them meanwhile.
-        if folder.exists():
-            try:
-                return _read_cache(folder, layout)
-            except DatasetError as error:
-                damage = str(error)
+        cached, damage = _cached(folder, layout)
+        if cached is not None:
+            return cached
         if damage:
             _log.warning(
                 "the cached columns of %s are damaged and are copied again: %s",
@@ -155,6 +150,16 @@ def _layout(
     shapes |= dict.fromkeys(texts, ((frames,), np.int32))
     shapes["first_row"] = ((len(catalog.episodes),), np.int64)
     return shapes
+
+
+def _cached(folder: Path, layout: _Layout) -> tuple[Columns | None, str]:
+    """Return what was copied, or None and what is wrong with it, if anything is there."""
+    if not folder.exists():
+        return None, ""
+    try:
+        return _read_cache(folder, layout), ""
+    except DatasetError as error:
+        return None, str(error)
 
 
 def _read_cache(folder: Path, layout: _Layout) -> Columns:
