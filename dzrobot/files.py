@@ -116,10 +116,12 @@ def append_line(path: Path, line: str) -> None:
     A kill in the middle leaves a last line without its break: see :func:`whole_lines`.
     """
     with open_to_append(path) as file:
+        # A name that is new has to reach the disk too.
+        is_new = os.fstat(file.fileno()).st_size == 0
         file.write(f"{line}\n")
         file.flush()
         os.fsync(file.fileno())
-        if file.tell() <= len(line) + 1:
+        if is_new:
             flush(path.parent)
 
 

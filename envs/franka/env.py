@@ -497,8 +497,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             if self.config.gripper.settle_s > 0:
                 now = self._await_gripper()
         limited = self._control.apply(motion, now.state)
-        cut = {self.layout.gripper_at: np.clip(fingers[0], low, high)}
-        return limited.carrying_out(action, self.layout.motion_at, cut)
+        cut = float(np.clip(fingers[0], low, high))
+        return limited.carrying_out(action, self.layout.motion_at, self.layout.gripper_at, cut)
 
     def _await_gripper(self) -> Reading:
         """Let the arm wait for the fingers, and return what the sensors say then."""

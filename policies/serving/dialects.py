@@ -148,7 +148,7 @@ def _item(message: bytes, at: int) -> tuple[int, int, int]:
     return at + count, 0, 0
 
 
-def _written(value: object) -> object:
+def _written(value: object) -> dict[bytes, Any]:
     if isinstance(value, np.ndarray | np.generic):
         if not _DTYPE.match(value.dtype.str):
             raise ValueError(f"arrays of {value.dtype} are not sent, only numbers")
@@ -165,18 +165,13 @@ def _written(value: object) -> object:
 
 
 def _written_nd(value: object) -> object:
-    """Return ``value`` as msgpack_numpy writes it; numbers are arrays without axes there too."""
+    """Return ``value`` as the library msgpack_numpy writes it."""
     plain = _written(value)
-    array = np.asarray(value)
-    if isinstance(plain, dict) and _NUMBER in plain:
-        return {_ND: False, b"type": array.dtype.str, b"data": array.tobytes()}
-    return {
-        _ND: True,
-        b"type": array.dtype.str,
-        b"kind": b"",
-        b"shape": array.shape,
-        b"data": array.tobytes(),
-    }
+    kind = plain[b"dtype"]
+    if _NUMBER in plain:
+        return {_ND: False, b"type": kind, b"data": np.array(plain[b"data"], kind).tobytes()}
+    kept = {name: plain[name] for name in (b"shape", b"data")}
+    return {_ND: True, b"type": kind, b"kind": b"", **kept}
 
 
 def _read(forms: set[ArrayForm], found: dict[Any, Any]) -> Any:

@@ -25,7 +25,7 @@ class _LoggedStep(BaseModel):
     loss: float | None = None
     dynamics_loss: float | None = None
     action_loss: float | None = None
-    success: float | None = Field(default=None, alias="rollout/success")
+    success: float | None = Field(default=None, validation_alias=SUCCESS)
 
     def value(self, name: str) -> float | None:
         """Return the metric ``name``."""

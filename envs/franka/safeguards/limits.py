@@ -294,17 +294,19 @@ class LimitedTarget:
     """The action (A,) that is carried out, or that leads to where a person has brought the arm;
     None: the one that was asked for."""
 
-    def carrying_out(self, action: Array, motion_at: slice, fingers: dict[int, float]) -> Self:
+    def carrying_out(
+        self, action: Array, motion_at: slice, gripper_at: int, gripper: float
+    ) -> Self:
         """Return this with the action (A,) that is carried out, where ``action`` is not that.
 
         Args:
             action: As it was asked for.
             motion_at: Where its motion is.
-            fingers: Where its number for the gripper is, and what is carried out of it.
+            gripper_at: Where its number for the gripper is.
+            gripper: What is carried out of that number.
         """
         executed = action.copy()
-        for place, value in fingers.items():
-            executed[place] = value
+        executed[gripper_at] = gripper
         if self.motion is not None:
             executed[motion_at] = self.motion
         if np.array_equal(executed, action):
