@@ -1,10 +1,10 @@
 """Every public name is documented, and the site's builder refuses one that is not."""
 
-import importlib.util
 from pathlib import Path
 
 import griffe
 import pytest
+from scripts import loaded
 
 ROOT = Path(__file__).parents[1]
 
@@ -12,10 +12,8 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def generate():
     """Return the hook that makes the reference pages."""
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with loaded(ROOT / "docs" / "generate.py") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,10 @@
 """The outlines of "How it works" say what ran; whether they are up to date, `--check` says."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
+from scripts import loaded
 
 ROOT = Path(__file__).parents[1]
 
@@ -12,13 +12,8 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def trips():
     """Return the script that traces and draws."""
-    spec = importlib.util.spec_from_file_location("trips", ROOT / "docs" / "trips.py")
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up.
-    sys.modules["trips"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["trips"]
+    with loaded(ROOT / "docs" / "trips.py") as module:
+        yield module
 
 
 SOURCES = {

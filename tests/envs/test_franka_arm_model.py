@@ -1,6 +1,5 @@
 """What the safety layer takes an arm for, against the manufacturer's model and a third library."""
 
-import importlib.util
 import math
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 from emulated import need_libraries
+from scripts import loaded
 
 from dzrobot.envs.emulators.kinematics import ARMS, FR3, describe
 from dzrobot.envs.emulators.robot_client import arm_urdf
@@ -215,11 +215,8 @@ def test_a_connected_arm_is_checked(tmp_path):
 
 @pytest.fixture(scope="module")
 def benchmark():
-    path = ROOT / "benchmarks/franka_reset.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with loaded(ROOT / "benchmarks/franka_reset.py") as module:
+        yield module
 
 
 EDGE = np.array([0.567, -0.324, 0.654])

@@ -1,11 +1,11 @@
 """What the arm's controller does on the emulated arm, by ``benchmarks/franka_control.py``."""
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 from emulated import printer
+from scripts import loaded
 
 ROOT = Path(__file__).parents[2]
 
@@ -14,11 +14,8 @@ pytestmark = pytest.mark.robot
 
 @pytest.fixture(scope="module")
 def benchmark():
-    path = ROOT / "benchmarks/franka_control.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with loaded(ROOT / "benchmarks/franka_control.py") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 import train_worlds
 
 from dzrobot.envs.libero.task_packages import PRO
+from dzrobot.rollout import environment
 
 # Looked for now: tests move the cache.
 TASKS = PRO.wheel.parent
@@ -23,6 +25,25 @@ def train_cache(tmp_path_factory):
     cache = tmp_path_factory.mktemp("train-cache")
     (cache / TASKS.name).symlink_to(TASKS)
     return cache
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch, train_cache):
+    """Return a function: the current folder, with a user's module that registers an environment."""
+    made = []
+
+    def write(name, text, env):
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("DZROBOT_CACHE", str(train_cache))
+        environment.accepted.cache_clear()
+        made.append((name, env))
+        return tmp_path
+
+    yield write
+    for name, env in made:
+        sys.modules.pop(name, None)
+        gym.registry.pop(env, None)
 
 
 @pytest.fixture(scope="session")

@@ -92,19 +92,9 @@ ROBOT = "my_arm:ARM"
 
 
 @pytest.fixture
-def bench(tmp_path, monkeypatch, train_cache):
+def bench(own_module):
     """Return the current folder, with the arm's module in it."""
-    import gymnasium as gym
-
-    from dzrobot.rollout import environment
-
-    (tmp_path / "my_arm.py").write_text(ARM)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DZROBOT_CACHE", str(train_cache))
-    environment.accepted.cache_clear()
-    yield tmp_path
-    sys.modules.pop("my_arm", None)
-    gym.registry.pop("Bench-v0", None)
+    return own_module("my_arm", ARM, "Bench-v0")
 
 
 def typed(*words):

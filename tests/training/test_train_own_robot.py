@@ -109,19 +109,9 @@ DROPPED = "data.dropped_views=[video.exterior_image_1_left, video.exterior_image
 
 
 @pytest.fixture
-def lab(tmp_path, monkeypatch, train_cache):
+def lab(own_module):
     """Return a folder with the lab's module, which is the current one."""
-    import gymnasium as gym
-
-    from dzrobot.rollout import environment
-
-    (tmp_path / "lab.py").write_text(LAB)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DZROBOT_CACHE", str(train_cache))
-    environment.accepted.cache_clear()
-    yield tmp_path
-    sys.modules.pop("lab", None)
-    gym.registry.pop("Lab-v0", None)
+    return own_module("lab", LAB, "Lab-v0")
 
 
 def typed(*words):
