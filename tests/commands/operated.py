@@ -99,13 +99,15 @@ class Operated:
         """Return the next event of this kind, and of this phase where one is given."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
+            # Asked before the log is read, which is whole once the process has ended.
+            ended = self.process.poll() is not None
             events = self._events()
             while self._seen < len(events):
                 found = events[self._seen]
                 self._seen += 1
                 if found["event"] == event and phase in (None, found.get("phase")):
                     return found
-            if self.process.poll() is not None:
+            if ended:
                 break
             time.sleep(0.02)
         raise AssertionError(f"no {event} {phase}: {self.screen.decode(errors='replace')[-3000:]}")

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import pty
@@ -12,8 +13,10 @@ import termios
 import time
 
 import pytest
+from rich.console import Console
 
 from dzrobot.envs.driver_process import python_environment
+from dzrobot.envs.franka.operator.console import OperatorConsole
 from dzrobot.envs.franka.operator.key_reader import has_terminal
 from dzrobot.envs.franka.operator.keyboard import _MAIN, Keyboard
 
@@ -94,6 +97,7 @@ def test_a_closed_terminal_sets_the_stop_and_a_program_that_ends_does_not(reader
 
 GROUPS = """
 import os, sys, time
+from dzrobot.envs.franka.operator.console import OperatorConsole
 from dzrobot.envs.franka.operator.key_reader import has_terminal
 started, ending = os.pipe(), os.pipe()
 if (child := os.fork()) == 0:
@@ -138,3 +142,19 @@ def test_a_keyboard_whose_reader_is_gone_says_so(monkeypatch):
         wait_for(lambda: keyboard.gone)
         keyboard.close()
         os.close(master)
+
+
+def test_the_log_has_a_stop_that_the_program_never_looked_for(monkeypatch, tmp_path):
+    master, slave = pty.openpty()
+    with os.fdopen(slave) as terminal, contextlib.suppress(OSError):
+        monkeypatch.setattr(sys, "stdin", terminal)
+        monkeypatch.setattr("dzrobot.envs.franka.operator.console.terminal", Keyboard)
+        console = OperatorConsole(log=tmp_path / "log", screen=Console(file=io.StringIO()))
+        console.start(tmp_path / "stop")
+        os.write(master, b" ")
+        # As soon as the arm is stopped, an episode and its program may end.
+        wait_for((tmp_path / "stop").exists)
+        console.close()
+        os.close(master)
+    events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [(e["event"], e.get("reason")) for e in events] == [("stop", "space")]

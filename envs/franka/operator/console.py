@@ -181,6 +181,8 @@ class OperatorConsole:
         self._live = None
         if self._owned:
             self._keyboard.close()
+            # Space stops the arm by itself: the program may have ended before it looked.
+            self.wants_stop()
 
     def note_event(self, event: str, **facts: str) -> None:
         """Write one event to the log, and show it."""

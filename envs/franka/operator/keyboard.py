@@ -104,7 +104,8 @@ class Keyboard:
         thread, self._thread = self._thread, None
         if thread is None or self._link is None or self._reader is None:
             return
-        self._link.shutdown(socket.SHUT_RDWR)
+        # Only this end stops sending: a key that the reader has taken still arrives.
+        self._link.shutdown(socket.SHUT_WR)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._reader.wait(_END_S)
         self._reader.kill()
