@@ -62,6 +62,8 @@ def train_environment(train_cache):
         "DZROBOT_CACHE": str(train_cache),
         # Without it, restarted processes look for the store of the first attempt.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        # A native library that aborts names no line by itself.
+        "PYTHONFAULTHANDLER": "1",
     }  # fmt: skip
 
 
@@ -94,7 +96,7 @@ class Launches:
         done = subprocess.run(
             command, cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=800
         )
-        assert done.returncode == 0, done.stderr[-4000:]
+        assert done.returncode == 0, done.stderr[-12000:]
 
     def result(self, name, processes):
         """Return what a scenario reported."""
