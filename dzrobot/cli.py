@@ -98,7 +98,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for word in arguments:
         # Bytes of the shell that are no UTF-8 arrive as half characters, which nothing can print.
         if any("\ud800" <= letter <= "\udfff" for letter in word):
-            print(f"dzrobot: {word!a} is no UTF-8 text; type it again", file=sys.stderr)
+            encoding = sys.getfilesystemencoding()
+            advice = "type it again" if encoding == "utf-8" else "set LC_ALL=C.UTF-8"
+            print(f"dzrobot: {word!a} is no {encoding.upper()} text; {advice}", file=sys.stderr)
             return FAULT
     if name not in known:
         print(

@@ -25,6 +25,7 @@ _ADVICE = {
     errno.EFBIG: "choose a folder whose files may be larger",
     errno.EROFS: "choose another folder",
     errno.EACCES: "choose another folder, or change who may use this one",
+    errno.EMFILE: "allow this process more open files (ulimit -n 4096)",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ENOTDIR: "a part of the path is a file; choose another path",
     errno.EEXIST: "a file is in the place of a folder; choose another path",

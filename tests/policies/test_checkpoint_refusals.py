@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import resource
 import shutil
 
 import pytest
@@ -63,6 +64,17 @@ def test_truncated_shard(sharded, kept):
     shard.write_bytes(shard.read_bytes()[:kept])
     with pytest.raises(CheckpointError, match=f"{shard.name} is damaged or cut short"):
         load(sharded)
+
+
+def test_a_file_that_may_not_be_opened_is_not_damaged(sharded):
+    found = open_checkpoint(sharded)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(CheckpointError, match=r"Too many open files; allow .* \(ulimit -n"):
+            load_network(found, LoadOptions())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_missing_index_entry(sharded):

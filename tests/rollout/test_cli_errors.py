@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,16 @@ def test_unknown_command_is_suggested():
     assert done.returncode == 2
     assert "Did you mean 'inspect'?" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_text_that_the_locale_has_not_names_the_locale(tmp_path):
+    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "dzrobot.cli", "report", str(tmp_path / "\u00fcbung")],
+        env={**os.environ, **ascii_only}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "is no ASCII text; set LC_ALL=C.UTF-8\n" in done.stderr
 
 
 def test_unknown_option_is_suggested(capsys):

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from dzrobot import files
 from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError, preview
 from dzrobot.policies.dreamzero.checkpoints.names import ShardIndex, canonical_table
@@ -182,6 +183,9 @@ def _opened(file: Path) -> Any:
     try:
         return safe_open(file, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
+        # The library reports every refusal of the operating system as a file that is not there.
+        with files.explained(f"read {file}", CheckpointError), file.open("rb"):
+            pass
         raise CheckpointError(
             f"{file} is damaged or cut short ({error}); download it again"
         ) from error
