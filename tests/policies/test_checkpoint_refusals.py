@@ -77,6 +77,23 @@ def test_a_file_that_may_not_be_opened_is_not_damaged(sharded):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.parametrize(
+    ("layout", "why"),
+    [("directory", "File too large; choose"), ("full_weights", "half way"), ("dcp", "half way")],
+)
+def test_what_cannot_be_written_is_one_message_and_leaves_nothing(single, tmp_path, layout, why):
+    before = sorted(tmp_path.iterdir())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # What a full disk does, with another number.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(CheckpointError, match=f"cannot write .*out.*: .*{why}"):
+            convert([single], tmp_path / "out", ConvertOptions(to=layout))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_missing_index_entry(sharded):
     index = sharded / "model.safetensors.index.json"
     data = json.loads(index.read_text())

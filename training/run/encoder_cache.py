@@ -20,14 +20,14 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from rich.console import Console
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dzrobot.errors import DatasetError
-from dzrobot.files import move
+from dzrobot.files import explained, move
 from dzrobot.modality.window import prompt_of
 from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.names import TEXT
+from dzrobot.policies.dreamzero.checkpoints.shards import save_tensors
 from dzrobot.policies.dreamzero.checkpoints.sources import StateDictSource, WeightSource
 from dzrobot.policies.dreamzero.network.config import NetworkConfig, TextConfig
 from dzrobot.policies.dreamzero.network.keymap import entries
@@ -109,10 +109,11 @@ class StoredPrompts:
                 rows[_prompt_key(prompt)] = (
                     encoder(ids.to(device), mask.to(device))[0, :length].cpu().contiguous()
                 )
-        self._folder.mkdir(parents=True, exist_ok=True)
-        temporary = self._folder / f"{uuid.uuid4().hex}.writing"
-        save_file(rows, temporary)
-        move(temporary, temporary.with_suffix(".safetensors"))
+        with explained(f"write prompts to {self._folder}", DatasetError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            temporary = self._folder / f"{uuid.uuid4().hex}.writing"
+            save_tensors(rows, temporary)
+            move(temporary, temporary.with_suffix(".safetensors"))
 
     def embed(self, prompts: Sequence[str], device: torch.device) -> PromptEmbedding:
         """Return the embeddings of ``prompts`` on ``device``.

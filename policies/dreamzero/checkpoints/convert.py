@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError
@@ -193,7 +194,14 @@ def _write(
         for name, tensor in weights.stream(weights.tensors)
     }
     with written_whole(target) as temporary:
-        if options.to == "dcp":
-            write_dcp(temporary, state)
-        else:
-            torch.save(state, temporary)
+        try:
+            if options.to == "dcp":
+                write_dcp(temporary, state)
+            else:
+                torch.save(state, temporary)
+        except (RuntimeError, CheckpointException) as error:
+            # Torch loses the system's own reason.
+            raise CheckpointError(
+                f"cannot write {target}: torch's writer stopped half way, as on a full disk; make "
+                "room, or choose another path"
+            ) from error

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -95,7 +97,7 @@ def write_weights(
             options.rename(name): _own(tensor, options.dtype or source.tensors[name].dtype)
             for name, tensor in source.stream(names)
         }
-        save_file(shard, folder / file, metadata={"format": "pt"})
+        save_tensors(shard, folder / file)
         # The library makes files that only their owner reads; others may read what they may enter.
         (folder / file).chmod(folder.stat().st_mode & 0o666)
         weight_map.update(dict.fromkeys(shard, file))
@@ -104,6 +106,21 @@ def write_weights(
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         write_json(folder / f"{options.stem}.safetensors.index.json", index)
     return [folder / file for file in files]
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write ``tensors``, contiguous and on the host, as one safetensors file.
+
+    Raises:
+        OSError: The system refuses. The library's own error has its number in the text alone.
+    """
+    try:
+        save_file(dict(tensors), file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        if found := re.search(r"\(os error (\d+)\)", str(error)):
+            number = int(found[1])
+            raise OSError(number, os.strerror(number), str(file)) from error
+        raise
 
 
 def _own(tensor: Tensor, dtype: torch.dtype) -> Tensor:
