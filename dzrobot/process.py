@@ -88,6 +88,16 @@ def end_with_parent(pid: int | None = None) -> None:
         os._exit(1)
 
 
+def end_with_launcher() -> None:
+    """Let the kernel kill this rank when torchrun is gone, however that ended.
+
+    Ranks that are connected need no launcher: they would train on unseen, and the same command,
+    given again, would meet a second writer in its folder.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent(os.getppid())
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM, as a service manager or a cluster sends it."""
 

@@ -1,6 +1,5 @@
 """Import MuJoCo and robosuite with checked versions, and manage their OpenGL contexts."""
 
-import functools
 import importlib.util
 import logging
 import os
@@ -40,13 +39,25 @@ def choose_backend() -> str:
     return os.environ["MUJOCO_GL"]
 
 
-@functools.cache
+_drawn_in: set[int] = set()
+"""Process that has opened a context; more than one where it has forked since."""
+
+
 def check_rendering() -> None:
     """Open and free a small context, once per process; call after robosuite is imported.
 
     Raises:
-        SimulatorError: the backend cannot open a context.
+        SimulatorError: The backend cannot open a context, or the process was forked from one that
+            has: the threads of the OpenGL library are gone, and drawing would wait for them.
     """
+    if os.getpid() in _drawn_in:
+        return
+    if _drawn_in:
+        raise SimulatorError(
+            "this process was forked from one that has opened a simulator, and OpenGL does not "
+            "survive that. Start processes anew: gym.make_vec(..., vectorization_mode='async', "
+            "vector_kwargs={'context': 'spawn'}), or multiprocessing.get_context('spawn')."
+        )
     opengl_error = import_module("OpenGL.error").Error
     context_class = import_module("robosuite.utils.binding_utils").GLContext
     try:
@@ -61,6 +72,7 @@ def check_rendering() -> None:
             "`apt-get install libegl1 libgl1 libglib2.0-0 libosmesa6`, or try "
             f"MUJOCO_GL={other}."
         ) from error
+    _drawn_in.add(os.getpid())
 
 
 def use_context(sim: Any) -> None:

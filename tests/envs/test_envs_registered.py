@@ -1,7 +1,10 @@
 """What holds for every registered environment before anything is opened, and in company."""
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 
 import gymnasium as gym
 import numpy as np
@@ -116,7 +119,40 @@ def test_no_action_ends_in_a_foreign_error(name, kind):
     env.close()
 
 
+AFTER_DRAWING = """
+import sys, gymnasium as gym, dzrobot
+from dzrobot.errors import SimulatorError
+if __name__ == "__main__":
+    env = gym.make("dzrobot/lift-v0", resolution=64)
+    env.reset(seed=0)
+    env.close()
+    how = {"vector_kwargs": {"context": "spawn"}} if sys.argv[1] == "spawn" else {}
+    envs = gym.make_vec(
+        "dzrobot/lift-v0", num_envs=2, vectorization_mode="async", resolution=64, **how
+    )
+    try:
+        envs.reset(seed=0)
+        print("reset")
+    except SimulatorError as error:
+        print(error)
+    envs.close(terminate=True)
+"""
+
+
 class TestVectorEnvironments:
+    @pytest.mark.parametrize("backend", ["egl", pytest.param("osmesa", marks=pytest.mark.long)])
+    @pytest.mark.parametrize(
+        ("context", "said"), [("fork", "vector_kwargs={'context': 'spawn'}"), ("spawn", "reset\n")]
+    )
+    def test_async_after_drawing_works_or_names_the_cure(self, tmp_path, backend, context, said):
+        pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
+        (tmp_path / "program.py").write_text(AFTER_DRAWING)
+        done = subprocess.run(
+            [sys.executable, str(tmp_path / "program.py"), context], timeout=240,
+            env={**os.environ, "MUJOCO_GL": backend}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert said in done.stdout, done.stderr
+
     @pytest.mark.parametrize("mode", ["async", "sync"])
     def test_the_instruction_is_the_true_one_by_default(self, mode):
         envs = gym.make_vec("dzrobot/point-v0", num_envs=2, vectorization_mode=mode)

@@ -242,6 +242,49 @@ def wait_for(path, process, seconds=600):
         time.sleep(0.2)
 
 
+JOINS = {
+    "training": "from dzrobot.training.run.parallel import init_distributed as join; held = join()",
+    "evaluation": "from dzrobot.rollout.evaluation.ranks import join; held = join().__enter__()",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", JOINS)
+def test_no_rank_outlives_a_launcher_that_is_killed(train_environment, tmp_path, kind):
+    (tmp_path / "rank.py").write_text(
+        f"import os, pathlib, time; {JOINS[kind]}\n"
+        "pathlib.Path(f'{os.getpid()}.pid').touch(); time.sleep(600)\n"
+    )
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "rank.py",
+    ]  # fmt: skip
+    launcher = subprocess.Popen(command, cwd=tmp_path, env=train_environment)
+    try:
+        pids = sought(lambda: [int(p.stem) for p in tmp_path.glob("*.pid")], 2)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert sought(lambda: [pid for pid in pids if not is_running(pid)], 2)
+
+
+def sought(look, count, patience_s=120.0):
+    """Return what ``look`` finds, once there are ``count``."""
+    deadline = time.monotonic() + patience_s
+    while len(found := look()) < count:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+    return found
+
+
+def is_running(pid):
+    """Return whether a process is there and not merely waiting to be collected."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
 def test_launches_leave_no_partial_checkpoint(pair):
     # One is left alone by readers and removed by the next writer.
     assert not any(Path(pair.output).rglob("step_*.writing"))

@@ -33,6 +33,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
+from dzrobot.process import end_with_launcher
 from dzrobot.training.sft_config import ParallelConfig
 
 
@@ -94,6 +95,7 @@ def init_distributed(device_type: str | None = None) -> DistributedEnvironment:
     Raises:
         ConfigError: More processes on this machine than accelerators.
     """
+    end_with_launcher()
     set_cuda_defaults()
     kind = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))

@@ -414,6 +414,7 @@ def join() -> Ranks:
     """
     from torch.distributed.rendezvous import rendezvous
 
+    process.end_with_launcher()
     size, rank = process.world_size(), process.rank()
     try:
         with _reachable():
