@@ -43,7 +43,7 @@ test: assets  ## run the tests
 test-long: assets  ## run the long forms of some tests
 	$(BIN)/python -m pytest $(LONG_ARGS) -m "long and not robot"
 
-# The arm's drivers against emulated devices, with every fault, and and every driver blocked forever
+# The arm's drivers against emulated devices, with every fault, and every driver blocked forever
 # in every phase. About 15 minutes; -s shows the tables. With ARM_SCENE=lift the faulty arm stands over
 # a table in MuJoCo. Not part of `make test`: these tests depend on timing and need an idle machine.
 test-arm: assets  ## run the tests of the arm against emulated devices, in full

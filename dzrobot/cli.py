@@ -15,7 +15,7 @@ from dzrobot import __version__
 from dzrobot.documents import shorten
 from dzrobot.errors import DzrobotError, StoppedError, printable, suggest
 from dzrobot.importing import current_folder_importable
-from dzrobot.process import Terminated, is_first_to_report
+from dzrobot.process import Terminated, end_with_launcher, is_first_to_report
 
 GROUPS = {
     "evaluate": {
@@ -124,6 +124,8 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
     ``OMP_NUM_THREADS``. A small network is faster so, and its last bits do not depend on the cores.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # As soon as possible: a rank that has not met the others yet waits for a dead launcher.
+    end_with_launcher()
     try:
         # What a user writes as module:name, and what that imports, may lie in the current folder.
         with current_folder_importable():

@@ -2,11 +2,14 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
+import train_worker
 
 from dzrobot.training.cost.flops import SampleCost
+from dzrobot.training.run.checkpoint import step_folder
 from dzrobot.training.run.metrics import LogRecord, Rates, TrainMetrics
 from dzrobot.training.run.optimizer import StepOutcome
 from dzrobot.training.run.run_log import METRICS_FILE, RunLog
@@ -110,3 +113,19 @@ def test_log_records_have_a_fixed_schema(tmp_path, solo):
     # JSON has no NaN.
     assert lines[0]["loss"] is None
     assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_each_step_of_a_resumed_run_stands_once(tmp_path, train_root, solo):
+    folder = tmp_path / "run"
+    changes = {
+        "runner__output_dir": folder, "runner__max_steps": 3, "runner__resume_dir": "auto",
+        "checkpoint__save_interval": 2, "logging__log_interval": 1,
+    }  # fmt: skip
+    train_worker.trainer(solo, train_root, **changes).run()
+    # As if killed after step 3, while a line was written: the newest checkpoint is of step 2.
+    shutil.rmtree(step_folder(folder, 3))
+    with (folder / METRICS_FILE).open("a") as file:
+        file.write('{"step": 4, "lo')
+    train_worker.trainer(solo, train_root, **changes).run()
+    lines = [json.loads(line) for line in (folder / METRICS_FILE).read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3]

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import BaseModel, ValidationError
+
 from dzrobot.errors import ConfigError
-from dzrobot.files import explained, open_to_append, write_text
+from dzrobot.files import explained, open_to_append, whole_lines, write_bytes, write_text
 from dzrobot.importing import required
 
 METRICS_FILE = "metrics.jsonl"
@@ -33,11 +35,25 @@ class MetricLogger(Protocol):
         ...
 
 
-class JsonlLogger:
-    """Appends one JSON object per line; a number that is not finite becomes null."""
+class _Logged(BaseModel):
+    """A line of a run's metrics, in the part that a resumed run reads."""
 
-    def __init__(self, path: Path) -> None:
+    step: int
+
+
+class JsonlLogger:
+    """Appends one JSON object per line; a number that is not finite becomes null.
+
+    Args:
+        path: The file.
+        resumed: Step that a run goes on from. Lines of later steps are removed: those steps are
+            done again. None: nothing is removed.
+    """
+
+    def __init__(self, path: Path, resumed: int | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if resumed is not None:
+            _drop_later(path, resumed)
         # Line buffered: a killed run keeps every finished line.
         self._file = open_to_append(path)
 
@@ -52,13 +68,34 @@ class JsonlLogger:
         self._file.close()
 
 
-class TensorBoardLogger:
-    """Writes scalars below ``train/``."""
+def _drop_later(path: Path, step: int) -> None:
+    """Remove the lines of steps after ``step``; what is no line of ours stays."""
+    lines = whole_lines(path)
+    kept = []
+    for line in lines:
+        try:
+            later = _Logged.model_validate_json(line).step > step
+        except ValidationError:
+            later = False
+        if not later:
+            kept.append(line + b"\n")
+    if len(kept) < len(lines):
+        write_bytes(path, b"".join(kept))
 
-    def __init__(self, folder: Path) -> None:
+
+class TensorBoardLogger:
+    """Writes scalars below ``train/``.
+
+    Args:
+        folder: Of the event files.
+        resumed: Step that a run goes on from; what was written of later ones is no longer shown.
+    """
+
+    def __init__(self, folder: Path, resumed: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        purged = None if resumed is None else resumed + 1
+        self._writer = SummaryWriter(str(folder), purge_step=purged)  # type: ignore[no-untyped-call]
 
     def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
         """Write each number as a scalar."""

@@ -48,14 +48,28 @@ class RunLog:
 
     @classmethod
     def open(
-        cls, config: LoggingConfig, folder: Path, recipe: Mapping[str, Any], *, is_main: bool
+        cls,
+        config: LoggingConfig,
+        folder: Path,
+        recipe: Mapping[str, Any],
+        *,
+        is_main: bool,
+        resumed: int | None = None,
     ) -> "RunLog":
-        """Open the loggers that ``config`` asks for in ``folder``."""
+        """Open the loggers that ``config`` asks for in ``folder``.
+
+        Args:
+            config: Which loggers.
+            folder: Of the run.
+            recipe: What W&B shows of the run.
+            is_main: Whether this process logs.
+            resumed: Step that the run goes on from, if it may go on; see :class:`JsonlLogger`.
+        """
         if not is_main:
             return cls([], None)
-        loggers: list[MetricLogger] = [JsonlLogger(folder / METRICS_FILE)]
+        loggers: list[MetricLogger] = [JsonlLogger(folder / METRICS_FILE, resumed)]
         if config.tensorboard:
-            loggers.append(TensorBoardLogger(folder / "tensorboard"))
+            loggers.append(TensorBoardLogger(folder / "tensorboard", resumed))
         if config.wandb_project is not None:
             loggers.append(WandbLogger(config.wandb_project, folder, recipe))
         columns = (

@@ -84,9 +84,11 @@ class Trainer:
         recipe = config.model_dump(mode="json")
         with self._stopping_on_request():
             self.resume()
+            resumed = None if config.runner.resume_dir is None else self.step
             with RunLog.open(
-                config.logging, config.runner.output_dir, recipe, is_main=world.is_main
-            ) as log:
+                config.logging, config.runner.output_dir, recipe,
+                is_main=world.is_main, resumed=resumed,
+            ) as log:  # fmt: skip
                 if world.is_main:
                     _log.info("%s", describe(self.components, self.step))
                 finished = self._train(log)
