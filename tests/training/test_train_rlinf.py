@@ -96,7 +96,8 @@ def test_what_is_written_under_our_name_stands():
     written = ["optim.lr=1e-5", "actor.optim.lr=1e-4"]
     done = translate(read_config({}, written))
     assert done.raw.values == {"optim": {"lr": 1e-5}}
-    assert ("actor.optim.lr", "optim.lr is written too; keep one") in done.faults
+    assert [name for name, _ in done.faults] == ["actor.optim.lr"]
+    assert "is called optim.lr here, and optim.lr is set too" in done.faults[0][1]
 
 
 RECIPE = """

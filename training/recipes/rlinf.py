@@ -230,7 +230,13 @@ def translate(raw: RawConfig) -> Translation:
         if _put(done.raw.values, target, value, over=False):
             origins[target] = raw.where(place)
         else:
-            done.dropped.append((dotted(place), f"{ours} is written too; keep one"))
+            done.renamed.remove((dotted(place), ours))
+            done.dropped.append(
+                (
+                    dotted(place),
+                    f"is called {ours} here, and {ours} is set too: give the value by that name alone",
+                )
+            )
     _read_values(done, origins)
     return Translation(
         RawConfig(done.raw.values, origins), done.renamed, done.dropped, done.read_as
