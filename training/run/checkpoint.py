@@ -31,6 +31,7 @@ from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.checksums import check_checksums, write_checksums
 from dzrobot.policies.dreamzero.checkpoints.dcp import DESCRIPTION, CheckedReader, read_description
 from dzrobot.policies.dreamzero.checkpoints.directory import TRAINING_META, TRAINING_STATE
+from dzrobot.policies.dreamzero.checkpoints.hub import named_step
 from dzrobot.training.run.build import TrainingComponents
 from dzrobot.training.run.optimizer import Ema, Optimizer
 from dzrobot.training.run.parallel import DistributedEnvironment
@@ -181,6 +182,7 @@ def find_checkpoint(path: Path) -> SavedCheckpoint:
     Raises:
         CheckpointError: There is none, or the one that is named is damaged.
     """
+    path = named_step(path)
     if path.name.startswith(_PREFIX):
         saved = read_checkpoint(path)
         verify(saved)

@@ -11,6 +11,7 @@ _REPO_ID = re.compile(r"(?!.*\.(?:pth|pt|bin|safetensors|json|yaml)$)[A-Za-z0-9]
 _REPO_FILE = re.compile(
     r"([A-Za-z0-9][\w.-]*/[\w.-]+)/((?:\w[\w.-]*/)*\w[\w.-]*\.(?:pth|pt|bin|safetensors))"
 )
+_STEP = re.compile(r"step_(\d{1,15})", re.ASCII)
 CARD = "README.md"
 _PLAIN_CARD = """---
 tags: [LeRobot, robotics, dzrobot]
@@ -61,6 +62,32 @@ def locate(path_or_repo: str | Path, revision: str | None = None) -> Path:
     return fetch(str(path_or_repo), revision, _PATTERNS)
 
 
+def named_step(path: Path) -> Path:
+    """Return the folder that ``path`` names by its step: ``step_12`` is ``step_00000012``.
+
+    What exists, and what has no name of a step, stays as it is.
+
+    Raises:
+        CheckpointError: Only other steps lie there; it names the nearest.
+    """
+    if not path.name.startswith("step_") or path.exists():
+        return path
+    there = {
+        int(found[1]): other
+        for other in path.parent.glob("step_*")
+        if (found := _STEP.fullmatch(other.name)) and other.is_dir()
+    }
+    named = _STEP.fullmatch(path.name)
+    wanted = int(named[1]) if named else max(there, default=0)
+    if wanted in there and named:
+        return there[wanted]
+    near = sorted(there, key=lambda step: (abs(step - wanted), step))[:4]
+    if not near:
+        return path
+    names = ", ".join(there[step].name for step in sorted(near))
+    raise CheckpointError(f"no {path.name} in {path.parent}; the nearest there: {names}")
+
+
 def local_path(path_or_repo: str | Path, revision: str | None = None) -> Path | None:
     """Return the path on this machine that is meant; None: it names something on the hub.
 
@@ -75,6 +102,7 @@ def local_path(path_or_repo: str | Path, revision: str | None = None) -> Path | 
     """
     path = Path(path_or_repo).expanduser()
     try:
+        path = named_step(path)
         there = path.exists()
         usable = path.is_file() or path.is_dir()
     except (OSError, ValueError) as error:
