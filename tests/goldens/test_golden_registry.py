@@ -17,6 +17,7 @@ from golden_kinds.registry import (
 )
 
 from dzrobot.modality.window import clean_instruction
+from dzrobot.policies.dreamzero.network.prompt import clean
 
 pytestmark = pytest.mark.goldens
 
@@ -42,19 +43,27 @@ def test_instructions_with_entities_and_blanks_are_compared_as_the_tokenizer_cle
     goldens, tmp_path
 ):
     golden = next(g for g in manifests(goldens) if g.kind == "input_transforms")
-    manifest, words = golden.manifest, clean_instruction(golden.manifest["prompt"])
-    given = "Open  the &amp; top Drawer"
-    texts = [
-        text.replace(words, "open the & top drawer") for text in manifest["prompts_out"]["text"]
-    ]
-    assert texts != manifest["prompts_out"]["text"]
-    prompts = {**manifest["prompts_out"], "text": texts}
-    shutil.copy(goldens / manifest["file"], tmp_path)
+    shutil.copy(goldens / golden.manifest["file"], tmp_path)
     path = tmp_path / "x.json"
-    path.write_text(json.dumps({**manifest, "prompt": given, "prompts_out": prompts}))
-    assert passes(Golden(path).check())
-    path.write_text(json.dumps({**manifest, "prompt": "Open it", "prompts_out": prompts}))
-    assert not passes(Golden(path).check())
+    # From one to the other: a folder of another seed may hold such an instruction itself.
+    odd = asking(golden.manifest, "Open  the &amp; top Drawer")
+    assert "open the & top drawer" in odd["prompts_out"]["text"][0]
+    for manifest in (odd, asking(odd, "Wipe the  table &amp; go")):
+        path.write_text(json.dumps(manifest))
+        assert passes(Golden(path).check())
+        path.write_text(json.dumps({**manifest, "prompt": "Open it"}))
+        assert not passes(Golden(path).check())
+
+
+def asking(manifest, prompt):
+    """Return the manifest with another instruction, in the recorded prompts too."""
+    texts = []
+    for number, text in enumerate(manifest["prompts_out"]["text"]):
+        end = " now" if number else ""
+        was, new = (clean(clean_instruction(p + end)) for p in (manifest["prompt"], prompt))
+        assert was in text
+        texts.append(text.replace(was, new))
+    return {**manifest, "prompt": prompt, "prompts_out": {**manifest["prompts_out"], "text": texts}}
 
 
 def test_changed_numbers_and_unknown_kinds_fail(goldens, tmp_path):
