@@ -18,6 +18,9 @@ from dzrobot.training.sft_config import EpisodeChoice
 
 SUMMARY = "measure normalization statistics of LeRobot datasets"
 
+COLUMNS = {"state": "observation.state", "action": "action"}
+"""LeRobot's own names of the columns, for a robot without code."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot stats``."""
@@ -65,10 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_columns(group: Any) -> None:
     group.add_argument("--embodiment-tag", type=flags.text, metavar="TAG", help="name of the robot")
-    for what, column in (("state", "observation.state"), ("action", "action")):
+    for what, column in COLUMNS.items():
         group.add_argument(
-            f"--{what}-key", type=flags.text, default=column, metavar="COLUMN",
-            help=f"column of the {what}",
+            f"--{what}-key", type=flags.text, metavar="COLUMN",
+            help=f"column of the {what} (default: {column})",
         )  # fmt: skip
     group.add_argument(
         "--video-keys",
@@ -95,12 +98,20 @@ def _of_run(arguments: argparse.Namespace) -> tuple[Embodiment, bool, EpisodeCho
                 "--embodiment-tag TAG describes a robot by --state-key, --action-key and "
                 "--video-keys, all of this dataset; a robot that is known is named instead"
             )
-        columns = {"state": arguments.state_key, "action": arguments.action_key}
+        given = {"state": arguments.state_key, "action": arguments.action_key}
+        columns = {what: given[what] or column for what, column in COLUMNS.items()}
         described = described_robot(
             arguments.embodiment_tag, arguments.dataset[0], columns, arguments.video_keys,
             use_modality=arguments.use_modality_json,
         )  # fmt: skip
         return described, arguments.per_step, arguments.episodes or "successes"
+    for option in ("state_key", "action_key", "video_keys", "use_modality_json"):
+        if getattr(arguments, option):
+            raise ConfigError(
+                f"--{option.replace('_', '-')} describes a robot without code: write "
+                "--embodiment-tag TAG, a name of your own, in place of a known robot, whose "
+                "Embodiment names its columns"
+            )
     tag = arguments.embodiment or arguments.named
     if tag is None or (arguments.embodiment and arguments.named):
         raise ConfigError("name one robot: dzrobot stats TAG --dataset PATH --output metadata.json")

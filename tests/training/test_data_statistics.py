@@ -296,6 +296,12 @@ def test_statistics_without_code(world, tmp_path, capsys):
     assert main([*typed, state, "--merge"]) == 2
     assert "holds no images" in capsys.readouterr().err
 
+    known = ["stats", "libero_sim", *typed[3:], *videos]
+    assert main(known) == 2
+    assert "--state-key describes a robot without code: write --embodiment-tag" in (
+        capsys.readouterr().err
+    )
+
     cut = {"state": {"first": {"start": 0, "end": 1, "original_key": state}},
            "action": {"all": {"original_key": action}}}  # fmt: skip
     (folder / "meta/modality.json").write_text(json.dumps(cut))
