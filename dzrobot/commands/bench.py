@@ -146,7 +146,7 @@ def _tables(result: BenchResult) -> Iterator[str | Table]:
     machine = next(iter(result.parts.values()))
     yield _where(result)
     table = Table(title=f"dzrobot {machine.version}, {machine.tree}", title_justify="left")
-    table.add_column("part")
+    table.add_column("part", overflow="fold")
     table.add_column("what", overflow="fold")
     for name in ("p50", "p95", "unit", "n"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -184,7 +184,7 @@ def _comparison(result: BenchComparison) -> Iterator[str | Table]:
         else "this build over the base, which was measured at another time",
         title_justify="left",
     )  # fmt: skip
-    table.add_column("part")
+    table.add_column("part", overflow="fold")
     table.add_column("what", overflow="fold")
     for name in ("unit", "base", "this", "ratio", "95 %", "verdict"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -169,7 +169,7 @@ def _predictions_table(runs: Sequence[Results]) -> Table:
     table = Table(title="predicted video and success", title_justify="left")
     table.add_column("run", overflow="fold")
     table.add_column("success", justify="right", no_wrap=True)
-    table.add_column("mean over plans of")
+    table.add_column("mean over plans of", overflow="fold")
     for name in ("in successes", "in failures", "rho", "95 %"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in quality_rows(scored):

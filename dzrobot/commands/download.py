@@ -4,9 +4,6 @@ import argparse
 from dataclasses import dataclass
 from typing import Literal
 
-from rich.console import Console
-from rich.table import Table
-
 from dzrobot.commands.options import flags
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.hub import fetch_to
@@ -25,6 +22,14 @@ class Published:
 
     files: tuple[str, ...] = ()
     """Of a repository that is not needed as a whole."""
+
+    @property
+    def needs(self) -> str:
+        """Return the room it takes."""
+        if self.parameters is None:
+            return "its size is on the hub"
+        # Both in bfloat16, two bytes a parameter.
+        return f"{2 * self.parameters:.0f} GB on disk, and of memory to act"
 
 
 PUBLISHED = {
@@ -72,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Fetch, or list."""
     if arguments.id is None:
-        Console(highlight=False).print(_table())
+        _print_published()
         return 0
     known = PUBLISHED.get(arguments.id)
     if arguments.id.count("/") != 1:
@@ -89,10 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _table() -> Table:
-    table = Table("id", "what", "disk", "memory to act")
+def _print_published() -> None:
+    """Print one block a repository, not a table: an id that is cut short cannot be typed."""
     for name, published in PUBLISHED.items():
-        # Both in bfloat16, two bytes a parameter.
-        size = "" if published.parameters is None else f"{2 * published.parameters:.0f} GB"
-        table.add_row(name, f"{published.kind}: {published.use}", size or "see the hub", size)
-    return table
+        print(name)
+        print(f"    {published.kind}: {published.use}; {published.needs}")

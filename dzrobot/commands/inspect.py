@@ -58,6 +58,8 @@ def _facts(report: "Report") -> "Table":
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
     tags = "no metadata.json" if report.tags is None else ", ".join(report.tags) or "none"
     size = report.frame_size
     memory = report.memory
@@ -112,9 +114,10 @@ def _passport(report: "Report") -> str:
 
 
 def _parts(report: "Report") -> "Table":
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("part", "tensors", "parameters", "stored", "dtypes")
+    names = ("part", "tensors", "parameters", "stored", "dtypes")
+    table = Table(*(Column(name, overflow="fold") for name in names))
     for part in report.parts:
         table.add_row(
             part.name,

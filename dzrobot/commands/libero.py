@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from dzrobot.commands.options import flags
@@ -183,8 +183,18 @@ def _wheels(stage: Path) -> Fetch:
         return WheelFetch(download_wheels(stage, show))
 
 
+def _console() -> Console:
+    return Console(width=None if Console().is_terminal else WIDTH, highlight=False)
+
+
+def _columns(*names: str) -> Iterator[Column]:
+    """Yield columns that fold: a name or a path that is cut short cannot be typed."""
+    for name in names:
+        yield Column(name, overflow="fold")
+
+
 def _check(suites: Sequence[str]) -> int:
-    table = Table("part", "verdict", "details")
+    table = Table(*_columns("part", "verdict", "details"))
     checks: dict[str, Callable[[], str]] = {
         "versions": _versions,
         "hf-libero": _libero,
@@ -199,7 +209,7 @@ def _check(suites: Sequence[str]) -> int:
         except DzrobotError as error:
             faults += 1
             table.add_row(name, "FAULT", str(error))
-    Console().print(table)
+    _console().print(table)
     return 1 if faults else 0
 
 
@@ -216,7 +226,7 @@ def _tasks(package: TaskPackage) -> str:
 
 def _list(suites: Sequence[str]) -> int:
     """Print the suites with what keeps their tasks from running, or every task of some."""
-    console = Console(width=None if Console().is_terminal else WIDTH, highlight=False)
+    console = _console()
     for suite in suites:
         listed = list(list_tasks(suite))
         console.print(_tasks_table(suite, listed))
@@ -224,7 +234,8 @@ def _list(suites: Sequence[str]) -> int:
             console.print(line, soft_wrap=True)
     if suites:
         return 0
-    table = Table("suite", "axis", "tasks", "can run", "own instruction", "starts", "why not")
+    names = ("suite", "axis", "tasks", "can run", "own instruction", "starts", "why not")
+    table = Table(*_columns(*names))
     absent: dict[str, TaskPackage] = {}
     for suite in SUITES:
         package = PACKAGES[suite]
@@ -285,9 +296,8 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def _tasks_table(suite: str, tasks: Sequence[ListedTask]) -> Table:
-    table = Table(
-        "task", "axis", "instruction in the problem file", "starts", "why not", title=suite
-    )
+    names = ("task", "axis", "instruction in the problem file", "starts", "why not")
+    table = Table(*_columns(*names), title=suite)
     for task in tasks:
         cells = (str(task.task.task_id), task.task.axis or "", task.language, str(task.starts))
         table.add_row(*map(Text, (*cells, "; ".join(task.faults))))
