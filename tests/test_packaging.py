@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import venv
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,28 @@ def test_lazy_names_are_what_they_say(package):
     assert set(imported) == set(module.__all__)
     for name, home in imported.items():
         assert getattr(importlib.import_module(home), name) is getattr(module, name)
+
+
+@pytest.mark.long
+def test_a_users_type_checker_follows_an_editable_install(tmp_path):
+    """An import hook, setuptools' choice for mapped folders, is something it cannot follow."""
+    site = tmp_path / "venv"
+    venv.create(site, with_pip=True)
+    python = site / "bin/python"
+    clean = {key: value for key, value in os.environ.items() if "PATH" not in key or key == "PATH"}
+    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--editable", ROOT]
+    subprocess.run(install, check=True, env=clean)
+    lines = (
+        "from dzrobot.policies.dreamzero.checkpoints.hub import named_step",
+        "from dzrobot.errors import suggest",
+        "number: int = suggest('a', ['b'])",
+    )
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    found = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "mine.py"],
+        cwd=tmp_path, env=clean, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    (fault,) = (line for line in found.stdout.splitlines() if "error:" in line)
+    assert fault.startswith("mine.py:3: error: Incompatible types in assignment (expression has"), (
+        found.stdout
+    )
