@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dzrobot.errors import DzrobotError, suggest
+from dzrobot.policies.dreamzero.checkpoints.hub import step_path, steps_beside
 from dzrobot.training.recipes.architecture import SourcePlan, source_plans
 from dzrobot.training.recipes.check_inputs import (
     Problem,
@@ -173,10 +174,11 @@ def _features(config: SFTConfig) -> Iterator[Problem]:
 
 def _resume(config: SFTConfig) -> Iterator[Problem]:
     resume = config.runner.resume_dir
-    if isinstance(resume, Path) and not resume.is_dir():
+    if isinstance(resume, Path) and not step_path(resume).is_dir():
         yield Problem(
             "runner.resume_dir",
-            f"no folder {resume}; 'auto' takes the newest checkpoint of output_dir, if any",
+            f"no folder {resume}; 'auto' takes the newest checkpoint of output_dir, if any"
+            f"{steps_beside(resume)}",
         )
 
 

@@ -11,6 +11,7 @@ _REPO_ID = re.compile(r"(?!.*\.(?:pth|pt|bin|safetensors|json|yaml)$)[A-Za-z0-9]
 _REPO_FILE = re.compile(
     r"([A-Za-z0-9][\w.-]*/[\w.-]+)/((?:\w[\w.-]*/)*\w[\w.-]*\.(?:pth|pt|bin|safetensors))"
 )
+_STEP = re.compile(r"step_(\d{1,15})((?:_adapters)?)", re.ASCII)
 CARD = "README.md"
 _PLAIN_CARD = """---
 tags: [LeRobot, robotics, dzrobot]
@@ -35,6 +36,25 @@ def is_hub_file(text: str) -> bool:
 def is_hub_id(text: str) -> bool:
     """Return whether ``text`` has the form ``owner/name`` and is no path on this machine."""
     return _REPO_ID.fullmatch(text) is not None and not Path(text).exists()
+
+
+def step_path(path: Path) -> Path:
+    """Return ``path``; where it says ``step_12`` for a run's ``step_00000012``, that folder."""
+    named = _STEP.fullmatch(path.name)
+    if named is None or path.exists():
+        return path
+    whole = path.with_name(f"step_{int(named[1]):08d}{named[2]}")
+    return whole if whole.exists() else path
+
+
+def steps_beside(path: Path) -> str:
+    """Return the end of a message: the steps nearest to one that is not there; else ''."""
+    named = _STEP.fullmatch(path.name)
+    if named is None or not path.parent.is_dir():
+        return ""
+    beside = {p.name: found for p in path.parent.iterdir() if (found := _STEP.fullmatch(p.name))}
+    nearest = sorted(beside, key=lambda name: abs(int(beside[name][1]) - int(named[1])))[:3]
+    return f"; nearest there: {', '.join(nearest)}" if nearest else ""
 
 
 def locate(path_or_repo: str | Path, revision: str | None = None) -> Path:
@@ -75,6 +95,7 @@ def local_path(path_or_repo: str | Path, revision: str | None = None) -> Path | 
     """
     path = Path(path_or_repo).expanduser()
     try:
+        path = step_path(path)
         there = path.exists()
         usable = path.is_file() or path.is_dir()
     except (OSError, ValueError) as error:
@@ -98,6 +119,7 @@ def local_path(path_or_repo: str | Path, revision: str | None = None) -> Path | 
     ):
         raise CheckpointError(
             f"no checkpoint at {path}; give a folder, a file, or a Hugging Face id owner/name"
+            f"{steps_beside(path)}"
         )
     return None
 
