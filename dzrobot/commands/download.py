@@ -1,11 +1,9 @@
 """``dzrobot download``: published checkpoints and datasets, and what each of them needs."""
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
-
-from rich.console import Console
-from rich.table import Table
 
 from dzrobot.commands.options import flags
 from dzrobot.errors import CheckpointError
@@ -72,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Fetch, or list."""
     if arguments.id is None:
-        Console(highlight=False).print(_table())
+        print("\n".join(_listed()))
         return 0
     known = PUBLISHED.get(arguments.id)
     if arguments.id.count("/") != 1:
@@ -89,10 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _table() -> Table:
-    table = Table("id", "what", "disk", "memory to act")
+def _listed() -> Iterator[str]:
+    """Yield the lines of a list, not a table: no width of a terminal may cut what is typed."""
     for name, published in PUBLISHED.items():
+        yield name
         # Both in bfloat16, two bytes a parameter.
         size = "" if published.parameters is None else f"{2 * published.parameters:.0f} GB"
-        table.add_row(name, f"{published.kind}: {published.use}", size or "see the hub", size)
-    return table
+        needs = f"{size} on disk, {size} of memory to act" if size else "for its size see the hub"
+        yield f"    {published.kind}: {published.use}; {needs}"
