@@ -1,6 +1,7 @@
 """``dzrobot download``: published checkpoints and datasets, and what each of them needs."""
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,14 +23,6 @@ class Published:
 
     files: tuple[str, ...] = ()
     """Of a repository that is not needed as a whole."""
-
-    @property
-    def needs(self) -> str:
-        """Return the room it takes."""
-        if self.parameters is None:
-            return "its size is on the hub"
-        # Both in bfloat16, two bytes a parameter.
-        return f"{2 * self.parameters:.0f} GB on disk, and of memory to act"
 
 
 PUBLISHED = {
@@ -77,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Fetch, or list."""
     if arguments.id is None:
-        _print_published()
+        print("\n".join(_listed()))
         return 0
     known = PUBLISHED.get(arguments.id)
     if arguments.id.count("/") != 1:
@@ -94,8 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_published() -> None:
-    """Print one block a repository, not a table: an id that is cut short cannot be typed."""
+def _listed() -> Iterator[str]:
+    """Yield the lines of a list, not a table: no width of a terminal may cut what is typed."""
     for name, published in PUBLISHED.items():
-        print(name)
-        print(f"    {published.kind}: {published.use}; {published.needs}")
+        yield name
+        # Both in bfloat16, two bytes a parameter.
+        size = "" if published.parameters is None else f"{2 * published.parameters:.0f} GB"
+        needs = f"{size} on disk, {size} of memory to act" if size else "for its size see the hub"
+        yield f"    {published.kind}: {published.use}; {needs}"

@@ -142,9 +142,9 @@ def test_what_is_not_there_is_one_message(server, tmp_path, capsys):
     assert "neither an exported checkpoint" in capsys.readouterr().err
 
 
-def test_published_ids_are_listed_with_their_needs(capsys, monkeypatch):
+def test_published_ids_are_listed_whole_with_their_needs(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     assert main(["download"]) == 0
     said = capsys.readouterr().out
-    assert [line for line in said.splitlines() if not line.startswith(" ")] == list(PUBLISHED)
+    assert set(PUBLISHED) <= set(said.splitlines())
     assert "46 GB" in said

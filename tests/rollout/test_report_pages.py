@@ -325,3 +325,21 @@ def brightness(browser, name, place):
     ]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color[:3]]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_nothing_is_cut_off_on_a_narrow_screen(browser, pair):
+    size = {"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        browser.get(pair.as_uri())
+        outside = browser.execute_script(
+            "return [...document.body.querySelectorAll('*')].filter(e => !e.parentElement.closest("
+            "'.scroll, svg') && e.getBoundingClientRect().right > innerWidth)"
+            ".map(e => e.outerHTML.slice(0, 80))"
+        )
+        whole = browser.execute_script("return document.documentElement.scrollWidth")
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert browser.find_elements("id", "episodes")
+    assert outside == []
+    assert whole <= 420

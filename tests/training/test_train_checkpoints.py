@@ -7,6 +7,7 @@ import torch
 import train_worker
 
 from dzrobot.errors import CheckpointError
+from dzrobot.policies.dreamzero.checkpoints.hub import local_path
 from dzrobot.training.run.checkpoint import (
     LATEST,
     CheckpointWriter,
@@ -37,6 +38,20 @@ def test_the_last_few_are_kept(tmp_path, solo, background):
     found = state(0)
     load_state(find_checkpoint(tmp_path), found)
     assert torch.equal(found["model"]["w"], torch.full((4, 3), 3.0))
+
+
+def test_a_step_is_named_with_or_without_its_zeros(tmp_path, solo):
+    writer = CheckpointWriter(tmp_path, CheckpointConfig(keep_last_k=9), solo)
+    for step in (2, 8, 30, 900):
+        writer.save(step, state(step), {"skips": 0}, wait=True)
+    short = tmp_path / "step_30"
+    assert find_checkpoint(short).path == tmp_path / "step_00000030"
+    assert local_path(str(short)) == tmp_path / "step_00000030"
+    nearest = "nearest there: step_00000008, step_00000002, step_00000030"
+    with pytest.raises(CheckpointError, match=nearest):
+        find_checkpoint(tmp_path / "step_9")
+    with pytest.raises(CheckpointError, match=nearest):
+        local_path(str(tmp_path / "step_00000009"))
 
 
 def test_torn_folders_are_ignored_and_cleared(tmp_path, solo):

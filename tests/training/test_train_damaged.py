@@ -22,7 +22,6 @@ from dzrobot.cli import main
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.checksums import write_checksums
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
-from dzrobot.policies.dreamzero.checkpoints.hub import locate, named_step
 from dzrobot.policies.dreamzero.checkpoints.load import LoadOptions, load_network
 from dzrobot.training.run.checkpoint import (
     CheckpointWriter,
@@ -300,18 +299,3 @@ def test_an_own_training_checkpoint_opens(train_root, solo, tmp_path):
         name = "blocks.0.ffn.0.weight"
         weight = train_worker.whole(run.components.optimizer.named[name])
         assert torch.equal(loaded[f"model.{name}"], weight)
-
-
-@pytest.mark.parametrize("name", ["step_1", "step_00000001"])
-def test_a_step_is_named_with_and_without_zeros(tmp_path, name):
-    (tmp_path / "step_00000001").mkdir()
-    assert named_step(tmp_path / name) == tmp_path / "step_00000001"
-
-
-def test_a_step_that_is_not_there_gets_the_nearest(tmp_path):
-    for step in (100, 200, 300, 400, 500, 600):
-        (tmp_path / f"step_{step:08d}").mkdir()
-    near = "step_00000100, step_00000200, step_00000300, step_00000400$"
-    for look in (find_checkpoint, locate):
-        with pytest.raises(CheckpointError, match=near):
-            look(tmp_path / "step_210")

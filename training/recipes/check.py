@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from dzrobot.errors import CheckpointError, DzrobotError, suggest
-from dzrobot.policies.dreamzero.checkpoints.hub import named_step
+from dzrobot.errors import DzrobotError, suggest
+from dzrobot.policies.dreamzero.checkpoints.hub import step_path, steps_beside
 from dzrobot.training.recipes.architecture import SourcePlan, source_plans
 from dzrobot.training.recipes.check_inputs import (
     Problem,
@@ -174,17 +174,11 @@ def _features(config: SFTConfig) -> Iterator[Problem]:
 
 def _resume(config: SFTConfig) -> Iterator[Problem]:
     resume = config.runner.resume_dir
-    if not isinstance(resume, Path):
-        return
-    try:
-        folder = named_step(resume)
-    except CheckpointError as error:
-        yield Problem("runner.resume_dir", str(error))
-        return
-    if not folder.is_dir():
+    if isinstance(resume, Path) and not step_path(resume).is_dir():
         yield Problem(
             "runner.resume_dir",
-            f"no folder {resume}; 'auto' takes the newest checkpoint of output_dir, if any",
+            f"no folder {resume}; 'auto' takes the newest checkpoint of output_dir, if any"
+            f"{steps_beside(resume)}",
         )
 
 

@@ -234,8 +234,7 @@ def translate(raw: RawConfig) -> Translation:
             done.dropped.append(
                 (
                     dotted(place),
-                    f"is called {ours} here, and {ours} is set too: give the value by that name "
-                    "alone",
+                    f"is called {ours} here, and {ours} is set too: use that name alone",
                 )
             )
     _read_values(done, origins)

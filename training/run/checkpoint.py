@@ -31,7 +31,7 @@ from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.checksums import check_checksums, write_checksums
 from dzrobot.policies.dreamzero.checkpoints.dcp import DESCRIPTION, CheckedReader, read_description
 from dzrobot.policies.dreamzero.checkpoints.directory import TRAINING_META, TRAINING_STATE
-from dzrobot.policies.dreamzero.checkpoints.hub import named_step
+from dzrobot.policies.dreamzero.checkpoints.hub import step_path, steps_beside
 from dzrobot.training.run.build import TrainingComponents
 from dzrobot.training.run.optimizer import Ema, Optimizer
 from dzrobot.training.run.parallel import DistributedEnvironment
@@ -102,7 +102,7 @@ def read_checkpoint(path: Path) -> SavedCheckpoint:
         raise CheckpointError(
             f"{path} is no complete training checkpoint: it needs {TRAINING_META} and "
             f"{TRAINING_STATE}/{DESCRIPTION}. Give a folder {_PREFIX}00001000 or the run folder "
-            "that holds such folders."
+            f"that holds such folders{steps_beside(path)}."
         )
     meta = read_json(path / TRAINING_META, TrainingMeta, CheckpointError)
     name = _NAME.fullmatch(path.name)
@@ -182,7 +182,7 @@ def find_checkpoint(path: Path) -> SavedCheckpoint:
     Raises:
         CheckpointError: There is none, or the one that is named is damaged.
     """
-    path = named_step(path)
+    path = step_path(path)
     if path.name.startswith(_PREFIX):
         saved = read_checkpoint(path)
         verify(saved)

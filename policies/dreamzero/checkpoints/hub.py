@@ -11,7 +11,7 @@ _REPO_ID = re.compile(r"(?!.*\.(?:pth|pt|bin|safetensors|json|yaml)$)[A-Za-z0-9]
 _REPO_FILE = re.compile(
     r"([A-Za-z0-9][\w.-]*/[\w.-]+)/((?:\w[\w.-]*/)*\w[\w.-]*\.(?:pth|pt|bin|safetensors))"
 )
-_STEP = re.compile(r"step_(\d{1,15})", re.ASCII)
+_STEP = re.compile(r"step_(\d{1,15})((?:_adapters)?)", re.ASCII)
 CARD = "README.md"
 _PLAIN_CARD = """---
 tags: [LeRobot, robotics, dzrobot]
@@ -38,6 +38,25 @@ def is_hub_id(text: str) -> bool:
     return _REPO_ID.fullmatch(text) is not None and not Path(text).exists()
 
 
+def step_path(path: Path) -> Path:
+    """Return ``path``; where it says ``step_12`` for a run's ``step_00000012``, that folder."""
+    named = _STEP.fullmatch(path.name)
+    if named is None or path.exists():
+        return path
+    whole = path.with_name(f"step_{int(named[1]):08d}{named[2]}")
+    return whole if whole.exists() else path
+
+
+def steps_beside(path: Path) -> str:
+    """Return the end of a message: the steps nearest to one that is not there; else ''."""
+    named = _STEP.fullmatch(path.name)
+    if named is None or not path.parent.is_dir():
+        return ""
+    beside = {p.name: found for p in path.parent.iterdir() if (found := _STEP.fullmatch(p.name))}
+    nearest = sorted(beside, key=lambda name: abs(int(beside[name][1]) - int(named[1])))[:3]
+    return f"; nearest there: {', '.join(nearest)}" if nearest else ""
+
+
 def locate(path_or_repo: str | Path, revision: str | None = None) -> Path:
     """Return the local path of a checkpoint; what a hub id names is fetched from the hub.
 
@@ -62,32 +81,6 @@ def locate(path_or_repo: str | Path, revision: str | None = None) -> Path:
     return fetch(str(path_or_repo), revision, _PATTERNS)
 
 
-def named_step(path: Path) -> Path:
-    """Return the folder that ``path`` names by its step: ``step_12`` is ``step_00000012``.
-
-    What exists, and what has no name of a step, stays as it is.
-
-    Raises:
-        CheckpointError: Only other steps lie there; it names the nearest.
-    """
-    if not path.name.startswith("step_") or path.exists():
-        return path
-    there = {
-        int(found[1]): other
-        for other in path.parent.glob("step_*")
-        if (found := _STEP.fullmatch(other.name)) and other.is_dir()
-    }
-    named = _STEP.fullmatch(path.name)
-    wanted = int(named[1]) if named else max(there, default=0)
-    if wanted in there and named:
-        return there[wanted]
-    near = sorted(there, key=lambda step: (abs(step - wanted), step))[:4]
-    if not near:
-        return path
-    names = ", ".join(there[step].name for step in sorted(near))
-    raise CheckpointError(f"no {path.name} in {path.parent}; the nearest there: {names}")
-
-
 def local_path(path_or_repo: str | Path, revision: str | None = None) -> Path | None:
     """Return the path on this machine that is meant; None: it names something on the hub.
 
@@ -102,7 +95,7 @@ def local_path(path_or_repo: str | Path, revision: str | None = None) -> Path | 
     """
     path = Path(path_or_repo).expanduser()
     try:
-        path = named_step(path)
+        path = step_path(path)
         there = path.exists()
         usable = path.is_file() or path.is_dir()
     except (OSError, ValueError) as error:
@@ -126,6 +119,7 @@ def local_path(path_or_repo: str | Path, revision: str | None = None) -> Path | 
     ):
         raise CheckpointError(
             f"no checkpoint at {path}; give a folder, a file, or a Hugging Face id owner/name"
+            f"{steps_beside(path)}"
         )
     return None
 
