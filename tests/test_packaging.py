@@ -158,7 +158,7 @@ def test_a_users_type_checker_follows_an_editable_install(tmp_path):
     install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--editable", ROOT]
     subprocess.run(install, check=True, env=clean)
     lines = (
-        "from dzrobot.policies.dreamzero.checkpoints.hub import named_step",
+        "from dzrobot.policies.dreamzero.checkpoints.hub import is_hub_id",
         "from dzrobot.errors import suggest",
         "number: int = suggest('a', ['b'])",
     )
