@@ -7,7 +7,7 @@ prints the message alone and exits with code 2.
 import difflib
 import errno
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
@@ -104,6 +104,20 @@ def suggest(name: str, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the nearest known name, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def refuse_unknown(what: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Check that all ``given`` names of arguments are ``known``.
+
+    Raises:
+        UnknownNameError: One is not; names the nearest.
+    """
+    for name in given:
+        if name not in known:
+            raise UnknownNameError(
+                f"{what} takes no argument {name!r}.{suggest(name, known)} Known: "
+                f"{', '.join(known) or 'none'}."
+            )
 
 
 def preview(names: Iterable[object], limit: int = 4) -> str:

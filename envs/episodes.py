@@ -1,13 +1,33 @@
-"""What all environments here report of an episode: initial state, success, kind of failure."""
+"""What all environments here share: arguments by name, initial states, kinds of failure."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
-from dzrobot.errors import ModalityError
+from dzrobot.errors import ModalityError, refuse_unknown
+
+P = ParamSpec("P")
 
 DRAWN = 2**31
 """How many there are where a start's number is all that it is drawn from."""
+
+
+def named_arguments(init: Callable[P, None]) -> Callable[P, None]:
+    """Make a constructor that ``gym.make`` calls name the nearest argument to an unknown one.
+
+    Raises:
+        UnknownNameError: The constructor takes no such argument.
+    """
+    known = [*inspect.signature(init).parameters][1:]
+
+    @wraps(init)
+    def checked(*args: P.args, **given: P.kwargs) -> None:
+        refuse_unknown(type(args[0]).__name__, given, known)
+        init(*args, **given)
+
+    return checked
 
 
 class InitialStates:

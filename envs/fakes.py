@@ -6,7 +6,13 @@ import gymnasium as gym
 import numpy as np
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.episodes import NEAR_SHARE, FailureClass, InitialStates, episode_info
+from dzrobot.envs.episodes import (
+    NEAR_SHARE,
+    FailureClass,
+    InitialStates,
+    episode_info,
+    named_arguments,
+)
 from dzrobot.envs.spaces import action_space, observation_space, plain_action
 from dzrobot.errors import ModalityError, SimulatorError
 
@@ -43,6 +49,7 @@ class PointEnv(gym.Env[Observation, np.ndarray]):
     action_space: gym.spaces.Box
     """What an action may be."""
 
+    @named_arguments
     def __init__(
         self,
         *,

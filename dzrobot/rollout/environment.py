@@ -19,7 +19,14 @@ from dzrobot.documents import shorten, validated
 from dzrobot.embodiments.action_conventions import check_conventions
 from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.embodiments.spec import Embodiment, HandMotion
-from dzrobot.errors import ConfigError, ErrorCapture, ProtocolError, UnknownNameError, suggest
+from dzrobot.errors import (
+    ConfigError,
+    ErrorCapture,
+    ProtocolError,
+    UnknownNameError,
+    refuse_unknown,
+    suggest,
+)
 from dzrobot.importing import current_folder_importable, load_module
 from dzrobot.registration import PLUS_SUITES, PRO_SUITES
 from dzrobot.rollout.protocol import EpisodeSpec, Protocol
@@ -311,12 +318,9 @@ def check_arguments(env: str, given: Mapping[str, Any]) -> None:
         ConfigError: one has the wrong type.
     """
     known, open_ended = accepted(env)
+    if not open_ended:
+        refuse_unknown(env, given, known)
     for name, value in given.items():
-        if name not in known and not open_ended:
-            raise UnknownNameError(
-                f"{env} takes no argument {name!r}.{suggest(name, known)} Known: "
-                f"{', '.join(known) or 'none'}."
-            )
         if known.get(name) is not None:
             validated(value, known[name], f"{env}: {name}", ConfigError)
 

@@ -27,7 +27,7 @@ from dzrobot.envs.franka.operator.console import OperatorConsole
 from dzrobot.envs.franka.workcells import Arm, Camera, RealWorkcell, Workcell
 from dzrobot.envs.mujoco.lift_scene import EMPTY_SCENE, LIFT_SCENE, READY
 from dzrobot.envs.panda.quantities import ArmLayout
-from dzrobot.errors import ConfigError, suggest
+from dzrobot.errors import ConfigError, UnknownNameError, suggest
 
 EMULATED = "emulated"
 """A workcell, and the address of an arm, that is started when it is opened: robosuite's Lift."""
@@ -40,6 +40,10 @@ _OF_SCENE = f"{EMULATED}:"
 
 WORKCELLS = (EMULATED, EMULATED_EMPTY, "fake")
 """Built-in workcells; any other name but `emulated:OBJECT` is a YAML file."""
+
+
+ARGUMENTS = ("workcell", "render_mode", "unattended", "action_anchor")
+"""Of :func:`make_franka`, beside the fields of a workcell."""
 
 
 def make_franka(
@@ -69,9 +73,13 @@ def make_franka(
             as in ``limits={"speed_m_s": 0.2}``.
 
     Raises:
+        UnknownNameError: A name is none of these, and near one.
         ConfigError: a value is unknown or wrong; lists all of them. Or the workcell names another
             ``action.anchor``.
     """
+    for name in values.keys() - FrankaConfig.model_fields.keys():
+        if near := suggest(name, ARGUMENTS):
+            raise UnknownNameError(f"the environment of an arm takes no argument {name!r}.{near}")
     config = _anchored(load_workcell(workcell, values), action_anchor)
     if is_real(workcell, config):
         _require_taught(config)

@@ -5,6 +5,7 @@ from typing import Literal
 
 import numpy as np
 
+from dzrobot.envs.episodes import named_arguments
 from dzrobot.envs.libero.install import import_libero, libero_folder
 from dzrobot.envs.libero.listing import check_models, refuse_unrunnable
 from dzrobot.envs.libero.object_classes import register_pro_classes
@@ -48,6 +49,7 @@ class LiberoEnv(ArmEnv):
             starts, objects of no known class, or a goal that does not parse.
     """
 
+    @named_arguments
     def __init__(  # noqa: PLR0913 (Gymnasium passes plain keyword arguments)
         self,
         *,

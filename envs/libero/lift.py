@@ -6,7 +6,7 @@ import numpy as np
 from gymnasium import spaces
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.episodes import DRAWN
+from dzrobot.envs.episodes import DRAWN, named_arguments
 from dzrobot.envs.libero.sim import ArmSetup, Raw, Simulation
 from dzrobot.envs.libero.simulated import (
     ArmEnv,
@@ -51,6 +51,7 @@ class LiftEnv(_Lift, ArmEnv):
         SimulatorError: the simulator has the wrong version.
     """
 
+    @named_arguments
     def __init__(  # noqa: PLR0913 (Gymnasium passes plain keyword arguments)
         self,
         *,
@@ -123,6 +124,7 @@ class DroidLiftEnv(_Lift):
     layout = ArmLayout.of(load_embodiment("oxe_droid"))
     """What its actions and states are made of: those of a Franka."""
 
+    @named_arguments
     def __init__(
         self,
         *,

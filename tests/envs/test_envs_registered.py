@@ -119,6 +119,21 @@ def test_no_action_ends_in_a_foreign_error(name, kind):
     env.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "meant"),
+    [
+        ("dzrobot/point-v0", "resolutoin", "resolution"),
+        ("dzrobot/lift-v0", "resolutoin", "resolution"),
+        ("dzrobot/droid-lift-v0", "setle_steps", "settle_steps"),
+        ("dzrobot/libero_spatial-v0", "taskid", "task_id"),
+        ("Franka-PnP-v0", "workcel", "workcell"),
+    ],
+)
+def test_a_misspelled_argument_is_told_by_the_nearest(name, given, meant):
+    with pytest.raises(DzrobotError, match=f"takes no argument '{given}'.* mean '{meant}'"):
+        gym.make(name, **{given: 1})
+
+
 AFTER_DRAWING = """
 import sys, gymnasium as gym, dzrobot
 from dzrobot.errors import SimulatorError
