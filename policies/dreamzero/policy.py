@@ -1,5 +1,6 @@
 """DreamZero as a policy: observations in, actions out, for any number of episodes at a time."""
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -47,6 +48,8 @@ from dzrobot.policies.dreamzero.session_state import (
     Ticket,
     footprint,
 )
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["DreamZeroPolicy", "PolicyOptions", "PolicyParts", "WeightOptions"]
 
@@ -103,6 +106,7 @@ class DreamZeroPolicy:
         self._embeddings = PromptCache()
         self._episodes: dict[str, SessionState] = {}
         self._evicted: set[str] = set()
+        self._unreset_told = False
 
     @classmethod
     def from_pretrained(  # noqa: PLR0913 - the one call users write
@@ -465,6 +469,12 @@ class DreamZeroPolicy:
             for name, observation in zip(names, given, strict=True)
         ]
         self._open_all(new)
+        if new and not self._unreset_told:
+            self._unreset_told = True
+            _log.warning(
+                "session %r was never reset: its episode begins with this observation. Call "
+                "policy.reset(%r) at the start of every episode; this is said once.", new[0], new[0],
+            )  # fmt: skip
         episodes = [self._episodes[name] for name in names]
         for episode, seen in zip(episodes, frames, strict=True):
             episode.see(seen)

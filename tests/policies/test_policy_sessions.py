@@ -186,6 +186,18 @@ def test_batch_of_sessions_in_unlike_states(tiny, libero):
         np.testing.assert_array_equal(joint, alone)
 
 
+def test_a_session_that_was_never_reset_is_told_once(tiny_folders, libero, caplog):
+    policy = policy_of(tiny_folders / "5b", libero)
+    policy.reset("a")
+    policy.act(observe(libero, 1, 0), session="a")
+    assert not caplog.records
+    for session in ("b", "c"):
+        policy.act(observe(libero, 1, 0), session=session)
+    (told,) = caplog.messages
+    assert told.startswith("session 'b' was never reset")
+    assert "policy.reset('b')" in told
+
+
 def test_reset_replaces_the_episode(policy, libero):
     def episode():
         return [policy.act(observe(libero, 1, i)) for i in range(20)]
