@@ -473,8 +473,10 @@ class DreamZeroPolicy:
             self._unreset_told = True
             _log.warning(
                 "session %r was never reset: its episode begins with this observation. Call "
-                "policy.reset(%r) at the start of every episode; this is said once.", new[0], new[0],
-            )  # fmt: skip
+                "policy.reset(%r) at the start of every episode; this is said once.",
+                new[0],
+                new[0],
+            )
         episodes = [self._episodes[name] for name in names]
         for episode, seen in zip(episodes, frames, strict=True):
             episode.see(seen)
