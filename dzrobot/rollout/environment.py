@@ -261,14 +261,27 @@ def check_fits(
 
 def _misfits(env: gym.Env[Any, Any], robot: Embodiment, needed: Sequence[str]) -> Iterator[str]:
     space, states = env.observation_space, {part.key: part.dim for part in robot.state}
+    images = {view.key: (*view.resolution, 3) for view in robot.views}
     spaces = space.spaces if isinstance(space, gym.spaces.Dict) else {}
     for key in needed:
         if key not in spaces:
             yield f"it delivers no {key}"
         elif key in states and spaces[key].shape != (states[key],):
             yield f"its {key} has the shape {spaces[key].shape}, the robot's ({states[key]},)"
+        elif key in images and spaces[key].shape != images[key]:
+            yield f"its {key} has the shape {spaces[key].shape}, the robot's {images[key]}" + (
+                _resized(env, *images[key][:2])
+            )
     if env.action_space.shape != (robot.action_dim,):
         yield f"it takes actions {env.action_space.shape}, the robot has ({robot.action_dim},)"
+
+
+def _resized(env: gym.Env[Any, Any], height: int, width: int) -> str:
+    """Return what gives ``env`` images of this size, if an argument of it does; else nothing."""
+    known = accepted(env.spec.id)[0] if env.spec is not None else {}
+    if "resolution" not in known or height != width:
+        return ""
+    return f": make it with resolution={height} (--env-arg resolution={height})"
 
 
 def environment_arguments(

@@ -5,11 +5,14 @@ import sys
 from dataclasses import replace
 
 import av
+import gymnasium as gym
 import pytest
 
 from dzrobot import cli
+from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
 from dzrobot.policies.dreamzero.options import PolicyOptions
+from dzrobot.rollout.environment import check_fits
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, merge, prepare
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
@@ -252,6 +255,16 @@ def test_misuse_is_explained_before_anything_runs(words, message, tmp_path, caps
     assert cli.main(["eval", *given]) == 2
     assert message in capsys.readouterr().err
     assert not (output / "records.jsonl").exists()
+
+
+def test_images_of_another_size_name_the_argument_that_sets_it():
+    env, robot = gym.make("dzrobot/point-v0", resolution=32), load_embodiment("libero_sim")
+    with pytest.raises(ProtocolError, match=r"\(256, 256, 3\): make it with resolution=256"):
+        check_fits("the point", env, robot, needed=robot.observation_keys)
+    env.close()
+    fits = gym.make("dzrobot/point-v0", resolution=256)
+    check_fits("the point", fits, robot, needed=robot.observation_keys)
+    fits.close()
 
 
 def test_names_that_do_not_exist():
