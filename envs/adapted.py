@@ -1,5 +1,6 @@
 """Environments of other packages under our keys, and ours under keys that other packages take."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,10 @@ from dzrobot.errors import ConfigError, ModalityError, preview, suggest
 
 Layout = Mapping[str, str | Sequence[str]]
 """Key of a view, a state part or the instruction -> key of the other environment, or of a state
-part several keys, whose numbers follow one another in this order."""
+part several keys, whose numbers follow one another in this order. ``agent_pos[0:3]`` are some of a
+vector's numbers, as in ``start`` and ``dim`` of an embodiment's part of a dataset."""
+
+_CUT = re.compile(r"(.+)\[(\d*):(\d*)\]", re.ASCII)
 
 
 class AdaptedEnv(gym.Env[dict[str, Any], Any]):
@@ -54,6 +58,7 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
 
         self.metadata, self.render_mode = env.metadata, env.render_mode
         there = dict(_parts(env.observation_space, ""))
+        there |= dict(self._cuts(there))
         faults = [*self._faults(there)]
         if faults:
             raise ConfigError(
@@ -78,7 +83,7 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
         """Begin an episode as the environment does with ``seed`` and ``options``."""
         seen, info = self._env.reset(seed=seed, options=options)
         found = self._observation(seen)
-        return found, {**info, **self._about(found)}
+        return found, self._told(info, found)
 
     def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
         """Do what the environment does with ``action`` (A,).
@@ -93,8 +98,8 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
                 "whether the goal holds with success="
             )
         found = self._observation(seen)
-        about = {"is_success": bool(info[self._success]), **self._about(found)}
-        return found, reward, terminated, truncated, {**info, **about}
+        told = {**self._told(info, found), "is_success": bool(info[self._success])}
+        return found, reward, terminated, truncated, told
 
     def render(self) -> Any:
         """Draw as the environment does."""
@@ -115,9 +120,20 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
         found[robot.language] = self._task if source is None else _at(seen, source[0])
         return found
 
-    def _about(self, found: Mapping[str, Any]) -> dict[str, Any]:
+    def _told(self, info: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the environment says itself, and what episodes here need beside it."""
         task = found[self.embodiment.language]
-        return {"task": task, "init_state_id": None, "reset_reason": None}
+        return {"init_state_id": None, "reset_reason": None, **info, "task": task}
+
+    def _cuts(self, there: Mapping[str, spaces.Space[Any]]) -> Iterator[tuple[str, spaces.Box]]:
+        """Yield the space of each part of a vector that the layout names, under its own name."""
+        for name in (name for names in self._layout.values() for name in names):
+            key, cut = _cut(name)
+            whole = there.get(key)
+            if cut is not None and name not in there and isinstance(whole, spaces.Box):
+                low, high = np.ravel(whole.low)[cut], np.ravel(whole.high)[cut]
+                if len(low) and (cut.stop or 0) <= np.prod(whole.shape):
+                    yield name, spaces.Box(low, high, dtype=np.float32)
 
     def _faults(self, there: Mapping[str, spaces.Space[Any]]) -> Iterator[str]:
         robot = self.embodiment
@@ -140,7 +156,11 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
     ) -> Iterator[str]:
         """Yield what is wrong with the part ``key``."""
         if lost := [name for name in names if name not in there]:
-            yield f"{key}: there is no key {lost[0]!r}.{suggest(lost[0], there)}"
+            whole, cut = _cut(lost[0])
+            if cut is not None and whole in there:
+                yield f"{key}: {lost[0]} is no part of {whole}, which is {there[whole]}"
+            else:
+                yield f"{key}: there is no key {whole!r}.{suggest(whole, there)}"
             return
         found = [there[name] for name in names]
         if key in self.embodiment.video_keys:
@@ -160,11 +180,21 @@ def _parts(space: spaces.Space[Any], above: str) -> Iterator[tuple[str, spaces.S
         yield above, space
 
 
+def _cut(name: str) -> tuple[str, slice | None]:
+    """Return the key that ``name`` begins with, and the part of its vector, if it names one."""
+    found = _CUT.fullmatch(name)
+    if found is None:
+        return name, None
+    start, stop = (int(number) if number else None for number in found.groups()[1:])
+    return found[1], slice(start, stop)
+
+
 def _at(seen: Mapping[str, Any], name: str) -> Any:
+    key, cut = _cut(name)
     found: Any = seen
-    for key in name.split("/"):
-        found = found[key]
-    return found
+    for inner in key.split("/"):
+        found = found[inner]
+    return found if cut is None else np.ravel(found)[cut]
 
 
 def _image_faults(view: View, found: Sequence[spaces.Space[Any]]) -> Iterator[str]:

@@ -42,7 +42,7 @@ class Foreign(gym.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.count = 0
-        return self.seen(), {}
+        return self.seen(), {"init_state_id": seed, "weather": "dry"}
 
     def step(self, action):
         self.count += 1
@@ -71,10 +71,21 @@ def test_its_observations_are_the_robots():
     assert seen["state.state"].dtype == np.float32
     np.testing.assert_allclose(seen["state.state"], [0.1, 0.2, 0.3, 1, 2, 3, 0.5, 0])
     assert info["task"] == seen["annotation.task"] == "lift"
+    assert (info["init_state_id"], info["reset_reason"], info["weather"]) == (0, None, "dry")
     *_, info = env.step(np.zeros(7, np.float32))
     assert (info["is_success"], info["own"], info["init_state_id"]) == (False, 5, None)
     told = adapted({**LAYOUT, "annotation.task": "told"}, task=None)
     assert told.reset()[1]["task"] == "lift it"
+
+
+def test_parts_of_a_vector_are_named_by_their_places():
+    parts = ("robot/turn[1:]", "robot/place[:3]", "fingers[0:1]", "robot/turn[0:1]", "fingers[1:2]")
+    env = adapted({**LAYOUT, "state.state": parts})
+    space = env.observation_space["state.state"]
+    assert space.low.tolist() == [-4, -4, -1, -1, -1, 0, -4, 0]
+    seen = env.reset()[0]["state.state"]
+    np.testing.assert_allclose(seen, [2, 3, 0.1, 0.2, 0.3, 0.5, 1, 0])
+    assert seen in space
 
 
 def test_it_is_evaluated(tmp_path, capsys):
@@ -100,6 +111,10 @@ def without(key):
         ({**LAYOUT, "state.stat": "fingers"}, {}, "Did you mean 'state.state'"),
         ({**LAYOUT, "video.image": "cameras/frond"}, {}, "Did you mean 'cameras/front'"),
         ({**LAYOUT, "state.state": "fingers"}, {}, "fingers are 2 numbers, the robot's 8"),
+        ({**LAYOUT, "state.state": "robot/place[2:4]"}, {}, r"place\[2:4\] is no part of .*\(3,\)"),
+        ({**LAYOUT, "state.state": "robot/place[3:]"}, {}, r"place\[3:\] is no part of"),
+        ({**LAYOUT, "state.state": "told[0:1]"}, {}, r"told\[0:1\] is no part of told.*Text"),
+        ({**LAYOUT, "state.state": "robot/plase[0:1]"}, {}, "Did you mean 'robot/place'"),
         (LAYOUT, {"task": None}, "give either task or"),
         (LAYOUT, {"robot": load_embodiment("libero_sim")}, r"one image \(256, 256, 3\)"),
         (LAYOUT, {"robot": load_embodiment("oxe_droid")}, r"the robot has \(8,\)"),
