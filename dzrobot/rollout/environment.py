@@ -233,7 +233,12 @@ def needed_robot(env: str, facts: EnvironmentFacts) -> Embodiment:
 
 
 def check_fits(
-    name: str, env: gym.Env[Any, Any], robot: Embodiment, *, needed: Sequence[str]
+    name: str,
+    env: gym.Env[Any, Any],
+    robot: Embodiment,
+    *,
+    needed: Sequence[str],
+    sized: bool = True,
 ) -> None:
     """Check that ``env`` takes what ``robot`` does and shows what is ``needed``.
 
@@ -242,12 +247,13 @@ def check_fits(
         env: The environment.
         robot: Says how many numbers an action has, and in which axes.
         needed: Observation keys that are read.
+        sized: Whether images must have the robot's size.
 
     Raises:
         ProtocolError: keys or actions differ.
         ConfigError: the axes or the rate of the actions do.
     """
-    misfits = list(_misfits(env, robot, needed))
+    misfits = list(_misfits(env, robot, needed, sized=sized))
     if misfits:
         raise ProtocolError(
             f"{name} does not fit {robot.tag}: {'; '.join(misfits)}. Choose a checkpoint made "
@@ -259,9 +265,11 @@ def check_fits(
             check_conventions(stated, robot)
 
 
-def _misfits(env: gym.Env[Any, Any], robot: Embodiment, needed: Sequence[str]) -> Iterator[str]:
+def _misfits(
+    env: gym.Env[Any, Any], robot: Embodiment, needed: Sequence[str], *, sized: bool
+) -> Iterator[str]:
     space, states = env.observation_space, {part.key: part.dim for part in robot.state}
-    images = {view.key: (*view.resolution, 3) for view in robot.views}
+    images = {view.key: (*view.resolution, 3) for view in robot.views if sized}
     spaces = space.spaces if isinstance(space, gym.spaces.Dict) else {}
     for key in needed:
         if key not in spaces:

@@ -196,7 +196,9 @@ def prepare(evaluation: Evaluation) -> PreparedEvaluation:
         name: environment_arguments(name, protocol, robot, spec.arguments) for name in names
     }
     needed = robot.observation_keys if policy.looks else ()
-    facts = _check_spaces(cases, arguments, robot, needed=needed)
+    # A user's own policy may read images of any size.
+    sized = policy.is_checkpoint
+    facts = _check_spaces(cases, arguments, robot, needed=needed, sized=sized)
     ready = load_policy(replace(found, spec=policy))
     if timed is not None:
         from dzrobot.rollout.asynchronous.engine import check_policy
@@ -548,6 +550,7 @@ def _check_spaces(
     robot: Embodiment,
     *,
     needed: Sequence[str],
+    sized: bool,
 ) -> dict[str, EnvironmentFacts]:
     """Make one environment of each kind: wrong arguments are found before anything is loaded.
 
@@ -556,13 +559,16 @@ def _check_spaces(
         arguments: Of each environment.
         robot: Says how many numbers an action has.
         needed: Observation keys that the policy reads.
+        sized: Whether it reads images of the robot's size alone.
     """
     return {
         name: look_at(
             name,
             next(group),
             arguments[name],
-            lambda env, name=name: check_fits(name, env, robot, needed=needed),  # type: ignore[misc]
+            lambda env, name=name: check_fits(  # type: ignore[misc]
+                name, env, robot, needed=needed, sized=sized
+            ),
         )
         for name, group in itertools.groupby(cases, key=lambda case: case.env)
     }
