@@ -106,7 +106,7 @@ def test_import_is_light():
     # What gymnasium loads is its own affair (0.2 s); we add nothing but ourselves, so that the
     # import stays as fast on a busy machine, where a time would not tell.
     code = """
-import importlib
+import importlib.util
 import sys
 import gymnasium
 before = set(sys.modules)
