@@ -95,8 +95,8 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --editable ".[dev,libero,franka]"
 	$(BIN)/python -m pip install --quiet --no-deps hf-libero==0.1.4
-# The official client, for the tests of the server. It declares numpy < 2 but works with 2.
-	$(BIN)/python -m pip install --quiet --no-deps openpi-client==0.1.2
+# openpi's own client and server, for the tests of ours. They declare numpy < 2 but work with 2.
+	$(BIN)/python -m pip install --quiet --no-deps openpi-client==0.1.2 openpi-server==0.1.0
 # MolmoSpaces' client, for the same tests; the wheel pins an older torch.
 	$(BIN)/python -m pip install --quiet --no-deps molmo-spaces==0.2.9
 # A second implementation of the statistics of `dzrobot compare`; a test uses it if it installs.

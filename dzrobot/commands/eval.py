@@ -148,6 +148,10 @@ def _policy(group: Any) -> None:
         "--server", type=flags.text, metavar="URL",
         help="of the policy 'remote', such as ws://gpu-machine:8000; see `dzrobot serve`",
     )  # fmt: skip
+    group.add_argument(
+        "--server-actions", type=flags.text, metavar="NAME",
+        help="what the actions of a server mean that does not say so, such as joint_position",
+    )  # fmt: skip
     add_key(group)
     group.add_argument(
         "--privileged", action="store_true",

@@ -53,7 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_how(parser.add_argument_group("how it is run; none of this changes a result"))
     parser.set_defaults(
-        checkpoint=None, policy=None, server=None, api_key_file=None, privileged=False
+        checkpoint=None,
+        policy=None,
+        server=None,
+        server_actions=None,
+        api_key_file=None,
+        privileged=False,
     )
 
 

@@ -39,6 +39,10 @@ class Wire:
     unused: tuple[str, ...] = ()
     """Further names that existing clients send and the robot's policies do not look at."""
 
+    openpi: tuple[tuple[str, str], ...] = ()
+    """Pairs of modality key and name: all that openpi's own policies of this robot read, where they
+    read other names than RoboArena's, or fewer. Source: openpi, ``policies/droid_policy.py``."""
+
     arena: RoboArena | None = None
     """None: the robot is none that RoboArena's clients know."""
 
@@ -255,6 +259,17 @@ class Embodiment:
                 *_told_faults(self.prompt, self.tiles),
             ]
         _refuse(f"Embodiment {self.tag!r}", faults)
+
+    @property
+    def motion(self) -> str | None:
+        """What moves the robot, as ``joint_position``; None: its action has no name of that kind.
+
+        Actions of another kind may have the same shape.
+        """
+        first = self.action[0]
+        if first.quantities:
+            return first.quantities[0]
+        return first.name if first.name in get_args(ActionSpace) else None
 
     @property
     def video_keys(self) -> tuple[str, ...]:

@@ -73,6 +73,9 @@ class PolicySettings:
     config_from: str | None = None
     """Folder with config.json and experiment_cfg, where the checkpoint has none."""
 
+    server_actions: str | None = None
+    """What the actions of a server mean that does not say so, such as ``joint_position``."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec(PolicySettings):
@@ -397,6 +400,7 @@ def _open_remote(spec: PolicySpec, robot: Embodiment) -> LoadedPolicy:
         spec.server,
         robot,
         execute=options.execute,
+        actions=spec.server_actions,
         options=ConnectOptions(api_key=spec.api_key),
     )
     served = policy.card["server"]

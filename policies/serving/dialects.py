@@ -232,7 +232,8 @@ RESET_DONE = "reset successful"
 
 _LONGEST_ID = 128
 _MOST_IDS = 1024
-_LONGEST_PLAN = 4096
+LONGEST_PLAN = 4096
+"""Rows."""
 
 
 class Dialect(Enum):
@@ -263,7 +264,7 @@ class WireLeftover(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
 
     targets: np.ndarray[Any, Any]
-    delay: int = Field(ge=1, le=_LONGEST_PLAN)
+    delay: int = Field(ge=1, le=LONGEST_PLAN)
     method: Method
     strength: float | None = Field(default=None, ge=0, le=1000, allow_inf_nan=False)
     weights: Literal["linear", "exp"] = "linear"
@@ -332,8 +333,14 @@ class ClientRequest:
     """How its arrays were written; the answer's are written so too."""
 
 
-def wire_names(robot: Embodiment) -> dict[str, str]:
-    """Return modality key -> name in messages, of every view and state part and the prompt."""
+def wire_names(robot: Embodiment, dialect: Dialect = Dialect.DZROBOT) -> dict[str, str]:
+    """Return modality key -> name in messages, of every view and state part and the prompt.
+
+    A server of openpi's own may read fewer.
+    """
+    if dialect is Dialect.OPENPI and robot.wire.openpi:
+        read = {key: PREFIX + name for key, name in robot.wire.openpi}
+        return {**read, robot.language: PROMPT}
     named = dict(robot.wire.names)
     keys = (*robot.video_keys, *robot.state_keys)
     table = {key: PREFIX + named.get(key, key.partition(".")[2]) for key in keys}
@@ -384,9 +391,9 @@ def write_leftover(left: Leftover) -> dict[str, Any]:
     }
 
 
-def write_observation(given: Observation, robot: Embodiment) -> dict[str, Any]:
-    """Return a checked observation under its names in messages."""
-    return {name: given[key] for key, name in wire_names(robot).items()}
+def write_observation(given: Observation, robot: Embodiment, dialect: Dialect) -> dict[str, Any]:
+    """Return a checked observation under its names in messages to a server of ``dialect``."""
+    return {name: given[key] for key, name in wire_names(robot, dialect).items()}
 
 
 def largest_request(robot: Embodiment) -> int:

@@ -32,6 +32,7 @@ from dzrobot.policies.base import (
 )
 from dzrobot.policies.serving.connection import Connection, ConnectOptions, ServerAnswer
 from dzrobot.policies.serving.dialects import (
+    LONGEST_PLAN,
     Dialect,
     write_leftover,
     write_observation,
@@ -101,12 +102,16 @@ class RemotePolicy:
     Args:
         server: ``ws://host:port``, ``wss://...``, or with the path of vLLM-Omni.
         embodiment: The robot.
-        execute: Actions of each plan that are executed; None for the server's or robot's number.
+        execute: Actions of each plan that are executed. None: what dzrobot's server says, all that
+            openpi's sends, or the robot's number.
+        actions: What the actions of a server mean that does not say so, such as
+            ``joint_position``; see :attr:`~dzrobot.embodiments.spec.Embodiment.motion`.
         options: How the connection is made.
 
     Raises:
         ServerError: it cannot be reached, or refuses the connection.
-        ConfigError: it serves another robot, or ``execute`` is more than is planned.
+        ConfigError: it serves another robot, nobody says what its actions mean, or ``execute`` is
+            more than is planned.
     """
 
     def __init__(
@@ -115,6 +120,7 @@ class RemotePolicy:
         embodiment: Embodiment,
         *,
         execute: int | None = None,
+        actions: str | None = None,
         options: ConnectOptions | None = None,
     ) -> None:
         self.embodiment = embodiment
@@ -125,13 +131,18 @@ class RemotePolicy:
         first = Connection(server, self._options)
         self._dialect = first.dialect
         self._check_robot(first)
+        self._actions = self._meaning(first, actions)
         horizon = embodiment.timing.action_horizon
         greeting = first.greeting
-        default = greeting.execute if greeting is not None else embodiment.execute or horizon
-        self.execute = execute or default
-        """Actions of each plan that are executed."""
+        self._least = execute or (1 if greeting is None else greeting.execute)
+        """Rows that every plan holds."""
 
-        if not 1 <= self.execute <= horizon:
+        self.execute = execute or self._usual(first)
+        """Most actions of each plan that are executed."""
+
+        self._stated = None if self.execute == LONGEST_PLAN else self.execute
+
+        if self.execute < 1 or (greeting is not None and self.execute > horizon):
             raise ConfigError(
                 f"execute={self.execute}, but {horizon} actions are planned: choose 1 to {horizon}"
             )
@@ -154,7 +165,8 @@ class RemotePolicy:
             "policy": "remote",
             "dialect": self._dialect.value,
             "embodiment": self.embodiment.tag,
-            "execute": self.execute,
+            "execute": self._stated,
+            "actions": self._actions,
             "server": described,
         }
 
@@ -376,13 +388,17 @@ class RemotePolicy:
         if len(chosen) > 1:
             frames = stacked(chosen, self.embodiment)
             observation.update({view.key: frames[view.key] for view in self.embodiment.views})
-        message = write_observation(observation, self.embodiment)
+        message = write_observation(observation, self.embodiment, self._dialect)
         if self._dialect is not Dialect.OPENPI:
             message |= {"endpoint": "infer", "session_id": episode.name}
         return message
 
     def _checked(self, answer: ServerAnswer) -> NDArray[np.float32]:
-        return self._rows(answer.actions, self.execute)
+        plan = self._rows(answer.actions, self._least)
+        if self._dialect is not Dialect.OPENPI:
+            # A server's plan may be shorter than the robot's; frames are kept for the next one.
+            self.execute = min(self.execute, len(plan))
+        return plan
 
     def _rows(self, plan: object, least: int) -> NDArray[np.float32]:
         """Return rows that the server sent, checked."""
@@ -400,6 +416,43 @@ class RemotePolicy:
             f"{self._server} answered {given}: a plan of {robot.tag} holds at least {least} rows "
             f"of {robot.action_dim} numbers"
         )
+
+    def _usual(self, connection: Connection) -> int:
+        """Return how many actions of a plan are executed where nobody says so."""
+        if connection.greeting is not None:
+            return connection.greeting.execute
+        if self._dialect is Dialect.OPENPI:
+            return LONGEST_PLAN
+        return self.embodiment.execute or self.embodiment.timing.action_horizon
+
+    def _meaning(self, connection: Connection, given: str | None) -> str | None:
+        """Return what the server's actions mean; None: they have no name, as LIBERO's.
+
+        Actions of another meaning may have the same shape, and would move an arm.
+        """
+        needed, stated = self.embodiment.motion, connection.metadata.get("action_space")
+        if connection.greeting is not None:
+            if given not in (None, needed):
+                raise ConfigError(
+                    f"{self._server} serves {self.embodiment.tag}, whose actions mean "
+                    f"{needed or 'what its environment says'}; {given!r} was given: leave it out"
+                )
+            return needed
+        if needed is None:
+            return given
+        if stated is None and given is None:
+            raise ConfigError(
+                f"{self._server} does not say what its actions mean, and {self.embodiment.tag} "
+                f"takes {needed}; others, such as velocities, have the same shape. If they are "
+                f"that, say so: --server-actions {needed} (in Python actions={needed!r})"
+            )
+        for said, who in ((stated, "says that it answers"), (given, "is said to answer")):
+            if said not in (None, needed):
+                raise ConfigError(
+                    f"{self._server} {who} {shorten(said)}, and {self.embodiment.tag} takes "
+                    f"{needed}: dzrobot converts none; choose a policy of {needed}"
+                )
+        return needed
 
     def _check_robot(self, connection: Connection) -> None:
         robot, greeting = self.embodiment, connection.greeting

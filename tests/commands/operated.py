@@ -110,13 +110,16 @@ class Operated:
             if ended:
                 break
             time.sleep(0.02)
-        raise AssertionError(f"no {event} {phase}: {self.screen.decode(errors='replace')[-3000:]}")
+        raise AssertionError(f"no {event} {phase}: {self._shown()}")
+
+    def _shown(self):
+        return self.screen.decode(errors="replace")[-3000:]
 
     def wait_for_file(self, path):
         """Return once ``path`` is there."""
         deadline = time.monotonic() + PATIENCE_S
         while not path.exists():
-            assert time.monotonic() < deadline, f"no {path}"
+            assert time.monotonic() < deadline, f"no {path}: {self._events()[-5:]} {self._shown()}"
             time.sleep(0.02)
 
     def press(self, keys):

@@ -193,6 +193,9 @@ def workcell():
         "limits": {"stop_after_s": 1.5, "hold_after_s": 0.3, "step_rad": 0.18, "turn_rad_s": 4.0},
         "reward": {"rule": "none"},
     }
+    if SCENE != EMPTY_SCENE:
+        # The hand is above what the exterior camera sees, and rendered images have no noise.
+        values["limits"]["frozen_image_s"] = 0
     cell = EmulatedWorkcell(rate=math.inf, scene=SCENE)
     env = connectable(cell, load_workcell("emulated:empty", values))
     yield cell, env

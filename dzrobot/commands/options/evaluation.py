@@ -247,6 +247,7 @@ def _policy_settings(arguments: argparse.Namespace) -> PolicySettings:
     return PolicySettings(
         privileged=arguments.privileged,
         embodiment=arguments.embodiment,
+        server_actions=arguments.server_actions,
         options=PolicyOptions(
             dit_steps=arguments.dit_steps,
             execute=arguments.execute,

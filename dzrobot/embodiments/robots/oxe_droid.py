@@ -81,6 +81,13 @@ OXE_DROID = Embodiment(
         ),
         # Sent by RoboArena's clients, whose policies may act in other spaces.
         unused=("cartesian_position", "wrist_image_right"),
+        # One exterior camera, under the dataset's name.
+        openpi=(
+            ("video.exterior_image_1_left", "exterior_image_1_left"),
+            ("video.wrist_image_left", "wrist_image_left"),
+            ("state.joint_position", "joint_position"),
+            ("state.gripper_position", "gripper_position"),
+        ),
         arena=RoboArena(n_external_cameras=2),
     ),
 )

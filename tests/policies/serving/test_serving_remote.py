@@ -42,6 +42,14 @@ from dzrobot.policies.serving.remote_policy import RemotePolicy
 
 QUICK = ConnectOptions(connect_s=0.5, first_s=30, later_s=30)
 PLAN = np.arange(24 * 8, dtype=np.float32).reshape(24, 8)
+OPENPI_DROID = {
+    "observation/exterior_image_1_left",
+    "observation/wrist_image_left",
+    "observation/joint_position",
+    "observation/gripper_position",
+    "prompt",
+}
+"""All that openpi's policies of DROID read (``droid_policy.py`` of openpi-client's repository)."""
 
 
 def address(server):
@@ -215,11 +223,11 @@ def plan_or_reset(message):
 )
 def test_openpis_server_has_one_session_for_each_connection(answer):
     with stub({"anything": 1}, answer) as (where, heard):
-        remote = RemotePolicy(where, DROID, options=QUICK)
+        remote = RemotePolicy(where, DROID, actions="joint_position", options=QUICK)
         for name in ("a", "b"):
             assert np.array_equal(remote.infer(seen(0), session=name)["actions"], PLAN)
         assert np.array_equal(remote.infer(seen(0), session="a")["actions"], PLAN)
-        assert all(set(message) == set(droid_request(0)) for message in heard)
+        assert all(set(message) == OPENPI_DROID for message in heard)
         assert all(message["observation/wrist_image_left"].ndim == 3 for message in heard)
         remote.reset()
         remote.close()
@@ -263,17 +271,28 @@ def test_vllm_omnis_server_is_known_by_its_path_and_its_errors_are_told():
         "Traceback: it broke",
         frame({"actions": PLAN[:, :7]}),
         frame({"actions": PLAN[:3]}),
+        frame({"actions": PLAN[:0]}),
         frame({"actions": PLAN * np.nan}),
         frame({"actions": PLAN.astype(np.int32)}),
         frame({"actions": [1, 2]}),
         frame({"else": 1}),
         frame(3),
     ],
-    ids=["text", "narrow", "short", "not finite", "whole numbers", "list", "no actions", "number"],
+    ids=[
+        "text",
+        "narrow",
+        "short",
+        "empty",
+        "not finite",
+        "whole numbers",
+        "list",
+        "no actions",
+        "number",
+    ],
 )
 def test_an_answer_that_is_no_plan_is_an_error(answer):
     with stub({}, lambda _: answer) as (where, _):
-        remote = RemotePolicy(where, DROID, options=QUICK)
+        remote = RemotePolicy(where, DROID, execute=4, actions="joint_position", options=QUICK)
         # Numbers that are not finite are the policy's failure, not the server's.
         with pytest.raises((ServerError, InvalidActionError)):
             remote.act(seen(0))
