@@ -122,6 +122,10 @@ class Truth:
         (first_ms, first), (last_ms, last) = rows[0], rows[-1]
         return 1000 * float(np.linalg.norm(last - first)) / (last_ms - first_ms)
 
+    def place(self):
+        """Return where the hand is (m)."""
+        return self._seen[max(self._seen)]
+
     def rested_s(self, since_s):
         """Return when the hand moved last, at or after ``since_s``."""
         times = [ms for ms in list(self._seen) if ms >= 1000 * since_s]
@@ -160,6 +164,9 @@ class Run:
         """Agree; return once the joints are on their way home, by a motion that the arm plans."""
         self.operated.wait_for("question", "stand clear")
         self.emulators.call("guide", *AWAY)
+        # The guided hand is there at once, which is no motion of the program's.
+        self._until(lambda: np.allclose(self.truth.place(), AWAY, atol=0.01))
+        self._until(lambda: self.truth.speed() < RESTING_M_S)
         self.operated.press("\n")
         self._until(lambda: self.truth.speed() > MOVING_M_S)
 
