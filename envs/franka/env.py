@@ -482,6 +482,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._consent.show(ArmPhase.RUNNING, self.task)
 
     def _act(self, action: Array) -> LimitedTarget:
+        # First: an arm that is coming to rest since it was given up may send no state meanwhile.
+        self._control.check_commanded()
         # The policy may have taken long: limits are measured from where the arm is now.
         now = self._sensors.read()
         check_fresh(now.state_age_s, now.frame_ages_s.values(), self.config.limits)

@@ -406,6 +406,15 @@ def test_silence_holds_then_gives_control_up():
     assert env.step(STILL)[4]["abort"] == "watchdog"
 
 
+def test_silence_is_named_though_the_arm_that_comes_to_rest_sends_no_state():
+    env, arm, _ = make()
+    env.reset()
+    env.step(act(1))
+    arm.frozen = True
+    arm.clock.sleep_until(arm.clock.now() + 100.0)
+    assert env.step(STILL)[4]["abort"] == "watchdog"
+
+
 def test_the_first_steps_may_be_slow():
     env, arm, _ = make(slow_first_steps=2, slow_pace=0.5)
     env.reset()

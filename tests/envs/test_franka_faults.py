@@ -303,6 +303,7 @@ def test_every_fault_ends_well_and_the_next_reset_works(fault, workcell, under_w
 
 def test_action_of_another_shape_is_an_error_and_the_arm_holds(workcell):
     _, env = workcell
+    env.acknowledge()
     env.reset()
     with pytest.raises(SafetyError, match="7 numbers"):
         env.step(np.zeros(6))
@@ -311,6 +312,7 @@ def test_action_of_another_shape_is_an_error_and_the_arm_holds(workcell):
 
 def test_robot_of_another_version_is_refused_with_the_line_to_install(workcell):
     cell, env = workcell
+    env.acknowledge()
     cell.emulators.set(version=9)
     cell.emulators.call("drop_client")
     wait(1.2)(cell, env)

@@ -292,8 +292,7 @@ class Control:
 
     def _last_allowed(self, state: ArmState) -> Array:
         """Return the last target, or raise RefusalError where nothing may be commanded."""
-        self.check_latch()
-        self._check_silence()
+        self.check_commanded()
         if self._last is None:
             raise RefusalError(Abort.CONTROLLER, "the arm is not under control")
         self._check_state(state)
@@ -303,7 +302,9 @@ class Control:
         check_contact(state.force_n, state.torque_nm, self._config.limits)
         check_joints(state.joints, self._config.limits)
 
-    def _check_silence(self) -> None:
+    def check_commanded(self) -> None:
+        """Raise :class:`RefusalError` while a stop stands, or where control was given up."""
+        self.check_latch()
         if self.check_silence() is CommandTimeout.STOP:
             limit = self._config.limits.stop_after_s
             raise RefusalError(
@@ -409,8 +410,7 @@ class Control:
                     self._check_deadline(deadline_s)
                     self._clock.sleep_until(self._clock.now() + period)
                     with self._lock:
-                        self.check_latch()
-                        self._check_silence()
+                        self.check_commanded()
                         self._check_travel(self._arm.state())
                         self._note_action()
                 with self._lock:
@@ -460,8 +460,7 @@ class Control:
         reset, period = self._config.reset, self._config.period_s
         limits = self._config.limits
         with self._lock:
-            self.check_latch()
-            self._check_silence()
+            self.check_commanded()
             target = self._last
             if target is None:
                 raise RefusalError(Abort.CONTROLLER, "the arm is not under control")
