@@ -92,6 +92,7 @@ AWAY = (0.45, 0.25, 0.35)
 MOVING_M_S = 0.02
 RESTING_M_S = 0.005
 OBSERVED_S = 3.0
+GUIDED_S = 0.3
 HELD_S = 10
 
 
@@ -165,8 +166,10 @@ class Run:
         self.operated.wait_for("question", "stand clear")
         self.emulators.call("guide", *AWAY)
         # The guided hand is there at once, which is no motion of the program's.
-        self._until(lambda: np.allclose(self.truth.place(), AWAY, atol=0.01))
-        self._until(lambda: self.truth.speed() < RESTING_M_S)
+        guided_s = self.truth.now_s
+        self._until(lambda: self.truth.now_s > guided_s + GUIDED_S)
+        assert self.truth.speed() < RESTING_M_S
+        assert np.allclose(self.truth.place(), AWAY, atol=0.01)
         self.operated.press("\n")
         self._until(lambda: self.truth.speed() > MOVING_M_S)
 
