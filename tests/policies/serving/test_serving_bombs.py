@@ -46,7 +46,10 @@ def timed(handle):
         longest = 0.0
     if spent > longest:
         longest = spent
-        log.write_text(str(spent))
+        # In one step, as the test may read at the same moment.
+        whole = log.with_suffix(".new")
+        whole.write_text(str(spent))
+        whole.replace(log)
 
 
 asyncio.Handle._run = timed
