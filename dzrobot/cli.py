@@ -51,6 +51,7 @@ GROUPS = {
     },
     "serve": {
         "serve": ("serve", "let robots and simulators elsewhere use a policy of this machine"),
+        "serve-env": ("serve_env", "let evaluations elsewhere use an environment of this machine"),
     },
     "arm": {
         "doctor": ("doctor", "check a workcell, a dataset, or a teleoperation device"),

@@ -110,6 +110,7 @@ def register_envs() -> None:
     _register("dzrobot/lift-v0", "dzrobot.envs.libero.lift:LiftEnv", 150, {})
     _register("dzrobot/droid-lift-v0", "dzrobot.envs.libero.lift:DroidLiftEnv", 150, {})
     _register("dzrobot/point-v0", "dzrobot.envs.fakes:PointEnv", 60, {})
+    _register("dzrobot/remote-v0", "dzrobot.envs.remote.remote_env:RemoteEnv", None, {})
     # 24 s each.
     _register_arm("Franka-PnP", 240, {})
     _register_arm("Franka-DROID", 360, {"embodiment": "oxe_droid"})
@@ -127,7 +128,7 @@ def _register_arm(name: str, steps: int, kwargs: dict[str, str]) -> None:
 def _register(
     name: str,
     entry_point: str,
-    steps: int,
+    steps: int | None,
     kwargs: dict[str, str],
     *,
     nondeterministic: bool = False,

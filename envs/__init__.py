@@ -9,13 +9,16 @@ if __name__ != "dzrobot.envs":
 
 if TYPE_CHECKING:
     from dzrobot.envs.adapted import AdaptedEnv, PlainKeys
+    from dzrobot.envs.conversions import ActionConversion, ImageConversion
     from dzrobot.envs.fakes import PointEnv
     from dzrobot.envs.franka.franka_config import FrankaConfig
     from dzrobot.envs.spaces import action_space, observation_space
 
 __all__ = [
+    "ActionConversion",
     "AdaptedEnv",
     "FrankaConfig",
+    "ImageConversion",
     "PlainKeys",
     "PointEnv",
     "action_space",
@@ -25,8 +28,10 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
+        "ActionConversion": "dzrobot.envs.conversions",
         "AdaptedEnv": "dzrobot.envs.adapted",
         "FrankaConfig": "dzrobot.envs.franka.franka_config",
+        "ImageConversion": "dzrobot.envs.conversions",
         "PlainKeys": "dzrobot.envs.adapted",
         "PointEnv": "dzrobot.envs.fakes",
         "action_space": "dzrobot.envs.spaces",

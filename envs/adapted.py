@@ -10,6 +10,14 @@ from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
 from dzrobot.embodiments.spec import Embodiment, Part, View
+from dzrobot.envs.conversions import (
+    ActionConversion,
+    ImageConversion,
+    as_array,
+    unbatched,
+    unbatched_space,
+)
+from dzrobot.envs.episodes import InitialStates
 from dzrobot.envs.spaces import Instruction
 from dzrobot.errors import ConfigError, ModalityError, preview, suggest
 
@@ -18,11 +26,18 @@ Layout = Mapping[str, str | Sequence[str]]
 part several keys, whose numbers follow one another in this order. ``agent_pos[0:3]`` are some of a
 vector's numbers, as in ``start`` and ``dim`` of an embodiment's part of a dataset."""
 
+_AS_IT_IS = ImageConversion()
+
+_KEPT = ("init_states", "libraries", "opengl", "remote")
+"""Attributes that are passed on; see :class:`~dzrobot.rollout.environment.EnvironmentFacts`."""
+
 _CUT = re.compile(r"(.+)\[(\d*):(\d*)\]", re.ASCII)
 
 
 class AdaptedEnv(gym.Env[dict[str, Any], Any]):
-    """Another package's environment under the keys of a robot; the numbers stay as they are.
+    """Another package's environment under the keys of a robot.
+
+    Numbers and images stay as they are unless ``images`` or ``actions`` say otherwise.
 
     Args:
         env: The environment. Its observations are a :class:`gymnasium.spaces.Dict`; a key within a
@@ -31,12 +46,18 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
         layout: What of an observation is what.
         task: The instruction. None: ``layout`` names the key that holds it.
         success: Key of ``info`` that says after every step whether the goal holds.
+        images: How images are turned and resized.
+        actions: How an action of ``env`` is made of the robot's. None: it is the robot's.
+        batched: Whether ``env`` is a vector of one environment, as those of ManiSkill are: what it
+            gives and takes has a leading axis of one, and may be a tensor.
+        starts: Number of initial states, where the seed that ``env`` is reset with chooses one of
+            them: 0 to ``starts - 1``. None: it has none, or numbers them itself.
 
     Raises:
         ConfigError: the layout does not fit the robot or the environment; all faults at once.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one declaration of what differs)
         self,
         env: gym.Env[Any, Any],
         embodiment: Embodiment,
@@ -44,8 +65,15 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
         *,
         task: str | None = None,
         success: str = "is_success",
+        images: ImageConversion = _AS_IT_IS,
+        actions: ActionConversion | None = None,
+        batched: bool = False,
+        starts: int | None = None,
     ) -> None:
         self._env, self._task, self._success = env, task, success
+        self._images, self._actions, self._batched = images, actions, batched
+        self._starts = None if starts is None else InitialStates(starts)
+        self._start: int | None = None
         self._layout = {
             key: (named,) if isinstance(named, str) else tuple(named)
             for key, named in layout.items()
@@ -57,8 +85,15 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
         """Steps per second."""
 
         self.metadata, self.render_mode = env.metadata, env.render_mode
-        there = dict(_parts(env.observation_space, ""))
+        vars(self).update(_stated(env))
+        if starts is not None:
+            self.init_states = starts
+        seen, taken = env.observation_space, env.action_space
+        if batched:
+            seen, taken = unbatched_space(seen), unbatched_space(taken)
+        there = dict(_parts(seen, ""))
         there |= dict(self._cuts(there))
+        self.action_space = self._robots(taken)
         faults = [*self._faults(there)]
         if faults:
             raise ConfigError(
@@ -67,7 +102,10 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
             )
         self.observation_space = spaces.Dict(
             {
-                **{v.key: there[self._layout[v.key][0]] for v in embodiment.views},
+                **{
+                    v.key: spaces.Box(0, 255, (*v.resolution, 3), np.uint8)
+                    for v in embodiment.views
+                },
                 **{
                     p.key: _joined([there[n] for n in self._layout[p.key]], p)
                     for p in embodiment.state
@@ -75,12 +113,19 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
                 embodiment.language: Instruction(),
             }
         )
-        self.action_space = env.action_space
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode as the environment does with ``seed`` and ``options``."""
+        """Begin an episode as the environment does with ``seed`` and ``options``.
+
+        Raises:
+            ModalityError: there is no such initial state.
+        """
+        super().reset(seed=seed)
+        if self._starts is not None:
+            self._start = seed = self._starts.choose(seed, options)
+            options = None
         seen, info = self._env.reset(seed=seed, options=options)
         found = self._observation(seen)
         return found, self._told(info, found)
@@ -91,7 +136,14 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
         Raises:
             ModalityError: ``info`` does not say whether the goal holds.
         """
-        seen, reward, terminated, truncated, info = self._env.step(action)
+        if self._actions is not None:
+            action = self._actions.apply(np.asarray(action))
+        if self._batched:
+            action = np.asarray(action)[None]
+        seen, *outcome, info = self._env.step(action)
+        if self._batched:
+            outcome, info = [unbatched(one) for one in outcome], unbatched(info)
+        reward, terminated, truncated = outcome
         if self._success not in info:
             raise ModalityError(
                 f"info has no {self._success!r}, only {preview(info, 12)}: name the key that says "
@@ -99,7 +151,7 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
             )
         found = self._observation(seen)
         told = {**self._told(info, found), "is_success": bool(info[self._success])}
-        return found, reward, terminated, truncated, told
+        return found, reward, bool(terminated), bool(truncated), told
 
     def render(self) -> Any:
         """Draw as the environment does."""
@@ -110,11 +162,15 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
         self._env.close()
 
     def _observation(self, seen: Mapping[str, Any]) -> dict[str, Any]:
-        robot, found = self.embodiment, {}
+        robot = self.embodiment
+        found: dict[str, Any] = {}
+        if self._batched:
+            seen = unbatched(seen)
         for view in robot.views:
-            found[view.key] = _at(seen, self._layout[view.key][0])
+            image = as_array(_at(seen, self._layout[view.key][0]))
+            found[view.key] = self._images.apply(image, view.resolution)
         for part in robot.state:
-            pieces = [np.ravel(_at(seen, name)) for name in self._layout[part.key]]
+            pieces = [np.ravel(as_array(_at(seen, name))) for name in self._layout[part.key]]
             found[part.key] = np.concatenate(pieces).astype(np.float32)
         source = self._layout.get(robot.language)
         found[robot.language] = self._task if source is None else _at(seen, source[0])
@@ -122,8 +178,21 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
 
     def _told(self, info: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the environment says itself, and what episodes here need beside it."""
+        own = {} if self._starts is None else {"init_state_id": self._start}
         task = found[self.embodiment.language]
-        return {"init_state_id": None, "reset_reason": None, **info, "task": task}
+        return {"init_state_id": None, "reset_reason": None, **info, **own, "task": task}
+
+    def _robots(self, taken: spaces.Space[Any]) -> spaces.Space[Any]:
+        """Return the space of the robot's actions, from that of the environment's.
+
+        Raises:
+            ConfigError: ``actions`` does not fit.
+        """
+        if self._actions is None:
+            return taken
+        if not isinstance(taken, spaces.Box):
+            raise ConfigError(f"{self._env} takes {taken}; only actions of a Box can be converted")
+        return self._actions.space(taken, self.embodiment.action_dim)
 
     def _cuts(self, there: Mapping[str, spaces.Space[Any]]) -> Iterator[tuple[str, spaces.Box]]:
         """Yield the space of each part of a vector that the layout names, under its own name."""
@@ -147,9 +216,12 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
                 yield f"layout says nothing of {key}"
         for key, names in self._layout.items():
             yield from self._misfits(key, names, there)
-        shape = self._env.action_space.shape
+        shape = self.action_space.shape
         if shape != (robot.action_dim,):
-            yield f"it takes actions {shape}, the robot has ({robot.action_dim},)"
+            yield (
+                f"it takes actions {shape}, the robot has ({robot.action_dim},): say with actions= "
+                "how they are made"
+            )
 
     def _misfits(
         self, key: str, names: Sequence[str], there: Mapping[str, spaces.Space[Any]]
@@ -164,11 +236,17 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
             return
         found = [there[name] for name in names]
         if key in self.embodiment.video_keys:
-            yield from _image_faults(self.embodiment.view(key), found)
+            yield from _image_faults(self.embodiment.view(key), found, self._images)
         for part in self.embodiment.state:
             dim = sum(int(np.prod(space.shape or ())) for space in found)
             if part.key == key and part.dim != dim:
                 yield f"{key}: {', '.join(names)} are {dim} numbers, the robot's {part.dim}"
+
+
+def _stated(env: gym.Env[Any, Any]) -> dict[str, Any]:
+    """Return what ``env`` says of itself that is true of it under other keys too."""
+    found = ((name, getattr(env.unwrapped, name, None)) for name in _KEPT)
+    return {name: value for name, value in found if value is not None}
 
 
 def _parts(space: spaces.Space[Any], above: str) -> Iterator[tuple[str, spaces.Space[Any]]]:
@@ -197,13 +275,18 @@ def _at(seen: Mapping[str, Any], name: str) -> Any:
     return found if cut is None else np.ravel(found)[cut]
 
 
-def _image_faults(view: View, found: Sequence[spaces.Space[Any]]) -> Iterator[str]:
+def _image_faults(
+    view: View, found: Sequence[spaces.Space[Any]], images: ImageConversion
+) -> Iterator[str]:
     wanted = (*view.resolution, 3)
     for space in found:
-        if len(found) > 1 or space.shape != wanted or space.dtype != np.uint8:
+        shape = space.shape or ()
+        fits = len(shape) == 3 and shape[2] == 3 if images.resize else shape == wanted
+        if len(found) > 1 or not fits or space.dtype != np.uint8:
             yield (
                 f"{view.key}: one image {wanted} uint8 is wanted, {space} is there; write its size "
-                "behind the robot's name, as in libero_sim@128x128"
+                "behind the robot's name, as in libero_sim@128x128, or resize it with "
+                "images=ImageConversion(resize=True)"
             )
             return
 

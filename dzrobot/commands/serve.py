@@ -12,12 +12,12 @@ from dzrobot.commands.options.policy import add_key, add_speed, add_weights, rea
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import PlanningPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
-from dzrobot.policies.serving.connection import read_key
 from dzrobot.policies.serving.endpoint import ServeOptions
 from dzrobot.policies.serving.recorder import Recorder
 from dzrobot.policies.serving.server import PolicyServer
 from dzrobot.policies.serving.sessions import MOST_SESSIONS
 from dzrobot.rollout.policy_spec import BUILT_IN, PolicySpec, load_policy, resolve_policy
+from dzrobot.websocket import read_key
 
 COMMON = (
     "--embodiment", "--device", "--host", "--port", "--array-port", "--api-key-file", "--cert",
@@ -70,15 +70,13 @@ async def _until_stopped(server: PolicyServer, tag: str) -> int:
 
 def _print_addresses(server: PolicyServer, tag: str) -> None:
     options = server.options
-    scheme = "ws" if options.certificate is None else "wss"
-    host = f"[{options.host}]" if ":" in options.host else options.host
     print(f"serving {tag}: {server.capacity}")
     for port, what in zip(
         server.ports,
         ("maps, for openpi, RoboArena and dzrobot", "bare arrays, for DreamZero's own clients"),
         strict=False,
     ):
-        print(f"  {scheme}://{host}:{port}  {what}")
+        print(f"  {options.url(port)}  {what}")
     if len(server.ports) > 1:
         print("  Some clients of DreamZero's expect port 6000: --array-port 6000.")
     if options.api_key is None and options.insecure:

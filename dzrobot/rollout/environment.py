@@ -128,6 +128,9 @@ class EnvironmentFacts:
     is_real: bool = False
     """Whether metal moves."""
 
+    remote: Mapping[str, Any] | None = None
+    """What a result depends on of an environment that a server makes; None: it runs here."""
+
     workcell: Mapping[str, Any] | None = None
     """What a result depends on of the arm's workcell; None: no arm."""
 
@@ -368,12 +371,18 @@ def accepted(env: str) -> tuple[Mapping[str, Any], bool]:
 def environment_spec(env: str) -> EnvSpec:
     """Return how ``env`` is registered; the module of ``module:id`` is imported and registers it.
 
+    Of ``module:function``, the function makes the environment.
+
     Raises:
         UnknownNameError: no such environment or module.
     """
     module, colon, name = env.rpartition(":")
     if colon:
-        load_module(module, f"environment {shorten(env)}")
+        loaded = load_module(module, f"environment {shorten(env)}")
+        if callable(maker := vars(loaded).get(name)):
+            name = f"{module.replace('.', '/')}/{name}"
+            if name not in gym.registry:
+                gym.register(name, maker)
     try:
         return gym.spec(name)
     except gym.error.Error as error:
@@ -416,15 +425,15 @@ def _strict(annotation: Any) -> Any:
 def make_environment(case: EpisodeSpec, arguments: Mapping[str, Any], *, render: bool) -> Any:
     """Return the environment of ``case``; ``render``: it can be asked for images for people."""
     limits: dict[str, Any] = {} if case.max_steps is None else {"max_episode_steps": case.max_steps}
-    known, open_ended = accepted(case.env)
-    draws = render and ("render_mode" in known or open_ended)
-    mode: dict[str, Any] = {"render_mode": "rgb_array"} if draws else {}
-    return made_environment(case.env, {**limits, **mode, **case.arguments, **arguments})
+    return made_environment(case.env, {**limits, **case.arguments, **arguments}, render=render)
 
 
-def made_environment(env: str, arguments: Mapping[str, Any]) -> Any:
+def made_environment(env: str, arguments: Mapping[str, Any], *, render: bool = False) -> Any:
     """Return the environment ``env``; ``arguments`` are those of ``gym.make``."""
     name = environment_spec(env).id
+    known, open_ended = accepted(env)
+    if render and ("render_mode" in known or open_ended):
+        arguments = {"render_mode": "rgb_array", **arguments}
     # The passive checker does not survive a step that raises, and costs a look at every space.
     with current_folder_importable():
         return gym.make(name, disable_env_checker=True, **arguments)

@@ -1,70 +1,34 @@
 """One WebSocket connection of a client to a server: opening, reconnecting, requests, closing."""
 
 import contextlib
-import os
-import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from websockets.exceptions import (
-    ConnectionClosed,
-    InvalidHandshake,
-    InvalidMessage,
-    InvalidStatus,
-    InvalidURI,
-)
-from websockets.sync.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection
 
-from dzrobot.documents import read_bytes, shorten, validated
+from dzrobot.documents import shorten, validated
 from dzrobot.errors import (
-    ConfigError,
     InvalidActionError,
     ProtocolError,
     ServerError,
     SessionLostError,
 )
+from dzrobot.messages import pack, unpack
 from dzrobot.policies.serving.dialects import (
-    LARGEST_MESSAGE,
     SUBPROTOCOL,
     VLLM_PATH,
     Dialect,
     Greeting,
-    pack,
-    unpack,
 )
+from dzrobot.websocket import open_socket, reason
 
-_PING_S, _PONG_S = 60, 600
-_TRY_AGAIN = 503
-_TRY_LATER = (OSError, TimeoutError, ConnectionClosed, InvalidMessage, InvalidStatus)
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
-KEY_VARIABLE = "DZROBOT_API_KEY"
 _RAISED_HERE = {kind.__name__: kind for kind in (SessionLostError, InvalidActionError)}
 """Errors of a server that are raised as what they are; others are a `ServerError`."""
-
-_LONGEST_KEY = 4096
-
-
-def read_key(file: Path | None) -> str | None:
-    """Return the key in the first line of ``file``, else in `KEY_VARIABLE`; None: there is none.
-
-    Raises:
-        ConfigError: it is empty, or no printable ASCII text, which is all that HTTP carries.
-    """
-    if file is not None:
-        content = read_bytes(file, ConfigError, largest=_LONGEST_KEY)
-        key, where = content.decode("utf-8", "replace").partition("\n")[0].strip(), "the file"
-    elif KEY_VARIABLE in os.environ:
-        key, where = os.environ[KEY_VARIABLE].strip(), f"the variable {KEY_VARIABLE}"
-    else:
-        return None
-    if not key or not key.isascii() or not key.isprintable():
-        raise ConfigError(f"{where} holds no key: it is a line of printable ASCII characters")
-    return key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,22 +103,13 @@ class Connection:
             if self._socket.close_code is None:
                 return
             self._drop()
-        until = time.monotonic() + self._options.connect_s
-        pause = _FIRST_PAUSE_S
-        while True:
-            try:
-                self._open(max(0.001, until - time.monotonic()))
-                return
-            except _TRY_LATER as error:
-                if isinstance(error, InvalidStatus) and error.response.status_code != _TRY_AGAIN:
-                    raise ServerError(_refusal(self._server, error)) from error
-                if time.monotonic() + pause >= until:
-                    raise ServerError(
-                        f"no connection to {self._server} within {self._options.connect_s:g} s: "
-                        f"{_reason(error)}; is the server running, and is this its address?"
-                    ) from error
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        self._socket = open_socket(
+            self._server,
+            self._greet,
+            subprotocol=SUBPROTOCOL,
+            key=self._options.api_key,
+            within_s=self._options.connect_s,
+        )
 
     def request_plan(self, request: Mapping[str, Any], *, first: bool) -> ServerAnswer:
         """Return the plan that answers ``request``.
@@ -204,44 +159,9 @@ class Connection:
             self._socket.close()
             self._drop()
 
-    def _open(self, within_s: float) -> None:
-        with contextlib.ExitStack() as closing:
-            socket = closing.enter_context(self._handshake(within_s))
-            self._read_greeting(socket, socket.recv(timeout=within_s))
-            # From here on close() closes it.
-            closing.pop_all()
-        self._socket = socket
-
-    def _handshake(self, within_s: float) -> ClientConnection:
-        key = self._options.api_key
-        try:
-            return connect(
-                self._server,
-                subprotocols=[SUBPROTOCOL],
-                additional_headers={"Authorization": f"Api-Key {key}"} if key else None,
-                compression=None,
-                max_size=LARGEST_MESSAGE,
-                open_timeout=within_s,
-                ping_interval=_PING_S,
-                ping_timeout=_PONG_S,
-                proxy=None,
-            )
-        except ssl.SSLCertVerificationError as error:
-            # Before the next clause: this is a ValueError too.
-            raise ServerError(
-                f"the certificate of {self._server} is not trusted ({error.verify_message}): for a "
-                "self-signed one set SSL_CERT_FILE to its file, and use the host name that it names"
-            ) from error
-        except (InvalidURI, ValueError) as error:
-            raise ConfigError(
-                f"{self._server!r} is no server address: write ws://HOST:PORT, or wss:// for TLS"
-            ) from error
-        except InvalidHandshake as error:
-            if isinstance(error, InvalidMessage | InvalidStatus):
-                raise
-            raise ServerError(f"{self._server} is no policy server: {error}") from error
-
-    def _read_greeting(self, socket: ClientConnection, message: bytes | str) -> None:
+    def _greet(self, socket: ClientConnection, within_s: float) -> None:
+        """Read what the server says first."""
+        message = socket.recv(timeout=within_s)
         if isinstance(message, str):
             raise ServerError(f"{self._server} says: {message[:500]}")
         fields = unpack(message)
@@ -278,7 +198,7 @@ class Connection:
         except ConnectionClosed as error:
             self._drop()
             raise SessionLostError(
-                f"the connection to {self._server} broke ({_reason(error)}), and what the server "
+                f"the connection to {self._server} broke ({reason(error)}), and what the server "
                 "remembered of the episode is gone"
             ) from error
 
@@ -304,17 +224,3 @@ class Connection:
         """Forget a connection; its episodes see that from the new generation."""
         self._socket = None
         self.generation += 1
-
-
-def _refusal(server: str, error: InvalidStatus) -> str:
-    status = error.response.status_code
-    body = (error.response.body or b"").decode(errors="replace").strip()[:500]
-    advice = "; give the key with --api-key-file" if status == 401 else ""
-    return f"{server} refuses the connection (HTTP {status}: {body or 'no reason given'}){advice}"
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, InvalidStatus):
-        body = (error.response.body or b"").decode(errors="replace").strip()
-        return f"HTTP {error.response.status_code} {body[:300]}"
-    return str(error) or type(error).__name__

@@ -1,11 +1,8 @@
 """Where a server listens and who may connect; its HTTP endpoint: probes and Prometheus metrics."""
 
-import hmac
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 from websockets.asyncio.server import ServerConnection
@@ -13,30 +10,18 @@ from websockets.http11 import Request, Response
 
 from dzrobot.errors import ConfigError, MissingDependencyError
 from dzrobot.policies.serving.dialects import VLLM_PATH
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+from dzrobot.websocket import RETRY_AFTER_S, Access
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """Address, access and limits of a server."""
+class ServeOptions(Access):
+    """Address, access and limits of a server of a policy."""
 
-    host: str = "127.0.0.1"
     port: int = 8000
     """For clients that expect a map (openpi, RoboArena); 0: the system chooses."""
 
     array_port: int | None = 5000
     """For clients that expect a bare array (DreamZero's, Arena, RoboLab); None: not served."""
-
-    api_key: str | None = None
-    """Key that clients must present; None: any client that reaches the port may connect."""
-
-    insecure: bool = False
-    """Whether other machines may connect without a key."""
-
-    certificate: Path | None = None
-    private_key: Path | None = None
-    """Files for TLS; both or neither."""
 
     max_sessions: int | None = None
     """Episodes at a time; None: as many as memory allows, up to 256."""
@@ -80,7 +65,8 @@ class ServeOptions:
             "forget_s": self.forget_s, "drain_s": self.drain_s,
         }  # fmt: skip
         faults = [
-            *self._access_faults(),
+            *self._port_faults(),
+            *self.access_faults("this policy"),
             *(f"{k}={v} must be at least 1" for k, v in counts.items() if v is not None and v < 1),
             *(f"{k}={v} must be above 0" for k, v in seconds.items() if not v > 0),
         ]
@@ -89,20 +75,10 @@ class ServeOptions:
         if faults:
             raise ConfigError("the server cannot start: " + "; ".join(faults))
 
-    def _access_faults(self) -> list[str]:
+    def _port_faults(self) -> list[str]:
         faults = []
-        if self.host not in LOOPBACK and self.api_key is None and not self.insecure:
-            faults.append(
-                f"host={self.host} lets other machines use this policy: give an API key, or add "
-                "--insecure"
-            )
-        if self.api_key is not None and not self.api_key.strip():
-            faults.append("the API key is empty")
-        if (self.certificate is None) != (self.private_key is None):
-            faults.append("TLS needs both a certificate and its private key")
-        for port in (self.port, self.array_port or 0):
-            if not 0 <= port < 65536:
-                faults.append(f"port {port} must lie between 0 and 65535")
+        if not 0 <= (self.array_port or 0) < 65536:
+            faults.append(f"port {self.array_port} must lie between 0 and 65535")
         if self.port and self.port == self.array_port:
             faults.append(f"both listeners would use port {self.port}")
         return faults
@@ -166,9 +142,7 @@ class ServerMetrics:
         return rendered
 
 
-RETRY_AFTER_S = 5
 _PATHS = ("/", VLLM_PATH)
-_SCHEMES = ("Api-Key ", "Bearer ")
 
 
 class HttpEndpoint:
@@ -189,7 +163,7 @@ class HttpEndpoint:
         failure: Callable[[], str],
         unready: Callable[[], str],
     ) -> None:
-        self._key = options.api_key
+        self._access = options
         self._metrics = metrics
         self._failure, self._unready = failure, unready
 
@@ -201,7 +175,7 @@ class HttpEndpoint:
                 return _state(connection, self._failure())
             case "/readyz":
                 return _state(connection, self._failure() or self._unready())
-        if not self._has_key(request):
+        if not self._access.has_key(request):
             return self._refuse(
                 connection, HTTPStatus.UNAUTHORIZED, "key",
                 "this server requires a key: send Authorization: Api-Key KEY",
@@ -221,41 +195,11 @@ class HttpEndpoint:
             return response
         return None
 
-    def _has_key(self, request: Request) -> bool:
-        if self._key is None:
-            return True
-        given = request.headers.get_all("Authorization")
-        if len(given) != 1:
-            return False
-        for scheme in _SCHEMES:
-            if given[0].startswith(scheme):
-                key = given[0].removeprefix(scheme).encode()
-                return hmac.compare_digest(key, self._key.encode())
-        return False
-
     def _refuse(
         self, connection: ServerConnection, status: HTTPStatus, reason: str, text: str
     ) -> Response:
         self._metrics.refused.labels(reason).inc()
         return connection.respond(status, f"{text}\n")
-
-
-def tls(options: ServeOptions) -> ssl.SSLContext | None:
-    """Return the TLS of ``options``, or None.
-
-    Raises:
-        ConfigError: certificate and key cannot be read, or do not belong together.
-    """
-    if options.certificate is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(options.certificate, options.private_key)
-    except OSError as error:
-        raise ConfigError(
-            f"TLS with {options.certificate} and {options.private_key}: {error}"
-        ) from error
-    return context
 
 
 def _state(connection: ServerConnection, reason: str) -> Response:

@@ -20,7 +20,8 @@ import numpy as np
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import DzrobotError
 from dzrobot.files import open_to_append
-from dzrobot.policies.serving.dialects import ClientRequest, pack, unpack
+from dzrobot.messages import pack, unpack
+from dzrobot.policies.serving.dialects import ClientRequest
 from dzrobot.policies.serving.scheduler import ScheduledPlan
 from dzrobot.policies.serving.sessions import ClientConnection, Session
 from dzrobot.recording import EpisodeWriter

@@ -19,6 +19,7 @@ from websockets.frames import CloseCode
 from dzrobot import __version__
 from dzrobot.documents import shorten
 from dzrobot.errors import ConfigError, DzrobotError, ProtocolError, SessionError
+from dzrobot.messages import ArrayForm, pack, unpack
 from dzrobot.policies.base import (
     ContinuingPolicy,
     Leftover,
@@ -29,20 +30,17 @@ from dzrobot.policies.base import (
 from dzrobot.policies.serving.dialects import (
     SUBPROTOCOL,
     VLLM_PATH,
-    ArrayForm,
     ClientRequest,
     Dialect,
     Greeting,
     arena_greeting,
     largest_request,
-    pack,
     read_request,
-    unpack,
     write_actions,
     write_error,
     write_reset,
 )
-from dzrobot.policies.serving.endpoint import HttpEndpoint, ServeOptions, ServerMetrics, tls
+from dzrobot.policies.serving.endpoint import HttpEndpoint, ServeOptions, ServerMetrics
 from dzrobot.policies.serving.recorder import Recorder
 from dzrobot.policies.serving.scheduler import ScheduledPlan, Scheduler
 from dzrobot.policies.serving.sessions import (
@@ -52,13 +50,11 @@ from dzrobot.policies.serving.sessions import (
     SessionTable,
     warm_up,
 )
+from dzrobot.websocket import PING_S, PONG_S
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_PING_S, _PONG_S = 60, 600
-"""As in DreamZero's clients: a client that is busy with its robot is not a dead one."""
 
 _SPARSE_PLANS = 3
 
@@ -152,7 +148,7 @@ class PolicyServer:
         endpoint = HttpEndpoint(
             self.options, self.metrics, failure=self._failure, unready=self._unready
         )
-        context = tls(self.options)
+        context = self.options.tls()
         wanted = [(self.options.port, Dialect.OPENPI)]
         if self.options.array_port is not None:
             wanted.append((self.options.array_port, Dialect.DREAMZERO))
@@ -172,8 +168,8 @@ class PolicyServer:
                     max_size=self.options.max_message or largest_request(self._robot),
                     max_queue=1,
                     open_timeout=self.options.handshake_s,
-                    ping_interval=_PING_S,
-                    ping_timeout=_PONG_S,
+                    ping_interval=PING_S,
+                    ping_timeout=PONG_S,
                     ssl=context,
                 )
             except OSError as error:

@@ -101,7 +101,7 @@ def build_card(
         "stop_at_success": protocol.stop_at_success,
         "policy": dict(policy),
         "assets": {suite: assets for suite in _suites(cases) if (assets := _assets(suite))},
-        "versions": _versions(facts.values()),
+        "versions": library_versions(facts.values()),
         "episodes": len(cases),
         "cases_sha256": _digest(cases),
     }
@@ -259,7 +259,12 @@ def tasks_by_axis(card: Mapping[str, Any]) -> dict[str, set[tuple[str, int]]]:
 
 
 def _settings(arguments: Mapping[str, Any], facts: EnvironmentFacts) -> dict[str, Any]:
-    """Return what an environment was made with; of an arm, all that its workcell comes to."""
+    """Return what an environment was made with.
+
+    Of an arm that is all that its workcell comes to, and of a remote one what its server says.
+    """
+    if facts.remote is not None:
+        return {"arguments": {}, "remote": dict(facts.remote)}
     if facts.workcell is not None:
         return {"arguments": {}, "workcell": dict(facts.workcell)}
     return {"arguments": dict(arguments)}
@@ -279,7 +284,8 @@ def _assets(suite: str) -> dict[str, Any]:
     return found
 
 
-def _versions(facts: Iterable[EnvironmentFacts]) -> dict[str, str]:
+def library_versions(facts: Iterable[EnvironmentFacts]) -> dict[str, str]:
+    """Return the versions that a result depends on, of the libraries that are installed here."""
     found = {"python": ".".join(platform.python_version_tuple()[:2]), "dzrobot": __version__}
     own = dict.fromkeys(name for one in facts for name in one.libraries)
     for name in (*_VERSIONS, *own):

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from serving_peers import ARENA, DROID, MINI, frame
 
 from dzrobot.errors import DzrobotError, ProtocolError
-from dzrobot.policies.serving.dialects import arena_greeting, pack, read_request, unpack, wire_names
+from dzrobot.messages import pack, unpack
+from dzrobot.policies.serving.dialects import arena_greeting, read_request, wire_names
 
 NUMBERS = ["u1", "<i4", "<i8", "<f2", "<f4", "<f8", "|b1"]
 

@@ -207,7 +207,7 @@ class EvaluationRequest:
             )
         key = None
         if name == REMOTE:
-            from dzrobot.policies.serving.connection import read_key
+            from dzrobot.websocket import read_key
 
             refuse_local(self.local_flags)
             key = read_key(self.api_key_file)

@@ -1,0 +1,120 @@
+"""``dzrobot serve-env``: an environment of this machine for evaluations elsewhere."""
+
+import argparse
+import functools
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from dzrobot.commands.options import flags
+from dzrobot.commands.options.policy import add_key
+from dzrobot.envs.remote.env_server import EnvServer, EnvServerOptions, Hosted, look
+from dzrobot.envs.remote.exchange import Facts, Made, write_hand
+from dzrobot.errors import ConfigError, preview
+from dzrobot.process import terminable
+from dzrobot.rollout.environment import check_arguments, facts_of, made_environment
+from dzrobot.rollout.episode import omitter
+from dzrobot.rollout.evaluation.card import library_versions
+from dzrobot.websocket import read_key
+
+_DEFAULT = EnvServerOptions()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``dzrobot serve-env``."""
+    parser.description = (
+        "Serve an environment to `dzrobot eval --env dzrobot/remote-v0 --env-arg "
+        "server=ws://HOST:PORT` elsewhere: in another Python environment, or on another machine. "
+        "Without a key, to this machine alone."
+    )
+    parser.add_argument(
+        "env", type=flags.text, help="Gymnasium id, module:id, or module:function that makes one"
+    )
+    parser.add_argument(
+        "--env-arg", action="append", default=[], metavar="KEY=VALUE",
+        help="keyword argument of the environment that clients cannot change",
+    )  # fmt: skip
+    parser.add_argument("--host", type=flags.text, default=_DEFAULT.host, help="address to bind")
+    parser.add_argument("--port", type=flags.whole(0, 65535), default=_DEFAULT.port)
+    add_key(parser)
+    parser.add_argument(
+        "--insecure", action="store_true", help="let other machines in without a key"
+    )
+    parser.add_argument("--cert", type=flags.path, help="certificate of TLS, PEM")
+    parser.add_argument("--key", type=flags.path, help="its private key, PEM")
+    parser.add_argument(
+        "--max-envs", type=flags.whole(1, 4096), default=max(2, os.cpu_count() or 1), metavar="N",
+        help="environments at a time: as many as the client has workers (default: %(default)s)",
+    )  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until stopped; return 0."""
+    options = EnvServerOptions(
+        host=arguments.host,
+        port=arguments.port,
+        api_key=read_key(arguments.api_key_file),
+        insecure=arguments.insecure,
+        certificate=arguments.cert,
+        private_key=arguments.key,
+        most=arguments.max_envs,
+    )
+    fixed = flags.keywords(arguments.env_arg)
+    logging.getLogger("dzrobot.envs.remote").setLevel(logging.INFO)
+    maker = functools.partial(make_hosted, arguments.env, fixed)
+    made = look(maker)
+    server = EnvServer(maker, options)
+    try:
+        with terminable():
+            _print_what(arguments.env, made, options.url(server.port))
+            server.run()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        server.stop()
+    return 0
+
+
+def make_hosted(
+    env: str, fixed: Mapping[str, Any], arguments: Mapping[str, Any], draws: bool
+) -> Hosted:
+    """Return the environment ``env`` for a client.
+
+    Args:
+        env: As a user names it.
+        fixed: Keyword arguments that the server's user gave.
+        arguments: Those of the client.
+        draws: Whether the client asks for images for people.
+
+    Raises:
+        ConfigError: the client gives an argument that is fixed, or it drives an arm.
+        UnknownNameError: no such environment, or it takes no such argument.
+    """
+    if both := [name for name in fixed if name in arguments]:
+        raise ConfigError(f"the server's user has set {preview(both)}; leave it to the server")
+    given = {**fixed, **arguments}
+    check_arguments(env, given)
+    made = made_environment(env, given, render=draws)
+    facts = facts_of(made)
+    if facts.moves_an_arm:
+        made.close()
+        raise ConfigError(
+            f"{env} drives an arm, which is driven by the machine beside it: evaluate there, with "
+            "the policy from `dzrobot serve`"
+        )
+    kept = {name: getattr(facts, name) for name in Facts.model_fields if name != "hand"}
+    return Hosted(
+        env=made,
+        omit=omitter(made),
+        facts=Facts(**kept, hand=write_hand(facts.hand)),
+        about={"env": env, "arguments": given, "versions": library_versions([facts])},
+    )
+
+
+def _print_what(env: str, made: Made, url: str) -> None:
+    robot = made.facts.embodiment
+    who = "keys of its own" if robot is None else f"the keys of {robot.tag}"
+    print(f"serving {env}, with {who}")
+    print(f"  dzrobot eval --env dzrobot/remote-v0 --env-arg server={url}")
+    print("Ctrl-C stops it.", flush=True)

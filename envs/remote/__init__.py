@@ -1,0 +1,1 @@
+"""Environments that run in another process, in another Python environment, on another machine."""
