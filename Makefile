@@ -23,7 +23,7 @@ export MUJOCO_GL ?= egl
 # One thread per process: the tests and simulators run side by side.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo assets test test-long test-arm test-arm-foreign goldens kill-points lerobot setup system lint types layers smoke docs check release tiny tiny-arm tiny-droid clean
+.PHONY: help demo assets test test-long test-arm test-arm-foreign foreign goldens kill-points lerobot setup system lint types layers smoke docs check release tiny tiny-arm tiny-droid clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -56,6 +56,13 @@ test-arm-foreign: setup  ## run the arm's drivers against franky-sim, which nobo
 	test -x $(FRANKA_SIM)/bin/python || $(PYTHON) -m venv $(FRANKA_SIM)
 	$(FRANKA_SIM)/bin/python -m pip install --quiet franky-sim==1.0.4
 	DZROBOT_FRANKA_SIM=$(FRANKA_SIM)/bin/python $(BIN)/python -m pytest -rs -m foreign tests/envs
+
+# Simulators whose pins exclude ours, in an environment of their own; no torch there.
+SIMULATORS ?= $(HOME)/.cache/dzrobot/simulators
+foreign: setup  ## evaluate in robosuite 1.5, gym-aloha and gym-pusht through the environment server
+	test -x $(SIMULATORS)/bin/python || $(PYTHON) -m venv $(SIMULATORS)
+	$(SIMULATORS)/bin/python -m pip install --quiet -r requirements/simulators.txt
+	DZROBOT_SIMULATORS=$(SIMULATORS)/bin/python $(BIN)/python -m pytest -rs -m simulators tests/envs
 
 # Every reference number, one row per file: DZROBOT_GOLDENS=<folder> make goldens
 goldens: setup  ## compare with reference numbers

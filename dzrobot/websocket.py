@@ -40,7 +40,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Access:
+class ServerAccess:
     """Where a server listens, and who may connect."""
 
     host: str = "127.0.0.1"

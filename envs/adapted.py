@@ -85,9 +85,8 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
         """Steps per second."""
 
         self.metadata, self.render_mode = env.metadata, env.render_mode
-        vars(self).update(_stated(env))
-        if starts is not None:
-            self.init_states = starts
+        numbered = {} if starts is None else {"init_states": starts}
+        vars(self).update({**_stated(env), **numbered})
         seen, taken = env.observation_space, env.action_space
         if batched:
             seen, taken = unbatched_space(seen), unbatched_space(taken)
@@ -245,8 +244,8 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
 
 def _stated(env: gym.Env[Any, Any]) -> dict[str, Any]:
     """Return what ``env`` says of itself that is true of it under other keys too."""
-    found = ((name, getattr(env.unwrapped, name, None)) for name in _KEPT)
-    return {name: value for name, value in found if value is not None}
+    inner = env.unwrapped
+    return {name: inner.get_wrapper_attr(name) for name in _KEPT if inner.has_wrapper_attr(name)}
 
 
 def _parts(space: spaces.Space[Any], above: str) -> Iterator[tuple[str, spaces.Space[Any]]]:

@@ -44,7 +44,11 @@ class ActionConversion:
     alone."""
 
     scale: float | Sequence[float] = 1.0
+    """Of all numbers, or of each."""
+
     offset: float | Sequence[float] = 0.0
+    """Of all numbers, or of each."""
+
     unused: Sequence[int] = ()
     """Places of the robot's action that go nowhere."""
 

@@ -37,6 +37,10 @@ def test_the_robots_machine_gets_the_same_versions_and_no_torch():
     needed = [line for line in lines if line and not line.startswith("#")]
     assert set(needed) <= set(declared)
     assert not [line for line in needed if line.startswith(("torch", "transformers", "diffusers"))]
+    lines = (ROOT / "requirements/simulators.txt").read_text().splitlines()
+    assert {line for line in lines if line and not line.startswith("#") and "==" not in line} <= {
+        *declared, "numpy<2"
+    }  # fmt: skip
 
 
 def test_the_image_is_made_of_what_is_there():

@@ -103,7 +103,7 @@ def make_hosted(
             f"{env} drives an arm, which is driven by the machine beside it: evaluate there, with "
             "the policy from `dzrobot serve`"
         )
-    kept = {name: getattr(facts, name) for name in Facts.model_fields if name != "hand"}
+    kept = {k: v for k, v in vars(facts).items() if k in Facts.model_fields and k != "hand"}
     return Hosted(
         env=made,
         omit=omitter(made),

@@ -40,7 +40,7 @@ from dzrobot.envs.remote.exchange import (
 from dzrobot.errors import ConfigError, DzrobotError, ErrorCapture, ProtocolError
 from dzrobot.messages import LARGEST_MESSAGE, pack, unpack
 from dzrobot.process import end_with_parent
-from dzrobot.websocket import PING_S, PONG_S, RETRY_AFTER_S, Access
+from dzrobot.websocket import PING_S, PONG_S, RETRY_AFTER_S, ServerAccess
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ _VIDEO = "video."
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvServerOptions(Access):
+class EnvServerOptions(ServerAccess):
     """Address, access and limits of a server of environments."""
 
     port: int = 8100

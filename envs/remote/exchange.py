@@ -1,7 +1,7 @@
 """What an environment server and its client send each other, read into typed values and written."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -112,12 +112,7 @@ class Failure(_Message):
 
 def write(message: BaseModel) -> dict[str, Any]:
     """Return ``message`` as it is packed."""
-    found = {name: getattr(message, name) for name in type(message).model_fields}
-    if isinstance(message, Made):
-        facts = {name: getattr(message.facts, name) for name in Facts.model_fields}
-        robot = message.facts.embodiment
-        found["facts"] = {**facts, "embodiment": None if robot is None else asdict(robot)}
-    return found
+    return message.model_dump()
 
 
 def read(content: object, kind: Any, sender: str) -> Any:
@@ -133,10 +128,9 @@ def write_hand(hand: HandMotion | None) -> dict[str, Any] | None:
     """Return how a hand moves, without slices."""
     if hand is None:
         return None
-    found = {field.name: getattr(hand, field.name) for field in fields(hand)}
     return {
         name: [value.start, value.stop] if isinstance(value, slice) else value
-        for name, value in found.items()
+        for name, value in asdict(hand).items()
     }
 
 

@@ -10,11 +10,11 @@ from websockets.http11 import Request, Response
 
 from dzrobot.errors import ConfigError, MissingDependencyError
 from dzrobot.policies.serving.dialects import VLLM_PATH
-from dzrobot.websocket import RETRY_AFTER_S, Access
+from dzrobot.websocket import RETRY_AFTER_S, ServerAccess
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions(Access):
+class ServeOptions(ServerAccess):
     """Address, access and limits of a server of a policy."""
 
     port: int = 8000
