@@ -28,6 +28,12 @@ class Published:
 PUBLISHED = {
     "GEAR-Dreams/DreamZero-DROID": Published("model", "14B, robot oxe_droid", 22.92),
     "GEAR-Dreams/DreamZero-AgiBot": Published("model", "14B, robot agibot", 22.92),
+    "robocurve/dreamzero-yam-molmoact2": Published(
+        "model", "LoRA of rank 32 on DreamZero-AgiBot by third parties, robot yam"
+    ),
+    "KyleZ0906/DreamZero-LIBERO90-LoRA": Published(
+        "model", "LoRA of rank 4 on DreamZero-AgiBot by third parties, LIBERO-90, horizon 24"
+    ),
     "RLinf/RLinf-DreamZero-WAN2.2-5B-LIBERO-SFT-Step18000": Published(
         "model", "5B, robot libero_sim", 12.62
     ),

@@ -9,6 +9,7 @@ from dzrobot.embodiments.robots.agibot import AGIBOT
 from dzrobot.embodiments.robots.franka_pnp import FRANKA_MINI, FRANKA_PNP
 from dzrobot.embodiments.robots.libero_sim import LIBERO_MINI, LIBERO_SIM
 from dzrobot.embodiments.robots.oxe_droid import DROID_MINI, OXE_DROID
+from dzrobot.embodiments.robots.yam import YAM
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import UnknownNameError, suggest
 from dzrobot.importing import (
@@ -28,6 +29,7 @@ EMBODIMENTS: Mapping[str, Embodiment] = {
         OXE_DROID,
         DROID_MINI,
         AGIBOT,
+        YAM,
     )
 }
 """The built-in robots, by tag."""

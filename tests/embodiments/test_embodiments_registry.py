@@ -46,7 +46,7 @@ def test_from_the_current_folder(cell):
         (
             "libero_sm",
             "Did you mean 'libero_sim'.*Known: libero_sim, libero_mini, franka_pnp, franka_mini, "
-            "oxe_droid, droid_mini, agibot",
+            "oxe_droid, droid_mini, agibot, yam",
         ),
         ("nowhere_to_be_found:UR5", "no module 'nowhere_to_be_found'.*PYTHONPATH"),
         ("my_cell_robot.deeper:UR5", "no module 'my_cell_robot.deeper'"),
@@ -93,6 +93,7 @@ def test_what_checkpoints_of_each_robot_are_shown():
     assert {tag: robot.history for tag, robot in EMBODIMENTS.items()} == {
         "libero_sim": "off", "franka_pnp": "off", "oxe_droid": "recent", "libero_mini": "recent",
         "agibot": "recent", "franka_mini": "recent", "droid_mini": "recent",
+        "yam": "recent",
     }  # fmt: skip
 
 
@@ -107,3 +108,17 @@ def test_pictures_of_another_size_are_written_behind_the_name(cell):
         load_embodiment("libero_sim@48")
     with pytest.raises(ConfigError, match="whole pixels above 0"):
         load_embodiment("libero_sim@0x64")
+
+
+def test_yam_is_that_of_the_published_recipe():
+    """yam_relative.yaml: 14 numbers, all relative; three views of 176 x 320 in quadrants."""
+    robot = load_embodiment("yam")
+    assert (robot.state_dim, robot.action_dim, robot.image_size) == (14, 14, (352, 640))
+    assert [part.name for part in robot.action] == [
+        "left_joint_pos", "left_gripper_pos", "right_joint_pos", "right_gripper_pos"
+    ]  # fmt: skip
+    assert [part.reference for part in robot.action] == list(robot.state_keys)
+    top, left, right = robot.video_keys
+    assert robot.tiles == ((top, right), (left, None))
+    assert (robot.timing.control_hz, robot.timing.action_horizon) == (30, 24)
+    assert "top-left view shows the top camera" in robot.prompt

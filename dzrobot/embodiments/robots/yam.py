@@ -1,0 +1,60 @@
+"""YAM: two arms of six joints with grippers, a camera above and one on each arm, at 30 Hz.
+
+Keys, widths, the crop and what is relative are those of DreamZero's own recipe (yam_relative.yaml
+and yam_training.sh of dreamzero0/dreamzero); here even the grippers are relative. Columns are those of
+its converter, and of Ai2's recordings of the robot by their second names. This package has no
+environment of it, and no recording was at hand: `dzrobot inspect-data` says whether yours fits.
+"""
+
+from itertools import accumulate
+
+from dzrobot.embodiments.spec import Embodiment, Part, View
+from dzrobot.embodiments.templates import PROMPTS, quadrants
+from dzrobot.embodiments.timing import Timing
+
+VIEWS = ("top", "left", "right")
+
+WIDTHS = {
+    "left_joint_pos": 6,
+    "left_gripper_pos": 1,
+    "right_joint_pos": 6,
+    "right_gripper_pos": 1,
+}
+"""Numbers of each part, in the order of the column; state and action have the same."""
+
+_STARTS = dict(zip(WIDTHS, accumulate(WIDTHS.values(), initial=0), strict=False))
+
+YAM = Embodiment(
+    tag="yam",
+    views=tuple(
+        View(
+            key=f"video.{name}_camera-images-rgb",
+            feature=f"observation.images.{name}_camera-images-rgb",
+            aliases=(f"observation.images.{name}",),
+            size=(176, 320),
+            resolution=(480, 640),
+        )
+        for name in VIEWS
+    ),
+    state=tuple(
+        Part(key=f"state.{name}", feature="observation.state", dim=width, start=_STARTS[name])
+        for name, width in WIDTHS.items()
+    ),
+    action=tuple(
+        Part(
+            key=f"action.{name}",
+            feature="action",
+            dim=width,
+            start=_STARTS[name],
+            reference=f"state.{name}",
+            hold=f"state.{name}",
+        )
+        for name, width in WIDTHS.items()
+    ),
+    tiles=quadrants(*(f"video.{name}_camera-images-rgb" for name in VIEWS)),
+    prompt=PROMPTS["yam"],
+    language_features=("annotation.task",),
+    timing=Timing(control_hz=30, action_horizon=24),
+    # The published servers keep a session's frames.
+    history="recent",
+)
