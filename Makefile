@@ -137,7 +137,7 @@ release: check  ## all checks, then wheel and sdist of the version that CHANGELO
 		grep -q "^## $$version" CHANGELOG.md || \
 		{ echo "CHANGELOG.md has no section '## $$version': name it so, or raise the version"; exit 2; }; \
 		ls build/dist/dzrobot-$$version*; \
-		echo "Next: git tag v$$version, and upload these files"
+		echo "Next: git tag v$$version && git push --tags; .github/workflows/release.yml uploads them"
 
 clean:  ## remove build output and caches
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

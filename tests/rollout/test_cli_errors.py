@@ -68,7 +68,14 @@ def test_a_device_that_is_not_there_is_refused_for_every_policy(
 
 def test_version_and_overview(capsys):
     assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"dzrobot {dzrobot.__version__}\n"
+    said = capsys.readouterr().out
+    assert said.startswith(f"dzrobot {dzrobot.__version__}")
+    head = subprocess.run(
+        ["git", "-C", Path(dzrobot.__file__).parent, "rev-parse", "--short=12", "HEAD"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if head.returncode == 0:
+        assert f"(commit {head.stdout.strip()}" in said
     assert cli.main([]) == 0
     overview = capsys.readouterr().out
     assert all(f"\n  {name} " in overview for name in cli.available())

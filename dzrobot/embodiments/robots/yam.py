@@ -1,7 +1,7 @@
 """YAM: two arms of six joints with grippers, a camera above and one on each arm, at 30 Hz.
 
-Keys, widths, the crop and what is relative are those of DreamZero's own recipe (yam_relative.yaml
-and yam_training.sh of dreamzero0/dreamzero); here even the grippers are relative. Columns are those of
+Keys, widths and what is relative are those of DreamZero's own recipe (yam_relative.yaml and
+yam_training.sh of dreamzero0/dreamzero); here even the grippers are relative. Columns are those of
 its converter, and of Ai2's recordings of the robot by their second names. This package has no
 environment of it, and no recording was at hand: `dzrobot inspect-data` says whether yours fits.
 """
