@@ -142,8 +142,13 @@ def _policy(group: Any) -> None:
         help="of the training run that --checkpoint names: success at each of its checkpoints",
     )  # fmt: skip
     group.add_argument(
-        "--policy", type=flags.text, help="instead: random, hold, expert, remote, or module:factory"
-    )
+        "--policy", type=flags.text,
+        help="instead: random, hold, expert, remote, module:factory, or LeRobot's as lerobot:ID",
+    )  # fmt: skip
+    group.add_argument(
+        "--lerobot-python", type=flags.path, metavar="FILE",
+        help="Python of an environment that has LeRobot, which serves lerobot:ID from there",
+    )  # fmt: skip
     group.add_argument(
         "--server", type=flags.text, metavar="URL",
         help="of the policy 'remote', such as ws://gpu-machine:8000; see `dzrobot serve`",

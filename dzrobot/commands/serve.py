@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 from typing import Any
 
@@ -16,6 +17,8 @@ from dzrobot.policies.serving.endpoint import ServeOptions
 from dzrobot.policies.serving.recorder import Recorder
 from dzrobot.policies.serving.server import PolicyServer
 from dzrobot.policies.serving.sessions import MOST_SESSIONS
+from dzrobot.process import end_with_parent
+from dzrobot.rollout.lerobot_server import PARENT_VARIABLE
 from dzrobot.rollout.policy_spec import BUILT_IN, PolicySpec, load_policy, resolve_policy
 from dzrobot.websocket import read_key
 
@@ -42,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until stopped; return 0, or 1 after the policy has failed."""
+    if PARENT_VARIABLE in os.environ:
+        end_with_parent(int(os.environ[PARENT_VARIABLE]))
     options = _options(arguments)
     policy = _policy_spec(arguments)
     ready = load_policy(resolve_policy(policy, None))

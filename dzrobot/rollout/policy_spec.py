@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from dzrobot.policies.dreamzero.quantize import Quantization
 
 REMOTE = "remote"
+LEROBOT = "lerobot:"
+"""Of names of LeRobot's policies."""
+
 BUILT_IN = ("random", "hold", "expert", REMOTE)
 EXPERT = "dzrobot.envs.expert:expert_for"
 
@@ -73,6 +77,9 @@ class PolicySettings:
     config_from: str | None = None
     """Folder with config.json and experiment_cfg, where the checkpoint has none."""
 
+    lerobot_python: Path | None = None
+    """Python of an environment that has LeRobot, for ``lerobot:ID``; None: this one has it."""
+
     server_actions: str | None = None
     """What the actions of a server mean that does not say so, such as ``joint_position``."""
 
@@ -83,7 +90,7 @@ class PolicySpec(PolicySettings):
 
     name: str
     """Checkpoint folder or hub id, ``random``, ``hold``, ``expert``, ``remote``, or
-    ``module:factory``."""
+    ``module:factory``, or LeRobot's as ``lerobot:ID_OR_FOLDER``."""
 
     server: str | None = None
     """Address of the server of ``remote``."""
@@ -225,6 +232,8 @@ def load_policy(found: ResolvedPolicy) -> LoadedPolicy:
         return _open_checkpoint(spec, robot, found.checkpoint)
     if spec.name == REMOTE:
         return _open_remote(spec, robot)
+    if spec.name.startswith(LEROBOT):
+        return _open_lerobot(spec, robot)
     seed = spec.options.seed or 0
     if spec.name == "random":
         card = {"policy": "random", "seed": seed}
@@ -387,6 +396,30 @@ def _open_checkpoint(spec: PolicySpec, robot: Embodiment, checkpoint: "Checkpoin
         base = open_base(spec.base, checkpoint.config)
         card["base"] = fingerprint(base, base.tensors)
     return LoadedPolicy(policy=policy, robot=robot, card=card)
+
+
+def _open_lerobot(spec: PolicySpec, robot: Embodiment) -> LoadedPolicy:
+    """Return a policy of LeRobot: in this process, or served by the Python that has LeRobot."""
+    seed = spec.options.seed or 0
+    if spec.lerobot_python is not None:
+        from dzrobot.rollout.lerobot_server import start_server
+
+        tag = spec.embodiment or robot.tag
+        address = start_server(spec.name, tag, spec.lerobot_python, device=spec.device, seed=seed)
+        return _open_remote(replace(spec, server=address), robot)
+    try:
+        version("lerobot")
+    except PackageNotFoundError:
+        raise ConfigError(
+            f"{spec.name} needs LeRobot, which pins other versions of torch than this package. "
+            "Either name the Python of an environment that has it: --lerobot-python "
+            f"/path/to/bin/python; or serve it there: dzrobot serve {spec.name} --embodiment "
+            f"{robot.tag}, and evaluate with --server"
+        ) from None
+    from dzrobot.policies.lerobot_policy import LeRobotPolicy
+
+    policy = LeRobotPolicy(spec.name.removeprefix(LEROBOT), robot, device=spec.device, seed=seed)
+    return LoadedPolicy(policy=policy, robot=policy.embodiment, card=policy.card)
 
 
 def _open_remote(spec: PolicySpec, robot: Embodiment) -> LoadedPolicy:

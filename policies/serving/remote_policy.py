@@ -132,8 +132,8 @@ class RemotePolicy:
         self._dialect = first.dialect
         self._check_robot(first)
         self._actions = self._meaning(first, actions)
-        horizon = embodiment.timing.action_horizon
         greeting = first.greeting
+        horizon = embodiment.timing.action_horizon if greeting is None else greeting.action_horizon
         self._least = execute or (1 if greeting is None else greeting.execute)
         """Rows that every plan holds."""
 
@@ -458,7 +458,9 @@ class RemotePolicy:
         robot, greeting = self.embodiment, connection.greeting
         if greeting is not None:
             given = (greeting.embodiment, greeting.action_horizon)
-            if given != (robot.tag, robot.timing.action_horizon):
+            # Without memory, a plan may have any length: no frames are spread over it.
+            any_length = greeting.history == "off" and greeting.embodiment == robot.tag
+            if given != (robot.tag, robot.timing.action_horizon) and not any_length:
                 raise ConfigError(
                     f"{self._server} serves {given[0]} with plans of {given[1]}; this robot is "
                     f"{robot.tag} with plans of {robot.timing.action_horizon}"

@@ -248,6 +248,7 @@ def _policy_settings(arguments: argparse.Namespace) -> PolicySettings:
         privileged=arguments.privileged,
         embodiment=arguments.embodiment,
         server_actions=arguments.server_actions,
+        lerobot_python=arguments.lerobot_python,
         options=PolicyOptions(
             dit_steps=arguments.dit_steps,
             execute=arguments.execute,

@@ -1,0 +1,66 @@
+"""A policy of LeRobot beside this process: served from the Python environment that has LeRobot."""
+
+import atexit
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import dzrobot
+from dzrobot.errors import ConfigError
+
+PARENT_VARIABLE = "DZROBOT_PARENT"
+"""Process id that a server ends with."""
+
+_ADDRESS = re.compile(r"(ws://127\.0\.0\.1:\d+)")
+_READY = "Ctrl-C stops it."
+_END_S = 10.0
+
+
+def start_server(name: str, robot: str, python: Path, *, device: str, seed: int) -> str:
+    """Start ``dzrobot serve NAME`` in another Python environment, and return its address.
+
+    It ends with this process, however that ends.
+
+    Args:
+        name: ``lerobot:ID_OR_FOLDER``.
+        robot: Tag or ``module:NAME`` of the embodiment.
+        python: Of the environment.
+        device: Where the policy runs.
+        seed: Of its noise.
+
+    Raises:
+        ConfigError: it does not start; its own words are on the terminal.
+    """
+    command = [str(python), "-m", "dzrobot", "serve", name, "--embodiment", robot]
+    command += ["--device", device, "--policy-seed", str(seed), "--port", "0", "--no-array-port"]
+    paths = [str(Path(dzrobot.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        PARENT_VARIABLE: str(os.getpid()),
+    }
+    try:
+        process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
+    except OSError as error:
+        raise ConfigError(f"{python} cannot be started: {error.strerror or error}") from error
+    atexit.register(_end, process)
+    assert process.stdout is not None
+    address = ""
+    for line in process.stdout:
+        if found := _ADDRESS.search(line):
+            address = found[1]
+        if line.startswith(_READY):
+            return address
+    raise ConfigError(
+        f"{' '.join(command)} ended with {process.wait()}; it needs LeRobot and what "
+        "requirements/robot.txt lists"
+    )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
