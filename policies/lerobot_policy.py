@@ -115,6 +115,8 @@ class LeRobotPolicy:
         check_session(session)
         last = self._sessions.get(session)
         counted = 0 if last is None else last.number + 1
+        # What another session keeps is not reset with it.
+        vars(self._policy).update(copy.deepcopy(_kept(self._policy)))
         self._policy.reset()
         number = counted if episode is None else episode
         self._sessions[session] = _Session(number, copy.deepcopy(_kept(self._policy)))
