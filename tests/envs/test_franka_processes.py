@@ -345,7 +345,10 @@ def test_what_is_stopped_for_ever_freezes_nobody(stopped, cell, beats, request, 
     # Whoever is told to end does so within 5 s, beyond what the machine does to everyone.
     assert limits.get("stop", 0.0) + limits["close"] < END_S + 10 * beats.machines_s
     assert beats.own_s < GAP_S + 2 * beats.machines_s
-    assert all(took < GAP_S + 0.05 + 2 * beats.machines_s for took in steps)
+    # A frame that is overdue is waited for as long as the workcell allows; watchers and keyboard
+    # go on meanwhile. Nothing else holds a step up.
+    waits = PATIENT["frame_age_s"] if "camera" in peer or "video" in peer else 0.0
+    assert all(took < waits + GAP_S + 0.05 + 2 * beats.machines_s for took in steps)
     again = make(cell, cameras=False)
     again.reset()
     assert again.step(STILL)[4]["abort"] == ""
