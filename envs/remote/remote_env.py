@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+from gymnasium.utils import EzPickle
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
@@ -42,7 +43,7 @@ _RAISED_HERE = {
 """Errors of the environment that are raised as what they are; others are a `SimulatorError`."""
 
 
-class RemoteEnv(gym.Env[Any, Any]):
+class RemoteEnv(gym.Env[Any, Any], EzPickle):
     """An environment that ``dzrobot serve-env`` serves; ``dzrobot/remote-v0`` makes it.
 
     Spaces, observations, rewards, ``info`` and what the environment says of itself are those of the
@@ -71,7 +72,7 @@ class RemoteEnv(gym.Env[Any, Any]):
     def __init__(  # noqa: PLR0913 (Gymnasium passes plain keyword arguments)
         self,
         *,
-        server: str,
+        server: str | None = None,
         api_key_file: str | None = None,
         connect_s: float = 60.0,
         reset_s: float = 300.0,
@@ -79,6 +80,16 @@ class RemoteEnv(gym.Env[Any, Any]):
         render_mode: str | None = None,
         **arguments: Any,
     ) -> None:
+        if server is None:
+            raise errors.ConfigError(
+                "dzrobot/remote-v0 needs the address that `dzrobot serve-env` prints: "
+                "server='ws://HOST:PORT' (--env-arg server=ws://HOST:PORT)"
+            )
+        given = {"render_mode": render_mode, "api_key_file": api_key_file, **arguments}
+        # A copy is an environment of its own there.
+        EzPickle.__init__(
+            self, server=server, connect_s=connect_s, reset_s=reset_s, step_s=step_s, **given
+        )
         self._server, self._connect_s = server, connect_s
         self._reset_s, self._step_s = reset_s, step_s
         self._key = read_key(None if api_key_file is None else Path(api_key_file))

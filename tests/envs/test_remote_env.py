@@ -1,9 +1,11 @@
 """A served environment is the local one, bit for bit, and faults on either side are named."""
 
 import contextlib
+import copy
 import functools
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -144,6 +146,23 @@ def test_a_perturbed_scene_is_the_same_when_served():
         assert_same(changed, there.reset(seed=1)[0])
         here.close()
         there.close()
+
+
+def test_a_copy_is_an_environment_of_its_own():
+    with serving("dzrobot/point-v0") as address, contextlib.closing(remote(address)) as env:
+        first = env.reset(seed=3)[0]
+        for other in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
+            assert other.observation_space == env.observation_space
+            assert_same(other.reset(seed=3)[0], first)
+            other.close()
+        env.step(env.action_space.sample())
+
+
+def test_without_a_server_it_says_what_to_give(capsys):
+    with pytest.raises(ConfigError, match="needs the address that `dzrobot serve-env` prints"):
+        gym.make("dzrobot/remote-v0")
+    assert main(["eval", "--env", "dzrobot/remote-v0", "--policy", "random"]) == 2
+    assert "--env-arg server=ws://HOST:PORT" in capsys.readouterr().err
 
 
 def test_gymnasium_finds_nothing_wrong():
