@@ -9,7 +9,13 @@ import signal
 from typing import Any
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.policy import add_key, add_speed, add_weights, read_weights
+from dzrobot.commands.options.policy import (
+    add_access,
+    add_speed,
+    add_weights,
+    read_access,
+    read_weights,
+)
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import PlanningPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
@@ -20,7 +26,6 @@ from dzrobot.policies.serving.sessions import MOST_SESSIONS
 from dzrobot.process import end_with_parent
 from dzrobot.rollout.lerobot_server import PARENT_VARIABLE
 from dzrobot.rollout.policy_spec import BUILT_IN, PolicySpec, load_policy, resolve_policy
-from dzrobot.websocket import read_key
 
 COMMON = (
     "--embodiment", "--device", "--host", "--port", "--array-port", "--api-key-file", "--cert",
@@ -124,12 +129,7 @@ def _door(group: Any) -> None:
         "--array-port", type=port, default=_DEFAULT.array_port, help="of clients of bare arrays"
     )
     group.add_argument("--no-array-port", action="store_true", help="serve maps alone")
-    add_key(group)
-    group.add_argument(
-        "--insecure", action="store_true", help="let other machines in without a key"
-    )
-    group.add_argument("--cert", type=flags.path, help="certificate of TLS, PEM")
-    group.add_argument("--key", type=flags.path, help="its private key, PEM")
+    add_access(group)
 
 
 def _limits(group: Any) -> None:
@@ -172,13 +172,8 @@ def _limits(group: Any) -> None:
 
 def _options(arguments: argparse.Namespace) -> ServeOptions:
     return ServeOptions(
-        host=arguments.host,
-        port=arguments.port,
+        **read_access(arguments),
         array_port=None if arguments.no_array_port else arguments.array_port,
-        api_key=read_key(arguments.api_key_file),
-        insecure=arguments.insecure,
-        certificate=arguments.cert,
-        private_key=arguments.key,
         max_sessions=arguments.max_sessions,
         max_connections=arguments.max_connections,
         max_message=_MEBIBYTE * (arguments.max_message_mib or 0) or None,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.policy import add_key
+from dzrobot.commands.options.policy import add_access, read_access
 from dzrobot.envs.remote.env_server import EnvServer, EnvServerOptions, Hosted, look
 from dzrobot.envs.remote.exchange import Facts, Made, write_hand
 from dzrobot.errors import ConfigError, preview
@@ -16,7 +16,6 @@ from dzrobot.process import terminable
 from dzrobot.rollout.environment import check_arguments, facts_of, made_environment
 from dzrobot.rollout.episode import omitter
 from dzrobot.rollout.evaluation.card import library_versions
-from dzrobot.websocket import read_key
 
 _DEFAULT = EnvServerOptions()
 
@@ -37,12 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--host", type=flags.text, default=_DEFAULT.host, help="address to bind")
     parser.add_argument("--port", type=flags.whole(0, 65535), default=_DEFAULT.port)
-    add_key(parser)
-    parser.add_argument(
-        "--insecure", action="store_true", help="let other machines in without a key"
-    )
-    parser.add_argument("--cert", type=flags.path, help="certificate of TLS, PEM")
-    parser.add_argument("--key", type=flags.path, help="its private key, PEM")
+    add_access(parser)
     parser.add_argument(
         "--max-envs", type=flags.whole(1, 4096), default=max(2, os.cpu_count() or 1), metavar="N",
         help="environments at a time: as many as the client has workers (default: %(default)s)",
@@ -51,15 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until stopped; return 0."""
-    options = EnvServerOptions(
-        host=arguments.host,
-        port=arguments.port,
-        api_key=read_key(arguments.api_key_file),
-        insecure=arguments.insecure,
-        certificate=arguments.cert,
-        private_key=arguments.key,
-        most=arguments.max_envs,
-    )
+    options = EnvServerOptions(**read_access(arguments), most=arguments.max_envs)
     fixed = flags.keywords(arguments.env_arg)
     logging.getLogger("dzrobot.envs.remote").setLevel(logging.INFO)
     maker = functools.partial(make_hosted, arguments.env, fixed)

@@ -8,6 +8,7 @@ from typing import Any
 from dzrobot import process
 from dzrobot.commands.options import flags
 from dzrobot.errors import ConfigError
+from dzrobot.websocket import read_key
 
 
 def add_render_device(group: Any) -> None:
@@ -135,6 +136,32 @@ def add_key(group: Any) -> None:
         "--api-key-file", type=flags.path, metavar="FILE",
         help="whose first line is the server's key (default: the variable DZROBOT_API_KEY)",
     )  # fmt: skip
+
+
+def add_access(group: Any) -> None:
+    """Declare who may connect to a server, and its TLS."""
+    add_key(group)
+    group.add_argument(
+        "--insecure", action="store_true", help="let other machines in without a key"
+    )
+    group.add_argument("--cert", type=flags.path, help="certificate of TLS, PEM")
+    group.add_argument("--key", type=flags.path, help="its private key, PEM")
+
+
+def read_access(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what :func:`add_access` declares, and the address, as fields of `ServerAccess`.
+
+    Raises:
+        ConfigError: there is no key in the file.
+    """
+    return {
+        "host": arguments.host,
+        "port": arguments.port,
+        "api_key": read_key(arguments.api_key_file),
+        "insecure": arguments.insecure,
+        "certificate": arguments.cert,
+        "private_key": arguments.key,
+    }
 
 
 def add_speed(group: Any) -> None:
