@@ -5,8 +5,9 @@ Environment spaces, dataset reading, statistics, the policy and the server follo
 
 import re
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Literal, Self, get_args
 
 from dzrobot.embodiments.templates import NEGATIVE, PROMPT_TILES
@@ -430,6 +431,11 @@ def _told_faults(prompt: str, tiles: Sequence[Sequence[str | None]]) -> Iterable
 
 def _rows(tiles: Sequence[Sequence[bool]]) -> str:
     return " / ".join(" ".join("view" if view else "black" for view in row) for row in tiles)
+
+
+def starts_of(widths: Mapping[str, int]) -> dict[str, int]:
+    """Return where each part begins in a column that holds them one after the other."""
+    return dict(zip(widths, accumulate(widths.values(), initial=0), strict=False))
 
 
 def _key_faults(key: str, kind: str) -> Iterable[str]:

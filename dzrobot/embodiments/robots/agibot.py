@@ -5,9 +5,7 @@ has no environment of it, and no recording of the robot was at hand: `dzrobot in
 whether yours has these columns.
 """
 
-from itertools import accumulate
-
-from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, Part, View
+from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, Part, View, starts_of
 from dzrobot.embodiments.templates import PROMPTS, quadrants
 from dzrobot.embodiments.timing import Timing
 
@@ -24,7 +22,7 @@ WIDTHS = {
 """Numbers of each part of the state, in the order of the column; the action's begin the same."""
 
 
-_STARTS = dict(zip(WIDTHS, accumulate(WIDTHS.values(), initial=0), strict=False))
+_STARTS = starts_of(WIDTHS)
 
 AGIBOT = Embodiment(
     tag="agibot",

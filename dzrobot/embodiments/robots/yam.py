@@ -6,9 +6,7 @@ its converter, and of Ai2's recordings of the robot by their second names. This 
 environment of it, and no recording was at hand: `dzrobot inspect-data` says whether yours fits.
 """
 
-from itertools import accumulate
-
-from dzrobot.embodiments.spec import Embodiment, Part, View
+from dzrobot.embodiments.spec import Embodiment, Part, View, starts_of
 from dzrobot.embodiments.templates import PROMPTS, quadrants
 from dzrobot.embodiments.timing import Timing
 
@@ -22,7 +20,7 @@ WIDTHS = {
 }
 """Numbers of each part, in the order of the column; state and action have the same."""
 
-_STARTS = dict(zip(WIDTHS, accumulate(WIDTHS.values(), initial=0), strict=False))
+_STARTS = starts_of(WIDTHS)
 
 YAM = Embodiment(
     tag="yam",
