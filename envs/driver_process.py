@@ -38,6 +38,9 @@ _SLOTS = 4
 
 _MAIN = "from dzrobot.envs.driver_process import main; main()"
 
+_NO_WAIT_S = 1e-4
+"""Zero would be another mode of the socket, with another error."""
+
 NO_ANSWER = 0
 """Number of a message that is not answered."""
 
@@ -194,11 +197,12 @@ class DriverProcess:
             DzrobotError: what the driver raised.
         """
         prompt_s, silent_s = PROMPT_S * self._patience, SILENT_S * self._patience
-        if not self._turn.acquire(timeout=prompt_s):
+        wait_s = prompt_s if self._owed_since_s is None else _NO_WAIT_S
+        if not self._turn.acquire(timeout=wait_s):
             return default
         try:
-            number = self._send(method, arguments, prompt_s)
-            wait_s = prompt_s if self._owed_since_s is None else 0.0
+            # A driver that has stopped reading may have left no room for another question.
+            number = self._send(method, arguments, wait_s)
             return self._receive(number, time.monotonic() + wait_s, prompt_s)
         except TimeoutError as error:
             now = time.monotonic()
@@ -267,8 +271,7 @@ class DriverProcess:
         """Return the answer to a question; one that comes late grants this one ``late_s`` more."""
         while True:
             try:
-                # Zero would mean not to wait at all, and raises another error.
-                self._socket.settimeout(max(1e-4, deadline_s - time.monotonic()))
+                self._socket.settimeout(max(_NO_WAIT_S, deadline_s - time.monotonic()))
                 data = self._socket.recv(_BIGGEST)
             except TimeoutError:
                 raise

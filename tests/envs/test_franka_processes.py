@@ -123,10 +123,10 @@ def test_beside_an_emulated_arm_an_answer_is_waited_for_longer(echo):
         echo.call("hang", 0.5, timeout_s=0.1)
 
 
-def ask_until_lost(driver, took):
+def ask_until_lost(driver, took, value=1):
     while len(took) < 1000:
         began = time.monotonic()
-        assert driver.try_call("echo", 1, default="none") == "none"
+        assert driver.try_call("echo", value, default="none") == "none"
         took.append(time.monotonic() - began)
         time.sleep(0.02)
 
@@ -137,6 +137,14 @@ def test_a_loop_waits_for_a_stopped_driver_once_and_gives_up_later(echo):
     with pytest.raises(DisconnectedError, match="answered nothing"):
         ask_until_lost(echo, took)
     assert took[0] >= 0.1
+    assert np.median(took[1:]) < 0.05
+
+
+def test_a_loop_does_not_wait_until_a_stopped_driver_takes_a_question(echo):
+    os.kill(echo.pid, signal.SIGSTOP)
+    took = []
+    with pytest.raises(DisconnectedError, match="answered nothing"):
+        ask_until_lost(echo, took, bytes(50_000))
     assert np.median(took[1:]) < 0.05
     assert not echo.is_running()
 

@@ -38,6 +38,10 @@ RECOVER_S = 2.0
 _ACCEPT_S = 0.5
 _TAKEN_S = 1.0
 _ENDED_S = 0.5
+_REST_S = 0.5
+"""How long a controller of torques may take to come to rest: until then an arm with a load that it
+was not told of sinks; after it the arm holds by itself."""
+
 _MOVING_PERIOD_S = 0.003
 _RESTING_PERIOD_S = 0.02
 
@@ -176,6 +180,9 @@ class FrankyDriver(FrankyErrors):
         self._guard.begin(self._clock_s)
         # A planned motion cannot take over from a controller of torques.
         self.stop()
+        # That takes a while: a stop may have been set, and the program could not speak.
+        self._raw()
+        self._guard.begin(self._clock_s)
         motion = franky.JointMotion(franky.JointState(joints), relative_dynamics_factor=dynamics)
         self._opened.move(motion, asynchronous=True)
         self._moving, self._ended = True, ""
@@ -236,7 +243,7 @@ class FrankyDriver(FrankyErrors):
         franky = library()
         try:
             if self._tracker is not None and self._tracker.is_running:
-                self._tracker.stop()
+                self._tracker.stop(franky.TorqueStopMotion(max_duration=_REST_S))
             elif self._moving:
                 self._opened.stop()
         except (franky.ControlException, franky.CommandException) as error:
