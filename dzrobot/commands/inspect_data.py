@@ -9,6 +9,7 @@ from dzrobot.commands.options.sampling import add_sampling, sampled_robot
 from dzrobot.errors import DatasetError
 from dzrobot.progress import progress_bar
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
+from dzrobot.training.data.reading_pool import ReadingPool
 from dzrobot.training.data.verify import first_frames, idle_episodes, unreadable, video_faults
 
 SUMMARY = "show which columns feed an embodiment, count windows, find damaged files"
@@ -46,10 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
         f"  a sample of {timing.blocks} blocks of {timing.action_horizon} actions needs "
         f"{timing.rows_needed} rows of an episode"
     )
-    faults = [*_first_window(reader), *unreadable(reader), *idle_episodes(reader)]
-    if not arguments.quick:
-        with progress_bar("checking files") as advance:
-            faults += list(video_faults(reader, advance))
+    faults = [*_first_window(reader), *unreadable(reader)]
+    with ReadingPool([reader]) as pool:
+        faults += idle_episodes(pool)
+        if not arguments.quick:
+            with progress_bar("checking files") as advance:
+                faults += video_faults(pool, advance)
     for fault in faults[:SHOWN]:
         print(f"  FAULT {fault}")
     if len(faults) > SHOWN:

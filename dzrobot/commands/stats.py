@@ -132,7 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
             readers.append(DatasetReader(path, embodiment, options, progress=advance))
         print(readers[-1].report())
     with progress_bar("measuring") as advance:
-        entry = measure(readers, embodiment, advance, per_step=per_step)
+        entry = measure(readers, embodiment, advance, per_step=per_step, processes=None)
     if embodiment.tag in known:
         entry = merge(known[embodiment.tag], entry)
     with explained(f"write the statistics to {output}", StatisticsError):

@@ -11,6 +11,7 @@ from data_worlds import ROBOT, record
 from dzrobot.recording import consolidate
 from dzrobot.training.data import DatasetReader, ReaderOptions
 from dzrobot.training.data.columns import _Builder
+from dzrobot.training.data.reading_pool import ReadingPool
 from dzrobot.training.data.verify import video_faults
 from dzrobot.training.data.video_decoding import FrameTable, PyAvDecoder
 
@@ -85,7 +86,7 @@ def test_the_frame_table_of_a_shared_video_is_read_once_for_each_camera(tmp_path
         return plain(file, folder)
 
     monkeypatch.setattr(FrameTable, "cached", counted)
-    assert list(video_faults(reader)) == []
+    assert list(video_faults(ReadingPool([reader], 1))) == []
     assert len(read) == len(set(read)) == len(ROBOT.views)
 
 

@@ -9,7 +9,8 @@ from data_worlds import RELATIVE, ROBOT, TASKS, record, robot, step
 
 from dzrobot.errors import DatasetError, UnknownNameError
 from dzrobot.recording import EpisodeWriter, VideoCodec, consolidate
-from dzrobot.training.data import DatasetReader, EpisodeSelection, ReaderOptions
+from dzrobot.training.data import DatasetReader, EpisodeSelection, ReaderOptions, reading_pool
+from dzrobot.training.data.reading_pool import ReadingPool
 from dzrobot.training.data.verify import first_frames, video_faults
 from dzrobot.training.data.video_decoding import FrameTable, PyAvDecoder
 
@@ -217,17 +218,21 @@ def test_missing_and_corrupt_files_are_named(recorded, tmp_path, options):
     assert counted.windows.report().endswith("dropped: damaged 2, too short 1")
 
 
-def test_every_file_can_be_checked(recorded, tmp_path, options):
+def test_every_file_can_be_checked(recorded, tmp_path, options, monkeypatch):
     reader = DatasetReader(recorded["v3.0 h264 packed"], ROBOT, options)
-    assert list(video_faults(reader)) == []
+    assert list(video_faults(ReadingPool([reader], 1))) == []
     assert [look.blank for look in first_frames(reader)] == [False, False]
     path = tmp_path / "short"
     shutil.copytree(recorded["v2.1 h264"], path)
     videos = path / "videos/chunk-000/observation.images.wrist_image"
     shutil.copy(videos / "episode_000001.mp4", videos / "episode_000000.mp4")
     (videos / "episode_000004.mp4").write_bytes(b"no video at all")
-    found = list(video_faults(DatasetReader(path, ROBOT, options)))
+    damaged = DatasetReader(path, ROBOT, options)
+    found = list(video_faults(ReadingPool([damaged], 1)))
     assert len(found) == 2
+    monkeypatch.setattr(reading_pool, "EPISODES_AT_ONCE", 2)
+    with ReadingPool([damaged], 2) as pool:
+        assert list(video_faults(pool)) == found
     assert "episode_000000.mp4 has 25 frames, the list says 30" in found[0]
     assert "episode_000004.mp4 is no readable video" in found[1]
 

@@ -8,7 +8,13 @@ from data_worlds import RELATIVE, ROBOT, record, robot, step
 from dzrobot.cli import main
 from dzrobot.errors import StatisticsError
 from dzrobot.modality.stats import Statistics
-from dzrobot.training.data import DatasetReader, ReaderOptions, SourceSpec, TrainingData
+from dzrobot.training.data import (
+    DatasetReader,
+    ReaderOptions,
+    SourceSpec,
+    TrainingData,
+    reading_pool,
+)
 from dzrobot.training.data import normalization as module
 from dzrobot.training.data.normalization import BINS, QuantileHistogram, measure, merge
 from dzrobot.training.recipes.architecture import run_embodiment
@@ -109,6 +115,13 @@ def test_relative_actions_step_by_step_equal_numpy(world):
         merge(entry, absolute)
     with pytest.raises(StatisticsError, match="no action that is measured from the state"):
         measure(readers(world, ROBOT, "libero"), ROBOT, per_step=True)
+
+
+def test_two_processes_measure_what_one_does(world, monkeypatch):
+    opened = readers(world, RELATIVE, "droid_one", "droid_two")
+    alone = measure(opened, RELATIVE)
+    monkeypatch.setattr(reading_pool, "EPISODES_AT_ONCE", 2)
+    assert measure(opened, RELATIVE, processes=2) == alone
 
 
 @pytest.mark.parametrize(

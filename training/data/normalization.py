@@ -11,6 +11,9 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
+from itertools import chain
+from operator import add
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -24,6 +27,7 @@ from dzrobot.training.data.column_mapping import frame_size
 from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.dataset import DatasetReader
 from dzrobot.training.data.provenance import PROVENANCE, Provenance, provenance
+from dzrobot.training.data.reading_pool import EpisodePiece, ReadingPool, pieces_of
 
 BINS = 4096
 """At most this many bins between the smallest and the largest value; at least half as many."""
@@ -240,6 +244,7 @@ def measure(
     progress: Progress | None = None,
     *,
     per_step: bool = False,
+    processes: int | None = 1,
 ) -> dict[str, Any]:
     """Return the entry of ``metadata.json`` for ``embodiment``, over all ``readers`` together.
 
@@ -248,6 +253,7 @@ def measure(
         embodiment: Says which parts there are and which of them are relative.
         progress: Called with parts done and parts in all.
         per_step: Whether each step of a block of relative actions has measures of its own.
+        processes: How many share the work. None: one for every core, as far as it is worth it.
 
     Raises:
         StatisticsError: nothing to measure, or ``per_step`` where no action is relative.
@@ -260,13 +266,14 @@ def measure(
     parts = [*embodiment.state, *embodiment.action]
     statistics: dict[str, dict[str, Any]] = {"state": {}, "action": {}}
     histograms: dict[str, Any] = {}
-    for done, part in enumerate(parts):
-        steps = embodiment.timing.action_horizon if per_step and part.reference else 1
-        table, known = _measure_part(readers, part, embodiment, steps)
-        statistics[part.key.partition(".")[0]][part.name] = table
-        histograms[part.key] = known
-        if progress:
-            progress(done + 1, len(parts))
+    with ReadingPool(readers, processes) as pool:
+        for done, part in enumerate(parts):
+            steps = embodiment.timing.action_horizon if per_step and part.reference else 1
+            table, known = _measure_part(pool, _Measured(part, embodiment, steps))
+            statistics[part.key.partition(".")[0]][part.name] = table
+            histograms[part.key] = known
+            if progress:
+                progress(done + 1, len(parts))
     identities = [reader.catalog.identity for reader in readers]
     return {
         "statistics": statistics,
@@ -303,32 +310,72 @@ def merge(known: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
     return {**added, "statistics": statistics, PROVENANCE: note, SKETCH: histograms}
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """A part and how its rows are cut; picklable."""
+
+    part: Part
+    embodiment: Embodiment
+    steps: int
+
+    def batches(self, readers: Sequence[DatasetReader], piece: EpisodePiece) -> Iterator[Floats]:
+        """Yield the rows of each episode of a piece, ``steps`` at a time."""
+        reader = readers[piece.reader]
+        for rows in _rows(reader, piece.ordinals, self.part, self.embodiment):
+            yield rows.reshape(-1, self.steps * self.part.dim)
+
+    def moments(
+        self, readers: Sequence[DatasetReader], piece: EpisodePiece
+    ) -> list[RunningStatistics]:
+        """Return those of each episode."""
+        return [RunningStatistics.of(rows) for rows in self.batches(readers, piece)]
+
+    def counted(
+        self, bounds: RunningStatistics, readers: Sequence[DatasetReader], piece: EpisodePiece
+    ) -> list[QuantileHistogram]:
+        """Return a histogram of each number."""
+        histograms = _empty_histograms(bounds)
+        for rows in self.batches(readers, piece):
+            for number, one in enumerate(histograms):
+                one.add(rows[:, number])
+        return histograms
+
+
+def _empty_histograms(bounds: RunningStatistics) -> list[QuantileHistogram]:
+    return [
+        QuantileHistogram.between(low, high)
+        for low, high in zip(bounds.low, bounds.high, strict=True)
+    ]
+
+
 def _measure_part(
-    readers: Sequence[DatasetReader], part: Part, embodiment: Embodiment, steps: int
+    pool: ReadingPool, measured: _Measured
 ) -> tuple[dict[str, list[Any]], dict[str, Any]]:
-    """Return the measures and counts of a part; its rows are taken ``steps`` at a time."""
+    """Return the measures and counts of a part; the same however many processes there are."""
+    readers = pool.readers
+    pieces = [
+        piece
+        for number, reader in enumerate(readers)
+        for piece in pieces_of(number, np.unique(reader.windows.episode).tolist())
+    ]
+    # Added episode by episode, in order: sums of floating-point numbers depend on it.
+    episodes = chain.from_iterable(pool.map(measured.moments, pieces))
+    first = next(episodes, None)
+    if first is None:
+        raise StatisticsError(f"{measured.part.key}: there is no row to measure")
+    total = reduce(add, episodes, first)
+    histograms = _empty_histograms(total)
+    for found in pool.map(partial(measured.counted, total), pieces):
+        for one, counts in zip(histograms, found, strict=True):
+            one.counts[:] += counts.counts
 
     def batches() -> Iterator[Floats]:
-        for reader in readers:
-            for rows in _rows(reader, part, embodiment):
-                yield rows.reshape(-1, steps * part.dim)
+        for piece in pieces:
+            yield from measured.batches(readers, piece)
 
-    total: RunningStatistics | None = None
-    for rows in batches():
-        here = RunningStatistics.of(rows)
-        total = here if total is None else total + here
-    if total is None:
-        raise StatisticsError(f"{part.key}: there is no row to measure")
-    histograms = [
-        QuantileHistogram.between(low, high)
-        for low, high in zip(total.low, total.high, strict=True)
-    ]
-    for rows in batches():
-        for number, one in enumerate(histograms):
-            one.add(rows[:, number])
     exact = total.count <= EXACT_ROWS
     quantiles = _exact(batches, total) if exact else _quantiles(histograms, total)
-    table = _by_step(total.table() | quantiles, steps)
+    table = _by_step(total.table() | quantiles, measured.steps)
     return table, _histogram_entry(total.count, histograms)
 
 
@@ -339,13 +386,15 @@ def _by_step(table: Mapping[str, list[float]], steps: int) -> dict[str, list[Any
     return {name: np.reshape(values, (steps, -1)).tolist() for name, values in table.items()}
 
 
-def _rows(reader: DatasetReader, part: Part, embodiment: Embodiment) -> Iterator[Floats]:
+def _rows(
+    reader: DatasetReader, ordinals: Sequence[int], part: Part, embodiment: Embodiment
+) -> Iterator[Floats]:
     """Yield the values of a part, episode by episode, (N, dim) float64."""
     horizon = embodiment.timing.action_horizon
     offset = reader.catalog.episodes.offset
     source = reader.resolution.vectors[part.key]
     column = reader.columns.vector(source.column)
-    for ordinal in np.unique(reader.windows.episode).tolist():
+    for ordinal in ordinals:
         rows = slice(int(offset[ordinal]), int(offset[ordinal + 1]))
         values = column[rows, source.start : source.stop].astype(np.float64)
         if part.reference is not None:

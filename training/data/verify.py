@@ -1,6 +1,6 @@
 """Whether every file of a dataset holds what its metadata says."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from dzrobot.training.data.columns import EpisodeRows, Progress, read_data_file
 from dzrobot.training.data.dataset import DatasetReader
 from dzrobot.training.data.embedded_images import EmbeddedImages
 from dzrobot.training.data.lerobot import DatasetCatalog
+from dzrobot.training.data.reading_pool import EpisodePiece, ReadingPool, pieces_of
 from dzrobot.training.data.video_decoding import FrameTable, Videos
 
 
@@ -73,38 +74,56 @@ def unreadable(reader: DatasetReader) -> Iterator[str]:
         yield f"episode {int(reader.catalog.episodes.index[ordinal])}: {fault}"
 
 
-def idle_episodes(reader: DatasetReader) -> Iterator[str]:
+def idle_episodes(pool: ReadingPool) -> Iterator[str]:
     """Yield a line for every used episode whose states or actions never change."""
-    robot = reader.embodiment
-    for ordinal in np.unique(reader.windows.episode).tolist():
+    (reader,) = pool.readers
+    used = np.unique(reader.windows.episode).tolist()
+    for faults in pool.map(_idle, pieces_of(0, used)):
+        yield from faults
+
+
+def _idle(readers: Sequence[DatasetReader], piece: EpisodePiece) -> list[str]:
+    (reader,) = readers
+    robot, faults = reader.embodiment, []
+    for ordinal in piece.ordinals:
         rows = reader.states(ordinal)
         actions, states = (
             np.concatenate([rows[part.key] for part in parts], axis=1)
             for parts in (robot.action, robot.state)
         )
-        for fault in idle(actions, states):
-            yield f"episode {int(reader.catalog.episodes.index[ordinal])}: {fault}"
+        number = int(reader.catalog.episodes.index[ordinal])
+        faults += [f"episode {number}: {fault}" for fault in idle(actions, states)]
+    return faults
 
 
-def video_faults(reader: DatasetReader, progress: Progress | None = None) -> Iterator[str]:
+def video_faults(pool: ReadingPool, progress: Progress | None = None) -> Iterator[str]:
     """Yield a line for every episode and camera whose video differs from the metadata.
 
     Videos are opened and their frames counted and compared with the frame grid, but not decoded.
+    What was counted is kept beside the numbers, so that a second time is fast, and so is the rest
+    of one that was interrupted.
     """
-    episodes = reader.catalog.episodes
+    (reader,) = pool.readers
+    pieces = pieces_of(0, range(len(reader.catalog.episodes)))
+    for faults in pool.map(_video_faults, pieces, progress):
+        yield from faults
+
+
+def _video_faults(readers: Sequence[DatasetReader], piece: EpisodePiece) -> list[str]:
+    (reader,) = readers
     cameras = [source for source in reader.resolution.views.values() if source.kind == "video"]
     tables: dict[str, tuple[str, FrameTable]] = {}
-    for ordinal in range(len(episodes)):
-        number = int(episodes.index[ordinal])
+    faults = []
+    for ordinal in piece.ordinals:
+        number = int(reader.catalog.episodes.index[ordinal])
         for source in cameras:
             try:
                 fault = _video_fault(reader, ordinal, source, tables)
             except DatasetError as error:
                 fault = str(error)
             if fault:
-                yield f"episode {number}: {source.key}: {fault}"
-        if progress:
-            progress(ordinal + 1, len(episodes))
+                faults.append(f"episode {number}: {source.key}: {fault}")
+    return faults
 
 
 def _video_fault(
