@@ -13,9 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.description = (
         "Write a checkpoint in another layout: official folder, full_weights.pt, distributed "
-        "checkpoint, LoRA adapters as the library peft has them, or a folder that LeRobot opens with "
-        "the plug-in lerobot_policy_dreamzero. Tensors pass unchanged unless --dtype or --merge is "
-        "given; for LeRobot, adapters are merged."
+        "checkpoint, LoRA adapters as the library peft has them, or a folder that LeRobot opens "
+        "with the plug-in lerobot_policy_dreamzero. Tensors pass unchanged unless --dtype or "
+        "--merge is given; for LeRobot, adapters are merged."
     )
     parser.add_argument(
         "source", type=flags.text, nargs="+",

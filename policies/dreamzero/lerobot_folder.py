@@ -1,4 +1,4 @@
-"""A checkpoint as LeRobot's ``policy.path=`` takes it, for the plug-in ``lerobot_policy_dreamzero``.
+"""A checkpoint as LeRobot's ``policy.path=`` takes it, for the plug-in of ``plugins/``.
 
 LeRobot and the official layout both want a ``config.json``, so the checkpoint lies in a folder of
 its own below LeRobot's files::

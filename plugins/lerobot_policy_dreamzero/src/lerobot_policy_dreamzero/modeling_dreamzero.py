@@ -154,7 +154,7 @@ class LeRobotDreamZeroPolicy(PreTrainedPolicy):
         sidecars = Sidecars(
             config_json=config.to_dict(), copy_from=self._checkpoint.folder, passport=passport
         )
-        weights = StateDictSource(official_state(self.network))
+        weights = StateDictSource(values=official_state(self.network))
         write_directory(save_directory / CHECKPOINT_FOLDER, weights, sidecars)
 
     @property
@@ -236,7 +236,10 @@ class LeRobotDreamZeroPolicy(PreTrainedPolicy):
 
     def _check_trainable(self) -> None:
         timing, head = self._robot.timing, self.network.config.head
-        wanted, given = (head.num_frames, head.action_horizon), (timing.frames, timing.action_horizon)
+        wanted, given = (
+            (head.num_frames, head.action_horizon),
+            (timing.frames, timing.action_horizon),
+        )
         if self._config.dtype != "float32":
             raise ConfigError(
                 f"--policy.dtype={self._config.dtype} is for acting; train with float32, or with "

@@ -27,7 +27,8 @@ class ColumnReader:
             columns: LeRobot's name -> keys, checked.
         """
         self._robot = robot
-        self._views = {keys[0]: name for name, keys in columns.items() if keys[0] in robot.video_keys}
+        views = robot.video_keys
+        self._views = {keys[0]: name for name, keys in columns.items() if keys[0] in views}
         widths = {part.key: part.dim for part in robot.state}
         self._parts: dict[str, tuple[str, slice]] = {}
         for name, keys in columns.items():
@@ -81,8 +82,9 @@ class ColumnReader:
         images, states = self.images(batch), self.states(batch)
         count = len(next(iter(states.values())))
         for row, task in enumerate(self.tasks(batch, count)):
+            views = {key: view[row].cpu().numpy() for key, view in images.items()}
             yield {
-                **{key: np.ascontiguousarray(view[row].cpu().numpy()) for key, view in images.items()},
+                **{key: np.ascontiguousarray(view) for key, view in views.items()},
                 **{key: values[row] for key, values in states.items()},
                 self._robot.language: task,
             }

@@ -1,4 +1,4 @@
-"""LeRobot's processors of a DreamZero policy: names, batches and devices; numbers stay as they are."""
+"""LeRobot's processors of a DreamZero policy: names, batches, devices; no number changes."""
 
 from typing import Any
 
