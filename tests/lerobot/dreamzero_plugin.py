@@ -45,7 +45,6 @@ def opened(folder, *overrides):
 
 def listed():
     """Say what LeRobot finds by itself."""
-    register_third_party_plugins()
     from lerobot.envs import EnvConfig
 
     say(
@@ -182,7 +181,6 @@ class OwnLoss:
 
 def train(root, *words):
     """Run ``lerobot-train``; say each step's samples, its loss, and dzrobot's own."""
-    register_third_party_plugins()
     kind = get_policy_class("dreamzero")
     forward, steps, own = kind.forward, [], []
 
@@ -205,4 +203,6 @@ def train(root, *words):
 
 if __name__ == "__main__":
     actions = {"listed": listed, "again": again, "play": play, "record": record, "train": train}
+    # As LeRobot's own programs do at their start.
+    register_third_party_plugins()
     actions[sys.argv[1]](*[Path(w) if w.startswith("/") else w for w in sys.argv[2:]])
