@@ -107,7 +107,8 @@ def test_actions_plans_and_imagined_video_are_the_policys_own(bin_folder, folder
 def trained(bin_folder, tmp_path, data, output, *words):
     return said(
         bin_folder, tmp_path, "train", data, f"--output_dir={output}",
-        "--dataset.repo_id=local/plug", f"--dataset.root={data}", "--policy.push_to_hub=false", "--policy.device=cpu",
+        "--dataset.repo_id=local/plug", f"--dataset.root={data}", "--policy.push_to_hub=false",
+        "--policy.device=cpu",
         "--batch_size=2", "--num_workers=0", "--save_freq=2", "--log_freq=1", "--env_eval_freq=0",
         "--policy.optimizer_lr=1e-4", *words,
     )  # fmt: skip

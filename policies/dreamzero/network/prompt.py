@@ -197,7 +197,7 @@ class TextEncoder(nn.Module):
         )
         # The stack alone: the model around it only adds a second name for the embedding.
         self.stack = UMT5EncoderModel(sizes).encoder
-        # Transformers 5.5, which LeRobot 0.6 pins, makes scores of a plain mask and takes no others.
+        # Transformers 5.5, which LeRobot 0.6 pins, wants a plain mask and makes scores of it.
         library = vars(import_module(type(self.stack).__module__))
         self._takes_scores = "create_bidirectional_mask" in library
 
