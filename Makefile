@@ -119,6 +119,7 @@ lint: setup  ## ruff: rules and format
 types: setup  ## mypy, strict
 	$(BIN)/mypy
 	$(BIN)/mypy examples tests/typed_names.py
+	$(BIN)/mypy plugins/lerobot_policy_dreamzero/src
 
 layers: setup  ## who may import whom
 	$(BIN)/lint-imports

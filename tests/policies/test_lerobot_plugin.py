@@ -163,8 +163,8 @@ def evaluated(bin_folder, tmp_path, folder, output, *words):
     arguments = json.dumps({"resolution": 128, "max_episode_steps": STEPS})
     done = run(
         bin_folder / "lerobot-eval", f"--policy.path={folder}", "--env.type=dzrobot",
-        f"--env.arguments={arguments}", f"--eval.n_episodes={EPISODES}", "--eval.batch_size=1",
-        "--seed=0", "--policy.device=cpu", f"--output_dir={output}", *words, cwd=tmp_path,
+        f"--env.arguments={arguments}", f"--eval.n_episodes={EPISODES}", "--seed=0",
+        "--policy.device=cpu", f"--output_dir={output}", *words, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return json.loads((output / "eval_info.json").read_text())
@@ -174,15 +174,15 @@ def evaluated(bin_folder, tmp_path, folder, output, *words):
 @needs_lerobot[1]
 def test_lerobot_eval_gives_the_action_hashes_of_dzrobot_eval(bin_folder, folder, tmp_path):
     output, results = tmp_path / "evaluated", tmp_path / "results"
-    info = evaluated(bin_folder, tmp_path, folder, output, "--eval.recording=true")
-    files = sorted((output / "recordings").rglob("data/**/*.parquet"))
-    table = parquet.read_table(files, columns=["episode_index", "action"])
-    episodes = np.array(table["episode_index"])
-    actions = np.array(table["action"].to_pylist(), np.float32)
-    hashes = [
-        hashlib.sha256(actions[episodes == number].tobytes()).hexdigest()
-        for number in range(EPISODES)
-    ]
+    # LeRobot 0.6.1 records one batch of episodes and no second one.
+    words = ["--eval.recording=true", f"--eval.batch_size={EPISODES}", "--policy.independent=true"]
+    info = evaluated(bin_folder, tmp_path, folder, output, *words)
+    hashes = []
+    for number in range(EPISODES):
+        recording = output / "recordings" / "dzrobot_0" / f"env_{number}" / "data"
+        (file,) = recording.rglob("*.parquet")
+        rows = parquet.read_table(file, columns=["action"])["action"].to_pylist()
+        hashes.append(hashlib.sha256(np.array(rows, np.float32).tobytes()).hexdigest())
     done = run(
         bin_folder / "python", "-m", "dzrobot", "eval", "--env", "dzrobot/lift-v0", "--noise",
         "fixed", "--episodes", EPISODES, "--max-steps", STEPS, "--workers", "1", "--videos",
@@ -198,7 +198,10 @@ def test_lerobot_eval_gives_the_action_hashes_of_dzrobot_eval(bin_folder, folder
 @needs_lerobot[1]
 def test_lerobots_switch_saves_the_imagined_video(bin_folder, folder, tmp_path):
     output = tmp_path / "evaluated"
-    info = evaluated(bin_folder, tmp_path, folder, output, "--policy.save_predicted_video=true")
+    info = evaluated(
+        bin_folder, tmp_path, folder, output, "--policy.save_predicted_video=true",
+        "--eval.batch_size=1",
+    )  # fmt: skip
     paths = info["overall"]["predicted_video_paths"]
     assert len(paths) == EPISODES
     for path in paths:

@@ -159,17 +159,17 @@ class LeRobotDreamZeroConfig(PreTrainedConfig):
     def state_positions(self) -> list[int]:
         """Return where the states of a sample are among its observed rows."""
         rows = self.rows
-        return np.searchsorted(rows.video, rows.state).tolist()
+        return [int(place) for place in np.searchsorted(rows.video, rows.state)]
 
     @property
     def observation_delta_indices(self) -> list[int]:
         """Return the rows whose observations a training sample holds."""
-        return self.rows.video.tolist()
+        return [int(row) for row in self.rows.video]
 
     @property
     def action_delta_indices(self) -> list[int]:
         """Return the rows whose actions a training sample holds."""
-        return self.rows.action.tolist()
+        return [int(row) for row in self.rows.action]
 
     @property
     def reward_delta_indices(self) -> None:
@@ -209,7 +209,7 @@ class LeRobotDreamZeroConfig(PreTrainedConfig):
                 "--policy.path), or the robot with the images' size (--policy.embodiment="
                 f"{robot.tag}@HEIGHTxWIDTH)"
             )
-        self.input_features = wanted
+        self.input_features: dict[str, PolicyFeature] = wanted
 
     def get_optimizer_preset(self) -> AdamWConfig:
         """Return AdamW with the numbers above."""

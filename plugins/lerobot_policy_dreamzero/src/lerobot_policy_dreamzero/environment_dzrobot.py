@@ -107,7 +107,7 @@ class LeRobotEnv(gym.Wrapper[Any, Any, Any, Any]):
             if keys[0] not in robot.video_keys
         }  # fmt: skip
         widths = {part.key: part.dim for part in robot.state}
-        pixels = {
+        pixels: dict[str, spaces.Space[Any]] = {
             name: spaces.Box(0, 255, (*robot.view(key).resolution, 3), np.uint8)
             for name, key in self._images.items()
         }

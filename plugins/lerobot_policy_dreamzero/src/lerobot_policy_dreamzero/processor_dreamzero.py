@@ -24,7 +24,8 @@ def make_dreamzero_pre_post_processors(
         dataset_stats: Not read: dzrobot normalizes with the checkpoint's statistics.
     """
     steps = make_default_policy_processor_steps(config, None)
-    return make_policy_processor_pipelines(
+    before, after = make_policy_processor_pipelines(
         [steps.rename_observations, steps.add_batch_dim, steps.normalize, steps.to_device],
         [steps.unnormalize, steps.to_cpu],
     )
+    return before, after
