@@ -21,6 +21,7 @@ from dzrobot.policies.dreamzero.network.world_action import LossOptions
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.training.data import ReaderOptions, SampleKey, SourceSpec, TrainingData, collate
+from dzrobot.training.data.provenance import PROVENANCE
 from dzrobot.training.run.encoder_cache import PromptEncoder
 from dzrobot.training.run.inputs import NetworkInputs, sample_noise
 
@@ -151,10 +152,13 @@ class OwnLoss:
     """dzrobot's training loss of the samples that LeRobot chose, with the same noise."""
 
     def __init__(self, policy, root):
-        spec = SourceSpec(
-            paths=(root,), embodiment=policy.config.robot,
-            metadata=policy._checkpoint.metadata_file,
-        )  # fmt: skip
+        # Without the note which recordings they were made from, as of a published checkpoint.
+        metadata = {
+            tag: {name: value for name, value in entry.items() if name != PROVENANCE}
+            for tag, entry in policy._checkpoint.metadata.items()
+        }
+        robot = policy.config.robot
+        spec = SourceSpec(paths=(root,), embodiment=robot, metadata=metadata)
         self.data = TrainingData.open([spec], seed=0, options=ReaderOptions())
         (reader,) = self.data.sources[0].readers
         offsets = reader.catalog.episodes.offset
@@ -192,7 +196,7 @@ def train(root, *words):
         wanted = own[0](policy.network, indices)
         torch.set_rng_state(before)
         loss, parts = forward(policy, batch)
-        steps.append([indices, float(loss), wanted])
+        steps.append([indices, loss.item(), wanted])
         return loss, parts
 
     kind.forward = recorded

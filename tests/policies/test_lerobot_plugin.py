@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -128,13 +129,11 @@ def test_lerobot_trains_with_the_trainers_own_loss_and_resumes(bin_folder, folde
     # Two episodes of 21 and 24 rows, and a sample of 17.
     assert whole["windows"] == 5 + 8
 
-    half = tmp_path / "half"
-    trained(bin_folder, tmp_path, data, half, f"--policy.path={folder}", "--steps=2")
-    last = half / "checkpoints" / "last" / "pretrained_model"
-    rest = trained(
-        bin_folder, tmp_path, data, half, f"--config_path={last / 'train_config.json'}",
-        "--resume=true", "--steps=4",
-    )  # fmt: skip
+    # As if it had been interrupted after the checkpoint of step 2.
+    half = shutil.copytree(tmp_path / "whole", tmp_path / "half", symlinks=True)
+    shutil.rmtree(half / "checkpoints" / "000004")
+    saved = half / "checkpoints" / "000002" / "pretrained_model" / "train_config.json"
+    rest = trained(bin_folder, tmp_path, data, half, f"--config_path={saved}", "--resume=true")
     assert rest["steps"] == whole["steps"][2:]
     ends = [
         open_checkpoint(tmp_path / name / "checkpoints/000004/pretrained_model/dreamzero").weights
