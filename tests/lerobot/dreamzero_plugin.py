@@ -174,17 +174,17 @@ class OwnLoss:
             device=torch.device("cpu"),
         )  # fmt: skip
 
-    def __call__(self, network, indices):
+    def __call__(self, network, indices, step):
         keys = [SampleKey(0, slot, self.windows[i]) for slot, i in enumerate(indices)]
         prepared = self.inputs.prepare(collate([self.data[key] for key in keys]))
-        drawn = int(torch.randint(2**31, (1,)))
-        noise = sample_noise(network.config, prepared, drawn, 0, range(len(keys)))
+        noise = sample_noise(network.config, prepared, 0, step, range(len(keys)))
         with torch.no_grad():
             return float(network.loss(prepared, noise, options=LossOptions()).loss)
 
 
-def train(root, *words):
-    """Run ``lerobot-train``; say each step's samples, its loss, and dzrobot's own."""
+def train(root, first, *words):
+    """Run ``lerobot-train`` from a step on; say the samples of each, its loss, and dzrobot's."""
+    first = int(first)
     kind = get_policy_class("dreamzero")
     forward, steps, own = kind.forward, [], []
 
@@ -192,9 +192,7 @@ def train(root, *words):
         indices = batch["index"].tolist()
         if not own:
             own.append(OwnLoss(policy, root))
-        before = torch.get_rng_state()
-        wanted = own[0](policy.network, indices)
-        torch.set_rng_state(before)
+        wanted = own[0](policy.network, indices, first + len(steps))
         loss, parts = forward(policy, batch)
         steps.append([indices, loss.item(), wanted])
         return loss, parts

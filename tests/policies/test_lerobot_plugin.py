@@ -105,9 +105,9 @@ def test_actions_plans_and_imagined_video_are_the_policys_own(bin_folder, folder
         assert plans == [True] * 3, name
 
 
-def trained(bin_folder, tmp_path, data, output, *words):
+def trained(bin_folder, tmp_path, data, output, *words, first=0):
     return said(
-        bin_folder, tmp_path, "train", data, f"--output_dir={output}",
+        bin_folder, tmp_path, "train", data, first, f"--output_dir={output}",
         "--dataset.repo_id=local/plug", f"--dataset.root={data}", "--policy.push_to_hub=false",
         "--policy.device=cpu",
         "--batch_size=2", "--num_workers=0", "--save_freq=2", "--log_freq=1", "--env_eval_freq=0",
@@ -133,7 +133,8 @@ def test_lerobot_trains_with_the_trainers_own_loss_and_resumes(bin_folder, folde
     half = shutil.copytree(tmp_path / "whole", tmp_path / "half", symlinks=True)
     shutil.rmtree(half / "checkpoints" / "000004")
     saved = half / "checkpoints" / "000002" / "pretrained_model" / "train_config.json"
-    rest = trained(bin_folder, tmp_path, data, half, f"--config_path={saved}", "--resume=true")
+    words = [f"--config_path={saved}", "--resume=true"]
+    rest = trained(bin_folder, tmp_path, data, half, *words, first=2)
     assert rest["steps"] == whole["steps"][2:]
     ends = [
         open_checkpoint(tmp_path / name / "checkpoints/000004/pretrained_model/dreamzero").weights

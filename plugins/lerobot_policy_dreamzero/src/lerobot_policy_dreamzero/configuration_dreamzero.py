@@ -53,6 +53,13 @@ class LeRobotDreamZeroConfig(PreTrainedConfig):
     action_loss_norm: Literal["padded", "masked"] = "padded"
     """As ``model.action_loss_norm`` of a recipe."""
 
+    training_seed: int = 0
+    """Of the noise of training samples, as ``runner.seed`` of a recipe."""
+
+    trained_batches: int = 0
+    """Batches trained on so far, which the noise of the next one depends on. Training counts them,
+    and LeRobot saves them, so that a resumed run draws what an uninterrupted one would."""
+
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the network computes in; training takes ``float32``."""
 

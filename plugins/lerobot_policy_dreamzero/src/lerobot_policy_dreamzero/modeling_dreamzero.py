@@ -178,8 +178,8 @@ class LeRobotDreamZeroPolicy(PreTrainedPolicy):
     def forward(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, float]]:
         """Return dzrobot's training loss of a batch, and its parts.
 
-        One number is drawn from torch's generator, which LeRobot seeds, saves and restores; the
-        noise of every sample follows from it.
+        Noise is that of dzrobot's trainer: a function of ``training_seed``, of how many batches
+        were trained on, and of the sample's place in the batch.
 
         Args:
             batch: Columns (B, T, ...) at ``observation_delta_indices``, actions (B, A, D) at
@@ -191,11 +191,12 @@ class LeRobotDreamZeroPolicy(PreTrainedPolicy):
         """
         self._check_trainable()
         prepared = self.prepare(batch)
-        drawn = int(torch.randint(2**31, (1,), device="cpu"))
-        count = len(prepared.action_BAM)
+        config, count = self._config, len(prepared.action_BAM)
+        key = config.training_seed, config.trained_batches
         slots = range(rank() * count, (rank() + 1) * count)
-        noise = sample_noise(self.network.config, prepared, drawn, 0, slots)
-        options = LossOptions(action_loss_norm=self._config.action_loss_norm)
+        noise = sample_noise(self.network.config, prepared, *key, slots)
+        config.trained_batches += self.training
+        options = LossOptions(action_loss_norm=config.action_loss_norm)
         losses = self.network.loss(prepared, noise, options=options)
         return losses.loss, {
             "dynamics_loss": float(losses.dynamics_loss),
