@@ -74,7 +74,7 @@ kill-points: setup  ## kill recordings and evaluations at every file operation
 
 # Downloads several GB: LeRobot pins its own PyTorch. Another folder: make lerobot LEROBOT=DIR.
 LEROBOT ?= $(HOME)/.cache/dzrobot/lerobot
-lerobot: setup  ## our recordings in LeRobot 0.3.3, 0.4.4 and 0.6.1, and its policies here
+lerobot: setup  ## our recordings in LeRobot 0.3.3, 0.4.4 and 0.6.1, its policies here, ours there
 	sh .ci/lerobot "$(LEROBOT)"
 	DZROBOT_LEROBOT="$(LEROBOT)" $(BIN)/python -m pytest -m lerobot --timeout 3600
 
@@ -119,6 +119,7 @@ lint: setup  ## ruff: rules and format
 types: setup  ## mypy, strict
 	$(BIN)/mypy
 	$(BIN)/mypy examples tests/typed_names.py
+	$(BIN)/mypy plugins/lerobot_policy_dreamzero/src
 
 layers: setup  ## who may import whom
 	$(BIN)/lint-imports

@@ -72,8 +72,24 @@ def test_every_block_is_run_or_checked():
 
 
 def test_every_line_for_a_shell_is_of_a_kind_that_is_checked():
-    kinds = {"dzrobot", "make", "python", "torchrun", "pip", *SCRIPTS}
+    kinds = {"dzrobot", "make", "python", "torchrun", "pip", "lerobot-eval", "lerobot-train"}
+    kinds |= {*SCRIPTS}
     assert [line for line in LINES if shlex.split(line)[0] not in kinds] == []
+
+
+def test_what_lerobot_is_told_of_the_plug_in_are_its_fields():
+    sources = (ROOT / "plugins/lerobot_policy_dreamzero/src").rglob("*.py")
+    own = {
+        node.target.id
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    theirs = {"path", "type", "push_to_hub"}
+    lines = [line for line in LINES if line.startswith("lerobot-")]
+    named = set(re.findall(r"--(?:policy|env)\.(\w+)", "\n".join(lines)))
+    assert len(lines) >= 3
+    assert named <= own | theirs
 
 
 def test_scripts_are_programs_and_take_their_flags():

@@ -16,7 +16,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(
-    path for folder in ("dzrobot", "envs", "policies", "training", "examples", "benchmarks")
+    path for folder in ("dzrobot", "envs", "policies", "training", "plugins", "examples",
+                        "benchmarks")
     for path in (ROOT / folder).rglob("*.py")
     if not any(part.is_symlink() for part in path.parents)
 )  # fmt: skip

@@ -3,9 +3,9 @@
 import argparse
 
 from dzrobot.commands.options import flags
-from dzrobot.errors import find
+from dzrobot.errors import ConfigError, find
 
-_LAYOUTS = ("directory", "full_weights", "dcp", "peft")
+_LAYOUTS = ("directory", "full_weights", "dcp", "peft", "lerobot")
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -13,8 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.description = (
         "Write a checkpoint in another layout: official folder, full_weights.pt, distributed "
-        "checkpoint, or LoRA adapters as the library peft has them. Tensors pass unchanged unless "
-        "--dtype or --merge is given."
+        "checkpoint, LoRA adapters as the library peft has them, or a folder that LeRobot opens "
+        "with the plug-in lerobot_policy_dreamzero. Tensors pass unchanged unless --dtype or "
+        "--merge is given; for LeRobot, adapters are merged."
     )
     parser.add_argument(
         "source", type=flags.text, nargs="+",
@@ -31,6 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--base", type=flags.text, nargs="+", default=[], metavar="PATH",
         help="base checkpoint or component folders, for a source that holds only what was trained",
+    )  # fmt: skip
+    parser.add_argument(
+        "--embodiment", type=flags.text, metavar="TAG",
+        help="robot that LeRobot's folder is for, where the checkpoint names several",
     )  # fmt: skip
     parser.add_argument("--merge", action="store_true", help="merge adapters into the weights")
     parser.add_argument("--dtype", choices=_DTYPES, help="convert to this dtype")
@@ -51,10 +56,13 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from dzrobot.policies.dreamzero.checkpoints.convert import ConvertOptions, Layout, convert
+    from dzrobot.policies.dreamzero.lerobot_folder import write_lerobot_folder
 
     dtypes = {name: vars(torch)[name] for name in _DTYPES}
     by_suffix: Layout = "full_weights" if args.target.suffix == ".pt" else "directory"
-    to: Layout = args.to or by_suffix
+    to: Layout = by_suffix if args.to in (None, "lerobot") else args.to
+    if args.embodiment is not None and args.to != "lerobot":
+        raise ConfigError("--embodiment belongs to --to lerobot: leave it out, or add --to lerobot")
     options = ConvertOptions(
         to=to,
         config_from=args.config_from,
@@ -64,7 +72,10 @@ def run(args: argparse.Namespace) -> int:
         shard_bytes=int(args.shard_gb * 1000**3),
         seed=args.seed,
     )
-    done = convert(args.source, args.target, options)
+    if args.to == "lerobot":
+        done = write_lerobot_folder(args.source, args.target, options, args.embodiment)
+    else:
+        done = convert(args.source, args.target, options)
     print(f"wrote {done.tensors} tensors to {done.path}")
     if done.initialized:
         print(f"{len(done.initialized)} of them are in no file and were newly initialized:")

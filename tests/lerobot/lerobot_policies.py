@@ -33,6 +33,10 @@ SMALL = {
         "pretrained_backbone_weights": None, "crop_shape": None, "drop_n_last_frames": 0,
         "spatial_softmax_num_keypoints": 4,
     },
+    "smolvla": {
+        "chunk_size": 8, "n_action_steps": 4, "num_vlm_layers": 2, "num_steps": 2,
+        "resize_imgs_with_padding": (64, 64),
+    },
 }  # fmt: skip
 """Kind -> what keeps it small."""
 
@@ -44,9 +48,10 @@ def make(kind, folder, features):
         for name, (type_, shape) in json.loads(features).items()
     }
     ours = {name: given.pop(name) for name in list(given) if name == "action"}
+    parts = {"vlm_model_name": make_vlm(f"{folder}/vlm")} if kind == "smolvla" else {}
     config = make_policy_config(
         kind.partition("_")[0], input_features=given, output_features=ours, device="cpu",
-        push_to_hub=False, **SMALL[kind],
+        push_to_hub=False, **SMALL[kind], **parts,
     )  # fmt: skip
     policy = get_policy_class(config.type)(config)
     draws = np.random.default_rng(0)
@@ -54,6 +59,39 @@ def make(kind, folder, features):
     before, after = make_pre_post_processors(config, dataset_stats=statistics)
     for part in (policy, before, after):
         part.save_pretrained(folder)
+
+
+def make_vlm(folder):
+    """Write what SmolVLA otherwise gets from the hub: sizes of a small network, and a tokenizer."""
+    import transformers
+
+    from dzrobot.policies.dreamzero.bundled import default_checkpoint
+
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(default_checkpoint() / "tokenizer" / "tokenizer.json"),
+        pad_token="<pad>", eos_token="</s>",
+        extra_special_tokens={
+            "fake_image_token": "<fake>", "global_image_token": "<global>",
+            "image_token": "<image>", "end_of_utterance_token": "<end>",
+        },
+    )  # fmt: skip
+    transformers.SmolVLMProcessor(
+        transformers.SmolVLMImageProcessor(), tokenizer, transformers.SmolVLMVideoProcessor(),
+        image_seq_len=4,
+    ).save_pretrained(folder)  # fmt: skip
+    transformers.SmolVLMConfig(
+        text_config={
+            "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+            "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+            "head_dim": 32, "vocab_size": len(tokenizer), "pad_token_id": 0,
+        },
+        vision_config={
+            "model_type": "smolvlm_vision", "hidden_size": 32, "intermediate_size": 64,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 64, "patch_size": 16,
+        },
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"), scale_factor=2,
+    ).save_pretrained(folder)  # fmt: skip
+    return str(folder)
 
 
 def _statistics(feature, draws):
@@ -77,7 +115,7 @@ def play(folder, observations, output):
     actions, calls = [], 0
     seen = np.load(observations)
     steps = len(seen["observation.state"])
-    every = 1 if config.n_obs_steps > 1 or config.type != "act" else config.n_action_steps
+    every = 1 if config.n_obs_steps > 1 else config.n_action_steps
     for step in range(steps):
         batch = {"task": [str(seen["task"])]}
         for name in config.input_features:

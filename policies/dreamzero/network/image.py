@@ -28,7 +28,7 @@ class ImageEncoder(nn.Module):
             "transformers", "CLIPVisionConfig", "CLIPVisionModel"
         )
         super().__init__()
-        self.vision = CLIPVisionModel(
+        model = CLIPVisionModel(
             CLIPVisionConfig(
                 hidden_size=config.vision_dim,
                 intermediate_size=config.vision_dim * config.vision_mlp_ratio,
@@ -40,6 +40,8 @@ class ImageEncoder(nn.Module):
                 layer_norm_eps=1e-5,
             )
         )
+        # Transformers 5.5, which LeRobot 0.6 pins, has the same modules one level further down.
+        self.vision = dict(model.named_children()).get("vision_model", model)
         # All positions are used in order. An index table that no checkpoint holds would be left
         # without values when the network is built on the meta device.
         del self.vision.embeddings.position_ids

@@ -15,6 +15,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
@@ -196,6 +197,9 @@ class TextEncoder(nn.Module):
         )
         # The stack alone: the model around it only adds a second name for the embedding.
         self.stack = UMT5EncoderModel(sizes).encoder
+        # Transformers 5.5, which LeRobot 0.6 pins, wants a plain mask and makes scores of it.
+        library = vars(import_module(type(self.stack).__module__))
+        self._takes_scores = "create_bidirectional_mask" in library
 
     def forward(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
         """Return embeddings (B, L, D); the rows of padding are zero.
@@ -215,9 +219,8 @@ class TextEncoder(nn.Module):
         read_BL, valid_BL = (
             x_BL[:, :length].to(device, non_blocking=True) for x_BL in (ids_BL, mask_BL)
         )
-        hidden_BLD: Tensor = self.stack(
-            input_ids=read_BL, attention_mask=self._scores(valid_BL)
-        ).last_hidden_state
+        seen = self._scores(valid_BL) if self._takes_scores else valid_BL
+        hidden_BLD: Tensor = self.stack(input_ids=read_BL, attention_mask=seen).last_hidden_state
         # Per prompt: up to its own end, not to that of the shortest prompt in the batch.
         hidden_BLD = hidden_BLD.masked_fill(~valid_BL[..., None], 0)
         return nn.functional.pad(hidden_BLD, (0, 0, 0, ids_BL.shape[1] - length))
