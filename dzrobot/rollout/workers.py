@@ -49,7 +49,13 @@ from dzrobot.rollout.footage import EpisodeVideo, Photographed, PredictingActor,
 from dzrobot.rollout.perturbation import AblatedImages, Ablation, Perturbation, PerturbedEpisodes
 from dzrobot.rollout.policy_spec import PrivilegedActor
 from dzrobot.rollout.protocol import EpisodeSpec
-from dzrobot.rollout.queue import CaseQueue, EnvironmentKey, Gathering, environment_key
+from dzrobot.rollout.queue import (
+    CaseQueue,
+    EnvironmentKey,
+    Gathering,
+    LocalQueue,
+    environment_key,
+)
 from dzrobot.rollout.records import ERROR_FOLDER, Record, storing
 
 
@@ -348,6 +354,18 @@ class Acting:
         return self.engines.actor(self.policy, session, case)
 
 
+class EpisodeEngine(Protocol):
+    """Runs cases: by workers of this process, or on a cluster."""
+
+    def run(self, queue: LocalQueue) -> Iterator[Record]:
+        """Yield the record of every case as it finishes; exceptions become records too.
+
+        A record's files lie in the results folder when it is yielded. The cases of what is lost
+        are run again.
+        """
+        ...
+
+
 class WorkerPool:
     """Workers and the policy that acts for all of them; a context manager.
 
@@ -386,13 +404,14 @@ class WorkerPool:
             yield from self._alone(queue)
             return
         while queue.is_open():
-            yield from queue.arrived()
             self._hand_out(queue)
             busy = [worker for worker in self._workers if worker.case is not None]
+            # Nobody could take a case as long as all workers are busy.
+            news = queue.news if len(busy) < self._count else ()
             held = [worker for worker, _ in self._gathering.held]
             heard = [worker for worker in busy if worker not in held]
-            timeout = self._gathering.timeout(queue.poll_s)
-            ready = wait([worker.connection for worker in heard], timeout)
+            timeout = self._gathering.timeout(None)
+            ready = wait([*(worker.connection for worker in heard), *news], timeout)
             asking: list[_Asking] = []
             concluded: list[Record] = []
             for worker in heard:
@@ -507,11 +526,10 @@ class WorkerPool:
             # Whatever is raised, an arm lets go before anything else is done.
             ending.callback(kept.close)
             while queue.is_open():
-                yield from queue.arrived()
                 # In the order of the list, which people beside an arm go by.
                 case = queue.take(None)
                 if case is None:
-                    time.sleep(queue.poll_s or 0.0)
+                    wait(queue.news)
                     continue
                 record, stop = self._played(runner, kept, case)
                 yield record
