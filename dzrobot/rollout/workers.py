@@ -58,6 +58,9 @@ from dzrobot.rollout.queue import (
 )
 from dzrobot.rollout.records import ERROR_FOLDER, Record, storing
 
+WORKER_DIED = "the worker process died"
+"""How the error of an episode begins whose process was lost: killed, or out of memory."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSettings:
@@ -314,7 +317,7 @@ class _Worker:
             # OSError: it was killed in the middle of a message.
             self.process.join(timeout=10)
             code = self.process.exitcode
-            return EpisodeError(f"the worker process died with exit code {code}", "")
+            return EpisodeError(f"{WORKER_DIED} with exit code {code}", "")
 
 
 _Asking = tuple[_Worker, Observation]

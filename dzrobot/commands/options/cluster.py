@@ -12,7 +12,7 @@ from dzrobot.errors import ConfigError
 def add_cluster(group: Any) -> None:
     """Declare where Ray runs, and how many actors."""
     group.add_argument(
-        "--ray", type=flags.text, nargs="?", const="", metavar="ADDRESS",
+        "--ray", type=flags.text, nargs="?", const=LOCAL, metavar="ADDRESS",
         help="run on all GPUs and machines of a Ray cluster: HOST:6379, auto for the one of this "
         "machine; without an address RAY_ADDRESS, else a Ray of this command's own",
     )  # fmt: skip
@@ -33,5 +33,7 @@ def read_cluster(arguments: argparse.Namespace) -> ClusterOptions | None:
         if arguments.actors is not None:
             raise ConfigError("--actors says how many run on a Ray cluster: give --ray besides")
         return None
-    address = arguments.ray or os.environ.get("RAY_ADDRESS") or LOCAL
+    address = arguments.ray
+    if address == LOCAL:
+        address = os.environ.get("RAY_ADDRESS") or LOCAL
     return ClusterOptions(address=address, actors=arguments.actors)

@@ -36,6 +36,7 @@ from dzrobot.rollout.policy_spec import PolicySettings
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.queue import EnvironmentKey, LocalQueue, environment_key
 from dzrobot.rollout.records import ERROR_FOLDER, Record, storing
+from dzrobot.rollout.workers import WORKER_DIED
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +57,9 @@ class _Delivery:
     record: Record
     files: Mapping[str, bytes]
     """By path below the results folder."""
+
+    is_lost: bool
+    """Whether a process died that ran it, so that it has no result."""
 
 
 class _FedQueue:
@@ -85,13 +89,16 @@ class _FedQueue:
 
     def close(self) -> None:
         with self._lock:
-            self._writer.send(None)
+            self._writer.close()
 
     def take(self, last: EnvironmentKey | None) -> EpisodeSpec | None:
         if not self._reader.poll():
             return None
-        case: EpisodeSpec | None = self._reader.recv()
-        self._is_open = self._is_open and case is not None
+        try:
+            case: EpisodeSpec = self._reader.recv()
+        except EOFError:
+            self._is_open = False
+            return None
         return case
 
     def conclude(self, record: Record) -> None:
@@ -101,7 +108,8 @@ class _FedQueue:
             path.unlink()
         with self._lock:
             result = self._results.pop(record.case)
-        result.set_result(_Delivery(record=record, files=contents))
+        is_lost = record.error is not None and record.error.startswith(WORKER_DIED)
+        result.set_result(_Delivery(record=record, files=contents, is_lost=is_lost))
 
 
 class EvaluationActor:
@@ -143,7 +151,8 @@ class EvaluationActor:
         """Run ``case``; return its record and files."""
         assert self._running is not None, "prepared"
         result = self._queue.put(case)
-        wait([result, self._running], return_when=FIRST_COMPLETED)
+        both: tuple[Future[Any], ...] = (result, self._running)
+        wait(both, return_when=FIRST_COMPLETED)
         if not result.done():
             self._running.result()
         return result.result()
@@ -187,7 +196,8 @@ class ActorGroup:
     """
 
     def __init__(self, cluster: Cluster, evaluation: Evaluation, options: RunOptions) -> None:
-        self._cluster, self._ray = cluster, cluster.ray
+        self._ray = cluster.ray
+        self._output = Path()
         self._capacity = max(1, options.workers)
         needs = needs_of(evaluation.policy, options.workers)
         # Threads: one for each case, and those of a case that was given out twice.
@@ -211,9 +221,7 @@ class ActorGroup:
             self._call_ready(seat)
         self._first: PreparedEvaluation | None = None
         while self._first is None:
-            for _ in self._arrived():
-                raise AssertionError("no case was given out")
-        self._output = Path()
+            assert not list(self._arrived()), "no case was given out"
 
     @property
     def prepared(self) -> PreparedEvaluation:
@@ -238,20 +246,18 @@ class ActorGroup:
         while queue.is_open():
             self._hand_out(queue)
             for case, answer in self._arrived():
-                if isinstance(answer, _Delivery):
-                    self._losses = 0
-                    with storing(self._output):
-                        for name, content in answer.files.items():
-                            files.write_bytes(self._output / name, content)
-                    record = answer.record
-                elif losses[case.name] < MOST_LOSSES:
+                if isinstance(answer, str):
+                    answer = _Delivery(record=Record.failed(case, answer), files={}, is_lost=True)
+                if answer.is_lost and losses[case.name] < MOST_LOSSES:
                     losses[case.name] += 1
                     queue.put_back(case)
                     continue
-                else:
-                    record = Record.failed(case, f"its process was lost every time: {answer}")
-                yield record
-                queue.conclude(record)
+                self._losses = 0
+                with storing(self._output):
+                    for name, content in answer.files.items():
+                        files.write_bytes(self._output / name, content)
+                yield answer.record
+                queue.conclude(answer.record)
 
     def _hand_out(self, queue: LocalQueue) -> None:
         """Give a case to every actor that has room, the emptiest first."""
@@ -342,21 +348,22 @@ class ActorGroup:
 
 
 def needs_of(policy: PolicySettings, workers: int) -> Needs:
-    """Return what an actor occupies: a GPU for each device of the policy, else its workers' CPUs."""
+    """Return what an actor occupies: a GPU for each of its devices, else its workers' CPUs."""
     used = {one for one in (policy.device, policy.cfg_device) if one not in (None, "cpu")}
     return Needs(cpus=0 if used else max(1, workers), gpus=len(used))
 
 
 def _own_variables(variables: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
     """Return those of an actor's simulators: the actors of a machine share them out by GPU."""
+    if not variables:
+        return ()
     import ray
 
-    own = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-    if not variables or not own:
+    here = ray.get_runtime_context()
+    own = here.get_accelerator_ids().get("GPU", [])
+    if not own:
         return variables
-    [node] = [
-        one for one in ray.nodes() if one["NodeID"] == ray.get_runtime_context().get_node_id()
-    ]
+    [node] = [one for one in ray.nodes() if one["NodeID"] == here.get_node_id()]
     first, count = int(own[0]), int(node["Resources"].get("GPU", 1))
     return variables[first::count] or (variables[first % len(variables)],)
 
