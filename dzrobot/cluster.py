@@ -94,6 +94,7 @@ def connected(options: ClusterOptions, needs: Needs) -> Iterator[Cluster]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray would print a paragraph on every process that it restarts.
     os.environ.setdefault("RAY_SCHEDULER_EVENTS", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     import ray
 
     own: dict[str, Any] = {}
@@ -113,8 +114,8 @@ def connected(options: ClusterOptions, needs: Needs) -> Iterator[Cluster]:
         raise ConfigError(
             f"--ray {options.address}: {str(error).strip().splitlines()[0]}. Give the address that "
             "`ray start --head` printed, of a Ray of the same version as here "
-            f"({ray.__version__}, Python {sys.version_info.major}.{sys.version_info.minor}), or "
-            "--ray alone for one on this machine"
+            f"({ray.__version__}, Python {sys.version_info.major}.{sys.version_info.minor}), with "
+            "RAY_AUTH_MODE=token set here if it is there; or --ray alone for one on this machine"
         ) from error
     try:
         yield Cluster(ray, options)

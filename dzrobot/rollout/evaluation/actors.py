@@ -21,7 +21,7 @@ from typing import Any
 
 from dzrobot import files
 from dzrobot.cluster import Cluster, Needs, own_error
-from dzrobot.errors import ProtocolError
+from dzrobot.errors import ProtocolError, printable
 from dzrobot.rollout.evaluation.card import refuse_unlike
 from dzrobot.rollout.evaluation.evaluate import (
     Evaluation,
@@ -45,6 +45,9 @@ PATIENCE_S = 600.0
 
 FAREWELL_S = 60.0
 """Seconds that actors have at the end to say how busy they were."""
+
+MOST_RESTARTS = 20
+"""How often Ray starts an actor again that was lost."""
 
 MOST_LOSSES = 3
 """How often a case may lose the process that runs it; the next loss is the case's fault."""
@@ -128,7 +131,7 @@ class EvaluationActor:
         self._options = replace(options, variables=_own_variables(options.variables))
         if self._options.variables and not options.workers:
             os.environ.update(self._options.variables[0])
-        self._folder = Path(tempfile.mkdtemp(prefix="dzrobot-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="dzrobot-actor-"))
         self._queue = _FedQueue(self._folder)
         self._preparing = Lock()
         self._prepared: PreparedEvaluation | None = None
@@ -202,7 +205,7 @@ class ActorGroup:
         needs = needs_of(evaluation.policy, options.workers)
         # Threads: one for each case, and those of a case that was given out twice.
         kind = cluster.remote(
-            EvaluationActor, needs, max_concurrency=2 * self._capacity + 2, max_restarts=-1,
+            EvaluationActor, needs, max_concurrency=2 * self._capacity + 2, max_restarts=MOST_RESTARTS,
             scheduling_strategy="SPREAD",
         )  # fmt: skip
         own = RunOptions(
@@ -216,7 +219,6 @@ class ActorGroup:
             _Seat(kind.remote(evaluation, own, Path.cwd())) for _ in range(cluster.room(needs))
         ]
         self._pending: dict[Any, tuple[_Seat, EpisodeSpec | None]] = {}
-        self._losses = 0
         for seat in self._seats:
             self._call_ready(seat)
         self._first: PreparedEvaluation | None = None
@@ -252,7 +254,6 @@ class ActorGroup:
                     losses[case.name] += 1
                     queue.put_back(case)
                     continue
-                self._losses = 0
                 with storing(self._output):
                     for name, content in answer.files.items():
                         files.write_bytes(self._output / name, content)
@@ -277,22 +278,27 @@ class ActorGroup:
             ProtocolError: nothing comes any more.
         """
         refs = list(self._pending)
-        some, _ = self._ray.wait(refs, timeout=PATIENCE_S)
+        some, _ = self._ray.wait(refs, timeout=PATIENCE_S) if refs else ([], [])
         if not some and not any(case for _, case in self._pending.values()):
             raise ProtocolError(
-                f"no actor has started for {PATIENCE_S:.0f} s: others occupy the Ray cluster, or "
-                "its machines are gone (`ray status` shows both); the same command continues"
+                f"no actor has started for {PATIENCE_S:.0f} s: others occupy the Ray cluster, its "
+                "machines are gone, or actors end as soon as they start, out of memory for example "
+                "(`ray status` and the warnings above say more); the same command continues"
             )
         ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
         for ref in ready:
             seat, case = self._pending.pop(ref)
             answer = self._answer(ref)
-            if isinstance(answer, str):
-                self._lost(seat, answer)
             if case is not None:
                 seat.running -= 1
+                if isinstance(answer, str) and seat.is_ready:
+                    _log.warning("lost an actor, which Ray starts again: %s", answer)
+                    self._call_ready(seat)
                 yield case, answer
-            elif isinstance(answer, PreparedEvaluation):
+            elif isinstance(answer, str):
+                # It stays closed: Ray has started it as often as it may.
+                _log.warning("lost an actor for good: %s", answer)
+            else:
                 self._admit(seat, answer)
 
     def _answer(self, ref: Any) -> Any:
@@ -303,24 +309,13 @@ class ActorGroup:
         except errors.RayTaskError as error:
             raise own_error(error) from error
         except errors.RayError as error:
-            return str(error).strip().splitlines()[0]
+            return printable(f"{type(error).__name__}: {error}", 300)
 
     def _call_ready(self, seat: _Seat) -> None:
+        """Ask an actor to prepare; Ray waits until it has started, here or elsewhere."""
         seat.is_ready = False
-        self._pending[seat.handle.prepare.remote()] = seat, None
-
-    def _lost(self, seat: _Seat, why: str) -> None:
-        """Wait until Ray has started the actor again, here or elsewhere."""
-        if any(one is seat and case is None for one, case in self._pending.values()):
-            return
-        self._losses += 1
-        _log.warning("lost an actor (%s); what it had is run again", why)
-        if self._losses > MOST_LOSSES * len(self._seats):
-            raise ProtocolError(
-                f"{self._losses} actors were lost, and no episode was finished meanwhile: {why}. "
-                "Is there memory enough for --workers? The same command continues"
-            )
-        self._call_ready(seat)
+        asked = seat.handle.prepare.options(max_task_retries=-1).remote()
+        self._pending[asked] = seat, None
 
     def _admit(self, seat: _Seat, prepared: PreparedEvaluation) -> None:
         """Let a prepared actor run cases.
