@@ -94,7 +94,6 @@ def connected(options: ClusterOptions, needs: Needs) -> Iterator[Cluster]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray would print a paragraph on every process that it restarts.
     os.environ.setdefault("RAY_SCHEDULER_EVENTS", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     import ray
 
     own: dict[str, Any] = {}

@@ -53,6 +53,10 @@ MOST_LOSSES = 3
 """How often a case may lose the process that runs it; the next loss is the case's fault."""
 
 
+Variables = Sequence[Mapping[str, str]]
+"""Environment variables of simulators, in turn."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Delivery:
     """One finished episode."""
@@ -205,9 +209,12 @@ class ActorGroup:
         needs = needs_of(evaluation.policy, options.workers)
         # Threads: one for each case, and those of a case that was given out twice.
         kind = cluster.remote(
-            EvaluationActor, needs, max_concurrency=2 * self._capacity + 2, max_restarts=MOST_RESTARTS,
+            EvaluationActor,
+            needs,
+            max_concurrency=2 * self._capacity + 2,
+            max_restarts=MOST_RESTARTS,
             scheduling_strategy="SPREAD",
-        )  # fmt: skip
+        )
         own = RunOptions(
             workers=options.workers,
             videos=options.videos,
@@ -348,19 +355,22 @@ def needs_of(policy: PolicySettings, workers: int) -> Needs:
     return Needs(cpus=0 if used else max(1, workers), gpus=len(used))
 
 
-def _own_variables(variables: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
-    """Return those of an actor's simulators: the actors of a machine share them out by GPU."""
+def shared_out(variables: Variables, gpu: int, count: int) -> Variables:
+    """Return those of the simulators beside one of ``count`` GPUs of a machine, in turn."""
+    return tuple(variables[gpu::count] or (variables[gpu % len(variables)],))
+
+
+def _own_variables(variables: Variables) -> Variables:
     if not variables:
         return ()
     import ray
 
     here = ray.get_runtime_context()
-    own = here.get_accelerator_ids().get("GPU", [])
-    if not own:
+    gpus = here.get_accelerator_ids().get("GPU", [])
+    if not gpus:
         return variables
     [node] = [one for one in ray.nodes() if one["NodeID"] == here.get_node_id()]
-    first, count = int(own[0]), int(node["Resources"].get("GPU", 1))
-    return variables[first::count] or (variables[first % len(variables)],)
+    return shared_out(variables, int(gpus[0]), int(node["Resources"]["GPU"]))
 
 
 def _files_of(folder: Path, record: Record) -> tuple[Path, ...]:
