@@ -33,10 +33,12 @@ class SimulatedGpu:
         self._pause_s = float(os.environ["DZROBOT_BENCH_MS"]) / 1000
 
     def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
+        """Note the episode."""
         with Path(os.environ[LOG]).open("a") as file:
             file.write(f"{os.getpid()} {time.time()}\n")
 
     def act(self, obs: object, *, session: str = "") -> np.ndarray:
+        """Return zeros (7,), after a while."""
         time.sleep(self._pause_s)
         return np.zeros(7, np.float32)
 
@@ -147,7 +149,7 @@ def memory_of(pids: set[int], actors: int) -> str:
 
 
 def figures(began: float, connected_s: float, ends: list[float], memory: list[str]) -> Measured:
-    """Return the figures of an evaluation from the log of its policies and the ends of its cases."""
+    """Return the figures of an evaluation whose cases ended at ``ends``."""
     lines = log_lines()
     first: dict[int, float] = {}
     for pid, at in lines:

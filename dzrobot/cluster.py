@@ -58,6 +58,13 @@ class Cluster:
             **options,
         )(function)
 
+    def result(self, reference: Any) -> Any:
+        """Wait for what a remote function returns; raise what it raised."""
+        try:
+            return self.ray.get(reference)
+        except self.ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+
     def room(self, needs: Needs) -> int:
         """Return how many actors are asked for, or how many the cluster has room for.
 

@@ -5,7 +5,7 @@ real one is in test_rollout_ray.py.
 """
 
 import threading
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
@@ -78,17 +78,15 @@ class FakeActor:
         ref, inner = Future(), self.inner
         self.calls.append(ref)
 
-        def answer():
-            try:
-                answered = self.ray.answers(self, name, words, getattr(inner, name)(*words))
-            except LostError as error:
-                settle(ref, error)
-            except Exception as error:
-                settle(ref, RaisedError(error))
-            else:
-                settle(ref, None, answered)
+        def settled(job):
+            error = job.exception()
+            known = error is None or isinstance(error, LostError)
+            settle(ref, error if known else RaisedError(error), None if error else job.result())
 
-        threading.Thread(target=answer, daemon=True).start()
+        job = self.ray.threads.submit(
+            lambda: self.ray.answers(self, name, words, getattr(inner, name)(*words))
+        )
+        job.add_done_callback(settled)
         return ref
 
     def lose(self):
@@ -110,7 +108,7 @@ class FakeRay:
     exceptions = SimpleNamespace(RayTaskError=RaisedError, RayError=LostError)
 
     def __init__(self, cpus=(2,)):
-        self.actors, self.cpus = [], cpus
+        self.actors, self.cpus, self.threads = [], cpus, ThreadPoolExecutor(16)
 
     def answers(self, actor, name, words, answer):
         """Return what an actor answers: what it would have anyway."""
@@ -250,7 +248,7 @@ def test_an_actor_that_would_get_other_results_is_refused(tmp_path):
                 return replace(answer, card={**answer.card, "seed": 1})
             return answer
 
-    with pytest.raises(ProtocolError, match="seed: [01] in one actor, [01] in another"):
+    with pytest.raises(ProtocolError, match=r"seed: [01] in one actor, [01] in another"):
         evaluated(grouped(Unlike()), tmp_path)
 
 
@@ -261,18 +259,20 @@ def test_what_an_actor_finds_wrong_is_the_message():
 
 
 def test_an_actor_that_fits_nowhere_is_said_to():
-    with pytest.raises(ConfigError, match="needs 8 CPUs and 0 GPUs on one machine.*2 CPUs"):
+    with pytest.raises(ConfigError, match=r"needs 8 CPUs and 0 GPUs on one machine.*2 CPUs"):
         grouped(FakeRay(), options=replace(HERE, workers=8))
 
 
 def test_without_an_actor_a_run_ends(monkeypatch):
     class Full(FakeRay):
         def answers(self, actor, name, words, answer):
-            threading.Event().wait()
+            over.wait(60)
 
+    over = threading.Event()
     monkeypatch.setattr(actors, "PATIENCE_S", 0.1)
     with pytest.raises(ProtocolError, match="no actor has started"):
         grouped(Full())
+    over.set()
 
 
 def test_an_arm_takes_one_process(tmp_path):

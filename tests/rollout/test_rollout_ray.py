@@ -118,7 +118,8 @@ def machines():
         )
         deadline = time.monotonic() + PATIENCE_S
         while "Ray runtime started" not in Path(log.name).read_text():
-            assert time.monotonic() < deadline and started[-1].poll() is None, log.name
+            assert time.monotonic() < deadline, log.name
+            assert started[-1].poll() is None, Path(log.name).read_text()
             time.sleep(0.1)
 
     start("--head", "--port", str(port), "--include-dashboard", "false",

@@ -1,6 +1,5 @@
 """Flags of the commands that run on a Ray cluster."""
 
-import argparse
 import os
 from typing import Any
 
@@ -11,11 +10,7 @@ from dzrobot.errors import ConfigError
 
 def add_cluster(group: Any) -> None:
     """Declare where Ray runs, and how many actors."""
-    group.add_argument(
-        "--ray", type=flags.text, nargs="?", const=LOCAL, metavar="ADDRESS",
-        help="run on all GPUs and machines of a Ray cluster: HOST:6379, auto for the one of this "
-        "machine; without an address RAY_ADDRESS, else a Ray of this command's own",
-    )  # fmt: skip
+    add_ray(group)
     group.add_argument(
         "--actors", type=flags.whole(1, 4096), metavar="N",
         help="with --ray: processes with --workers simulators each, and the policy (default: one "
@@ -23,17 +18,28 @@ def add_cluster(group: Any) -> None:
     )  # fmt: skip
 
 
-def read_cluster(arguments: argparse.Namespace) -> ClusterOptions | None:
-    """Return what the flags say; None: this process runs everything.
+def add_ray(group: Any) -> None:
+    """Declare where Ray runs."""
+    group.add_argument(
+        "--ray", type=flags.text, nargs="?", const=LOCAL, metavar="ADDRESS",
+        help="run on all GPUs and machines of a Ray cluster: HOST:6379, auto for the one of this "
+        "machine; without an address RAY_ADDRESS, else a Ray of this command's own",
+    )  # fmt: skip
+
+
+def read_cluster(ray: str | None, actors: int | None = None) -> ClusterOptions | None:
+    """Return what the flags say; None: this machine runs everything.
+
+    Args:
+        ray: Value of ``--ray``.
+        actors: Value of ``--actors``.
 
     Raises:
         ConfigError: actors without a cluster.
     """
-    if arguments.ray is None:
-        if arguments.actors is not None:
+    if ray is None:
+        if actors is not None:
             raise ConfigError("--actors says how many run on a Ray cluster: give --ray besides")
         return None
-    address = arguments.ray
-    if address == LOCAL:
-        address = os.environ.get("RAY_ADDRESS") or LOCAL
-    return ClusterOptions(address=address, actors=arguments.actors)
+    address = os.environ.get("RAY_ADDRESS") or LOCAL if ray == LOCAL else ray
+    return ClusterOptions(address=address, actors=actors)

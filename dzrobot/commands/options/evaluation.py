@@ -238,7 +238,7 @@ def read_request(arguments: argparse.Namespace) -> EvaluationRequest:
         execution=_execution(arguments),
         output=arguments.output,
         options=options,
-        ray=read_cluster(arguments),
+        ray=read_cluster(arguments.ray, arguments.actors),
         workers_given=arguments.workers is not None,
         project=arguments.wandb,
         full_speed=arguments.full_speed,
