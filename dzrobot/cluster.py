@@ -16,6 +16,14 @@ LOCAL = "local"
 STORE_BYTES = 256 * 1024**2
 """Shared memory of a local Ray: it holds the films of episodes that have just ended."""
 
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray prints a paragraph on every process that ends or starts, between the lines of a table.
+    "RAY_SCHEDULER_EVENTS": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
+}
+"""Environment variables of Ray, unless the user has set them."""
+
 _PASSED_ON = ("OMP_NUM_THREADS", "PYTHONPATH")
 """Environment variables that all processes of a run have in common."""
 
@@ -98,9 +106,8 @@ def connected(options: ClusterOptions, needs: Needs) -> Iterator[Cluster]:
         ConfigError: there is no Ray at that address, or one of another version.
     """
     required("--ray", "cluster", "ray")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray would print a paragraph on every process that it restarts.
-    os.environ.setdefault("RAY_SCHEDULER_EVENTS", "0")
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
     import ray
 
     own: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
 from typing import Generic, Protocol, TypeVar
 
@@ -101,6 +101,17 @@ class LocalQueue:
     def conclude(self, record: Record) -> None:
         """Note that a case is over."""
         self._running -= 1
+
+
+class EpisodeEngine(Protocol):
+    """Runs cases: by workers of this process, or on a cluster."""
+
+    def run(self, queue: LocalQueue) -> Iterator[Record]:
+        """Yield the record of every case as it finishes; exceptions become records too.
+
+        A record's files lie in the results folder when it is yielded.
+        """
+        ...
 
 
 T = TypeVar("T")

@@ -49,13 +49,7 @@ from dzrobot.rollout.footage import EpisodeVideo, Photographed, PredictingActor,
 from dzrobot.rollout.perturbation import AblatedImages, Ablation, Perturbation, PerturbedEpisodes
 from dzrobot.rollout.policy_spec import PrivilegedActor
 from dzrobot.rollout.protocol import EpisodeSpec
-from dzrobot.rollout.queue import (
-    CaseQueue,
-    EnvironmentKey,
-    Gathering,
-    LocalQueue,
-    environment_key,
-)
+from dzrobot.rollout.queue import CaseQueue, EnvironmentKey, Gathering, environment_key
 from dzrobot.rollout.records import ERROR_FOLDER, Record, storing
 
 WORKER_DIED = "the worker process died"
@@ -355,18 +349,6 @@ class Acting:
             return PredictingActor(inner=actor, folder=self.predictions, case=case.name)
         assert isinstance(self.policy, AsyncPolicy), "checked beforehand"
         return self.engines.actor(self.policy, session, case)
-
-
-class EpisodeEngine(Protocol):
-    """Runs cases: by workers of this process, or on a cluster."""
-
-    def run(self, queue: LocalQueue) -> Iterator[Record]:
-        """Yield the record of every case as it finishes; exceptions become records too.
-
-        A record's files lie in the results folder when it is yielded. The cases of what is lost
-        are run again.
-        """
-        ...
 
 
 class WorkerPool:

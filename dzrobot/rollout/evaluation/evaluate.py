@@ -28,11 +28,10 @@ from dzrobot.rollout.footage import PredictingPolicy, Wanted, remove_unfinished
 from dzrobot.rollout.perturbation import PERTURBATION, Ablation, Perturbation
 from dzrobot.rollout.policy_spec import LoadedPolicy, PolicySpec, load_policy, resolve_policy
 from dzrobot.rollout.protocol import EpisodeSpec, EvalSpec, plan_episodes, shard_of
-from dzrobot.rollout.queue import LocalQueue
+from dzrobot.rollout.queue import EpisodeEngine, LocalQueue
 from dzrobot.rollout.records import Record, RecordFile, locked
 from dzrobot.rollout.workers import (
     Acting,
-    EpisodeEngine,
     KeptEnvironment,
     RolloutSettings,
     WorkerPool,
