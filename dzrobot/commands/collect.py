@@ -1,10 +1,18 @@
 """``dzrobot collect``: demonstrations from a simulator as a LeRobot dataset."""
 
 import argparse
+from collections.abc import Callable
 
+from dzrobot.cluster import connected
 from dzrobot.commands.options import flags
+from dzrobot.commands.options.cluster import add_ray, read_cluster
 from dzrobot.progress import progress_bar
-from dzrobot.rollout.demonstrations.collection import CollectionPlan, CollectionProgress, collect
+from dzrobot.rollout.demonstrations.collection import (
+    SIMULATOR,
+    CollectionPlan,
+    CollectionProgress,
+    collect,
+)
 
 SUMMARY = "record demonstrations of the scripted expert as a LeRobot dataset"
 
@@ -43,8 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     flags.add_dataset_format(parser)
     parser.add_argument(
-        "--workers", type=flags.whole(1, 1024), default=1, help="simulators at the same time"
-    )
+        "--workers", type=flags.whole(1, 1024), default=1,
+        help="simulators at the same time, without --ray",
+    )  # fmt: skip
+    add_ray(parser)
     parser.add_argument("--output", type=flags.path, required=True, help="folder of the dataset")
 
 
@@ -68,15 +78,24 @@ def run(arguments: argparse.Namespace) -> int:
             text = f"episodes ({progress.attempts} attempts)"
             advance(progress.episodes, plan.episodes, text)
 
-        done = collect(
-            plan,
-            arguments.output,
-            format=(arguments.version, arguments.video),
-            workers=arguments.workers,
-            report=show,
-        )
+        done = _collected(plan, arguments, show)
     print(
         f"{done.episodes} episodes in {arguments.output} "
         f"({done.attempts} attempts, {done.episodes / max(1, done.attempts):.0%} succeeded)"
     )
     return 0
+
+
+def _collected(
+    plan: CollectionPlan,
+    arguments: argparse.Namespace,
+    report: Callable[[CollectionProgress], None],
+) -> CollectionProgress:
+    """Collect on this machine, or on a Ray cluster."""
+    form, options = (arguments.version, arguments.video), read_cluster(arguments.ray)
+    if options is None:
+        return collect(
+            plan, arguments.output, format=form, workers=arguments.workers, report=report
+        )
+    with connected(options, SIMULATOR) as cluster:
+        return collect(plan, arguments.output, format=form, workers=cluster, report=report)

@@ -18,7 +18,7 @@ from dzrobot.commands.options.evaluation import (
 from dzrobot.commands.options.policy import add_key
 from dzrobot.errors import CheckpointError, ConfigError, preview
 from dzrobot.rollout.evaluation.report import print_conclusion
-from dzrobot.rollout.evaluation.studies.runner import EvaluationSession, in_all_processes
+from dzrobot.rollout.evaluation.studies.runner import EvaluationSession, run_session
 
 COMMON = (
     "--suite", "--env", "--env-arg", "--protocol", "--tasks", "--episodes", "--checkpoint",
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     def direct(session: EvaluationSession) -> int:
         return _directed(session, arguments)
 
-    return in_all_processes(read_request(arguments), direct, wandb_logger)
+    return run_session(read_request(arguments), direct, wandb_logger)
 
 
 def _directed(session: EvaluationSession, arguments: argparse.Namespace) -> int:

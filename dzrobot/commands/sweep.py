@@ -19,7 +19,7 @@ from dzrobot.rollout.evaluation.studies.candidates import (
     evaluate_sweep,
     read_candidates,
 )
-from dzrobot.rollout.evaluation.studies.runner import EvaluationSession, in_all_processes
+from dzrobot.rollout.evaluation.studies.runner import EvaluationSession, run_session
 
 COMMON = (
     "--suite", "--env", "--env-arg", "--protocol", "--tasks", "--episodes", "--confirm",
@@ -78,4 +78,4 @@ def run(arguments: argparse.Namespace) -> int:
     def direct(session: EvaluationSession) -> int:
         return evaluate_sweep(session, candidates, confirmed)
 
-    return in_all_processes(request, direct, wandb_logger)
+    return run_session(request, direct, wandb_logger)

@@ -3,6 +3,7 @@
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Connection
 from typing import Generic, Protocol, TypeVar
 
 from dzrobot.rollout.protocol import EpisodeSpec
@@ -30,6 +31,12 @@ class WaitingCases:
     def __bool__(self) -> bool:
         return bool(self._cases)
 
+    def put_back(self, case: EpisodeSpec) -> None:
+        """Make a case that was taken the first of all."""
+        self._cases[case.name] = case
+        self._cases.move_to_end(case.name, last=False)
+        self._names[environment_key(case)].appendleft(case.name)
+
     def take(self, last: EnvironmentKey | None) -> EpisodeSpec:
         """Remove and return the first case of the environment ``last``, else the first of all.
 
@@ -47,23 +54,18 @@ class WaitingCases:
 class CaseQueue(Protocol):
     """Cases that wait, seen from one process that runs some of them."""
 
-    poll_s: float | None
-    """Seconds after which to look again, as other processes take cases too. None: there are none.
-    """
+    news: tuple[Connection, ...]
+    """Readable when a case may have come; empty: all have been there from the beginning."""
 
     def is_open(self) -> bool:
-        """Return whether a case waits or runs, in whichever process."""
+        """Return whether a case waits or runs, or may come."""
         ...
 
     def take(self, last: EnvironmentKey | None) -> EpisodeSpec | None:
         """Return a case for this process to run, of the environment ``last`` if there is one.
 
-        None: none waits now; while the queue is open, one may come back.
+        None: none waits now.
         """
-        ...
-
-    def arrived(self) -> Iterator[Record]:
-        """Yield what other processes have finished; going on says that the record is kept."""
         ...
 
     def conclude(self, record: Record) -> None:
@@ -72,9 +74,9 @@ class CaseQueue(Protocol):
 
 
 class LocalQueue:
-    """The cases of a process that runs all of them."""
+    """The cases of a run, all of which are there from the beginning."""
 
-    poll_s: float | None = None
+    news: tuple[Connection, ...] = ()
 
     def __init__(self, cases: Iterable[EpisodeSpec]) -> None:
         self._waiting = WaitingCases(cases)
@@ -91,13 +93,25 @@ class LocalQueue:
         self._running += 1
         return self._waiting.take(last)
 
-    def arrived(self) -> Iterator[Record]:
-        """Yield nothing."""
-        yield from ()
+    def put_back(self, case: EpisodeSpec) -> None:
+        """Let a case that was taken, and got no result, be the next one."""
+        self._running -= 1
+        self._waiting.put_back(case)
 
     def conclude(self, record: Record) -> None:
         """Note that a case is over."""
         self._running -= 1
+
+
+class EpisodeEngine(Protocol):
+    """Runs cases: by workers of this process, or on a cluster."""
+
+    def run(self, queue: LocalQueue) -> Iterator[Record]:
+        """Yield the record of every case as it finishes; exceptions become records too.
+
+        A record's files lie in the results folder when it is yielded.
+        """
+        ...
 
 
 T = TypeVar("T")

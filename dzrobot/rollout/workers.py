@@ -52,6 +52,9 @@ from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.queue import CaseQueue, EnvironmentKey, Gathering, environment_key
 from dzrobot.rollout.records import ERROR_FOLDER, Record, storing
 
+WORKER_DIED = "the worker process died"
+"""How the error of an episode begins whose process was lost: killed, or out of memory."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSettings:
@@ -308,7 +311,7 @@ class _Worker:
             # OSError: it was killed in the middle of a message.
             self.process.join(timeout=10)
             code = self.process.exitcode
-            return EpisodeError(f"the worker process died with exit code {code}", "")
+            return EpisodeError(f"{WORKER_DIED} with exit code {code}", "")
 
 
 _Asking = tuple[_Worker, Observation]
@@ -386,13 +389,14 @@ class WorkerPool:
             yield from self._alone(queue)
             return
         while queue.is_open():
-            yield from queue.arrived()
             self._hand_out(queue)
             busy = [worker for worker in self._workers if worker.case is not None]
+            # Nobody could take a case as long as all workers are busy.
+            news = queue.news if len(busy) < self._count else ()
             held = [worker for worker, _ in self._gathering.held]
             heard = [worker for worker in busy if worker not in held]
-            timeout = self._gathering.timeout(queue.poll_s)
-            ready = wait([worker.connection for worker in heard], timeout)
+            timeout = self._gathering.timeout(None)
+            ready = wait([*(worker.connection for worker in heard), *news], timeout)
             asking: list[_Asking] = []
             concluded: list[Record] = []
             for worker in heard:
@@ -507,11 +511,10 @@ class WorkerPool:
             # Whatever is raised, an arm lets go before anything else is done.
             ending.callback(kept.close)
             while queue.is_open():
-                yield from queue.arrived()
                 # In the order of the list, which people beside an arm go by.
                 case = queue.take(None)
                 if case is None:
-                    time.sleep(queue.poll_s or 0.0)
+                    wait(queue.news)
                     continue
                 record, stop = self._played(runner, kept, case)
                 yield record

@@ -74,7 +74,7 @@ def test_a_folder_with_something_else_is_refused(tmp_path):
         (["--blind", "hold", "random", "--policy", "hold"], "without --policy"),
         (["--blind", "hold", "random", "--perturb", "camera"], "without --perturb"),
         (["--blind", "hold", "random", "--workers", "2"], "without --workers"),
-        (["--blind", "hold", "random", "--shard", "0/2"], "leave out torchrun and --shard"),
+        (["--blind", "hold", "random", "--shard", "0/2"], "leave out --ray and --shard"),
         (["--blind", "hold", "random"], "Run this in one"),
         (["--blind", "hold", "random", "--env", "dzrobot/point-v0"], "dzrobot sweep"),
     ],

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.arm import add_attention, read_operator
+from dzrobot.commands.options.cluster import add_cluster, read_cluster
 from dzrobot.commands.options.policy import (
     add_render_device,
     add_speed,
@@ -163,6 +164,7 @@ def add_how(group: Any) -> None:
         help=f"simulators (default: {WORKERS}); an arm takes one process",
     )  # fmt: skip
     add_render_device(group)
+    add_cluster(group)
     group.add_argument(
         "--batch-window-ms", type=flags.number(0, 60_000), metavar="MS",
         help="with --batch: longest time that an episode whose plan is due waits for others; it "
@@ -236,6 +238,7 @@ def read_request(arguments: argparse.Namespace) -> EvaluationRequest:
         execution=_execution(arguments),
         output=arguments.output,
         options=options,
+        ray=read_cluster(arguments.ray, arguments.actors),
         workers_given=arguments.workers is not None,
         project=arguments.wandb,
         full_speed=arguments.full_speed,

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dzrobot import process
 from dzrobot.commands.options import flags
 from dzrobot.errors import ConfigError
 from dzrobot.websocket import read_key
@@ -15,20 +14,13 @@ def add_render_device(group: Any) -> None:
     """Declare ``--render-device``."""
     group.add_argument(
         "--render-device", type=flags.numbers, metavar="N,N",
-        help="EGL devices that simulators draw with, such as 1 or 0-3: processes of torchrun share "
-        "them out, then the simulators of each (default: the first one)",
+        help="EGL devices that simulators draw with in turn, such as 1 or 0-3; with --ray, the "
+        "actors of a machine share them out (default: the first one)",
     )  # fmt: skip
 
 
-def compute_device(named: str) -> str:
-    """Return the device of this process: of several, each has a GPU of its own."""
-    if named == "cuda" and process.local_world_size() > 1:
-        return f"cuda:{process.local_rank()}"
-    return named
-
-
 def render_variables(devices: Sequence[int] | None) -> tuple[Mapping[str, str], ...]:
-    """Return the environment variables of this process's simulators, in turn.
+    """Return the environment variables of simulators, in turn.
 
     Args:
         devices: Numbers of the machine's EGL devices. None: nothing is set.
@@ -37,9 +29,7 @@ def render_variables(devices: Sequence[int] | None) -> tuple[Mapping[str, str], 
         return ()
     from dzrobot.envs.mujoco.simulator import DEVICE_VARIABLE
 
-    rank = process.local_rank()
-    own = devices[rank :: process.local_world_size()] or (devices[rank % len(devices)],)
-    return tuple({DEVICE_VARIABLE: str(device)} for device in own)
+    return tuple({DEVICE_VARIABLE: str(device)} for device in devices)
 
 
 OFFLOAD_LOG = "dzrobot.policies.dreamzero.checkpoints.load"
@@ -88,7 +78,7 @@ def add_weights(group: Any) -> None:
 def _devices(arguments: argparse.Namespace) -> tuple[str, str | None]:
     """Return the device of the network, and that of the negative prompt's copy, if it has one."""
     if arguments.cfg_devices is None:
-        return compute_device(arguments.device or "cpu"), None
+        return arguments.device or "cpu", None
     if arguments.device is not None:
         raise ConfigError(
             f"--cfg-devices {','.join(arguments.cfg_devices)} says where the network runs: leave "

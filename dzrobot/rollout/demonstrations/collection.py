@@ -4,12 +4,16 @@ Attempts are numbered; attempt ``k`` starts from seed ``first_seed + k`` and its
 that seed, so the dataset does not depend on the number of workers or on interruptions.
 """
 
+import itertools
 import json
 import multiprocessing
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +21,7 @@ import gymnasium as gym
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from dzrobot.cluster import Cluster, Needs
 from dzrobot.documents import parse_json, read_json, shorten
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
@@ -39,6 +44,12 @@ from dzrobot.rollout.protocol import Count
 
 PLAN_FILE = formats.COLLECTION
 ATTEMPTS_FILE = Path("meta") / "collection_attempts.jsonl"
+
+SIMULATOR = Needs(cpus=1)
+"""What an attempt occupies on a cluster."""
+
+MOST_RETRIES = 5
+"""How often Ray runs an attempt again whose process is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +127,7 @@ def collect(
     root: Path,
     *,
     format: tuple[str, bool] = ("v2.1", False),  # noqa: A002
-    workers: int = 1,
+    workers: int | Cluster = 1,
     report: Callable[[CollectionProgress], None] = lambda _: None,
 ) -> CollectionProgress:
     """Record ``plan.episodes`` successes in ``root``; run again after an interruption to resume.
@@ -125,7 +136,7 @@ def collect(
         plan: What to collect.
         root: Folder of the dataset.
         format: Version of the dataset and whether images are stored as video.
-        workers: Processes that simulate at the same time.
+        workers: Processes that simulate at the same time, or a cluster, with one for every CPU.
         report: Called after every attempt.
 
     Raises:
@@ -136,15 +147,17 @@ def collect(
     robot = _robot(plan)
     load_factory(_policy_name(plan))
     version, video = format
-    with EpisodeWriter(
-        root, robot, fps=robot.timing.control_hz, version=version, video=video
-    ) as writer:
+    with ExitStack() as stack:
+        writer = stack.enter_context(
+            EpisodeWriter(root, robot, fps=robot.timing.control_hz, version=version, video=video)
+        )
         _keep_plan(plan, root, robot)
         done = _done(plan, root)
         logged = sum(done)
         if logged >= plan.episodes:
             return CollectionProgress(len(done), writer.episodes)
-        for number, attempt in _attempts(plan, len(done), workers):
+        attempts = _attempts(plan, len(done), stack.enter_context(_pool(workers)))
+        for number, attempt in enumerate(attempts, start=len(done)):
             if attempt.success:
                 logged += 1
                 if logged > writer.episodes:
@@ -214,30 +227,46 @@ def _policy_name(plan: CollectionPlan) -> str:
     return EXPERT if plan.policy == "expert" else plan.policy
 
 
-def _attempts(plan: CollectionPlan, first: int, workers: int) -> Iterator[tuple[int, Attempt]]:
-    """Yield attempts in order, however many workers run them."""
+def _attempts(plan: CollectionPlan, first: int, pool: "_AttemptPool") -> Iterator[Attempt]:
+    """Yield attempts in order, however many run at the same time."""
+    waiting: deque[Callable[[], Attempt]] = deque()
+    for seed in itertools.count(plan.first_seed + first):
+        while len(waiting) < 2 * pool.size:
+            waiting.append(pool.start(plan, seed + len(waiting)))
+        with ErrorCapture() as caught:
+            attempt = waiting.popleft()()
+        if caught.failure is not None:
+            raise ProtocolError(
+                f"the attempt of seed {seed} raised {caught.failure.error}; earlier ones are kept"
+            )
+        yield attempt
+
+
+@dataclass(frozen=True)
+class _AttemptPool:
+    """Runs attempts at the same time, in processes of this machine or of a cluster."""
+
+    size: int
+    """Attempts that run at the same time."""
+
+    start: Callable[[CollectionPlan, int], Callable[[], Attempt]]
+    """Starts the attempt of a seed; returns what waits for it."""
+
+
+@contextmanager
+def _pool(workers: int | Cluster) -> Iterator[_AttemptPool]:
+    """Yield processes of this machine, or those of a cluster, which starts lost ones again."""
+    if isinstance(workers, Cluster):
+        task = workers.remote(run_attempt, SIMULATOR, max_retries=MOST_RETRIES)
+        result, room = workers.result, workers.room(SIMULATOR)
+        yield _AttemptPool(room, lambda *words: partial(result, task.remote(*words)))
+        return
     context = multiprocessing.get_context("spawn")
-    environment = dict(os.environ)
-    with ProcessPoolExecutor(workers, context, _adopt, (environment,)) as pool:
-        waiting: list[Future[Attempt]] = []
-        number = first
-        try:
-            while True:
-                while len(waiting) < 2 * workers:
-                    seed = plan.first_seed + number + len(waiting)
-                    waiting.append(pool.submit(run_attempt, plan, seed))
-                with ErrorCapture() as caught:
-                    attempt = waiting.pop(0).result()
-                if caught.failure is not None:
-                    raise ProtocolError(
-                        f"the attempt of seed {plan.first_seed + number} raised "
-                        f"{caught.failure.error}; earlier ones are kept"
-                    )
-                yield number, attempt
-                number += 1
-        finally:
-            for future in waiting:
-                future.cancel()
+    processes = ProcessPoolExecutor(workers, context, _adopt, (dict(os.environ),))
+    try:
+        yield _AttemptPool(workers, lambda *words: processes.submit(run_attempt, *words).result)
+    finally:
+        processes.shutdown(cancel_futures=True)
 
 
 def _adopt(environment: Mapping[str, str]) -> None:

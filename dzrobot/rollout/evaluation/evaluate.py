@@ -4,12 +4,11 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dzrobot import files
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import BatchPolicy
@@ -29,20 +28,24 @@ from dzrobot.rollout.footage import PredictingPolicy, Wanted, remove_unfinished
 from dzrobot.rollout.perturbation import PERTURBATION, Ablation, Perturbation
 from dzrobot.rollout.policy_spec import LoadedPolicy, PolicySpec, load_policy, resolve_policy
 from dzrobot.rollout.protocol import EpisodeSpec, EvalSpec, plan_episodes, shard_of
-from dzrobot.rollout.queue import CaseQueue, LocalQueue
-from dzrobot.rollout.records import Record, RecordFile, locked, storing
-from dzrobot.rollout.workers import Acting, KeptEnvironment, RolloutSettings, WorkerPool
+from dzrobot.rollout.queue import EpisodeEngine, LocalQueue
+from dzrobot.rollout.records import Record, RecordFile, locked
+from dzrobot.rollout.workers import (
+    Acting,
+    KeptEnvironment,
+    RolloutSettings,
+    WorkerPool,
+)
 
 if TYPE_CHECKING:
     from dzrobot.rollout.asynchronous.engine import Engines
     from dzrobot.rollout.asynchronous.execution import ExecutionOptions, Schedule
-    from dzrobot.rollout.evaluation.ranks import Ranks
 
 PREDICTED_EPISODES = 100
 """Most episodes of which predictions are kept by default."""
 
-RANKS_FOLDER = "ranks"
-"""Below a results folder: what processes beside the main one have not yet delivered."""
+OpenEngine = Callable[[Path], AbstractContextManager[EpisodeEngine]]
+"""Opens what runs the episodes of an evaluation; takes the results folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +109,8 @@ class RunOptions:
     variables: Sequence[Mapping[str, str]] = ()
     """Environment variables of the ``workers``, in turn: where each one draws, say."""
 
-    ranks: "Ranks | None" = None
-    """The processes that run the evaluation together. None: this one alone."""
+    engine: OpenEngine | None = None
+    """What runs the episodes. None: ``workers`` of this process."""
 
     def __post_init__(self) -> None:
         if self.workers < 0:
@@ -250,11 +253,10 @@ def evaluate(
         StoppedError: an arm was stopped; what was finished before is kept.
     """
     options = _for_arms(options or RunOptions(), prepared)
-    acting = _acting(prepared, output, options)
+    opened = options.engine or pool_opener(prepared, options)
     part = shard_of(prepared.cases, *options.shard)
     with locked(output):
         keep_card(output, prepared.card, prepared.cases)
-        files.remove(output / RANKS_FOLDER)
         records = RecordFile(output, prepared.cases)
         # Damage is found now, and not when all has been run.
         read_uses(output)
@@ -272,19 +274,15 @@ def evaluate(
 
         def keep(record: Record) -> bool:
             nonlocal errors
-            # A process that was slow, not lost: another one ran the case again.
-            if not records.has_result(record.case):
-                report(tally.add(record))
-                errors += record.error is not None
+            report(tally.add(record))
+            errors += record.error is not None
             return options.enough(records.records) or errors >= options.max_errors
 
         try:
-            settings = _settings(prepared, output, options)
-            with (
-                measured(acting.policy, _traced_device(prepared), output),
-                _queue(prepared, output, options, waiting) as queue,
-            ):
-                _run(settings, acting, options, queue, keep)
+            with opened(output) as engine:
+                for record in engine.run(LocalQueue(waiting)):
+                    if keep(record):
+                        break
         finally:
             remove_unfinished(output)
             axes = tasks_by_axis(prepared.card)
@@ -293,35 +291,25 @@ def evaluate(
     return summary
 
 
-def assist(prepared: PreparedEvaluation, output: Path, options: RunOptions) -> None:
-    """Run cases of an evaluation whose results the main process keeps, until it wants no more.
-
-    Args:
-        prepared: What is evaluated.
-        output: The main process's results folder. Below it, this one keeps what is not delivered.
-        options: How it is run; ``ranks`` is needed.
+def pool_opener(prepared: PreparedEvaluation, options: RunOptions) -> OpenEngine:
+    """Return what opens the workers of this process.
 
     Raises:
-        ProtocolError: the main process evaluates something else, or is out of reach.
+        ConfigError: predictions are asked for, and there are none.
     """
-    group, options = options.ranks, _for_arms(options, prepared)
-    assert group is not None, "one of several processes"
-    folder = output / RANKS_FOLDER / str(group.rank)
-    acting = _acting(prepared, folder, options)
-    queue = group.helper_queue(prepared.card, prepared.cases, folder)
-    if queue is None:
-        return
-    try:
-        with storing(folder):
-            files.remove(folder)
-            folder.mkdir(parents=True)
-        _run(_settings(prepared, folder, options), acting, options, queue, lambda _: False)
-    finally:
-        files.remove(folder)
-        with suppress(OSError):
-            # On a machine of its own, nothing else lies there.
-            folder.parent.rmdir()
-            output.rmdir()
+    predicts = _predicts(prepared, options)
+
+    @contextmanager
+    def opened(folder: Path) -> Iterator[WorkerPool]:
+        settings = _settings(prepared, folder, options)
+        acting = _acting(prepared, options, folder if predicts else None)
+        with (
+            measured(acting.policy, _traced_device(prepared), folder),
+            WorkerPool(settings, acting, options.workers, environment=options.environment) as pool,
+        ):
+            yield pool
+
+    return opened
 
 
 def merge(output: Path, parts: Sequence[Path]) -> Summary:
@@ -368,47 +356,19 @@ def _settings(prepared: PreparedEvaluation, output: Path, options: RunOptions) -
     )
 
 
-def _acting(prepared: PreparedEvaluation, folder: Path, options: RunOptions) -> Acting:
+def _acting(prepared: PreparedEvaluation, options: RunOptions, predictions: Path | None) -> Acting:
     return Acting(
         policy=prepared.ready.policy,
         batched=prepared.evaluation.batched,
         window_s=options.batch_window_s,
         engines=_engines(prepared),
-        predictions=folder if _predicts(prepared, options) else None,
+        predictions=predictions,
     )
 
 
 def _traced_device(prepared: PreparedEvaluation) -> str | None:
     """Return the kind of device whose kernels are traced; beside an arm, nobody waits for that."""
     return None if prepared.moves_an_arm else prepared.ready.card.get("device")
-
-
-def _run(
-    settings: RolloutSettings,
-    acting: Acting,
-    options: RunOptions,
-    queue: CaseQueue,
-    keep: Callable[[Record], bool],
-) -> None:
-    """Run cases of ``queue`` until it closes, or ``keep`` says of a record that it is enough."""
-    with WorkerPool(settings, acting, options.workers, environment=options.environment) as pool:
-        for record in pool.run(queue):
-            if keep(record):
-                break
-
-
-@contextmanager
-def _queue(
-    prepared: PreparedEvaluation,
-    output: Path,
-    options: RunOptions,
-    waiting: Sequence[EpisodeSpec],
-) -> Iterator[CaseQueue]:
-    if options.ranks is None:
-        yield LocalQueue(waiting)
-        return
-    with closing(options.ranks.main_queue(prepared.card, prepared.cases, waiting, output)) as queue:
-        yield queue
 
 
 def _predicts(prepared: PreparedEvaluation, options: RunOptions) -> bool:
@@ -475,8 +435,8 @@ def _for_arms(options: RunOptions, prepared: PreparedEvaluation) -> RunOptions:
     """
     if not prepared.moves_an_arm:
         return options
-    if options.ranks is not None:
-        raise ConfigError("one arm takes one process: start it without torchrun")
+    if options.engine is not None:
+        raise ConfigError("one arm takes one process, beside it: leave --ray out")
     if options.workers > 1:
         raise ConfigError(
             f"workers={options.workers}: one arm takes one process; leave --workers out"

@@ -181,8 +181,8 @@ def evaluate_blind(session: EvaluationSession, names: Sequence[str]) -> int:
     console, output = session.console, session.request.output
     if len(names) < 2:
         raise ConfigError("--blind compares: name two or more policies")
-    if session.ranks is not None or session.request.options.shard != (0, 1):
-        raise ConfigError("one arm takes one process: leave out torchrun and --shard")
+    if session.cluster is not None or session.request.options.shard != (0, 1):
+        raise ConfigError("one arm takes one process: leave out --ray and --shard")
     if output is None:
         raise ConfigError("--blind writes several folders: choose their parent with --output DIR")
     candidates = read_candidates(names, lambda folder: output / folder)

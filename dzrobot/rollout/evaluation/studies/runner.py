@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from dzrobot.documents import parse_json
-from dzrobot.errors import ProtocolError
+from dzrobot.errors import ConfigError
 from dzrobot.process import terminable, world_size
 from dzrobot.progress import progress_bar
 from dzrobot.rollout.environment import make_environment
@@ -18,7 +17,6 @@ from dzrobot.rollout.evaluation.evaluate import (
     EvalProgress,
     PreparedEvaluation,
     RunOptions,
-    assist,
     evaluate,
     prepare,
 )
@@ -27,7 +25,7 @@ from dzrobot.rollout.evaluation.studies.variants import EvaluationRequest, Resol
 from dzrobot.rollout.workers import KeptEnvironment
 
 if TYPE_CHECKING:
-    from dzrobot.rollout.evaluation.ranks import Ranks
+    from dzrobot.cluster import Cluster
     from dzrobot.rollout.evaluation.studies.comparisons import Baseline
 
 Log = Callable[[int, Mapping[str, float | int | None]], None]
@@ -55,12 +53,12 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSession:
-    """Runs the evaluations of one command, in this process or in all that torchrun started."""
+    """Runs the evaluations of one command, on this machine or on a Ray cluster."""
 
     request: EvaluationRequest
     console: Console
-    ranks: "Ranks | None" = None
-    """The processes that run every evaluation together; None: this one alone."""
+    cluster: "Cluster | None" = None
+    """Where the episodes run; None: in this process and its workers."""
 
     logger: Logger = unlogged
 
@@ -72,13 +70,11 @@ class EvaluationSession:
             baseline: Earlier results that it is compared with.
         """
         variant = variant or Variant()
-        if self.ranks is not None:
-            self.ranks.call(variant.model_dump_json())
         request = self.request.varied(variant)
         resolved = request.resolved()
         for line in resolved.notes:
             self.console.print(line, soft_wrap=True, markup=False)
-        prepared, output, options = _prepared(request, resolved, self.ranks)
+        prepared, output, options = _prepared(request, resolved, self.cluster)
         if baseline is not None:
             options = baseline.options(options, prepared.card)
         print_card(self.console, prepared.card, output)
@@ -93,43 +89,50 @@ class EvaluationSession:
         return Finished(summary=summary, folder=output, title=title(prepared.card))
 
 
-def in_all_processes(
+def run_session(
     request: EvaluationRequest,
     direct: Callable[[EvaluationSession], int],
     logger: Logger = unlogged,
 ) -> int:
-    """Run evaluations in every process that torchrun started, and return the exit code.
+    """Run the evaluations of one command, and return the exit code.
 
     Args:
-        request: What the command line asks for, the same in every process.
-        direct: Called in the main process; runs the evaluations and prints their results.
-        logger: Experiment logger of the main process.
-    """
-    console = Console(width=None if Console().is_terminal else 110, highlight=False)
-    if world_size() <= 1:
-        return direct(EvaluationSession(request=request, console=console, logger=logger))
-    from dzrobot.rollout.evaluation.ranks import join
+        request: What the command line asks for.
+        direct: Runs the evaluations and prints their results.
+        logger: Experiment logger.
 
-    with join() as ranks:
-        if ranks.is_main:
-            return direct(
-                EvaluationSession(request=request, console=console, ranks=ranks, logger=logger)
-            )
-        for job in ranks.jobs():
-            variant = parse_json(job.encode(), Variant, "what is evaluated next", ProtocolError)
-            own = request.varied(variant)
-            prepared, output, options = _prepared(own, own.resolved(), ranks)
-            with terminable():
-                assist(prepared, output, options)
-    return 0
+    Raises:
+        ConfigError: torchrun has started several processes.
+    """
+    if world_size() > 1:
+        raise ConfigError(
+            f"torchrun has started {world_size()} processes, and Ray runs an evaluation on many "
+            "GPUs and machines: dzrobot eval ... --ray (one command; see docs/guides/evaluate.md)"
+        )
+    console = Console(width=None if Console().is_terminal else 110, highlight=False)
+    session = EvaluationSession(request=request, console=console, logger=logger)
+    if request.ray is None:
+        return direct(session)
+    from dzrobot.cluster import connected
+    from dzrobot.rollout.evaluation.actors import needs_of
+
+    needs = needs_of(request.settings, request.options.workers)
+    with connected(request.ray, needs) as cluster:
+        return direct(replace(session, cluster=cluster))
 
 
 def _prepared(
-    request: EvaluationRequest, resolved: ResolvedRequest, ranks: "Ranks | None"
+    request: EvaluationRequest, resolved: ResolvedRequest, cluster: "Cluster | None"
 ) -> tuple[PreparedEvaluation, Path, RunOptions]:
     """Load all that the evaluation needs; return it, the results folder and how it is run."""
-    prepared = prepare(resolved.evaluation)
-    options = replace(request.options, ranks=ranks)
+    options = request.options
+    if cluster is None:
+        prepared = prepare(resolved.evaluation)
+    else:
+        from dzrobot.rollout.evaluation.actors import ActorGroup
+
+        group = ActorGroup(cluster, resolved.evaluation, options)
+        prepared, options = group.prepared, replace(options, engine=group.opened)
     if prepared.moves_an_arm and not request.workers_given:
         options = replace(options, workers=0)
     output = request.output or Path("results") / (

@@ -16,6 +16,7 @@ from dzrobot.rollout.policy_spec import BUILT_IN, REMOTE, PolicySettings, Policy
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 
 if TYPE_CHECKING:
+    from dzrobot.cluster import ClusterOptions
     from dzrobot.rollout.asynchronous.execution import ExecutionOptions
 
 DEFAULT_ENV = "dzrobot/lift-v0"
@@ -27,10 +28,7 @@ EXAMPLE = (
 
 
 class Variant(BaseModel):
-    """What one evaluation of a study has of its own; None: as requested.
-
-    Sent as JSON to every process that torchrun started.
-    """
+    """What one evaluation of a study has of its own; None: as requested."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -97,6 +95,9 @@ class EvaluationRequest:
 
     output: Path | None = None
     options: RunOptions = field(default_factory=RunOptions)
+    ray: "ClusterOptions | None" = None
+    """Where the episodes run, beyond this process; None: nowhere."""
+
     workers_given: bool = False
     """Whether the user chose the number of processes."""
 
