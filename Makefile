@@ -39,8 +39,9 @@ test: assets  ## run the tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not long and not robot"
 
 # The long forms: more processes and layouts, policies of the 14B variant, simulators with an empty cache,
-# killed simulators, the notebook, the demo.
+# killed simulators, the notebook, the demo; Ray is installed for those of evaluations on a cluster.
 test-long: assets  ## run the long forms of some tests
+	$(BIN)/python -m pip install --quiet --editable '.[cluster]'
 	$(BIN)/python -m pytest $(LONG_ARGS) -m "long and not robot"
 
 # The arm's drivers against emulated devices, with every fault, and every driver blocked forever
