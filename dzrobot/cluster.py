@@ -1,6 +1,7 @@
 """Ray: a local instance or a cluster to join; what it raises becomes one message."""
 
 import os
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ _QUIET = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
 }
 """Environment variables of Ray, unless the user has set them."""
+
+_ANSWER_S = 10.0
 
 _PASSED_ON = ("OMP_NUM_THREADS", "PYTHONPATH")
 """Environment variables that all processes of a run have in common."""
@@ -119,11 +122,12 @@ def connected(options: ClusterOptions, needs: Needs) -> Iterator[Cluster]:
             "include_dashboard": False,
         }
     try:
+        _check_answers(options.address)
         ray.init(
             address=options.address, log_to_driver=False, logging_level="ERROR",
             namespace="dzrobot", **own,
         )  # fmt: skip
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"--ray {options.address}: {str(error).strip().splitlines()[0]}. Give the address that "
             "`ray start --head` printed, of a Ray of the same version as here "
@@ -134,6 +138,13 @@ def connected(options: ClusterOptions, needs: Needs) -> Iterator[Cluster]:
         yield Cluster(ray, options)
     finally:
         ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Raise OSError if nothing listens at ``HOST:PORT``; Ray itself tries for two minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
 
 
 def own_error(error: Any) -> DzrobotError:
