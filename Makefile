@@ -23,7 +23,7 @@ export MUJOCO_GL ?= egl
 # One thread per process: the tests and simulators run side by side.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo assets test test-long test-arm test-arm-foreign foreign goldens kill-points lerobot setup system lint types layers smoke docs check release tiny tiny-arm tiny-droid clean
+.PHONY: help demo assets test test-long test-ray test-arm test-arm-foreign foreign goldens kill-points lerobot setup system lint types layers smoke docs check release tiny tiny-arm tiny-droid clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -39,10 +39,14 @@ test: assets  ## run the tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not long and not robot"
 
 # The long forms: more processes and layouts, policies of the 14B variant, simulators with an empty cache,
-# killed simulators, the notebook, the demo; Ray is installed for those of evaluations on a cluster.
+# killed simulators, the notebook, the demo.
 test-long: assets  ## run the long forms of some tests
-	$(BIN)/python -m pip install --quiet --editable '.[cluster]'
 	$(BIN)/python -m pytest $(LONG_ARGS) -m "long and not robot"
+
+# Starts Rays on this machine and kills their processes. About ten minutes.
+test-ray: setup  ## run the tests of evaluations on a Ray cluster
+	$(BIN)/python -m pip install --quiet --editable '.[cluster]'
+	$(BIN)/python -m pytest -m long tests/rollout/test_rollout_ray.py
 
 # The arm's drivers against emulated devices, with every fault, and every driver blocked forever
 # in every phase. About 15 minutes; -s shows the tables. With ARM_SCENE=lift the faulty arm stands over
