@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from dzrobot.cluster import connected
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.cluster import add_ray, read_cluster
+from dzrobot.commands.options.policy import add_ray, read_cluster
 from dzrobot.progress import progress_bar
 from dzrobot.rollout.demonstrations.collection import (
     SIMULATOR,

@@ -9,11 +9,12 @@ from typing import Any, get_args
 
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.arm import add_attention, read_operator
-from dzrobot.commands.options.cluster import add_cluster, read_cluster
 from dzrobot.commands.options.policy import (
+    add_cluster,
     add_render_device,
     add_speed,
     add_weights,
+    read_cluster,
     read_weights,
     render_variables,
 )
