@@ -200,6 +200,20 @@ def test_what_a_lost_actor_had_is_run_again(alone, tmp_path, caplog):
     assert "which Ray starts again" in caplog.text
 
 
+def test_an_actor_that_started_again_unseen_is_prepared_before_it_runs_a_case(
+    alone, tmp_path, caplog
+):
+    ray = FakeRay()
+
+    def start_again(far):
+        if far.done == 2:
+            ray.actors[0].__post_init__()
+
+    evaluated(grouped(ray), tmp_path, start_again)
+    assert results(tmp_path) == results(alone)
+    assert "it was started again" in caplog.text
+
+
 def test_a_case_that_always_loses_its_process_is_an_error(alone, tmp_path):
     class Deadly(FakeRay):
         tried = 0

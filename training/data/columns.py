@@ -348,6 +348,8 @@ def read_data_file(catalog: DatasetCatalog, name: str, columns: Sequence[str]) -
         raise DatasetError(f"{name} cannot be read: {printable(str(error))}") from error
     if absent := wanted - set(table.column_names):
         raise DatasetError(f"{name} lacks the columns {preview(absent)}")
+    if len(table.column_names) > len(wanted):
+        raise DatasetError(f"{name} has some of the columns {preview(wanted)} more than once")
     return table
 
 

@@ -154,9 +154,13 @@ class EvaluationActor:
                 self._prepared = replace(prepared, ready=ready)
             return self._prepared
 
-    def play(self, case: EpisodeSpec) -> _Delivery:
-        """Run ``case``; return its record and files."""
-        assert self._running is not None, "prepared"
+    def play(self, case: EpisodeSpec) -> _Delivery | None:
+        """Run ``case``; return its record and files, or None if Ray has started this again.
+
+        The driver may not know that yet; only a prepared actor has been compared with the others.
+        """
+        if self._running is None:
+            return None
         result = self._queue.put(case)
         both: tuple[Future[Any], ...] = (result, self._running)
         wait(both, return_when=FIRST_COMPLETED)
@@ -298,6 +302,7 @@ class ActorGroup:
             answer = self._answer(ref)
             if case is not None:
                 seat.running -= 1
+                answer = "it was started again" if answer is None else answer
                 if isinstance(answer, str) and seat.is_ready:
                     _log.warning("lost an actor, which Ray starts again: %s", answer)
                     self._call_ready(seat)
