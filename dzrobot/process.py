@@ -24,16 +24,6 @@ def rank() -> int:
     return _number("RANK", 0)
 
 
-def local_rank() -> int:
-    """Return the number of this process among those of its machine."""
-    return _number("LOCAL_RANK", 0)
-
-
-def local_world_size() -> int:
-    """Return how many of the processes are on this machine."""
-    return _number("LOCAL_WORLD_SIZE", 1)
-
-
 def is_first_to_report(message: str) -> bool:
     """Return whether no other process of this launch and machine has reported ``message``.
 

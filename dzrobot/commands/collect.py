@@ -2,8 +2,9 @@
 
 import argparse
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
-from dzrobot.cluster import connected
+from dzrobot.cluster import Cluster, connected
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.policy import add_ray, read_cluster
 from dzrobot.progress import progress_bar
@@ -92,10 +93,15 @@ def _collected(
     report: Callable[[CollectionProgress], None],
 ) -> CollectionProgress:
     """Collect on this machine, or on a Ray cluster."""
-    form, options = (arguments.version, arguments.video), read_cluster(arguments.ray)
-    if options is None:
+    options = read_cluster(arguments.ray)
+    where: AbstractContextManager[int | Cluster] = (
+        nullcontext(arguments.workers) if options is None else connected(options, SIMULATOR)
+    )
+    with where as workers:
         return collect(
-            plan, arguments.output, format=form, workers=arguments.workers, report=report
+            plan,
+            arguments.output,
+            format=(arguments.version, arguments.video),
+            workers=workers,
+            report=report,
         )
-    with connected(options, SIMULATOR) as cluster:
-        return collect(plan, arguments.output, format=form, workers=cluster, report=report)

@@ -56,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from dzrobot.policies.dreamzero.checkpoints.convert import ConvertOptions, Layout, convert
-    from dzrobot.policies.dreamzero.lerobot_folder import write_lerobot_folder
 
     dtypes = {name: vars(torch)[name] for name in _DTYPES}
     by_suffix: Layout = "full_weights" if args.target.suffix == ".pt" else "directory"
@@ -73,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     if args.to == "lerobot":
+        from dzrobot.policies.dreamzero.lerobot_folder import write_lerobot_folder
+
         done = write_lerobot_folder(args.source, args.target, options, args.embodiment)
     else:
         done = convert(args.source, args.target, options)

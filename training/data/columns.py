@@ -225,12 +225,10 @@ class _Builder:
         self._widths = {name: shape[1] for name, (shape, _) in layout.items() if len(shape) == 2}
         frames = int(catalog.episodes.offset[-1])
         _check_free_space(folder, frames, sum(prod(shape) * 8 for shape, _ in layout.values()))
-        self._files = {
+        self._arrays = {
             name: np.lib.format.open_memmap(folder / _file_name(name), "w+", dtype, shape)
             for name, (shape, dtype) in layout.items()
         }
-        # Slices of a `numpy.memmap` take ten times as long as those of an array.
-        self._arrays = {name: np.asarray(file) for name, file in self._files.items()}
         self._codes: dict[str, dict[str, int]] = {
             name: {text: i for i, text in enumerate(catalog.tasks)} if kind == "task" else {}
             for name, kind in texts.items()
@@ -238,7 +236,7 @@ class _Builder:
         self._faults: dict[int, str] = {}
 
     def build(self, progress: Progress | None) -> None:
-        groups = self._groups()
+        groups = self._files()
         with ThreadPoolExecutor(_READERS) as readers:
             # In slices, so that only a few hundred files are in memory at a time.
             step = 64
@@ -250,8 +248,8 @@ class _Builder:
                     self._copy_file(name, ordinals, table)
                 if progress:
                     progress(min(first + step, len(groups)), len(groups))
-        for file in self._files.values():
-            file.flush()
+        for array in self._arrays.values():
+            array.flush()
         content = {
             "widths": self._widths,
             "texts": {
@@ -262,7 +260,7 @@ class _Builder:
         }
         (self._folder / _INDEX_FILE).write_text(json.dumps(content))
 
-    def _groups(self) -> list[tuple[str, list[int]]]:
+    def _files(self) -> list[tuple[str, list[int]]]:
         groups: dict[str, list[int]] = {}
         for ordinal in range(len(self._catalog.episodes)):
             groups.setdefault(self._catalog.data_file(ordinal), []).append(ordinal)

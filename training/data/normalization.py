@@ -266,10 +266,15 @@ def measure(
     parts = [*embodiment.state, *embodiment.action]
     statistics: dict[str, dict[str, Any]] = {"state": {}, "action": {}}
     histograms: dict[str, Any] = {}
+    pieces = [
+        piece
+        for number, reader in enumerate(readers)
+        for piece in pieces_of(number, np.unique(reader.windows.episode).tolist())
+    ]
     with ReadingPool(readers, processes) as pool:
         for done, part in enumerate(parts):
             steps = embodiment.timing.action_horizon if per_step and part.reference else 1
-            table, known = _measure_part(pool, _Measured(part, embodiment, steps))
+            table, known = _measure_part(pool, pieces, _Measured(part, embodiment, steps))
             statistics[part.key.partition(".")[0]][part.name] = table
             histograms[part.key] = known
             if progress:
@@ -349,15 +354,9 @@ def _empty_histograms(bounds: RunningStatistics) -> list[QuantileHistogram]:
 
 
 def _measure_part(
-    pool: ReadingPool, measured: _Measured
+    pool: ReadingPool, pieces: Sequence[EpisodePiece], measured: _Measured
 ) -> tuple[dict[str, list[Any]], dict[str, Any]]:
     """Return the measures and counts of a part; the same however many processes there are."""
-    readers = pool.readers
-    pieces = [
-        piece
-        for number, reader in enumerate(readers)
-        for piece in pieces_of(number, np.unique(reader.windows.episode).tolist())
-    ]
     # Added episode by episode, in order: sums of floating-point numbers depend on it.
     episodes = chain.from_iterable(pool.map(measured.moments, pieces))
     first = next(episodes, None)
@@ -371,7 +370,7 @@ def _measure_part(
 
     def batches() -> Iterator[Floats]:
         for piece in pieces:
-            yield from measured.batches(readers, piece)
+            yield from measured.batches(pool.readers, piece)
 
     exact = total.count <= EXACT_ROWS
     quantiles = _exact(batches, total) if exact else _quantiles(histograms, total)

@@ -30,12 +30,7 @@ from dzrobot.rollout.policy_spec import LoadedPolicy, PolicySpec, load_policy, r
 from dzrobot.rollout.protocol import EpisodeSpec, EvalSpec, plan_episodes, shard_of
 from dzrobot.rollout.queue import EpisodeEngine, LocalQueue
 from dzrobot.rollout.records import Record, RecordFile, locked
-from dzrobot.rollout.workers import (
-    Acting,
-    KeptEnvironment,
-    RolloutSettings,
-    WorkerPool,
-)
+from dzrobot.rollout.workers import Acting, KeptEnvironment, RolloutSettings, WorkerPool
 
 if TYPE_CHECKING:
     from dzrobot.rollout.asynchronous.engine import Engines
