@@ -382,7 +382,10 @@ class RunnerConfig(FrozenConfig):
     """Environment of such an evaluation: a Gymnasium id, or ``module:id``."""
 
     rollout_episodes: Positive = 10
-    """Episodes of such an evaluation, the same ones every time."""
+    """Episodes of such an evaluation, the same ones every time; the processes share them."""
+
+    rollout_timeout_min: Positive = 60
+    """Minutes that processes which have finished their episodes wait for the others."""
 
 
 class SFTConfig(FrozenConfig):

@@ -112,7 +112,7 @@ def launches(train_root, train_environment, tmp_path_factory):
 @pytest.fixture(scope="session")
 def pair(launches):
     """Return the launches after what two processes do in the short forms."""
-    launches.run(2, "equal_gradients", "straight", "first_half", "second_half")
+    launches.run(2, "equal_gradients", "straight", "first_half", "second_half", "damaged")
     return launches
 
 
@@ -121,6 +121,6 @@ def long_pair(launches):
     """Return the launches after what two processes do in the long forms."""
     launches.run(
         2, "more_gradients", "clipping", "precision", "poisoned", "gives_up", "adapters",
-        "averaged", "evaluated",
+        "averaged", "evaluated", "rolled_out",
     )  # fmt: skip
     return launches

@@ -1,12 +1,14 @@
 """Checkpoint folders: complete or not there, the last few kept, foreign ones refused."""
 
 import json
+import subprocess
 
 import pytest
 import torch
 import train_worker
 
 from dzrobot.errors import CheckpointError
+from dzrobot.policies.dreamzero.checkpoints import checksums
 from dzrobot.policies.dreamzero.checkpoints.hub import local_path
 from dzrobot.training.run.checkpoint import (
     LATEST,
@@ -38,6 +40,45 @@ def test_the_last_few_are_kept(tmp_path, solo, background):
     found = state(0)
     load_state(find_checkpoint(tmp_path), found)
     assert torch.equal(found["model"]["w"], torch.full((4, 3), 3.0))
+
+
+def test_sealing_reads_no_tensor_again(tmp_path, solo, monkeypatch):
+    read = []
+    digest = checksums._file_digest
+
+    def spied(file):
+        read.append(file.name)
+        return digest(file)
+
+    monkeypatch.setattr(checksums, "_file_digest", spied)
+    CheckpointWriter(tmp_path, CheckpointConfig(), solo).save(3, state(3), {}, wait=True)
+    assert read
+    assert not any(name.endswith(".distcp") for name in read)
+    folder = tmp_path / "step_00000003"
+    listed = (folder / checksums.CHECKSUMS_FILE).read_text()
+    assert "state/__0_0.distcp" in listed
+    # By another program.
+    subprocess.run(["sha256sum", "--check", "--strict", checksums.CHECKSUMS_FILE], cwd=folder,
+                   check=True, capture_output=True)  # fmt: skip
+
+
+def test_damage_is_in_one_share(tmp_path):
+    for number, size in enumerate((5, 40, 7, 20, 1)):
+        (tmp_path / f"file{number}").write_bytes(b"x" * size)
+    checksums.write_checksums(tmp_path)
+    for number in range(5):
+        file = tmp_path / f"file{number}"
+        whole = file.read_bytes()
+        file.write_bytes(b"y" + whole[1:])
+        refused = []
+        for index in range(3):
+            try:
+                checksums.check_checksums(tmp_path, share=(index, 3))
+            except CheckpointError as error:
+                refused.append(str(error))
+        assert len(refused) == 1
+        assert file.name in refused[0]
+        file.write_bytes(whole)
 
 
 def test_a_step_is_named_with_or_without_its_zeros(tmp_path, solo):

@@ -118,6 +118,41 @@ def test_a_checkpoint_fits_one_process(pair, train_root, solo):
     assert lines[0]["loss"] == pytest.approx(lines[1]["loss"], abs=1e-5)
 
 
+def test_damage_is_found_whichever_process_reads_it(pair):
+    found = pair.result("damaged", 2)
+    assert len(found["found"]) == 2, "a file of each process"
+    assert all(steps == [1, 1] for steps in found["found"].values())
+    assert found["intact"] == 2
+
+
+@pytest.mark.long
+def test_rollouts_are_shared(long_pair):
+    folder = long_pair.output / "rolled_out-2"
+    whole = rows(folder / "rollouts/step_00000001")
+    parts = [rows(folder / f"rollouts/step_00000001/rank_{rank}") for rank in (0, 1)]
+    assert [len(part) for part in parts] == [2, 1]
+    assert sorted(whole) == sorted({**parts[0], **parts[1]})
+    logged = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert logged["rollout/episodes"] == 3
+    alone = rows(long_pair.output / "alone")
+    assert {name: row["action_sha256"] for name, row in alone.items()} == {
+        name: row["action_sha256"] for name, row in whole.items()
+    }
+
+
+@pytest.mark.long
+def test_a_process_that_is_late_for_its_rollouts_ends_the_run(launches):
+    launches.run(2, "late")
+    message = launches.result("late", 2)["message"]
+    assert "runner.rollout_timeout_min" in message
+    assert "anks 1 failed" in message
+
+
+def rows(folder):
+    lines = (folder / "records.jsonl").read_text().splitlines()
+    return {row["case"]: row for row in map(json.loads, lines)}
+
+
 @pytest.mark.long
 def test_a_checkpoint_fits_three_processes(pair, launches):
     launches.run(3, "three")

@@ -12,7 +12,6 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
 from dzrobot.cli import main
-from dzrobot.envs.fakes import PointEnv
 from dzrobot.policies.dreamzero.checkpoints.names import canonical
 from dzrobot.policies.dreamzero.options import WeightOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
@@ -143,24 +142,9 @@ def test_policies_of_both_are_one(run, capsys):
     assert np.array_equal(*actions)
 
 
-class Small(PointEnv):
-    """The point, in images of the size that this world's robot has."""
-
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        spaces = {
-            view.key: gym.spaces.Box(0, 255, (*view.resolution, 3), np.uint8)
-            for view in train_worlds.ROBOT.views
-        }
-        self.observation_space = gym.spaces.Dict({**self.observation_space.spaces, **spaces})
-
-    def _image(self, center, reach):
-        return super()._image(center, reach)[: train_worlds.HEIGHT]
-
-
 @pytest.fixture
 def small():
-    gym.register("small-v0", Small, disable_env_checker=True, max_episode_steps=3)
+    train_worlds.register_small()
     yield
     del gym.registry["small-v0"]
 

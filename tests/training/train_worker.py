@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 import train_worlds
 
+from dzrobot.training.run import evaluation
 from dzrobot.training.run.build import build
-from dzrobot.training.run.checkpoint import training_state
+from dzrobot.training.run.checkpoint import choose_checkpoint, training_state
 from dzrobot.training.run.export import TrainedSource, export
 from dzrobot.training.run.launch import end_process
 from dzrobot.training.run.optimizer import global_norm
@@ -299,11 +300,79 @@ def evaluated(world, root, output):
     return {"held_out": held.windows.usable, "trained": trained.windows.usable}
 
 
+def damaged(world, root, output):
+    """A checkpoint of which one file is damaged, whichever process reads it."""
+    run = trainer(world, root, runner__output_dir=output / "damaged", runner__max_steps=2)
+    for run.step in (1, 2):
+        run.save(wait=True)
+    folder = output / "damaged" / "checkpoints"
+    newest = max(folder.glob("step_*"))
+    found = {}
+    for name in sorted(path.name for path in (newest / "state").glob("*.distcp")):
+        file = newest / "state" / name
+        whole = file.read_bytes()
+        dist.barrier(group=world.host_group)
+        if world.is_main:
+            file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        dist.barrier(group=world.host_group)
+        chosen = choose_checkpoint("auto", folder, world)
+        found[name] = world.gathered(chosen.step)
+        if world.is_main:
+            file.write_bytes(whole)
+        dist.barrier(group=world.host_group)
+    intact = choose_checkpoint("auto", folder, world)
+    return {"found": found, "intact": intact.step}
+
+
+def rolled_out(world, root, output):
+    """Three episodes that the processes share."""
+    train_worlds.register_small()
+    run = trainer(
+        world, root, runner__output_dir=output / f"rolled_out-{world.size}", runner__max_steps=1,
+        runner__rollout_interval=1, runner__rollout_env="small-v0", runner__rollout_episodes=3,
+        optim__lr_warmup_steps=0,
+    )  # fmt: skip
+    run.run()
+    if world.is_main:
+        alone = dataclasses.replace(world, size=1)
+        evaluation._run_share(run.components.config, alone, 1, output / "alone")
+    return {}
+
+
+def late(world, root, output):
+    """The last process does not finish its episodes before the first one has given up."""
+    train_worlds.register_small()
+    said = output / "given_up"
+    config = train_worlds.config(
+        root, runner__output_dir=output / "late", runner__rollout_env="small-v0",
+        runner__rollout_episodes=1,
+    )  # fmt: skip
+    # A third of a second; a recipe counts in minutes.
+    runner = config.runner.model_copy(update={"rollout_timeout_min": 0.005})
+    share = evaluation._run_share
+
+    def slow(*arguments):
+        while world.rank and not said.exists():
+            time.sleep(0.05)
+        return None if world.rank else share(*arguments)
+
+    evaluation._run_share = slow
+    run = trainer(world, root, runner__output_dir=output / "late", runner__max_steps=1)
+    run.run()
+    try:
+        evaluation.evaluate_rollouts(config.model_copy(update={"runner": runner}), world, 1)
+    except evaluation.RolloutTimeoutError as error:
+        said.touch()
+        return {"message": str(error)}
+    return {}
+
+
 SCENARIOS = {
     function.__name__: function
     for function in (
         equal_gradients, more_gradients, clipping, precision, poisoned, gives_up, straight,
-        first_half, second_half, three, adapters, averaged, killed, evaluated,
+        first_half, second_half, three, adapters, averaged, killed, evaluated, damaged, rolled_out,
+        late,
     )
 }  # fmt: skip
 

@@ -4,10 +4,12 @@ import dataclasses
 import json
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.timing import Timing
+from dzrobot.envs.fakes import PointEnv
 from dzrobot.recording.writer import EpisodeWriter
 
 TASKS = ("lift the cube", "turn on the stove")
@@ -25,6 +27,26 @@ def _small(tag):
 
 ROBOT = _small("libero_sim")
 """LIBERO with small images and short windows; recipes name it ``train_worlds:ROBOT``."""
+
+
+class SmallEnv(PointEnv):
+    """The point, in images of the size that this world's robot has."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        spaces = {
+            view.key: gym.spaces.Box(0, 255, (*view.resolution, 3), np.uint8)
+            for view in ROBOT.views
+        }
+        self.observation_space = gym.spaces.Dict({**self.observation_space.spaces, **spaces})
+
+    def _image(self, center, reach):
+        return super()._image(center, reach)[:HEIGHT]
+
+
+def register_small():
+    """Register `SmallEnv` as ``small-v0``."""
+    gym.register("small-v0", SmallEnv, disable_env_checker=True, max_episode_steps=3)
 
 
 def record(root, *, version="v2.1", video=False, episodes=3, length=40, growth=1):

@@ -29,7 +29,12 @@ from dzrobot import files
 from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.checksums import check_checksums, write_checksums
-from dzrobot.policies.dreamzero.checkpoints.dcp import DESCRIPTION, CheckedReader, read_description
+from dzrobot.policies.dreamzero.checkpoints.dcp import (
+    DESCRIPTION,
+    CheckedReader,
+    HashingWriter,
+    read_description,
+)
 from dzrobot.policies.dreamzero.checkpoints.directory import TRAINING_META, TRAINING_STATE
 from dzrobot.policies.dreamzero.checkpoints.hub import step_path, steps_beside
 from dzrobot.training.run.build import TrainingComponents
@@ -111,16 +116,20 @@ def read_checkpoint(path: Path) -> SavedCheckpoint:
     return SavedCheckpoint(path=path, meta=meta)
 
 
-def verify(saved: SavedCheckpoint) -> None:
+def verify(saved: SavedCheckpoint, *, share: tuple[int, int] = (0, 1)) -> None:
     """Read every file of a checkpoint and compare it with its checksum.
 
     A checkpoint from before there were checksums is checked for completeness alone.
+
+    Args:
+        saved: The checkpoint.
+        share: Part I of N is read.
 
     Raises:
         CheckpointError: A file is missing, cut short or changed.
     """
     if saved.meta.format >= _CHECKSUM_FORMAT:
-        check_checksums(saved.path)
+        check_checksums(saved.path, share=share)
     else:
         _log.warning("%s has no checksums: silent damage in it cannot be detected", saved.path)
     read_description(saved.path / TRAINING_STATE)
@@ -145,8 +154,12 @@ def _folders(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def newest_intact(folder: Path) -> SavedCheckpoint | None:
-    """Return the newest intact checkpoint in ``folder``, None if there never was one.
+Check = Callable[[SavedCheckpoint], None]
+"""Raises CheckpointError for a damaged checkpoint."""
+
+
+def newest_intact(folder: Path, check: Check = verify) -> SavedCheckpoint | None:
+    """Return the newest checkpoint in ``folder`` that passes ``check``; None: there never was one.
 
     Damaged ones are skipped with a warning.
 
@@ -157,7 +170,7 @@ def newest_intact(folder: Path) -> SavedCheckpoint | None:
     for path in _folders(folder):
         try:
             saved = read_checkpoint(path)
-            verify(saved)
+            check(saved)
         except CheckpointError as error:
             faults.append(str(error))
             _log.warning("skipping %s: %s", path, error)
@@ -176,7 +189,7 @@ def step_folder(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"{_PREFIX}{step:08d}"
 
 
-def find_checkpoint(path: Path) -> SavedCheckpoint:
+def find_checkpoint(path: Path, check: Check = verify) -> SavedCheckpoint:
     """Return the checkpoint at ``path``, or the newest intact one if ``path`` is a run folder.
 
     Raises:
@@ -185,10 +198,10 @@ def find_checkpoint(path: Path) -> SavedCheckpoint:
     path = step_path(path)
     if path.name.startswith(_PREFIX):
         saved = read_checkpoint(path)
-        verify(saved)
+        check(saved)
         return saved
     for folder in (path, path / "checkpoints"):
-        if found := newest_intact(folder):
+        if found := newest_intact(folder, check):
             return found
     raise CheckpointError(f"no complete checkpoint {_PREFIX}* in {path} or {path / 'checkpoints'}")
 
@@ -206,16 +219,49 @@ def choose_checkpoint(
     Raises:
         CheckpointError: The given one is damaged or missing, or none is intact.
     """
-    outcome: list[SavedCheckpoint | CheckpointError | None] = [None]
+    outcome: SavedCheckpoint | CheckpointError | None = None
     if world.is_main:
         try:
-            outcome = [newest_intact(folder) if resume == "auto" else find_checkpoint(Path(resume))]
+            with _checking(world) as check:
+                if resume == "auto":
+                    outcome = newest_intact(folder, check)
+                else:
+                    outcome = find_checkpoint(Path(resume), check)
         except CheckpointError as error:
-            outcome = [error]
-    dist.broadcast_object_list(outcome, src=0, group=world.host_group)
-    if isinstance(outcome[0], CheckpointError):
-        raise outcome[0]
-    return outcome[0]
+            outcome = error
+    else:
+        nothing: SavedCheckpoint | None = None
+        while (saved := world.from_main(nothing)) is not None:
+            _shared_fault(saved, world)
+    outcome = world.from_main(outcome)
+    if isinstance(outcome, CheckpointError):
+        raise outcome
+    return outcome
+
+
+@contextmanager
+def _checking(world: DistributedEnvironment) -> Iterator[Check]:
+    """Yield, in the main process, a check whose reading all processes share."""
+
+    def check(saved: SavedCheckpoint) -> None:
+        world.from_main(saved)
+        if (fault := _shared_fault(saved, world)) is not None:
+            raise fault
+
+    try:
+        yield check
+    finally:
+        world.from_main(None)
+
+
+def _shared_fault(saved: SavedCheckpoint, world: DistributedEnvironment) -> CheckpointError | None:
+    """Verify this process's share; return what some process found wrong. Collective."""
+    fault: CheckpointError | None = None
+    try:
+        verify(saved, share=(world.rank, world.size))
+    except CheckpointError as error:
+        fault = error
+    return next((found for found in world.gathered(fault) if found is not None), None)
 
 
 def load_state(saved: SavedCheckpoint, state: dict[str, Any]) -> None:
@@ -293,21 +339,24 @@ class CheckpointWriter:
                 files.write_json(temporary / TRAINING_META, content)
                 write_sidecars(temporary)
         dist.barrier(group=self._world.host_group)
-        target = str(temporary / TRAINING_STATE)
+        writer, group = HashingWriter(temporary / TRAINING_STATE), self._world.save_group
         future: Future[Any] = Future()
         if self._config.async_save and not wait:
-            future = async_save(state, checkpoint_id=target, process_group=self._world.save_group)  # type: ignore[assignment]
+            future = async_save(state, storage_writer=writer, process_group=group)  # type: ignore[assignment]
         else:
             with _explained(temporary):
-                save(state, checkpoint_id=target, process_group=self._world.save_group)
+                save(state, storage_writer=writer, process_group=group)
             future.set_result(None)
         if self._world.is_main:
             # The main process finishes last: it gathers the results of all into the metadata.
-            # Reading everything again for the checksums must not delay the next step.
-            future = self._finalizer.submit(_finalize, temporary, future)
+            # Flushing everything must not delay the next step.
+            future = self._finalizer.submit(_finalize, temporary, future, writer)
         self._pending = _Pending(step, temporary, future)
         if wait or not self._config.async_save:
             self.finish()
+        if wait:
+            # The main process is the last; the others may open the checkpoint too.
+            dist.barrier(group=self._world.host_group)
 
     def poll(self) -> None:
         """Rename the pending checkpoint if it is complete; never waits."""
@@ -347,10 +396,11 @@ class CheckpointWriter:
             files.remove(retired)
 
 
-def _finalize(temporary: Path, written: "Future[Any]") -> None:
+def _finalize(temporary: Path, written: "Future[Any]", writer: HashingWriter) -> None:
     """Wait until the state is written, add the checksums, and flush everything to disk."""
     written.result()
-    write_checksums(temporary)
+    known = {f"{TRAINING_STATE}/{name}": digest for name, digest in writer.digests.items()}
+    write_checksums(temporary, known)
     for path in sorted(temporary.rglob("*")):
         files.flush(path)
 

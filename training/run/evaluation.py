@@ -6,7 +6,8 @@ and batched.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,10 +15,13 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dzrobot.documents import shorten
+from dzrobot.errors import DzrobotError
 from dzrobot.policies.dreamzero.network.diffusion import inference_schedule
 from dzrobot.policies.dreamzero.network.dit import Controls, TrainInputs
 from dzrobot.policies.dreamzero.network.world_action import PreparedBatch
-from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, merge, prepare
+from dzrobot.rollout.evaluation.report import Summary
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.training.data import (
@@ -32,6 +36,10 @@ from dzrobot.training.run.inputs import sample_noise
 from dzrobot.training.run.loggers import SUCCESS
 from dzrobot.training.run.parallel import DistributedEnvironment
 from dzrobot.training.sft_config import SFTConfig
+
+
+class RolloutTimeoutError(DzrobotError):
+    """A process took much longer than another one for its share of the rollouts."""
 
 
 @torch.no_grad()
@@ -52,8 +60,7 @@ def evaluate_open_loop(components: TrainingComponents) -> dict[str, float]:
         for key, error in action_errors(data, batch, predicted):
             sums[key] = sums.get(key, np.zeros(error.shape)) + error
             counts[key] = counts.get(key, 0) + 1
-    gathered: list[Any] = [None] * components.world.size
-    dist.all_gather_object(gathered, (sums, counts), group=components.world.host_group)
+    gathered = components.world.gathered((sums, counts))
     components.model.model.reshard()  # type: ignore[operator]
     return dict(_named(gathered))
 
@@ -146,25 +153,46 @@ def _named(
 def evaluate_rollouts(
     config: SFTConfig, world: DistributedEnvironment, step: int
 ) -> Mapping[str, float]:
-    """Return success and episodes of the policy saved at ``step``. Collective; rank 0 runs them.
+    """Return success and episodes of the policy saved at ``step``. Collective.
 
-    The policy is opened from its checkpoint, as a user would open it. Meanwhile a second network is
-    in the memory of the main process.
+    Every process opens the policy from its checkpoint, as a user would, and runs its share of the
+    episodes. On an accelerator the policy takes only memory that training leaves free; the weights
+    that do not fit wait on the host.
 
     Args:
         config: The run's; names the environment and the episodes.
         world: The processes.
         step: A step whose checkpoint is complete.
+
+    Raises:
+        RolloutTimeoutError: A process is not done ``runner.rollout_timeout_min`` after another.
+        DzrobotError: What a process raised while it evaluated.
     """
-    found: list[Any] = [None]
-    if world.is_main:
-        found = [_success_of_step(config, str(world.device), step)]
-    dist.broadcast_object_list(found, src=0, group=world.host_group)
-    numbers: Mapping[str, float] = found[0]
-    return numbers
+    folder = config.runner.output_dir / "rollouts" / f"step_{step:08d}"
+    parts = [folder / f"rank_{rank}" for rank in range(world.size)] if world.size > 1 else [folder]
+    outcome: Summary | DzrobotError
+    try:
+        outcome = _run_share(config, world, step, parts[world.rank])
+    except DzrobotError as error:
+        outcome = error
+    _wait_for_all(config, world)
+    for found in world.gathered(outcome):
+        if isinstance(found, DzrobotError):
+            raise found
+    if world.size > 1:
+        outcome = world.from_main(merge(folder, parts) if world.is_main else outcome)
+    assert isinstance(outcome, Summary), "no process has failed"
+    total = outcome.total
+    return {
+        SUCCESS: total.successes / max(1, total.episodes),
+        "rollout/episodes": total.episodes,
+        "rollout/errors": total.errors,
+    }
 
 
-def _success_of_step(config: SFTConfig, device: str, step: int) -> dict[str, float]:
+def _run_share(
+    config: SFTConfig, world: DistributedEnvironment, step: int, folder: Path
+) -> Summary:
     runner = config.runner
     spec = EvalSpec(
         protocol=PROTOCOLS["custom"], env=runner.rollout_env, episodes=runner.rollout_episodes,
@@ -172,14 +200,31 @@ def _success_of_step(config: SFTConfig, device: str, step: int) -> dict[str, flo
     )  # fmt: skip
     policy = PolicySpec(
         name=str(step_folder(runner.output_dir, step)), embodiment=config.model.embodiment_tag,
-        device=device,
+        device=str(world.device), memory=_free_memory(world.device),
     )  # fmt: skip
     prepared = prepare(Evaluation(spec=spec, policy=policy))
-    folder = runner.output_dir / "rollouts" / f"step_{step:08d}"
-    options = RunOptions(workers=0, videos="failures")
-    total = evaluate(prepared, folder, options).total
-    return {
-        SUCCESS: total.successes / max(1, total.episodes),
-        "rollout/episodes": total.episodes,
-        "rollout/errors": total.errors,
-    }
+    options = RunOptions(workers=0, videos="failures", shard=(world.rank, world.size))
+    return evaluate(prepared, folder, options)
+
+
+def _free_memory(device: torch.device) -> int | None:
+    """Return the bytes that training leaves on an accelerator; None on a processor."""
+    if device.type != "cuda":
+        return None
+    # What training's allocator keeps for its next step is free for now.
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def _wait_for_all(config: SFTConfig, world: DistributedEnvironment) -> None:
+    minutes = config.runner.rollout_timeout_min
+    try:
+        dist.monitored_barrier(
+            world.host_group, timedelta(minutes=minutes), wait_all_ranks=world.is_main
+        )
+    except RuntimeError as error:
+        raise RolloutTimeoutError(
+            f"not every process finished its rollouts within {minutes} minutes of the first: "
+            f"{shorten(str(error))}. The checkpoint of this step is complete; resume with a larger "
+            "runner.rollout_timeout_min, or fewer runner.rollout_episodes."
+        ) from error

@@ -131,7 +131,7 @@ class TrainedSource:
         """Yield the named tensors on the host."""
         for name in names:
             if isinstance(self._values[name], DTensor):
-                self._say(name)
+                self.components.world.from_main(name)
             yield name, _whole(self._values[name]).cpu()
 
     @contextmanager
@@ -140,18 +140,13 @@ class TrainedSource:
         try:
             yield
         finally:
-            self._say(None)
+            self.components.world.from_main(None)
 
     def share(self) -> None:
         """Take part in what the main process reads, until it has read all that it wants."""
-        while (name := self._say(None)) is not None:
+        nothing: str | None = None
+        while (name := self.components.world.from_main(nothing)) is not None:
             _whole(self._values[name])
-
-    def _say(self, name: str | None) -> str | None:
-        """Return what the main process says."""
-        said = [name]
-        dist.broadcast_object_list(said, src=0, group=self.components.world.host_group)
-        return said[0]
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,8 @@ from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.process import end_with_launcher
 from dzrobot.training.sft_config import ParallelConfig
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,18 @@ class DistributedEnvironment:
     def is_main(self) -> bool:
         """Return whether this process writes logs and exports."""
         return self.rank == 0
+
+    def gathered(self, value: _Value) -> list[_Value]:
+        """Return the ``value`` of every process, by rank. Collective."""
+        values = [value] * self.size
+        dist.all_gather_object(values, value, group=self.host_group)
+        return values
+
+    def from_main(self, value: _Value) -> _Value:
+        """Return the main process's ``value`` in all processes. Collective."""
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.host_group)
+        return values[0]
 
 
 def set_cuda_defaults() -> None:
@@ -126,9 +140,8 @@ def init_distributed(device_type: str | None = None) -> DistributedEnvironment:
 
 
 HOST_PATIENCE = timedelta(hours=24)
-"""Longest time that processes wait for what the main one does alone: rollouts, exports, checks of
-checkpoints. Gloo's own, 30 minutes, ended runs in the middle of a long evaluation. Where the main
-process has ended, the others see it at once.
+"""Longest time that processes wait for what the main one does alone, such as an export. Gloo's own,
+30 minutes, is too short for that. Where the main process has ended, the others see it at once.
 """
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

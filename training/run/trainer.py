@@ -235,9 +235,7 @@ class Trainer:
     def _give_up(self) -> None:
         metrics, world = self.components.metrics, self.components.world
         mine = [number for skip in metrics.recent_skips for number in skip.sample_ids]
-        gathered: list[Any] = [None] * world.size
-        dist.all_gather_object(gathered, mine, group=world.host_group)
-        ids = sorted({number for part in gathered for number in part})
+        ids = sorted({number for part in world.gathered(mine) for number in part})
         named = [self.components.datasets.train.describe(number) for number in ids[:8]]
         raise TooManySkipsError(
             f"{metrics.skips_in_row} steps in a row had a gradient that is not finite "

@@ -6,7 +6,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,18 +25,29 @@ _THREADS = 8
 """Files read at once: one thread hashes 1 to 2 GB/s, a fast disk reads more."""
 
 
-def write_checksums(folder: Path) -> None:
-    """Write the checksums of every file below ``folder`` beside them."""
+def write_checksums(folder: Path, known: Mapping[str, str] | None = None) -> None:
+    """Write the checksums of every file below ``folder`` beside them.
+
+    Args:
+        folder: The files.
+        known: Checksums of some of them, by path below ``folder``; these are not read again.
+    """
+    known = known or {}
     names = sorted(_files(folder))
-    digests = _digests(folder, names)
+    digests = {**known, **_digests(folder, [name for name in names if name not in known])}
     lines = [f"{digests[name]}  {name}\n" for name in names]
     write_text(folder / CHECKSUMS_FILE, "".join(lines))
 
 
-def check_checksums(path: Path) -> int:
+def check_checksums(path: Path, *, share: tuple[int, int] = (0, 1)) -> int:
     """Read every file of a folder and compare it with its checksum; return how many there are.
 
     The checksum of a single file is looked for beside it.
+
+    Args:
+        path: Folder or file.
+        share: Reads part I of N; the parts are of about the same size. Missing files are reported
+            whichever part they belong to.
 
     Raises:
         CheckpointError: There are no checksums, or a file is missing, changed or unreadable.
@@ -58,8 +69,8 @@ def check_checksums(path: Path) -> int:
     held = set(_files(folder))
     if lost := wanted.keys() - held:
         raise CheckpointError(f"{folder} lacks {preview(lost)}; copy the whole folder again")
-    found = _digests(folder, sorted(wanted))
-    if changed := [name for name, digest in wanted.items() if found[name] != digest]:
+    found = _digests(folder, _share(folder, sorted(wanted), *share))
+    if changed := [name for name, digest in found.items() if wanted[name] != digest]:
         raise CheckpointError(
             f"{folder} is damaged: {preview(changed)} is not what was written (its checksum "
             f"differs from {CHECKSUMS_FILE}); copy it again or use another checkpoint"
@@ -86,6 +97,18 @@ def _parsed(file: Path) -> dict[str, str]:
 def _files(folder: Path) -> list[str]:
     paths = (path for path in folder.rglob("*") if path.is_file())
     return [name for p in paths if (name := p.relative_to(folder).as_posix()) != CHECKSUMS_FILE]
+
+
+def _share(folder: Path, names: list[str], index: int, count: int) -> list[str]:
+    """Return the files of part ``index``: each, the largest first, goes to the smallest part."""
+    sizes = {name: (folder / name).stat().st_size for name in names}
+    parts: list[list[str]] = [[] for _ in range(count)]
+    totals = [0] * count
+    for name in sorted(names, key=lambda name: -sizes[name]):
+        smallest = totals.index(min(totals))
+        parts[smallest].append(name)
+        totals[smallest] += sizes[name]
+    return parts[index]
 
 
 def _digests(folder: Path, names: list[str]) -> dict[str, str]:

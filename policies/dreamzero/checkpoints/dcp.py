@@ -7,12 +7,15 @@ converter and a resumed training run. No process group is needed, and tensors ar
 at a time, so memory stays at one tensor. docs/model.md, section 1.3.
 """
 
+import hashlib
 import io
 import math
+import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import IO, Annotated, Any, BinaryIO
 
@@ -20,7 +23,11 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import (
+    FileSystem,
+    FileSystemReader,
+    FileSystemWriter,
+)
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     Metadata,
@@ -28,8 +35,15 @@ from torch.distributed.checkpoint.metadata import (
     StorageMeta,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    SavePlan,
+    SavePlanner,
+)
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from dzrobot.documents import validated
@@ -365,6 +379,87 @@ class CheckedReader(FileSystemReader):
         check_archive(part)
         part.seek(0)
         return part
+
+
+class _HashedFile(io.RawIOBase):
+    """A file that is hashed as it is written, from its beginning to its end."""
+
+    def __init__(self, file: io.IOBase) -> None:
+        self._file: Any = file
+        self._hash = hashlib.sha256()
+
+    def write(self, data: Any, /) -> int:
+        self._hash.update(data)
+        written: int = self._file.write(data)
+        return written
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def fileno(self) -> int:
+        return int(self._file.fileno())
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+
+class _HashingFiles(FileSystem):
+    """Opens files for writing as `_HashedFile`, and keeps their hashes by name."""
+
+    def __init__(self) -> None:
+        self.digests: dict[str, str] = {}
+
+    @contextmanager
+    def create_stream(
+        self, path: str | os.PathLike[str], mode: str
+    ) -> Generator[io.IOBase, None, None]:
+        with super().create_stream(path, mode) as file:
+            hashed = _HashedFile(file)
+            yield hashed
+            self.digests[Path(path).name] = hashed.hexdigest()
+
+
+@dataclass(frozen=True)
+class _HashedResult(WriteResult):
+    """Where a tensor was written, and the SHA-256 of the whole file."""
+
+    sha256: str
+
+
+class HashingWriter(FileSystemWriter):
+    """torch's writer of a distributed checkpoint; it hashes files while it writes them.
+
+    Every process hashes its own, so nothing is read again to seal a checkpoint.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.fs = _HashingFiles()
+        self.digests: dict[str, str] = {}
+        """SHA-256 of the files of all processes, by name; in the main process, once all is written.
+        """
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this process's tensors; see the base class."""
+        digests = self.fs.digests
+        results: Future[list[WriteResult]] = Future()
+        results.set_result(
+            [
+                _HashedResult(**vars(written), sha256=digests[written.storage_data.relative_path])
+                for written in super().write_data(plan, planner).wait()
+            ]
+        )
+        return results
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write what lies where, and collect the hashes; called in the main process."""
+        super().finish(metadata, results)
+        for written in chain.from_iterable(results):
+            assert isinstance(written, _HashedResult), "of write_data"
+            self.digests[written.storage_data.relative_path] = written.sha256
 
 
 def write_dcp(folder: Path, tensors: Mapping[str, Tensor]) -> None:
