@@ -437,14 +437,14 @@ class HashingWriter(FileSystemWriter):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.fs = _HashingFiles()
+        self.fs = self._files = _HashingFiles()
         self.digests: dict[str, str] = {}
         """SHA-256 of the files of all processes, by name; in the main process, once all is written.
         """
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this process's tensors; see the base class."""
-        digests = self.fs.digests
+        digests = self._files.digests
         results: Future[list[WriteResult]] = Future()
         results.set_result(
             [
