@@ -21,7 +21,13 @@ from dzrobot.commands.options.policy import (
 from dzrobot.embodiments.spec import History
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.options import Noise, PolicyOptions
-from dzrobot.rollout.asynchronous.execution import WAYS, Execution, ExecutionOptions, parse_latency
+from dzrobot.rollout.asynchronous.execution import (
+    DECAY,
+    WAYS,
+    Execution,
+    ExecutionOptions,
+    parse_latency,
+)
 from dzrobot.rollout.evaluation.evaluate import PREDICTED_EPISODES, RunOptions
 from dzrobot.rollout.evaluation.studies.runner import Log, unlogged
 from dzrobot.rollout.evaluation.studies.variants import EvaluationRequest, refuse_local
@@ -136,7 +142,8 @@ def add_execution(group: Any) -> None:
     group.add_argument(
         "--execution", choices=get_args(Execution),
         help="sync: hold still until the next plan is there; naive: go over to it when it is; rtc: "
-        "have it continue the running one; trained: likewise, by a network trained for it",
+        "have it continue the running one; trained: likewise, by a network trained for it; "
+        "ensemble: average all plans of a step",
     )  # fmt: skip
     group.add_argument(
         "--latency", type=flags.text, metavar="TIME",
@@ -154,6 +161,10 @@ def add_execution(group: Any) -> None:
     group.add_argument(
         "--rtc-weights", choices=["linear", "exp"], default="linear",
         help="how the overlap with the running plan fades",
+    )  # fmt: skip
+    group.add_argument(
+        "--ensemble-decay", type=flags.number(-100, 100), metavar="M",
+        help=f"the i-th oldest plan of an ensemble weighs exp(-M i) (default: {DECAY})",
     )  # fmt: skip
 
 
@@ -291,6 +302,7 @@ def _execution(arguments: argparse.Namespace) -> ExecutionOptions | None:
     """
     chosen = arguments.execution is not None or arguments.latency is not None
     guided = arguments.rtc_strength is not None or arguments.rtc_weights != "linear"
+    guided = guided or arguments.ensemble_decay is not None
     if not (chosen or guided):
         return None
     options = ExecutionOptions(
@@ -299,6 +311,7 @@ def _execution(arguments: argparse.Namespace) -> ExecutionOptions | None:
         first_plan=arguments.first_plan,
         strength=arguments.rtc_strength,
         weights=arguments.rtc_weights,
+        decay=arguments.ensemble_decay,
     )
     return options if chosen else None
 
