@@ -157,6 +157,11 @@ def _policy(group: Any) -> None:
         "--server-actions", type=flags.text, metavar="NAME",
         help="what the actions of a server mean that does not say so, such as joint_position",
     )  # fmt: skip
+    group.add_argument(
+        "--server-images", choices=["raw", "jpeg", "zstd"],
+        help="how images are sent to a server of dzrobot's: zstd changes nothing, jpeg changes "
+        "pixels and is on the card (default: raw)",
+    )  # fmt: skip
     add_key(group)
     group.add_argument(
         "--privileged", action="store_true",

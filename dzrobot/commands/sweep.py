@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         policy=None,
         server=None,
         server_actions=None,
+        server_images=None,
         lerobot_python=None,
         api_key_file=None,
         privileged=False,

@@ -22,7 +22,7 @@ from dzrobot.documents import shorten, validated
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ModalityError, ProtocolError, preview, suggest
 from dzrobot.messages import LARGEST_MESSAGE, ArrayForm, pack
-from dzrobot.modality.window import Observation
+from dzrobot.modality.window import Observation, array
 from dzrobot.policies.base import Leftover, Method, Plan
 from dzrobot.policies.serving.images import ImageCoding, read_images, write_images
 
@@ -214,9 +214,7 @@ def write_observation(
         dialect: Of the server.
         coding: How images are written; other ones than ``raw`` only where the greeting allows.
     """
-    written: dict[str, Any] = {
-        name: given[key] for key, name in wire_names(robot, dialect).items()
-    }
+    written: dict[str, Any] = {name: given[key] for key, name in wire_names(robot, dialect).items()}
     for key, name in wire_names(robot, dialect).items():
         if key in robot.video_keys:
             written[name] = write_images(array(given, key), coding)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.arm import add_attention, read_operator
@@ -263,6 +263,7 @@ def _policy_settings(arguments: argparse.Namespace) -> PolicySettings:
         privileged=arguments.privileged,
         embodiment=arguments.embodiment,
         server_actions=arguments.server_actions,
+        server_images=_server_images(arguments),
         lerobot_python=arguments.lerobot_python,
         options=PolicyOptions(
             dit_steps=arguments.dit_steps,
@@ -276,6 +277,21 @@ def _policy_settings(arguments: argparse.Namespace) -> PolicySettings:
         ),
         **read_weights(arguments),
     )
+
+
+def _server_images(arguments: argparse.Namespace) -> Literal["raw", "jpeg", "zstd"]:
+    """Return how images are sent.
+
+    Raises:
+        ConfigError: nothing is sent.
+    """
+    chosen: Literal["raw", "jpeg", "zstd"] | None = arguments.server_images
+    if chosen is not None and arguments.server is None:
+        raise ConfigError(
+            f"--server-images {chosen} says how images are sent to a server: give its address "
+            "besides, --server ws://HOST:8000, or leave it out"
+        )
+    return chosen or "raw"
 
 
 def _batch_window(arguments: argparse.Namespace) -> float:
