@@ -347,6 +347,9 @@ class LoggingConfig(FrozenConfig):
     wandb_project: str | None = None
     """Also log to this Weights & Biases project."""
 
+    trackio_project: str | None = None
+    """Also log to this project of Trackio, which keeps it on this machine."""
+
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
     """Dense bf16 peak of one device in TFLOP/s; null: looked up by its name."""
 

@@ -12,8 +12,8 @@ from dzrobot.commands.options.evaluation import (
     add_studies,
     add_what,
     check_logger,
+    logger_of,
     read_request,
-    wandb_logger,
 )
 from dzrobot.commands.options.policy import add_key
 from dzrobot.errors import CheckpointError, ConfigError, preview
@@ -37,6 +37,7 @@ _NOT_BLIND = {
     "unattended": "a person judges",
     "workers": "one arm takes one process",
     "wandb": "a logger would show the names; send the folders there afterwards",
+    "trackio": "a logger would show the names",
 }
 """Flags that do not go together with ``--blind``, and why."""
 
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     def direct(session: EvaluationSession) -> int:
         return _directed(session, arguments)
 
-    return run_session(read_request(arguments), direct, wandb_logger)
+    return run_session(read_request(arguments), direct, logger_of(arguments))
 
 
 def _directed(session: EvaluationSession, arguments: argparse.Namespace) -> int:

@@ -9,8 +9,8 @@ from dzrobot.commands.options.evaluation import (
     add_how,
     add_what,
     check_logger,
+    logger_of,
     read_request,
-    wandb_logger,
 )
 from dzrobot.errors import ConfigError
 from dzrobot.rollout.evaluation.studies.candidates import (
@@ -79,4 +79,4 @@ def run(arguments: argparse.Namespace) -> int:
     def direct(session: EvaluationSession) -> int:
         return evaluate_sweep(session, candidates, confirmed)
 
-    return run_session(request, direct, wandb_logger)
+    return run_session(request, direct, logger_of(arguments))

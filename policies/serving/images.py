@@ -53,11 +53,13 @@ def read_images(value: object, size: tuple[int, int], most: int) -> object:
     """
     if not isinstance(value, Mapping) or _CODING not in value:
         return value
-    coding, shape, data = (value.get(name) for name in (_CODING, b"shape", b"data"))
-    fits = isinstance(shape, list) and all(type(side) is int for side in shape)
-    if not fits or shape[-3:] != [*size, 3] or not 3 <= len(shape) <= _MOST_AXES:
+    coding, data = value[_CODING], value.get(b"data")
+    given = value.get(b"shape")
+    shape: list[int] = given if isinstance(given, list) else []
+    whole = all(type(side) is int for side in shape)
+    if not whole or shape[-3:] != [*size, 3] or len(shape) > _MOST_AXES:
         raise ProtocolError(
-            f"images of the shape {shorten(shape)}: give (frames, {size[0]}, {size[1]}, 3), or one "
+            f"images of the shape {shorten(given)}: give (frames, {size[0]}, {size[1]}, 3), or one "
             "image without frames"
         )
     frames = math.prod(shape[:-3])

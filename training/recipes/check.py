@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dzrobot.errors import DzrobotError, suggest
+from dzrobot.importing import install
 from dzrobot.policies.dreamzero.checkpoints.hub import step_path, steps_beside
 from dzrobot.training.recipes.architecture import SourcePlan, source_plans
 from dzrobot.training.recipes.check_inputs import (
@@ -208,13 +209,16 @@ def folder_faults(runner: RunnerConfig) -> Iterator[Problem]:
 def _packages(config: SFTConfig) -> Iterator[Problem]:
     wanted = {
         "logging.wandb_project": ("wandb", "wandb", config.logging.wandb_project is not None),
+        "logging.trackio_project": (
+            "trackio", "trackio", config.logging.trackio_project is not None,
+        ),
         "optim.moments": ("torchao", "quantize", config.optim.moments == "8bit"),
         "data.video_backend": ("torchcodec", "video", config.data.video_backend == "torchcodec"),
-    }
+    }  # fmt: skip
     for field, (package, extra, is_used) in wanted.items():
         if is_used and find_spec(package) is None:
             yield Problem(
                 field,
-                f"needs the package {package}, which is not installed: pip install -e "
-                f"'.[{extra}]', or leave the field out",
+                f"needs the package {package}, which is not installed: {install(extra)}, or leave "
+                "the field out",
             )

@@ -29,7 +29,7 @@ from dzrobot.rollout.asynchronous.execution import (
     parse_latency,
 )
 from dzrobot.rollout.evaluation.evaluate import PREDICTED_EPISODES, RunOptions
-from dzrobot.rollout.evaluation.studies.runner import Log, unlogged
+from dzrobot.rollout.evaluation.studies.runner import Log, Logger, unlogged
 from dzrobot.rollout.evaluation.studies.variants import EvaluationRequest, refuse_local
 from dzrobot.rollout.policy_spec import REMOTE, PolicySettings
 from dzrobot.rollout.protocol import PROTOCOLS
@@ -203,6 +203,10 @@ def add_how(group: Any) -> None:
         "--wandb", type=flags.text, metavar="PROJECT",
         help="also log the results and the card to this Weights & Biases project",
     )  # fmt: skip
+    group.add_argument(
+        "--trackio", type=flags.text, metavar="PROJECT",
+        help="also log them to this project of Trackio, on this machine",
+    )  # fmt: skip
     add_attention(group)
 
 
@@ -252,7 +256,7 @@ def read_request(arguments: argparse.Namespace) -> EvaluationRequest:
         options=options,
         ray=read_cluster(arguments.ray, arguments.actors),
         workers_given=arguments.workers is not None,
-        project=arguments.wandb,
+        project=arguments.wandb or arguments.trackio,
         full_speed=arguments.full_speed,
         operator=read_operator(arguments),
     )
@@ -333,34 +337,39 @@ def _execution(arguments: argparse.Namespace) -> ExecutionOptions | None:
 
 
 def check_logger(arguments: argparse.Namespace) -> None:
-    """Refuse ``--wandb`` without the package, before anything is loaded.
+    """Refuse ``--wandb`` and ``--trackio`` without their packages, before anything is loaded.
 
     Raises:
-        MissingDependencyError: it is not installed.
+        MissingDependencyError: the package is not installed.
+        ConfigError: both are asked for.
     """
-    if arguments.wandb is not None:
-        from dzrobot.training.run.loggers import check_wandb
+    if arguments.wandb is not None and arguments.trackio is not None:
+        raise ConfigError("--wandb and --trackio: results are logged to one of them; leave one out")
+    for package in ("wandb", "trackio"):
+        if vars(arguments)[package] is not None:
+            from dzrobot.training.run.loggers import check_package
 
-        check_wandb("--wandb")
+            check_package(f"--{package}", package)
 
 
-@contextmanager
-def wandb_logger(project: str | None, folder: Path, settings: Mapping[str, Any]) -> Iterator[Log]:
-    """Yield the logger of the results in ``folder``; without a project, one that drops everything.
+def logger_of(arguments: argparse.Namespace) -> Logger:
+    """Return how results are logged: to Trackio where it is asked for, else to W&B, if at all."""
+    trackio = arguments.trackio is not None
 
-    Args:
-        project: Of Weights & Biases.
-        folder: Of the results.
-        settings: Shown beside the numbers.
-    """
-    if project is None:
-        with unlogged(project, folder, settings) as log:
-            yield log
-        return
-    from dzrobot.training.run.loggers import WandbLogger
+    @contextmanager
+    def open_logger(
+        project: str | None, folder: Path, settings: Mapping[str, Any]
+    ) -> Iterator[Log]:
+        if project is None:
+            with unlogged(project, folder, settings) as log:
+                yield log
+            return
+        from dzrobot.training.run.loggers import TrackioLogger, WandbLogger
 
-    sink = WandbLogger(project, folder, settings)
-    try:
-        yield sink.write
-    finally:
-        sink.close()
+        sink = (TrackioLogger if trackio else WandbLogger)(project, folder, settings)
+        try:
+            yield sink.write
+        finally:
+            sink.close()
+
+    return open_logger
