@@ -27,7 +27,7 @@ _FRAME_HEADERS = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 """Markers of JPEG that are followed by the size of the image."""
 
 
-def write_images(images: Images, coding: ImageCoding) -> object:
+def write_images(images: NDArray[Any], coding: ImageCoding) -> object:
     """Return images ``(..., H, W, 3)`` as they are sent."""
     if coding == "raw":
         return images
@@ -77,7 +77,7 @@ def read_images(value: object, size: tuple[int, int], most: int) -> object:
     )
 
 
-def _jpeg(frame: Images) -> bytes:
+def _jpeg(frame: NDArray[Any]) -> bytes:
     bgr = cv2.cvtColor(frame, cv2.COLOR_RGB2BGR)
     done, data = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
     assert done, "any image of bytes can be written as JPEG"

@@ -301,7 +301,9 @@ def _spec(
     Recordings without actions are all trained on: there is nothing to compare predictions with.
     """
     embodiment = plan.read_as
-    metadata = plan.metadata or initial.metadata if embodiment.state else {embodiment.tag: {}}
+    metadata: Path | Mapping[str, Any] | None = plan.metadata or initial.metadata
+    if not embodiment.state:
+        metadata = {embodiment.tag: {}}
     assert metadata is not None, "checked before anything was opened"
     if held_out:
         # Errors are measured against what was recorded, not against repeated rows.

@@ -81,7 +81,7 @@ def _new_moments(parameter: Tensor, part: Tensor) -> tuple[dict[str, Tensor], di
     from torchao.optim.subclass_8bit import OptimState8bit
 
     kept: dict[str, Tensor] = {}
-    state = {"step": torch.zeros((), dtype=torch.float32, device=part.device)}
+    state: dict[str, Any] = {"step": torch.zeros((), dtype=torch.float32, device=part.device)}
     block = moment_block(tuple(parameter.shape))
     for name, signed in (("exp_avg", True), ("exp_avg_sq", False)):
         if block is None or not part.numel():

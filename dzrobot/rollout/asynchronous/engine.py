@@ -352,16 +352,16 @@ class Engine:
         ]  # fmt: skip
         newest = self._running[-1]
         if len(self._running) == 1:
-            row, age = self._row, self._step - newest.planned_at
-            return newest.plan.actions[row], newest.plan.normalized[row], age
+            plan, row = newest.plan, self._row
+            return plan.actions[row], plan.normalized[row], self._step - newest.planned_at
         decay = self._schedule.options.decay
         weights = ensemble_weights(len(self._running), DECAY if decay is None else decay)
         targets = weights @ [one.plan.targets[executed - one.lag] for one in self._running]
         normalized = weights @ [one.plan.normalized[executed - one.lag] for one in self._running]
-        age = weights @ [self._step - one.planned_at for one in self._running]
+        age = float(weights @ [self._step - one.planned_at for one in self._running])
         # Grippers are averaged as they were predicted, and made commands then.
         action = self._schedule.robot.commands(targets.astype(np.float32))
-        return action, normalized.astype(np.float32), float(age)
+        return action, normalized.astype(np.float32), age
 
 
 @dataclass(kw_only=True)
