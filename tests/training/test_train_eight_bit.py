@@ -55,10 +55,10 @@ def test_updates_are_close_to_those_in_float32():
         moved = parameter - first[name]
         error = (approximate[name] - parameter).norm() / moved.norm()
         if moment_block(tuple(parameter.shape)) is None:
-            assert error < 1e-5
+            assert error < 1e-4
         else:
             # Other numbers, which says that eight bits were used, but the same steps.
-            assert 1e-4 < error < 0.05
+            assert 1e-3 < error < 0.05
 
 
 def test_a_block_lies_within_a_row():
