@@ -50,9 +50,13 @@ def required(what: str, extra: str, *packages: str) -> None:
         MissingDependencyError: some are missing.
     """
     if missing := [name for name in packages if find_spec(name) is None]:
-        raise MissingDependencyError(
-            f"{what} needs {' and '.join(missing)}: pip install -e '.[{extra}]'"
-        )
+        raise MissingDependencyError(f"{what} needs {' and '.join(missing)}: {install(extra)}")
+
+
+def install(extra: str) -> str:
+    """Return the command that installs ``extra`` of this package, as it was itself installed."""
+    checkout = (Path(__file__).resolve().parents[1] / "pyproject.toml").exists()
+    return f"pip install -e '.[{extra}]'" if checkout else f"pip install 'dzrobot[{extra}]'"
 
 
 def is_reference(text: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from dzrobot.configuration import FrozenConfig
-from dzrobot.embodiments.spec import ActionAnchor
+from dzrobot.embodiments.spec import ActionAnchor, Recorded
 from dzrobot.embodiments.timing import frame_grid
 from dzrobot.errors import UnknownNameError
 
@@ -151,8 +151,12 @@ class SourceConfig(FrozenConfig):
     embodiment_tag: str
     """Robot of this source."""
 
-    metadata_json_path: Path
-    """Normalization statistics of this source."""
+    metadata_json_path: Path | None = None
+    """Normalization statistics of this source; null, with ``recorded: images``: it needs none."""
+
+    recorded: Recorded = "actions"
+    """What the recordings hold beside images and instructions: ``actions``: state and actions;
+    ``state``: no actions; ``images``: neither. The last two train the video alone."""
 
     distribute_weights: bool = False
     """Spread ``weight`` over several folders by their size instead of giving it to each."""
@@ -237,6 +241,10 @@ class OptimConfig(FrozenConfig):
 
     clip_grad: Annotated[float, Field(gt=0)] = 1.0
     """Largest global gradient norm."""
+
+    moments: Literal["fp32", "8bit"] = "fp32"
+    """``8bit``: both moments of the matrices in eight bits with a scale for each block (arXiv
+    2110.02861): a quarter of their memory, and other numbers. Needs torchao."""
 
     lr_scheduler: Literal["constant", "cosine"] = "cosine"
     """Shape after the warm-up."""
@@ -338,6 +346,9 @@ class LoggingConfig(FrozenConfig):
 
     wandb_project: str | None = None
     """Also log to this Weights & Biases project."""
+
+    trackio_project: str | None = None
+    """Also log to this project of Trackio, which keeps it on this machine."""
 
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
     """Dense bf16 peak of one device in TFLOP/s; null: looked up by its name."""

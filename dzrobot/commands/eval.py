@@ -12,8 +12,8 @@ from dzrobot.commands.options.evaluation import (
     add_studies,
     add_what,
     check_logger,
+    logger_of,
     read_request,
-    wandb_logger,
 )
 from dzrobot.commands.options.policy import add_key
 from dzrobot.errors import CheckpointError, ConfigError, preview
@@ -37,6 +37,7 @@ _NOT_BLIND = {
     "unattended": "a person judges",
     "workers": "one arm takes one process",
     "wandb": "a logger would show the names; send the folders there afterwards",
+    "trackio": "a logger would show the names",
 }
 """Flags that do not go together with ``--blind``, and why."""
 
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     def direct(session: EvaluationSession) -> int:
         return _directed(session, arguments)
 
-    return run_session(read_request(arguments), direct, wandb_logger)
+    return run_session(read_request(arguments), direct, logger_of(arguments))
 
 
 def _directed(session: EvaluationSession, arguments: argparse.Namespace) -> int:
@@ -156,6 +157,11 @@ def _policy(group: Any) -> None:
     group.add_argument(
         "--server-actions", type=flags.text, metavar="NAME",
         help="what the actions of a server mean that does not say so, such as joint_position",
+    )  # fmt: skip
+    group.add_argument(
+        "--server-images", choices=["raw", "jpeg", "zstd"],
+        help="how images are sent to a server of dzrobot's: zstd changes nothing, jpeg changes "
+        "pixels and is on the card (default: raw)",
     )  # fmt: skip
     add_key(group)
     group.add_argument(

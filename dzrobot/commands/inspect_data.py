@@ -5,7 +5,7 @@ import argparse
 import numpy as np
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.sampling import add_sampling, sampled_robot
+from dzrobot.commands.options.sampling import add_recorded, add_sampling, sampled_robot
 from dzrobot.errors import DatasetError
 from dzrobot.progress import progress_bar
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
@@ -29,13 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="built-in tag, or module:NAME of your own",
     )
     parser.add_argument("--decoder", type=flags.text, default="pyav", help="pyav or torchcodec")
-    add_sampling(parser.add_argument_group("how a run will cut samples"))
+    sampling = parser.add_argument_group("how a run will cut samples")
+    add_sampling(sampling)
+    add_recorded(sampling)
     parser.add_argument("--quick", action="store_true", help="do not open every video")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Report; the exit code is 1 if anything is wrong, as where training would refuse."""
-    embodiment, _, data = sampled_robot(arguments, arguments.embodiment, [arguments.path])
+    robot, _, data = sampled_robot(arguments, arguments.embodiment, [arguments.path])
+    embodiment = robot.holding(arguments.recorded)
     options = ReaderOptions(
         decoder=arguments.decoder, damaged="count", empty="count", episodes=data.episodes
     )

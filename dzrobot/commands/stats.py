@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.sampling import add_sampling, sampled_robot
+from dzrobot.commands.options.sampling import add_recorded, add_sampling, sampled_robot
 from dzrobot.documents import read_json
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, StatisticsError
@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "how a run will cut samples; relative actions are measured as they are trained"
     )
     add_sampling(sampling)
+    add_recorded(sampling)
     sampling.add_argument(
         "--per-step", action="store_true",
         help="measure relative actions for each step of a block by itself, as "
@@ -93,6 +94,11 @@ def _of_run(arguments: argparse.Namespace) -> tuple[Embodiment, bool, EpisodeCho
     And whether relative actions are measured step by step, and which episodes are used.
     """
     if arguments.embodiment_tag is not None:
+        if arguments.recorded != "actions":
+            raise ConfigError(
+                f"--recorded {arguments.recorded} is for a robot that is known: write one file "
+                "with its Embodiment and name it module:NAME"
+            )
         if arguments.embodiment or arguments.named or not arguments.video_keys:
             raise ConfigError(
                 "--embodiment-tag TAG describes a robot by --state-key, --action-key and "
@@ -117,7 +123,7 @@ def _of_run(arguments: argparse.Namespace) -> tuple[Embodiment, bool, EpisodeCho
         raise ConfigError("name one robot: dzrobot stats TAG --dataset PATH --output metadata.json")
     robot, model, data = sampled_robot(arguments, tag, arguments.dataset)
     per_step = arguments.per_step or bool(model.relative_action_per_horizon)
-    return robot, per_step, data.episodes
+    return robot.holding(arguments.recorded), per_step, data.episodes
 
 
 def run(arguments: argparse.Namespace) -> int:

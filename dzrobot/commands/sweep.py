@@ -9,8 +9,8 @@ from dzrobot.commands.options.evaluation import (
     add_how,
     add_what,
     check_logger,
+    logger_of,
     read_request,
-    wandb_logger,
 )
 from dzrobot.errors import ConfigError
 from dzrobot.rollout.evaluation.studies.candidates import (
@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         policy=None,
         server=None,
         server_actions=None,
+        server_images=None,
         lerobot_python=None,
         api_key_file=None,
         privileged=False,
@@ -78,4 +79,4 @@ def run(arguments: argparse.Namespace) -> int:
     def direct(session: EvaluationSession) -> int:
         return evaluate_sweep(session, candidates, confirmed)
 
-    return run_session(request, direct, wandb_logger)
+    return run_session(request, direct, logger_of(arguments))

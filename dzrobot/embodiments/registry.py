@@ -65,6 +65,11 @@ def load_embodiment(name: str) -> Embodiment:
             f"must be on the import path or in {Path.cwd()}."
         )
     found: Embodiment = load_reference(reference, "embodiment", Embodiment)
+    if not found.action:
+        raise UnknownNameError(
+            f"{reference} has no action parts, so it is no robot: give it those of the robot that "
+            "learns from it, and say in the recipe what its recordings hold (recorded: images)"
+        )
     return found
 
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Literal, Self, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dzrobot.embodiments.templates import NEGATIVE, PROMPT_TILES
 from dzrobot.embodiments.timing import Timing
 from dzrobot.errors import ConfigError, preview, suggest
@@ -74,6 +77,11 @@ History = Literal["off", "recent", "grid"]
 training takes from one block."""
 
 
+Recorded = Literal["actions", "state", "images"]
+"""What recordings hold beside images and instructions: state and actions, the state alone, or
+neither. Those without actions train the video alone."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class View:
     """One camera."""
@@ -121,6 +129,13 @@ class Gripper:
 
     high: float = 1.0
     """The other one."""
+
+    def command(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the numbers of a part ``(..., dim)`` with the gripper's made a command."""
+        result = values.copy()
+        shut = values[..., self.index] > self.threshold
+        result[..., self.index] = np.where(shut, self.high, self.low)
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +216,8 @@ class Embodiment:
     """State parts in the order they are concatenated."""
 
     action: tuple[Part, ...]
-    """Action parts in the order they are concatenated."""
+    """Action parts in the order they are concatenated. Empty, as the state may then be: recordings
+    without them; see :meth:`holding`."""
 
     tiles: tuple[tuple[str | None, ...], ...]
     """Rows of view keys that form the image; None is a black tile.
@@ -267,6 +283,8 @@ class Embodiment:
 
         Actions of another kind may have the same shape.
         """
+        if not self.action:
+            return None
         first = self.action[0]
         if first.quantities:
             return first.quantities[0]
@@ -313,6 +331,16 @@ class Embodiment:
         height, width = self.views[0].size
         return height * len(self.tiles), width * max(len(row) for row in self.tiles)
 
+    def commands(self, targets: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return predicted actions ``(..., action_dim)`` as commands: grippers made two-way."""
+        parts = []
+        start = 0
+        for part in self.action:
+            values = targets[..., start : start + part.dim]
+            parts.append(values if part.gripper is None else part.gripper.command(values))
+            start += part.dim
+        return np.concatenate(parts, axis=-1)
+
     def view(self, key: str) -> View:
         """Return the view ``key``, which must exist."""
         return next(view for view in self.views if view.key == key)
@@ -328,6 +356,13 @@ class Embodiment:
         views = tuple(replace(view, resolution=(height, width)) for view in self.views)
         return replace(self, views=views)
 
+    def holding(self, recorded: Recorded) -> Self:
+        """Return what recordings of this robot are read as that hold no more than ``recorded``."""
+        if recorded == "actions":
+            return self
+        state = self.state if recorded == "state" else ()
+        return replace(self, state=state, action=(), action_frame=None, action_anchor=None)
+
     def _shape_faults(self) -> Iterable[str]:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.\-]*", self.tag):
             yield f"tag={self.tag!r} must be letters, digits, '_', '-' or '.'"
@@ -337,9 +372,11 @@ class Embodiment:
             ("action", self.action, Part),
             ("tiles", self.tiles, tuple),
         ):
+            # Recordings without actions are described by a robot without: Embodiment.holding.
+            optional = name == "action" or (name == "state" and self.action == ())
             if (
                 not isinstance(items, tuple)
-                or not items
+                or not (items or optional)
                 or not all(isinstance(item, kind) for item in items)
             ):
                 yield (

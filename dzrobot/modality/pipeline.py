@@ -13,7 +13,6 @@ from dzrobot.embodiments.spec import (
     MAX_ACTION_DIM,
     MAX_STATE_DIM,
     Embodiment,
-    Gripper,
     Normalization,
     Part,
 )
@@ -98,7 +97,12 @@ class Vectors:
         }
 
     def encode_state(self, window: Mapping[str, object]) -> tuple[Floats, Bools]:
-        """Return the normalized state ``(S, 64)`` and the mask of its real numbers."""
+        """Return the normalized state ``(S, 64)`` and the mask of its real numbers.
+
+        Zeros, a row for each block of a sample, where recordings have no state.
+        """
+        if not self._embodiment.state:
+            return _pad(np.zeros((self._embodiment.timing.blocks, 0), np.float32), MAX_STATE_DIM)
         raw = {part.key: rows(window, part) for part in self._embodiment.state}
         _check_lengths(raw)
         parts = [self._scales[key].normalize(values) for key, values in raw.items()]
@@ -107,8 +111,11 @@ class Vectors:
     def encode_action(self, window: Mapping[str, object]) -> tuple[Floats, Bools]:
         """Return the normalized actions ``(S * horizon, 32)`` and the mask of their real numbers.
 
-        Relative parts first lose the state at the start of their block.
+        Relative parts first lose the state at the start of their block. Zeros where recordings have
+        no actions.
         """
+        if not self._embodiment.action:
+            return _pad(np.zeros((self._embodiment.timing.actions, 0), np.float32), MAX_ACTION_DIM)
         raw = {part.key: rows(window, part) for part in self._embodiment.action}
         _check_lengths(raw)
         parts = [
@@ -172,16 +179,6 @@ class Vectors:
         """Return ``actions`` concatenated to ``(..., H, action_dim)``, grippers as predicted."""
         return np.concatenate([actions[part.key] for part in self._embodiment.action], axis=-1)
 
-    def command(self, targets: Floats) -> Floats:
-        """Return joined actions ``(..., H, action_dim)`` with grippers made two-way."""
-        parts = []
-        start = 0
-        for part in self._embodiment.action:
-            values = targets[..., start : start + part.dim]
-            parts.append(values if part.gripper is None else _two_way(values, part.gripper))
-            start += part.dim
-        return np.concatenate(parts, axis=-1)
-
     def _relative(self, part: Part, values: Floats, window: Mapping[str, object]) -> Floats:
         """Return ``values``, with the reference at each block's start taken off if there is one."""
         horizon = self._embodiment.timing.action_horizon
@@ -213,13 +210,6 @@ def _reference(part: Part, state: Mapping[str, object], lead: tuple[int, ...]) -
     if value.dtype != np.float32 or not np.isfinite(value).all():
         raise ModalityError(f"{part.reference} must be finite float32, got {value.dtype} {value}")
     return value
-
-
-def _two_way(values: Floats, gripper: Gripper) -> Floats:
-    result = values.copy()
-    shut = values[..., gripper.index] > gripper.threshold
-    result[..., gripper.index] = np.where(shut, gripper.high, gripper.low)
-    return result
 
 
 def _check_lengths(raw: Mapping[str, Floats]) -> None:
@@ -255,7 +245,7 @@ class EncodedVectors(TypedDict):
     """``(A, 32)`` bool, true for real numbers."""
 
     has_real_action: NotRequired[Tensor]
-    """``()`` bool."""
+    """``()`` bool: false for recordings without actions, whose ``action`` is zero."""
 
 
 class EncodedSample(EncodedVectors):
@@ -292,13 +282,15 @@ class Pipeline:
     def encode_vectors(self, window: Window) -> EncodedVectors:
         """Return all but the images.
 
-        ``window`` holds ``state.*``, the instruction, and ``action.*`` or not; no views.
+        ``window`` holds ``state.*``, the instruction, and ``action.*`` or not; no views. Of
+        recordings without actions every window is one to train on.
 
         Raises:
             ModalityError: as :meth:`encode`.
         """
         robot = self.embodiment
-        with_actions = any(key in window for key in robot.action_keys)
+        recorded = bool(robot.action)
+        with_actions = not recorded or any(key in window for key in robot.action_keys)
         allowed = (*robot.state_keys, robot.language, *(robot.action_keys if with_actions else ()))
         check_keys(window, allowed, robot.tag)
         state, state_mask = self._vectors.encode_state(window)
@@ -312,7 +304,7 @@ class Pipeline:
             action, action_mask = self._vectors.encode_action(window)
             encoded["action"] = torch.from_numpy(action)
             encoded["action_mask"] = torch.from_numpy(action_mask)
-            encoded["has_real_action"] = torch.tensor(True)
+            encoded["has_real_action"] = torch.tensor(recorded)
         return encoded
 
     def encode_video(
@@ -364,7 +356,7 @@ class Pipeline:
 
     def commands(self, targets: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return what the environment executes of joined actions: grippers made two-way."""
-        return self._vectors.command(targets)
+        return self.embodiment.commands(targets)
 
 
 def _tensor(values: NDArray[np.generic]) -> Tensor:

@@ -106,7 +106,7 @@ def _entry(content: Mapping[str, Any], where: str, tag: str) -> Mapping[str, Any
 
 
 def _check_relative(entry: Mapping[str, Any], where: str, embodiment: Embodiment) -> None:
-    if RELATIVE_KEYS not in entry:
+    if RELATIVE_KEYS not in entry or not embodiment.action:
         return
     wanted = sorted(part.name for part in embodiment.action if part.reference is not None)
     keys = validated(

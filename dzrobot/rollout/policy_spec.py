@@ -30,6 +30,7 @@ from dzrobot.rollout.episode import PolicyActor
 if TYPE_CHECKING:
     from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
     from dzrobot.policies.dreamzero.quantize import Quantization
+    from dzrobot.policies.serving.images import ImageCoding
 
 REMOTE = "remote"
 LEROBOT = "lerobot:"
@@ -82,6 +83,9 @@ class PolicySettings:
 
     server_actions: str | None = None
     """What the actions of a server mean that does not say so, such as ``joint_position``."""
+
+    server_images: "ImageCoding" = "raw"
+    """How images are sent to a server of dzrobot's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -434,7 +438,7 @@ def _open_remote(spec: PolicySpec, robot: Embodiment) -> LoadedPolicy:
         robot,
         execute=options.execute,
         actions=spec.server_actions,
-        options=ConnectOptions(api_key=spec.api_key),
+        options=ConnectOptions(api_key=spec.api_key, images=spec.server_images),
     )
     served = policy.card["server"]
     for name, wanted in (("history", options.history), ("noise", options.noise)):

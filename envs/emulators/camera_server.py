@@ -25,6 +25,7 @@ from dzrobot.envs.emulators.scenes import EMPTY
 from dzrobot.envs.emulators.timebase import Timebase
 from dzrobot.envs.emulators.views import SIZES, CameraView, Size, views_of
 from dzrobot.errors import MissingDependencyError
+from dzrobot.importing import install
 from dzrobot.process import end_with_parent
 
 RATES_HZ = (15, 30)
@@ -235,7 +236,7 @@ def load_bus() -> Any:
     """Return the bus module of the RealSense wheel; its own package hides it, so by file."""
     spec = importlib.util.find_spec("pyrealsense2")
     if spec is None or spec.origin is None:
-        raise MissingDependencyError("emulated cameras need `pip install -e '.[franka]'`")
+        raise MissingDependencyError(f"emulated cameras need `{install('franka')}`")
     found = sorted(Path(spec.origin).parent.glob("pyrealdds*.so"))
     if not found:
         raise MissingDependencyError(

@@ -29,6 +29,7 @@ from dzrobot.envs.franka.sensing import fit
 from dzrobot.envs.franka.workcells import Arm, Camera, Workcell
 from dzrobot.envs.panda.state import ArmState, GripperState
 from dzrobot.errors import MissingDependencyError, RobotError
+from dzrobot.importing import install
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -95,7 +96,7 @@ def _libraries(config: FrankaConfig) -> Iterator[Diagnosis]:
         except importlib.metadata.PackageNotFoundError:
             extra = "robotiq" if name == _OF_ROBOTIQ else "franka"
             remedy = (
-                f"pip install -e '.[{extra}]'"
+                install(extra)
                 if machine == "Linux x86_64"
                 else f"it has no wheel for {machine}; use an x86_64 Linux machine"
             )

@@ -12,6 +12,7 @@ from typing import Any
 
 from dzrobot.errors import MissingDependencyError, SimulatorError
 from dzrobot.files import cache_folder
+from dzrobot.importing import install
 
 BACKENDS = ("egl", "osmesa", "glx")
 """What MuJoCo and robosuite can draw with off screen; egl needs no display and no GPU."""
@@ -151,7 +152,7 @@ MUJOCO = "3.3.2"
 ROBOSUITE = "1.4.0"
 _MUJOCO_TOO_OLD = (3, 1, 6)
 _MUJOCO_TOO_NEW = (3, 3, 3)
-_EXTRA = "pip install -e '.[libero]'"
+_EXTRA = install("libero")
 _log = logging.getLogger(__name__)
 
 

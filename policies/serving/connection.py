@@ -25,6 +25,7 @@ from dzrobot.policies.serving.dialects import (
     Dialect,
     Greeting,
 )
+from dzrobot.policies.serving.images import ImageCoding
 from dzrobot.websocket import open_socket, reason
 
 _RAISED_HERE = {kind.__name__: kind for kind in (SessionLostError, InvalidActionError)}
@@ -44,6 +45,9 @@ class ConnectOptions:
 
     later_s: float = 30.0
     """Seconds for every other answer."""
+
+    images: ImageCoding = "raw"
+    """How images are sent; a server of dzrobot's announces what it reads."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -22,8 +22,9 @@ from dzrobot.documents import shorten, validated
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ModalityError, ProtocolError, preview, suggest
 from dzrobot.messages import LARGEST_MESSAGE, ArrayForm, pack
-from dzrobot.modality.window import Observation
+from dzrobot.modality.window import Observation, array
 from dzrobot.policies.base import Leftover, Method, Plan
+from dzrobot.policies.serving.images import ImageCoding, read_images, write_images
 
 _LEAST_LIMIT = 16 * 1024**2
 """Bytes that a server reads of any message: images of a wrong size are then refused by name."""
@@ -118,6 +119,9 @@ class Greeting(BaseModel):
     """Most rows of a running plan that a new one can begin with, by method; a missing method is
     not supported."""
 
+    images: list[ImageCoding] = []
+    """How images may be written."""
+
 
 @dataclass(frozen=True)
 class ClientRequest:
@@ -178,6 +182,10 @@ def read_request(message: object, robot: Embodiment, form: ArrayForm = "openpi")
     names = wire_names(robot)
     _check_names(message, names, robot)
     observation: dict[str, Any] = {key: message[name] for key, name in names.items()}
+    for view in robot.views:
+        observation[view.key] = read_images(
+            observation[view.key], view.resolution, robot.timing.action_horizon
+        )
     for part in robot.state:
         observation[part.key] = _single(observation[part.key])
     frames, leftover = _frames(observation, robot), _leftover(envelope.leftover, robot)
@@ -195,9 +203,22 @@ def write_leftover(left: Leftover) -> dict[str, Any]:
     }
 
 
-def write_observation(given: Observation, robot: Embodiment, dialect: Dialect) -> dict[str, Any]:
-    """Return a checked observation under its names in messages to a server of ``dialect``."""
-    return {name: given[key] for key, name in wire_names(robot, dialect).items()}
+def write_observation(
+    given: Observation, robot: Embodiment, dialect: Dialect, coding: ImageCoding = "raw"
+) -> dict[str, Any]:
+    """Return a checked observation under its names in messages to a server of ``dialect``.
+
+    Args:
+        given: The observation.
+        robot: Whose it is.
+        dialect: Of the server.
+        coding: How images are written; other ones than ``raw`` only where the greeting allows.
+    """
+    written: dict[str, Any] = {name: given[key] for key, name in wire_names(robot, dialect).items()}
+    for key, name in wire_names(robot, dialect).items():
+        if key in robot.video_keys:
+            written[name] = write_images(array(given, key), coding)
+    return written
 
 
 def largest_request(robot: Embodiment) -> int:

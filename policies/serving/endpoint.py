@@ -9,6 +9,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
 
 from dzrobot.errors import ConfigError, MissingDependencyError
+from dzrobot.importing import install
 from dzrobot.policies.serving.dialects import VLLM_PATH
 from dzrobot.websocket import RETRY_AFTER_S, ServerAccess
 
@@ -102,7 +103,7 @@ class ServerMetrics:
             import prometheus_client as prometheus
         except ImportError as error:
             raise MissingDependencyError(
-                "the server needs prometheus_client for its metrics: pip install -e '.[serve]'"
+                f"the server needs prometheus_client for its metrics: {install('serve')}"
             ) from error
         self._render = prometheus.generate_latest
         self.registry: Any = prometheus.CollectorRegistry()

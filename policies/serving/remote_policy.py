@@ -37,6 +37,7 @@ from dzrobot.policies.serving.dialects import (
     write_leftover,
     write_observation,
 )
+from dzrobot.policies.serving.images import coded_card
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +132,7 @@ class RemotePolicy:
         first = Connection(server, self._options)
         self._dialect = first.dialect
         self._check_robot(first)
+        self._check_images(first)
         self._actions = self._meaning(first, actions)
         greeting = first.greeting
         horizon = embodiment.timing.action_horizon if greeting is None else greeting.action_horizon
@@ -167,6 +169,7 @@ class RemotePolicy:
             "embodiment": self.embodiment.tag,
             "execute": self._stated,
             "actions": self._actions,
+            **coded_card(self._options.images),
             "server": described,
         }
 
@@ -388,7 +391,9 @@ class RemotePolicy:
         if len(chosen) > 1:
             frames = stacked(chosen, self.embodiment)
             observation.update({view.key: frames[view.key] for view in self.embodiment.views})
-        message = write_observation(observation, self.embodiment, self._dialect)
+        message = write_observation(
+            observation, self.embodiment, self._dialect, self._options.images
+        )
         if self._dialect is not Dialect.OPENPI:
             message |= {"endpoint": "infer", "session_id": episode.name}
         return message
@@ -453,6 +458,16 @@ class RemotePolicy:
                     f"{needed}: dzrobot converts none; choose a policy of {needed}"
                 )
         return needed
+
+    def _check_images(self, connection: Connection) -> None:
+        """Refuse images in a form that the server does not announce."""
+        wanted = self._options.images
+        known = ["raw"] if connection.greeting is None else ["raw", *connection.greeting.images]
+        if wanted not in known:
+            raise ConfigError(
+                f"{self._server} reads images as {' or '.join(known)}, and {wanted} was asked for: "
+                "leave --server-images out, or update dzrobot there"
+            )
 
     def _check_robot(self, connection: Connection) -> None:
         robot, greeting = self.embodiment, connection.greeting

@@ -235,6 +235,7 @@ class PolicyServer:
             history="off" if self._policy.history == "off" else "recent",
             card=self._card,
             continues=self._continues(),
+            images=["jpeg", "zstd"],
         )
         return pack(greeting.model_dump())
 

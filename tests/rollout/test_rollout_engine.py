@@ -140,6 +140,60 @@ def test_the_running_plan_is_handed_on_from_the_step_of_the_request(execution, m
     assert third.targets[:, 1].tolist() == [3, 4, 5, 6, 7]
 
 
+def test_an_ensemble_weighs_every_plan_of_a_step():
+    """Zhao et al.: weights exp(-m i), the oldest plan has i = 0; here written out by hand."""
+    engine, policy = started("ensemble", decay=0.5)
+    for step in range(2 * HORIZON):
+        action = engine.act(seen(step))
+        made = range(max(0, step - HORIZON + 1), step + 1)
+        weights = np.array([np.exp(-0.5 * i) for i in range(len(made))])
+        weights /= weights.sum()
+        assert action[0] == pytest.approx(sum(w * t for w, t in zip(weights, made, strict=True)))
+        assert action[1] == pytest.approx(
+            sum(w * (step - t) for w, t in zip(weights, made, strict=True))
+        )
+    # Every step asks, and no plan is given another's rows.
+    assert policy.asked == [(step, None) for step in range(2 * HORIZON)]
+    assert engine.measures().reaction_mean_s > 0
+
+
+def test_an_ensemble_waits_and_skips_rows_as_one_plan_does():
+    """The mean of numbers that say their step is that step, whatever the latency."""
+    engine, _ = started("ensemble", "steps:2", execute=3)
+    sums = [float(action[0] + action[1]) for action in (engine.act(seen(s)) for s in range(40))]
+    # The first plan was waited for, so its rows come two steps late.
+    assert sums[:7] == [0, 0, 0, 1, 2, 3, 4]
+    assert sums[2 + HORIZON :] == pytest.approx(range(2 + HORIZON, 40))
+    assert engine.measures().held_steps == 2
+
+
+@pytest.mark.parametrize(("votes", "command"), [((0.9, -0.2), 1.0), ((-0.9, 0.2), -1.0)])
+def test_grippers_of_an_ensemble_are_averaged_as_predicted(votes, command):
+    class Undecided(Numbered):
+        def result(self, ticket):
+            plan = super().result(ticket)
+            plan.targets[:, 6] = votes[ticket[1] % 2]
+            plan.actions[:, 6] = np.where(plan.targets[:, 6] > 0, 1, -1)
+            return plan
+
+    engine, _ = started("ensemble", policy=Undecided(), decay=0.0)
+    assert engine.act(seen(0))[6] == np.sign(votes[0])
+    assert engine.act(seen(1))[6] == command
+
+
+def test_only_an_ensemble_has_a_decay():
+    with pytest.raises(ConfigError, match="'ensemble', not of 'naive'"):
+        started("naive", decay=0.1)
+    with pytest.raises(ConfigError, match="-100 to 100"):
+        started("ensemble", decay=1000.0)
+    engine, _ = started("ensemble", "steps:2")
+    assert engine._schedule.execute == 2
+    assert engine._schedule.card()["decay"] == 0.01
+    for decay in (100.0, -100.0):
+        engine, _ = started("ensemble", decay=decay)
+        assert all(np.isfinite(engine.act(seen(step))).all() for step in range(20))
+
+
 def test_an_answer_that_is_later_than_foreseen_is_counted(tmp_path):
     times = tmp_path / "times.csv"
     times.write_text("0.05\n" * 30 + "0.2\n" * 9)

@@ -221,6 +221,32 @@ def three(world, root, output):
     return {"restored": digest(run)}
 
 
+def eight_bit(world, root, output):
+    """Moments in eight bits: one step, saved; the next by the same trainer and by another."""
+    folder = output / "eight-bit"
+    changes = {"runner__output_dir": folder, "optim__moments": "8bit", "runner__max_steps": STEPS}
+    run = trainer(world, root, **changes)
+    batches = run.batches(STEPS)
+    run.train_step(batches)
+    run.step += 1
+    run.save(wait=True)
+    half = digest(run)
+    run.train_step(batches)
+    other = trainer(world, root, **changes, runner__resume_dir="auto")
+    other.resume()
+    restored = digest(other)
+    other.train_step(other.batches(STEPS))
+    return {"half": half, "restored": restored, "straight": digest(run), "digest": digest(other)}
+
+
+def eight_bit_again(world, root, output):
+    """Restore what other processes saved."""
+    changes = {"runner__resume_dir": output / "eight-bit", "runner__global_batch_size": 3 * 4}
+    run = trainer(world, root, **changes, optim__moments="8bit")
+    run.resume()
+    return {"restored": digest(run)}
+
+
 def adapters(world, root, output):
     """LoRA: what a checkpoint holds, what is exported."""
     folder = output / f"lora-{world.size}"
@@ -371,8 +397,8 @@ SCENARIOS = {
     function.__name__: function
     for function in (
         equal_gradients, more_gradients, clipping, precision, poisoned, gives_up, straight,
-        first_half, second_half, three, adapters, averaged, killed, evaluated, damaged, rolled_out,
-        late,
+        first_half, second_half, three, eight_bit, eight_bit_again, adapters, averaged,
+        killed, evaluated, damaged, rolled_out, late,
     )
 }  # fmt: skip
 

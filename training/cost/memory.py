@@ -8,6 +8,7 @@ such.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd, prod
 
 from torch import nn
 
@@ -42,6 +43,9 @@ class Counts:
     frozen: int
     """Frozen parameters of the transformer (LoRA)."""
 
+    eight_bit_bytes: float
+    """Bytes of both moments where those that can be kept in eight bits are."""
+
     block: int
     """Parameters of one transformer block."""
 
@@ -67,6 +71,9 @@ class Setup:
     devices: int
     averaged: bool
     """Whether a moving average of the weights is kept."""
+
+    eight_bit: bool = False
+    """Whether the optimizer's moments are kept in eight bits."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +113,39 @@ def count_parameters(network: NetworkConfig, *, is_lora: bool) -> Counts:
     return Counts(
         trained=trained,
         frozen=sum(p.numel() for p in whole) - trained,
+        eight_bit_bytes=sum(
+            p.numel() * moment_bytes(tuple(p.shape)) for p in whole if p.requires_grad
+        ),
         block=block,
         root=sum(p.numel() for p in whole) - block * network.dit.num_layers,
         text=_numel(model.text_encoder),
         images=_numel(model.image_encoder) + _numel(model.vae),
     )
+
+
+LARGEST_BLOCK = 256
+"""Numbers that share a scale where moments are kept in eight bits, as the paper has it."""
+
+_SMALLEST_BLOCK = 64
+_FEWEST = 4096
+"""Smaller parameters keep float32 moments, as in the paper."""
+
+
+def moment_block(shape: tuple[int, ...]) -> int | None:
+    """Return how many numbers of a parameter share a scale in eight bits; None: none can.
+
+    Blocks lie within a row, so that they are the same however rows are spread over processes.
+    """
+    row = prod(shape[1:])
+    block = gcd(row, LARGEST_BLOCK)
+    quantized = len(shape) > 1 and row * shape[0] >= _FEWEST and block >= _SMALLEST_BLOCK
+    return block if quantized else None
+
+
+def moment_bytes(shape: tuple[int, ...]) -> float:
+    """Return the bytes of both moments of one number, in eight bits where that is possible."""
+    block = moment_block(shape)
+    return 8.0 if block is None else 2 * (1 + 4 / block)
 
 
 def _numel(module: nn.Module) -> int:
@@ -132,7 +167,10 @@ def _states(setup: Setup, counts: Counts) -> Iterator[Item]:
     host = setup.parallel.cpu_offload
     yield Item("master weights, float32", 4 * counts.trained / shards, host)
     yield Item("gradients, float32", 4 * counts.trained / shards, host)
-    yield Item("Adam moments, float32", 8 * counts.trained / shards, host)
+    if setup.eight_bit:
+        yield Item("Adam moments, 8 bits", counts.eight_bit_bytes / shards, host)
+    else:
+        yield Item("Adam moments, float32", 8 * counts.trained / shards, host)
     if setup.averaged:
         yield Item("averaged weights, float32", 4 * counts.trained / shards, host)
     if counts.frozen:

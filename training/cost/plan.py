@@ -72,7 +72,7 @@ def run_setup(config: SFTConfig, base: NetworkConfig, devices: int) -> tuple[Set
         network=run_network(base, config.model, longest), model=config.model,
         parallel=config.parallel, image_size=longest.image_size,
         micro_batch=config.runner.micro_batch_size, devices=devices,
-        averaged=config.optim.ema_decay is not None,
+        averaged=config.optim.ema_decay is not None, eight_bit=config.optim.moments == "8bit",
     )  # fmt: skip
     return setup, longest
 
@@ -129,6 +129,9 @@ def _ways_out(setup: Setup, memory_gib: float) -> Iterator[str]:
         if devices > setup.devices and _fits(replace(least, devices=devices), memory_gib):
             yield f"{devices} devices of {memory_gib:g} GiB: parallel.strategy=fsdp, micro-batch 1"
             break
+    eight_bit = replace(least, eight_bit=True)
+    if not setup.eight_bit and _fits(eight_bit, memory_gib):
+        yield f"on {setup.devices} devices: optim.moments=8bit, micro-batch 1"
     if not setup.model.is_lora:
         lora = replace(least, model=_with_lora(setup.model), network=_lora_network(setup))
         if _fits(lora, memory_gib):

@@ -117,6 +117,12 @@ def _vectors(
 def _refuse(catalog: DatasetCatalog, embodiment: Embodiment, faults: list[str]) -> None:
     if not faults:
         return
+    actions = [fault for fault in faults if fault.startswith("action.")]
+    hint = (
+        " If the recordings have no actions, say so: recorded: state (or images, where there is no "
+        "state) in their entry of data.train_data_paths, --recorded for dzrobot stats and "
+        "inspect-data; they then train the video alone."
+    )
     columns = (f"{name} {table}" for name, table in catalog.features.items())
     raise DatasetError(
         f"{catalog.root} does not fit the embodiment {embodiment.tag!r}:\n  "
@@ -124,7 +130,7 @@ def _refuse(catalog: DatasetCatalog, embodiment: Embodiment, faults: list[str]) 
         + "\nColumns: "
         + ", ".join(columns)
         + "\nName the right ones in meta/modality.json, or in feature, start and dim of your own "
-        "embodiment."
+        "embodiment." + (hint if actions and len(actions) == len(embodiment.action) else "")
     )
 
 

@@ -328,6 +328,8 @@ class DatasetReader:
         """Return the resolution table and the count of windows, as text."""
         lines = [f"{self.catalog.root} (LeRobot {self.catalog.version}, {self.catalog.fps:g} fps)"]
         lines += [f"  {line}" for line in table_lines(self.resolution)]
+        if not self.embodiment.action:
+            lines.append("  no actions: trains the video alone")
         return "\n".join([*lines, f"  {self.windows.report()}"])
 
     def _rate_warning(self) -> str:

@@ -38,7 +38,8 @@ class SourceSpec:
     """Folders, hub names, or catalogs that were read before; all recorded with ``embodiment``."""
 
     embodiment: Embodiment
-    """What the recordings hold, and with which horizon and stride windows are cut."""
+    """What the recordings hold, and with which horizon and stride windows are cut. Without actions:
+    what :meth:`Embodiment.holding` returns."""
 
     metadata: str | Path | Mapping[str, Any]
     """``metadata.json`` with the statistics to normalize by."""
@@ -151,7 +152,9 @@ class TrainingData(Dataset[Sample]):
                 for path, selection in zip(spec.paths, selections, strict=True)
             )
             identities = [reader.catalog.identity for reader in readers]
-            check_provenance(spec.metadata, spec.embodiment, identities)
+            # Without actions, the numbers are normalized as those of the robot that acts.
+            if spec.embodiment.action:
+                check_provenance(spec.metadata, spec.embodiment, identities)
             sources.append(MixtureSource(spec, Pipeline(spec.embodiment, statistics), readers))
         return cls(sources, chosen, seed)
 
@@ -254,7 +257,7 @@ def _check_together(specs: Sequence[SourceSpec]) -> None:
             )
             raise ConfigError(f"one batch needs the same {name} in all sources: {given}")
     anchors: dict[str, ActionAnchor | None] = {}
-    for robot in (spec.embodiment for spec in specs):
+    for robot in (spec.embodiment for spec in specs if spec.embodiment.action):
         if anchors.setdefault(robot.tag, robot.action_anchor) != robot.action_anchor:
             raise ConfigError(
                 f"sources of {robot.tag} measure actions from {anchors[robot.tag]} and from "

@@ -264,6 +264,11 @@ def measure(
             "all steps of a block are alike, so measures step by step are not for it"
         )
     parts = [*embodiment.state, *embodiment.action]
+    if not parts:
+        raise StatisticsError(
+            "recordings of images alone have no numbers to measure, and a run on them needs no "
+            "statistics: leave metadata_json_path out of their entry"
+        )
     statistics: dict[str, dict[str, Any]] = {"state": {}, "action": {}}
     histograms: dict[str, Any] = {}
     pieces = [

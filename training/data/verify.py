@@ -75,7 +75,10 @@ def unreadable(reader: DatasetReader) -> Iterator[str]:
 
 
 def idle_episodes(pool: ReadingPool) -> Iterator[str]:
-    """Yield a line for every used episode whose states or actions never change."""
+    """Yield a line for every used episode whose states or actions never change.
+
+    None for recordings without actions: nothing was asked of a robot.
+    """
     (reader,) = pool.readers
     used = np.unique(reader.windows.episode).tolist()
     for faults in pool.map(_idle, pieces_of(0, used)):
@@ -85,6 +88,8 @@ def idle_episodes(pool: ReadingPool) -> Iterator[str]:
 def _idle(readers: Sequence[DatasetReader], piece: EpisodePiece) -> list[str]:
     (reader,) = readers
     robot, faults = reader.embodiment, []
+    if not robot.action:
+        return []
     for ordinal in piece.ordinals:
         rows = reader.states(ordinal)
         actions, states = (

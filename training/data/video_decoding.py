@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError, MissingDependencyError, find
+from dzrobot.importing import install
 from dzrobot.training.data.embedded_images import empty_after_fork
 
 OPEN_FILES = 16
@@ -234,7 +235,7 @@ class TorchcodecDecoder:
             from torchcodec.decoders import VideoDecoder
         except (ImportError, RuntimeError, OSError) as error:
             raise MissingDependencyError(
-                f"torchcodec cannot be used ({error}): `pip install -e '.[video]'` and the "
+                f"torchcodec cannot be used ({error}): `{install('video')}` and the "
                 "FFmpeg libraries, or set decoder=pyav"
             ) from error
         self.table = table

@@ -3,13 +3,13 @@
 Checks, ``dzrobot plan`` and the trainer all start from them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.spec import Embodiment, Recorded
 from dzrobot.embodiments.timing import Timing, frame_grid
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.config import PATCH, NetworkConfig, preset
@@ -33,6 +33,24 @@ class SourcePlan:
     """None: beside the weights the run starts from."""
 
     distribute_weights: bool
+    recorded: Recorded = "actions"
+
+    @property
+    def read_as(self) -> Embodiment:
+        """The robot with the parts that its recordings hold."""
+        return self.embodiment.holding(self.recorded)
+
+
+def acting_plans(plans: Sequence[SourcePlan], config: SFTConfig) -> list[SourcePlan]:
+    """Return the sources whose robots the trained policy can act as.
+
+    Those with actions; where none has any, those of the run's own robot, which must bring
+    statistics of its actions.
+    """
+    if acting := [plan for plan in plans if plan.recorded == "actions"]:
+        return acting
+    tag = load_embodiment(config.model.embodiment_tag).tag
+    return [plan for plan in plans if plan.embodiment.tag == tag]
 
 
 def run_embodiment(tag: str, model: ModelConfig, data: DataConfig) -> Embodiment:
@@ -93,6 +111,7 @@ def source_plans(config: SFTConfig) -> list[SourcePlan]:
                     embodiment=run_embodiment(entry.embodiment_tag, model, data),
                     metadata=entry.metadata_json_path,
                     distribute_weights=entry.distribute_weights,
+                    recorded=entry.recorded,
                 )
             )
     return plans

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dzrobot.errors import DzrobotError, suggest
+from dzrobot.importing import install
 from dzrobot.policies.dreamzero.checkpoints.hub import step_path, steps_beside
 from dzrobot.training.recipes.architecture import SourcePlan, source_plans
 from dzrobot.training.recipes.check_inputs import (
@@ -44,6 +45,7 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
         return [*faults, Problem("model.embodiment_tag", str(error))]
     faults += [*source_faults(config, sources), *relative_faults(config.model, sources)]
     faults += [*_given(config, sources), *_dropped_views(config, sources)]
+    faults += _measured(config, sources)
     return [*faults, *network_faults(config, sources)]
 
 
@@ -78,6 +80,15 @@ def _dropped_views(config: SFTConfig, sources: Sequence[SourcePlan]) -> Iterator
         (first, *others) = robot.views
         if not others and first.key in config.data.dropped_views:
             yield Problem("data.dropped_views", f"{robot.tag} has no other view than {first.key}")
+
+
+def _measured(config: SFTConfig, sources: Sequence[SourcePlan]) -> Iterator[Problem]:
+    if config.runner.eval_interval and all(source.recorded != "actions" for source in sources):
+        yield Problem(
+            "runner.eval_interval",
+            "compares actions, and no source has any: leave it out, or add one with "
+            "recorded: actions",
+        )
 
 
 def _schedule(config: SFTConfig) -> Iterator[Problem]:
@@ -198,12 +209,16 @@ def folder_faults(runner: RunnerConfig) -> Iterator[Problem]:
 def _packages(config: SFTConfig) -> Iterator[Problem]:
     wanted = {
         "logging.wandb_project": ("wandb", "wandb", config.logging.wandb_project is not None),
+        "logging.trackio_project": (
+            "trackio", "trackio", config.logging.trackio_project is not None,
+        ),
+        "optim.moments": ("torchao", "quantize", config.optim.moments == "8bit"),
         "data.video_backend": ("torchcodec", "video", config.data.video_backend == "torchcodec"),
-    }
+    }  # fmt: skip
     for field, (package, extra, is_used) in wanted.items():
         if is_used and find_spec(package) is None:
             yield Problem(
                 field,
-                f"needs the package {package}, which is not installed: pip install -e "
-                f"'.[{extra}]', or leave the field out",
+                f"needs the package {package}, which is not installed: {install(extra)}, or leave "
+                "the field out",
             )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.documents import read_json, read_json_lines
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import CheckpointError, DatasetError, DzrobotError, preview, suggest
 from dzrobot.modality.stats import Statistics
 from dzrobot.policies.dreamzero.checkpoints.hub import is_hub_file, is_hub_id
@@ -18,6 +19,7 @@ from dzrobot.training.recipes.architecture import (
     CONFIG_FILE,
     METADATA_FILE,
     SourcePlan,
+    acting_plans,
     base_network,
     run_network,
 )
@@ -50,10 +52,13 @@ def missing_path(field: str, path: str, *, one_file: bool = False) -> Iterator[P
 
 def source_faults(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Problem]:
     """Yield what is wrong with each source, and with sources that share a batch."""
+    acting = acting_plans(sources, config)
     for source in sources:
         for path in source.paths:
             yield from _dataset(source, Path(path).expanduser(), path)
-        yield from _statistics(config.model, source)
+        robot = source.embodiment if source in acting else source.read_as
+        if robot.state:
+            yield from _statistics(config.model, source, robot)
     first = sources[0].embodiment
     for source in sources[1:]:
         robot = source.embodiment
@@ -97,12 +102,11 @@ def _episodes(source: SourcePlan, folder: Path) -> Iterator[Problem]:
         )
 
 
-def _statistics(model: ModelConfig, source: SourcePlan) -> Iterator[Problem]:
-    field = f"{source.field}.metadata_json_path" if source.metadata else "model.metadata_json_path"
-    if source.field == "data.train_data_paths":
-        field = "model.metadata_json_path"
+def _statistics(model: ModelConfig, source: SourcePlan, robot: Embodiment) -> Iterator[Problem]:
+    plain = source.field == "data.train_data_paths"
+    field = f"{'model' if plain else source.field}.metadata_json_path"
     path = source.metadata
-    if path is None and model.model_path is not None:
+    if path is None and plain and model.model_path is not None:
         folder = Path(model.model_path).expanduser()
         if not folder.exists():
             return
@@ -114,11 +118,11 @@ def _statistics(model: ModelConfig, source: SourcePlan) -> Iterator[Problem]:
         )
         return
     try:
-        statistics = Statistics.from_metadata(path, source.embodiment)
+        statistics = Statistics.from_metadata(path, robot)
     except DzrobotError as error:
         yield Problem(field, str(error))
         return
-    if model.relative_action_per_horizon not in (None, statistics.per_step):
+    if robot.action and model.relative_action_per_horizon not in (None, statistics.per_step):
         yield Problem(
             "model.relative_action_per_horizon",
             f"is {model.relative_action_per_horizon}, but {path} measured relative actions "

@@ -283,7 +283,12 @@ def open_datasets(config: SFTConfig, initial: InitialWeights) -> Datasets:
     )  # fmt: skip
     if not count:
         return Datasets(train, None)
-    kept = [_spec(plan, catalogs, initial, config.data, held_out=True) for plan in plans]
+    kept = [
+        _spec(plan, catalogs, initial, config.data, held_out=True)
+        for plan in plans if plan.recorded == "actions"
+    ]  # fmt: skip
+    if not kept:
+        return Datasets(train, None)
     return Datasets(train, TrainingData.open(kept, seed=config.runner.seed, options=options))
 
 
@@ -291,17 +296,24 @@ def _spec(
     plan: SourcePlan, catalogs: Mapping[str, DatasetCatalog], initial: InitialWeights,
     data: DataConfig, *, held_out: bool = False,
 ) -> SourceSpec:  # fmt: skip
-    """Return a source without the held-out episodes of each folder, or with them alone."""
-    metadata = plan.metadata or initial.metadata
+    """Return a source without the held-out episodes of each folder, or with them alone.
+
+    Recordings without actions are all trained on: there is nothing to compare predictions with.
+    """
+    embodiment = plan.read_as
+    metadata: Path | Mapping[str, Any] | None = plan.metadata or initial.metadata
+    if not embodiment.state:
+        metadata = {embodiment.tag: {}}
     assert metadata is not None, "checked before anything was opened"
-    embodiment = plan.embodiment
     if held_out:
         # Errors are measured against what was recorded, not against repeated rows.
         timing = replace(embodiment.timing, pad_tail=False)
         embodiment = replace(embodiment, timing=timing)
     opened = [catalogs[path] for path in plan.paths]
     embodiment = replace(embodiment, action_anchor=_anchor(opened, embodiment, data))
-    last = [_last_episodes(catalog, data) for catalog in opened]
+    last = [
+        _last_episodes(catalog, data) if embodiment.action else frozenset() for catalog in opened
+    ]
     return SourceSpec(
         paths=opened, embodiment=embodiment, metadata=metadata, weight=plan.weight,
         distribute_weights=plan.distribute_weights,

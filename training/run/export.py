@@ -2,7 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dzrobot.documents import validated
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import CheckpointError
+from dzrobot.modality.stats import Statistics
 from dzrobot.policies.dreamzero.checkpoints.convert import Converted, ConvertOptions, convert
 from dzrobot.policies.dreamzero.checkpoints.directory import (
     Sidecars,
@@ -39,6 +41,7 @@ from dzrobot.policies.dreamzero.checkpoints.sources import (
     UnionSource,
     WeightSource,
 )
+from dzrobot.training.recipes.architecture import acting_plans, source_plans
 from dzrobot.training.run.build import TrainingComponents, tokenizer_path
 from dzrobot.training.run.checkpoint import SavedCheckpoint
 from dzrobot.training.run.parallel import DTYPES
@@ -205,10 +208,38 @@ def _write_adapters(components: TrainingComponents, own: TrainedSource, target: 
     write_directory(target, own, PartialExport(components).sidecars, options)
 
 
+@dataclass(frozen=True)
+class _ActingRobot:
+    """A robot that the policy can act as, and what its numbers are normalized by."""
+
+    embodiment: Embodiment
+    statistics: Statistics
+    metadata: str | Path | Mapping[str, Any]
+
+
+def _robots(components: TrainingComponents) -> Iterator[_ActingRobot]:
+    """Yield the robots of the sources with actions; see :func:`acting_plans`."""
+    plans = source_plans(components.config)
+    acting = acting_plans(plans, components.config)
+    for plan, source in zip(plans, components.datasets.train.sources, strict=True):
+        robot, statistics, metadata = (
+            source.spec.embodiment, source.pipeline.statistics, source.spec.metadata,
+        )  # fmt: skip
+        if plan not in acting:
+            continue
+        if not robot.action:
+            metadata = plan.metadata or components.initial.metadata or metadata
+            robot, statistics = (
+                plan.embodiment,
+                Statistics.from_metadata(metadata, plan.embodiment),
+            )
+        yield _ActingRobot(robot, statistics, metadata)
+
+
 def _metadata(components: TrainingComponents) -> dict[str, Any]:
     merged: dict[str, Any] = {}
-    for source in components.datasets.train.sources:
-        tag, given = source.spec.embodiment.tag, source.spec.metadata
+    for robot in _robots(components):
+        given, tag = robot.metadata, robot.embodiment.tag
         content = read_metadata(Path(given)) if isinstance(given, str | Path) else given
         merged[tag] = content[tag]
     return merged
@@ -219,13 +250,9 @@ def _passport(components: TrainingComponents, base: str | None) -> Passport:
     recipe = components.config.model_dump(mode="json")
     passports = [
         passport_for(
-            source.spec.embodiment,
-            source.pipeline.statistics,
-            components.network,
-            base=base,
-            recipe=recipe,
+            robot.embodiment, robot.statistics, components.network, base=base, recipe=recipe
         )
-        for source in components.datasets.train.sources
+        for robot in _robots(components)
     ]
     horizon = components.network.head.action_horizon
     robots = {

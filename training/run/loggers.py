@@ -1,9 +1,11 @@
-"""Metric loggers: a JSONL file, TensorBoard, Weights & Biases; of training runs and evaluations."""
+"""Metric loggers: JSONL, TensorBoard, Weights & Biases, Trackio; of training and evaluations."""
 
 import json
 import math
+import sys
 import uuid
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +23,9 @@ SUCCESS = "rollout/success"
 
 ID_FILE = "wandb_run_id"
 """In the folder of a run or evaluation: the id of its W&B run, which a later command resumes."""
+
+TRACKIO_FILE = "trackio_run_id"
+"""The same of Trackio."""
 
 
 class MetricLogger(Protocol):
@@ -108,16 +113,17 @@ class TensorBoardLogger:
         self._writer.close()  # type: ignore[no-untyped-call]
 
 
-def check_wandb(what: str) -> None:
-    """Raise unless the package is installed; nothing is loaded.
+def check_package(what: str, package: str) -> None:
+    """Raise unless ``package`` is installed, an extra of its own name; nothing is loaded.
 
     Args:
         what: Field or flag that asks for it.
+        package: ``wandb`` or ``trackio``.
 
     Raises:
         MissingDependencyError: it is missing.
     """
-    required(what, "wandb", "wandb")
+    required(what, package, package)
 
 
 class WandbLogger:
@@ -134,13 +140,13 @@ class WandbLogger:
     """
 
     def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:
-        check_wandb("Weights & Biases")
+        check_package("Weights & Biases", "wandb")
         import wandb
 
         try:
             self._run = wandb.init(
                 project=project, dir=str(folder), name=folder.name, config=dict(config),
-                id=_run_id(folder), resume="allow",
+                id=_run_id(folder, ID_FILE), resume="allow",
             )  # fmt: skip
         except wandb.Error as error:
             raise ConfigError(
@@ -159,9 +165,54 @@ class WandbLogger:
         self._run.finish()
 
 
-def _run_id(folder: Path) -> str:
-    """Return the id of the W&B run of ``folder``, a new one the first time."""
-    file = folder / ID_FILE
+class TrackioLogger:
+    """Logs to a project of Trackio, on this machine unless its variables say otherwise.
+
+    A run resumed in the same folder continues its Trackio run; ``trackio show`` opens the page.
+
+    Args:
+        project: Name of the project.
+        folder: Folder of the run or evaluation; made if it is missing.
+        config: Settings shown with the run.
+
+    Raises:
+        MissingDependencyError: the package is not installed.
+        ConfigError: the folder cannot be written to.
+    """
+
+    def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:
+        check_package("Trackio", "trackio")
+        import trackio
+
+        # Trackio knows a run by its name, and folders of one name are many.
+        name = f"{folder.name}-{_run_id(folder, TRACKIO_FILE)}"
+        # What it prints is no result of a command.
+        with redirect_stdout(sys.stderr):
+            self._run = trackio.init(
+                project=project, name=name, config=_plain(config), resume="allow", embed=False
+            )
+
+    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
+        """Log the numbers of one step."""
+        self._run.log(
+            {name: value for name, value in numbers.items() if value is not None}, step=step
+        )
+
+    def close(self) -> None:
+        """Write out what is pending, and finish the run."""
+        with redirect_stdout(sys.stderr):
+            self._run.finish()
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as JSON can hold them: paths and the like as texts."""
+    plain: dict[str, Any] = json.loads(json.dumps(dict(config), default=str))
+    return plain
+
+
+def _run_id(folder: Path, name: str) -> str:
+    """Return the id of the run of ``folder`` in its file ``name``, a new one the first time."""
+    file = folder / name
     with explained(f"write {file}", ConfigError):
         if file.exists():
             return file.read_text(encoding="ascii").strip()

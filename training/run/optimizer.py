@@ -2,11 +2,11 @@
 
 Nothing here reads a device value on the host: the count of applied updates, the learning rate, the
 clipping factor and the decision to skip a non-finite step all stay on the device, so a step never
-waits for its numbers.
+waits for its numbers. Moments in eight bits are the exception.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from dzrobot.errors import ConfigError
+from dzrobot.training.run.eight_bit import EightBitAdamW, Group, local_part
 from dzrobot.training.sft_config import OptimConfig
 
 _UNDECAYED_NAMES = frozenset({"bias", "b", "modulation"})
@@ -54,6 +55,42 @@ class StepOutcome:
     """Learning rate of this step."""
 
 
+class _FusedAdamW:
+    """torch's AdamW, which skips a step on the device."""
+
+    def __init__(self, groups: Sequence[Group], lr: Tensor, config: OptimConfig) -> None:
+        # Fused is the implementation that skips on the device when `found_inf` is set.
+        self._adamw = torch.optim.AdamW(
+            [dict(group) for group in groups],
+            lr=lr,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_eps,
+            fused=True,
+        )
+        for group in groups:
+            for parameter in group["params"]:
+                # Made now, so that memory does not jump at the first step and a checkpoint can
+                # fill it.
+                self._adamw.state[parameter] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+                    "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+                }
+
+    def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        return {key: self._adamw.state[parameter][key] for key in ("exp_avg", "exp_avg_sq")}
+
+    def set_updates(self, updates: Tensor) -> None:
+        for state in self._adamw.state.values():
+            state["step"].copy_(updates)
+
+    def step(self, skipped: Tensor) -> None:
+        # What a gradient scaler sets; the fused kernel then leaves weights and moments alone.
+        vars(self._adamw).update(grad_scale=None, found_inf=skipped)
+        self._adamw.step()
+        self._adamw.zero_grad(set_to_none=True)
+
+
 class Optimizer:
     """AdamW over named parameters, plain or sharded, that must share one device."""
 
@@ -78,33 +115,16 @@ class Optimizer:
             {"params": decayed, "weight_decay": config.weight_decay},
             {"params": plain, "weight_decay": 0.0},
         ]
-        # Fused is the implementation that skips on the device when `found_inf` is set.
-        self.adamw = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=self._lr,
-            betas=(config.adam_beta1, config.adam_beta2),
-            eps=config.adam_eps,
-            fused=True,
-        )
-        for parameter in self.named.values():
-            # Made now, so that memory does not jump at the first step and a checkpoint can fill it.
-            self.adamw.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter, requires_grad=False),
-                "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
-            }
+        rule = _FusedAdamW if config.moments == "fp32" else EightBitAdamW
+        self._rule = rule([group for group in groups if group["params"]], self._lr, config)
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """Return both moments of every parameter, by name; the optimizer's own tensors."""
-        return {
-            name: {key: self.adamw.state[p][key] for key in ("exp_avg", "exp_avg_sq")}
-            for name, p in self.named.items()
-        }
+        return {name: self._rule.moments(p) for name, p in self.named.items()}
 
     def set_updates(self) -> None:
         """Take over ``updates`` as the step count of every parameter, after it was restored."""
-        for parameter in self.named.values():
-            self.adamw.state[parameter]["step"].copy_(self.updates)
+        self._rule.set_updates(self.updates)
 
     def step(self) -> StepOutcome:
         """Clip, update unless the gradient is not finite anywhere, and clear the gradients."""
@@ -112,10 +132,7 @@ class Optimizer:
         torch.nn.utils.clip_grads_with_norm_(self.named.values(), self._config.clip_grad, norm)
         skipped = 1.0 - torch.isfinite(norm).float()
         self._lr.copy_(self._config.lr * schedule_factor(self.updates, self._config, self._total))
-        # What a gradient scaler sets; the fused kernel then leaves weights and moments alone.
-        vars(self.adamw).update(grad_scale=None, found_inf=skipped)
-        self.adamw.step()
-        self.adamw.zero_grad(set_to_none=True)
+        self._rule.step(skipped)
         self.updates += 1.0 - skipped
         return StepOutcome(grad_norm=norm.detach(), skipped=skipped, lr=self._lr.clone())
 
@@ -152,8 +169,4 @@ class Ema:
         weight = (1.0 - self.decay) * (1.0 - skipped)
         for name, average in self.average.items():
             # In place and one by one: a foreach version would hold a second copy of the model.
-            _local(average).lerp_(_local(self._parameters[name].detach()), weight)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            local_part(average).lerp_(local_part(self._parameters[name].detach()), weight)

@@ -24,6 +24,7 @@ from dzrobot.training.run.loggers import (
     JsonlLogger,
     MetricLogger,
     TensorBoardLogger,
+    TrackioLogger,
     WandbLogger,
 )
 from dzrobot.training.run.metrics import LogRecord
@@ -61,7 +62,7 @@ class RunLog:
         Args:
             config: Which loggers.
             folder: Of the run.
-            recipe: What W&B shows of the run.
+            recipe: What W&B and Trackio show of the run.
             is_main: Whether this process logs.
             resumed: Step that the run goes on from, if it may go on; see :class:`JsonlLogger`.
         """
@@ -72,6 +73,8 @@ class RunLog:
             loggers.append(TensorBoardLogger(folder / "tensorboard", resumed))
         if config.wandb_project is not None:
             loggers.append(WandbLogger(config.wandb_project, folder, recipe))
+        if config.trackio_project is not None:
+            loggers.append(TrackioLogger(config.trackio_project, folder, recipe))
         columns = (
             TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=20), TimeElapsedColumn(),
             TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[numbers]}"),

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dzrobot.documents import read_json, read_json_lines
 from dzrobot.errors import DatasetError, MissingDependencyError
 from dzrobot.files import write_bytes, write_text
+from dzrobot.importing import install
 from dzrobot.rollout.evaluation.report import STEPS_FILE, StepScore
 from dzrobot.training.run.loggers import METRICS_FILE, SUCCESS
 
@@ -121,7 +122,7 @@ def _figure(title: str, curves: Sequence[Curve]) -> dict[str, bytes]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingDependencyError("plots need matplotlib: pip install -e '.[report]'") from error
+        raise MissingDependencyError(f"plots need matplotlib: {install('report')}") from error
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     for curve in curves:

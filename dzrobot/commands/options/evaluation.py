@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.arm import add_attention, read_operator
@@ -21,9 +21,15 @@ from dzrobot.commands.options.policy import (
 from dzrobot.embodiments.spec import History
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.options import Noise, PolicyOptions
-from dzrobot.rollout.asynchronous.execution import WAYS, Execution, ExecutionOptions, parse_latency
+from dzrobot.rollout.asynchronous.execution import (
+    DECAY,
+    WAYS,
+    Execution,
+    ExecutionOptions,
+    parse_latency,
+)
 from dzrobot.rollout.evaluation.evaluate import PREDICTED_EPISODES, RunOptions
-from dzrobot.rollout.evaluation.studies.runner import Log, unlogged
+from dzrobot.rollout.evaluation.studies.runner import Log, Logger, unlogged
 from dzrobot.rollout.evaluation.studies.variants import EvaluationRequest, refuse_local
 from dzrobot.rollout.policy_spec import REMOTE, PolicySettings
 from dzrobot.rollout.protocol import PROTOCOLS
@@ -136,7 +142,8 @@ def add_execution(group: Any) -> None:
     group.add_argument(
         "--execution", choices=get_args(Execution),
         help="sync: hold still until the next plan is there; naive: go over to it when it is; rtc: "
-        "have it continue the running one; trained: likewise, by a network trained for it",
+        "have it continue the running one; trained: likewise, by a network trained for it; "
+        "ensemble: average all plans of a step",
     )  # fmt: skip
     group.add_argument(
         "--latency", type=flags.text, metavar="TIME",
@@ -154,6 +161,10 @@ def add_execution(group: Any) -> None:
     group.add_argument(
         "--rtc-weights", choices=["linear", "exp"], default="linear",
         help="how the overlap with the running plan fades",
+    )  # fmt: skip
+    group.add_argument(
+        "--ensemble-decay", type=flags.number(-100, 100), metavar="M",
+        help=f"the i-th oldest plan of an ensemble weighs exp(-M i) (default: {DECAY})",
     )  # fmt: skip
 
 
@@ -191,6 +202,10 @@ def add_how(group: Any) -> None:
     group.add_argument(
         "--wandb", type=flags.text, metavar="PROJECT",
         help="also log the results and the card to this Weights & Biases project",
+    )  # fmt: skip
+    group.add_argument(
+        "--trackio", type=flags.text, metavar="PROJECT",
+        help="also log them to this project of Trackio, on this machine",
     )  # fmt: skip
     add_attention(group)
 
@@ -241,7 +256,7 @@ def read_request(arguments: argparse.Namespace) -> EvaluationRequest:
         options=options,
         ray=read_cluster(arguments.ray, arguments.actors),
         workers_given=arguments.workers is not None,
-        project=arguments.wandb,
+        project=arguments.wandb or arguments.trackio,
         full_speed=arguments.full_speed,
         operator=read_operator(arguments),
     )
@@ -252,6 +267,7 @@ def _policy_settings(arguments: argparse.Namespace) -> PolicySettings:
         privileged=arguments.privileged,
         embodiment=arguments.embodiment,
         server_actions=arguments.server_actions,
+        server_images=_server_images(arguments),
         lerobot_python=arguments.lerobot_python,
         options=PolicyOptions(
             dit_steps=arguments.dit_steps,
@@ -265,6 +281,21 @@ def _policy_settings(arguments: argparse.Namespace) -> PolicySettings:
         ),
         **read_weights(arguments),
     )
+
+
+def _server_images(arguments: argparse.Namespace) -> Literal["raw", "jpeg", "zstd"]:
+    """Return how images are sent.
+
+    Raises:
+        ConfigError: nothing is sent.
+    """
+    chosen: Literal["raw", "jpeg", "zstd"] | None = arguments.server_images
+    if chosen is not None and arguments.server is None:
+        raise ConfigError(
+            f"--server-images {chosen} says how images are sent to a server: give its address "
+            "besides, --server ws://HOST:8000, or leave it out"
+        )
+    return chosen or "raw"
 
 
 def _batch_window(arguments: argparse.Namespace) -> float:
@@ -291,6 +322,7 @@ def _execution(arguments: argparse.Namespace) -> ExecutionOptions | None:
     """
     chosen = arguments.execution is not None or arguments.latency is not None
     guided = arguments.rtc_strength is not None or arguments.rtc_weights != "linear"
+    guided = guided or arguments.ensemble_decay is not None
     if not (chosen or guided):
         return None
     options = ExecutionOptions(
@@ -299,39 +331,45 @@ def _execution(arguments: argparse.Namespace) -> ExecutionOptions | None:
         first_plan=arguments.first_plan,
         strength=arguments.rtc_strength,
         weights=arguments.rtc_weights,
+        decay=arguments.ensemble_decay,
     )
     return options if chosen else None
 
 
 def check_logger(arguments: argparse.Namespace) -> None:
-    """Refuse ``--wandb`` without the package, before anything is loaded.
+    """Refuse ``--wandb`` and ``--trackio`` without their packages, before anything is loaded.
 
     Raises:
-        MissingDependencyError: it is not installed.
+        MissingDependencyError: the package is not installed.
+        ConfigError: both are asked for.
     """
-    if arguments.wandb is not None:
-        from dzrobot.training.run.loggers import check_wandb
+    if arguments.wandb is not None and arguments.trackio is not None:
+        raise ConfigError("--wandb and --trackio: results are logged to one of them; leave one out")
+    for package in ("wandb", "trackio"):
+        if vars(arguments)[package] is not None:
+            from dzrobot.training.run.loggers import check_package
 
-        check_wandb("--wandb")
+            check_package(f"--{package}", package)
 
 
-@contextmanager
-def wandb_logger(project: str | None, folder: Path, settings: Mapping[str, Any]) -> Iterator[Log]:
-    """Yield the logger of the results in ``folder``; without a project, one that drops everything.
+def logger_of(arguments: argparse.Namespace) -> Logger:
+    """Return how results are logged: to Trackio where it is asked for, else to W&B, if at all."""
+    trackio = arguments.trackio is not None
 
-    Args:
-        project: Of Weights & Biases.
-        folder: Of the results.
-        settings: Shown beside the numbers.
-    """
-    if project is None:
-        with unlogged(project, folder, settings) as log:
-            yield log
-        return
-    from dzrobot.training.run.loggers import WandbLogger
+    @contextmanager
+    def open_logger(
+        project: str | None, folder: Path, settings: Mapping[str, Any]
+    ) -> Iterator[Log]:
+        if project is None:
+            with unlogged(project, folder, settings) as log:
+                yield log
+            return
+        from dzrobot.training.run.loggers import TrackioLogger, WandbLogger
 
-    sink = WandbLogger(project, folder, settings)
-    try:
-        yield sink.write
-    finally:
-        sink.close()
+        sink = (TrackioLogger if trackio else WandbLogger)(project, folder, settings)
+        try:
+            yield sink.write
+        finally:
+            sink.close()
+
+    return open_logger

@@ -1,10 +1,10 @@
 """Flags that say how a run cuts samples, which several commands share."""
 
 import argparse
-from typing import Any
+from typing import Any, get_args
 
 from dzrobot.commands.options import flags
-from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.spec import Embodiment, Recorded
 from dzrobot.embodiments.timing import FRAME_GRIDS
 from dzrobot.training.recipes.read import recipe_sections, robot_of_run
 from dzrobot.training.sft_config import EPISODE_CHOICES, DataConfig, ModelConfig
@@ -35,6 +35,15 @@ def add_sampling(group: Any) -> None:
     group.add_argument(
         "--episodes", choices=EPISODE_CHOICES,
         help="data.episodes of the run (default: successes, those not marked as failures)",
+    )  # fmt: skip
+
+
+def add_recorded(group: Any) -> None:
+    """Declare the flag that says what recordings hold."""
+    group.add_argument(
+        "--recorded", choices=get_args(Recorded), default="actions",
+        help="what the recordings hold: state and actions; the state without actions; images and "
+        "instructions alone (default: actions)",
     )  # fmt: skip
 
 

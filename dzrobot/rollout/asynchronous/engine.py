@@ -31,7 +31,14 @@ from dzrobot.policies.base import (
     check_continuing,
     hold_command,
 )
-from dzrobot.rollout.asynchronous.execution import Execution, Latency, Schedule, forecast, steps_of
+from dzrobot.rollout.asynchronous.execution import (
+    DECAY,
+    Execution,
+    Latency,
+    Schedule,
+    forecast,
+    steps_of,
+)
 from dzrobot.rollout.episode import Measures, policy_reads_frames, reset_policy
 from dzrobot.rollout.protocol import EpisodeSpec
 
@@ -159,7 +166,7 @@ class _Log:
 
     positions: list[NDArray[np.float32]] = field(default_factory=list)
     executed: list[list[NDArray[np.float32]]] = field(default_factory=list)
-    ages: list[int] = field(default_factory=list)
+    ages: list[float] = field(default_factory=list)
     latency_s: list[float] = field(default_factory=list)
     delays: list[int] = field(default_factory=list)
     held: int = 0
@@ -183,6 +190,15 @@ class _Log:
             smoothness=log_dimensionless_jerk(path, hz),
             path_ratio=path_ratio(path),
         )
+
+
+@dataclass(frozen=True, eq=False)
+class _Running:
+    """A plan and where it stands: its row is the number of rows executed until now less ``lag``."""
+
+    plan: Plan
+    lag: int
+    planned_at: int
 
 
 class Engine:
@@ -218,6 +234,12 @@ class Engine:
 
         self._asked_at = self._foreseen = self._moved = 0
         """Of the open request: its step, the delay it counts on, and rows executed since."""
+
+        self._running: list[_Running] = []
+        """Plans of an ensemble that have a row for the coming step, oldest first."""
+
+        self._executed = 0
+        """Rows executed in this episode; steps that were held are none."""
 
         self._taken_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._plans = 0
@@ -301,19 +323,45 @@ class Engine:
         if self._sync:
             self._end = min(self._end, self._schedule.execute)
         self._row = min(self._moved, self._end)
+        # Only an ensemble looks at what was planned before.
+        kept = self._running if self._schedule.options.execution == "ensemble" else []
+        self._running = [
+            *kept, _Running(answer.plan, self._executed - self._row, self._planned_at),
+        ]  # fmt: skip
 
     def _next(self, observation: Observation) -> Action:
         if self._plan is None or self._row >= self._end:
             self._log.held += 1
             self._last = hold_command(self._schedule.robot, observation, self._last)
             return self._last
-        log, row = self._log, self._row
-        log.executed[-1].append(self._plan.normalized[row])
-        log.ages.append(self._step - self._planned_at)
+        log = self._log
+        self._last, normalized, age = self._rows_of_step()
+        log.executed[-1].append(normalized)
+        log.ages.append(age)
         log.stale += self._desk.busy
-        self._last = self._plan.actions[row]
-        self._row, self._moved = row + 1, self._moved + 1
+        self._row, self._moved = self._row + 1, self._moved + 1
+        self._executed += 1
         return self._last
+
+    def _rows_of_step(self) -> tuple[Action, NDArray[np.float32], float]:
+        """Return the action of this step, as predicted, and the age of its observation in steps."""
+        horizon, executed = self._schedule.horizon, self._executed
+        self._running = [
+            one for one in self._running
+            if executed - one.lag < min(len(one.plan.actions), horizon)
+        ]  # fmt: skip
+        newest = self._running[-1]
+        if len(self._running) == 1:
+            plan, row = newest.plan, self._row
+            return plan.actions[row], plan.normalized[row], self._step - newest.planned_at
+        decay = self._schedule.options.decay
+        weights = ensemble_weights(len(self._running), DECAY if decay is None else decay)
+        targets = weights @ [one.plan.targets[executed - one.lag] for one in self._running]
+        normalized = weights @ [one.plan.normalized[executed - one.lag] for one in self._running]
+        age = float(weights @ [self._step - one.planned_at for one in self._running])
+        # Grippers are averaged as they were predicted, and made commands then.
+        action = self._schedule.robot.commands(targets.astype(np.float32))
+        return action, normalized.astype(np.float32), age
 
 
 @dataclass(kw_only=True)
@@ -387,6 +435,16 @@ class Engines:
         key = (self._seed, case.suite, case.task_id, case.episode)
         first_free = options.first_plan == "free"
         return VirtualDesk(options.latency, self.schedule.hz, key, first_free=first_free)
+
+
+def ensemble_weights(count: int, decay: float) -> NDArray[np.float64]:
+    """Return the weights of ``count`` plans for one step, oldest first; their sum is 1.
+
+    Source: Zhao et al., arXiv 2304.13705, section 4.2: exp(-decay i), the oldest has i = 0.
+    """
+    exponents = -decay * np.arange(count)
+    weights = np.exp(exponents - exponents.max())
+    return np.asarray(weights / weights.sum(), np.float64)
 
 
 def check_policy(policy: Policy | None, schedule: Schedule) -> None:

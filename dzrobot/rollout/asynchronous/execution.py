@@ -146,10 +146,13 @@ def _refusal(text: str) -> ConfigError:
     return ConfigError(f"latency {shorten(text)} is none: write {WAYS}")
 
 
-Execution = Literal["sync", "naive", "rtc", "trained"]
+Execution = Literal["sync", "naive", "rtc", "trained", "ensemble"]
 """``sync``: the robot holds still until its next plan is there. The others ask for it while the
 robot moves: ``naive`` jumps to it, ``rtc`` steers it to continue the running one, ``trained`` gives
-the running one to a network that was trained for it."""
+the running one to a network that was trained for it, ``ensemble`` averages all plans of a step."""
+
+DECAY = 0.01
+"""Of the weights of an ensemble, as Zhao et al. (arXiv 2304.13705) have it."""
 
 _SOFT = 3
 """The soft overlap is one part in so many of the horizon, where nothing else is asked for."""
@@ -172,7 +175,16 @@ class ExecutionOptions:
     weights: Literal["linear", "exp"] = "linear"
     """How the overlap of ``rtc`` fades."""
 
+    decay: float | None = None
+    """Of an ``ensemble``: the i-th oldest plan weighs exp(-decay i), from 0; None: 0.01."""
+
     def __post_init__(self) -> None:
+        if self.decay is not None and not -100 <= self.decay <= 100:
+            raise ConfigError(f"ensemble decay {self.decay}: give -100 to 100")
+        if self.decay is not None and self.execution != "ensemble":
+            raise ConfigError(
+                f"a decay weighs the plans of execution 'ensemble', not of {self.execution!r}"
+            )
         if self.strength is not None and not 0 <= self.strength <= 1000:
             raise ConfigError(f"rtc strength {self.strength}: give 0 to 1000")
         guided = self.strength is not None or self.weights != "linear"
@@ -215,6 +227,8 @@ class Schedule:
             "delay_steps": self.delay,
             "hold": [part.hold for part in self.robot.action],
         }
+        if options.execution == "ensemble":
+            card["decay"] = DECAY if options.decay is None else options.decay
         if options.execution == "rtc":
             card["strength"] = "solver steps" if options.strength is None else options.strength
             card["weights"] = options.weights
@@ -231,7 +245,8 @@ def schedule(
         robot: The robot.
         hz: Control steps per second of its environment; None: the robot's.
         execute: Steps from one request to the next; None: the robot's number if it is feasible,
-            else as many as leave a third of the plan to overlap softly.
+            else as many as leave a third of the plan to overlap softly; of an ensemble, as few as
+            the latency allows.
 
     Raises:
         ConfigError: plans take too long for their length, or nobody knows how the robot holds
@@ -273,6 +288,9 @@ def _asynchronous(
     least = max(delay, 1)
     soft = max(least, horizon - delay - horizon // _SOFT)
     fitting = usual if usual is not None and least <= usual <= horizon - delay else soft
+    if options.execution == "ensemble":
+        # As many plans for each step as there is time to make.
+        fitting = least
     steps = wanted or fitting
     if not least <= steps <= horizon - delay:
         raise ConfigError(

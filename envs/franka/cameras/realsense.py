@@ -14,6 +14,7 @@ from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.cameras.camera import FRAME_S, DriverCamera, Shot, StreamDriver
 from dzrobot.envs.franka.workcells import Clock
 from dzrobot.errors import MissingDependencyError, RobotError
+from dzrobot.importing import install
 
 _DEPTH_UNITS_PER_MS = 1000.0
 """A color stream from the depth sensor, as the D405 has it, counts its exposure in us."""
@@ -306,7 +307,7 @@ def context(settings: dict[str, Any]) -> Any:
 
 
 MISSING = (
-    "RealSense cameras need `pip install -e '.[franka]'` and the system libraries libusb-1.0-0 "
+    f"RealSense cameras need `{install('franka')}` and the system libraries libusb-1.0-0 "
     "and libudev1"
 )
 

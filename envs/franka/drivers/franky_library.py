@@ -5,6 +5,7 @@ from typing import Any
 from dzrobot.envs.driver_process import DisconnectedError
 from dzrobot.envs.franka.workcells import ControllerEndedError
 from dzrobot.errors import DzrobotError, MissingDependencyError, RobotError
+from dzrobot.importing import install
 
 WHEEL_INDEX = "https://timschneider42.github.io/franky/whl/by-robot-server-version"
 
@@ -23,7 +24,7 @@ def library() -> Any:
 
 
 MISSING = (
-    "the real Franka needs `pip install -e '.[franka]'` on x86_64 Linux (the package is "
+    f"the real Franka needs `{install('franka')}` on x86_64 Linux (the package is "
     "franky-control; plain `franky` is something else)"
 )
 

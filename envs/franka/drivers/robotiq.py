@@ -7,8 +7,9 @@ from dzrobot.envs.driver_process import DisconnectedError, Latest
 from dzrobot.envs.franka.drivers.gripper import POLL_S, GripperDriver
 from dzrobot.envs.franka.franka_config import GripperConfig
 from dzrobot.errors import DzrobotError, MissingDependencyError, RobotError
+from dzrobot.importing import install
 
-MISSING = "a Robotiq gripper needs `pip install -e '.[robotiq]'`"
+MISSING = f"a Robotiq gripper needs `{install('robotiq')}`"
 
 _SPEEDS_M_S = (0.02, 0.15)
 _FORCES_N = (20.0, 235.0)

@@ -1,0 +1,133 @@
+"""Moments of the optimizer in eight bits: what they cost, how they resume, what is refused."""
+
+import math
+
+import pytest
+import torch
+import train_worker
+import train_worlds
+
+pytest.importorskip("torchao", reason="moments in eight bits need torchao")
+
+from dzrobot.errors import CheckpointError
+from dzrobot.training.cost.memory import count_parameters, moment_block, moment_bytes
+from dzrobot.training.recipes import check
+from dzrobot.training.run.optimizer import Optimizer
+from dzrobot.training.sft_config import OptimConfig
+
+
+def parameters():
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        "a.weight": (96, 64),
+        "wide.weight": (8, 768),
+        "norm.weight": (64,),
+        "b.weight": (4, 4),
+    }
+    return {
+        name: torch.nn.Parameter(torch.randn(shape, generator=generator))
+        for name, shape in shapes.items()
+    }
+
+
+def config(moments):
+    return OptimConfig(
+        lr=1e-2, lr_scheduler="constant", lr_warmup_steps=0, clip_grad=1e9, moments=moments
+    )
+
+
+def train(moments, steps=5):
+    """Return the parameters and their optimizer after gradients that all runs share."""
+    named = parameters()
+    optimizer = Optimizer(named.items(), config(moments), steps)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        for parameter in named.values():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+    return named, optimizer
+
+
+def test_updates_are_close_to_those_in_float32():
+    first = parameters()
+    exact, approximate = train("fp32")[0], train("8bit")[0]
+    for name, parameter in exact.items():
+        moved = parameter - first[name]
+        error = (approximate[name] - parameter).norm() / moved.norm()
+        if moment_block(tuple(parameter.shape)) is None:
+            assert error < 1e-4
+        else:
+            # Other numbers, which says that eight bits were used, but the same steps.
+            assert 1e-3 < error < 0.05
+
+
+def test_a_block_lies_within_a_row():
+    assert moment_block((5120, 5120)) == 256
+    assert moment_block((96, 64)) == 64
+    assert moment_block((40, 192)) == 64
+    assert moment_block((5120, 16)) is None
+    assert moment_block((8, 64)) is None
+    assert moment_block((5120,)) is None
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing():
+    named, optimizer = train("8bit")
+    kept = [parameter.detach().clone() for parameter in named.values()]
+    moments = {n: {k: t.clone() for k, t in m.items()} for n, m in optimizer.moments().items()}
+    for parameter in named.values():
+        parameter.grad = torch.ones_like(parameter)
+    named["norm.weight"].grad[0] = math.nan
+    assert optimizer.step().skipped.item() == 1
+    assert optimizer.updates.item() == 5
+    assert all(torch.equal(p, k) for p, k in zip(named.values(), kept, strict=True))
+    for name, both in optimizer.moments().items():
+        assert all(torch.equal(both[key], moments[name][key]) for key in both)
+    assert all(parameter.grad is None for parameter in named.values())
+
+
+def test_the_plan_counts_what_the_optimizer_holds(train_root, solo):
+    run = train_worker.trainer(solo, train_root, optim__moments="8bit")
+    held = sum(t.numel() * t.element_size() for m in moments(run) for t in m.values())
+    counts = count_parameters(run.components.network, is_lora=False)
+    assert held == counts.eight_bit_bytes
+    assert counts.eight_bit_bytes < 0.5 * 8 * counts.trained
+    assert moment_bytes((5120, 5120)) == pytest.approx(2.03, abs=0.01)
+
+
+def moments(run):
+    return run.components.optimizer.moments().values()
+
+
+def test_resume_is_bit_exact_on_any_number_of_processes(launches, train_root, solo):
+    launches.run(2, "eight_bit")
+    found = launches.result("eight_bit", 2)
+    assert found["restored"] == found["half"]
+    assert found["digest"] == found["straight"] != found["half"]
+    alone = train_worker.eight_bit_again(solo, train_root, launches.output)
+    assert alone["restored"] == found["half"]
+
+
+@pytest.mark.long
+def test_rows_that_do_not_divide_by_the_processes(launches):
+    launches.run(3, "eight_bit_again")
+    assert (
+        launches.result("eight_bit_again", 3)["restored"] == launches.result("eight_bit", 2)["half"]
+    )
+
+
+def test_moments_of_another_kind_are_refused(train_root, solo, tmp_path):
+    run = train_worker.trainer(solo, train_root, runner__output_dir=tmp_path)
+    run.step = 2
+    run.save(wait=True)
+    other = train_worker.trainer(
+        solo, train_root, runner__resume_dir=tmp_path, optim__moments="8bit"
+    )
+    with pytest.raises(CheckpointError, match="moments: checkpoint fp32, run 8bit"):
+        other.resume()
+
+
+def test_a_run_without_torchao_does_not_start(train_root, monkeypatch):
+    monkeypatch.setattr(check, "find_spec", lambda _: None)
+    (fault,) = check.find_faults(train_worlds.config(train_root, optim__moments="8bit"), 1)
+    assert fault.field == "optim.moments"
+    assert "pip install -e '.[quantize]'" in fault.message
