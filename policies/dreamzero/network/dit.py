@@ -200,8 +200,9 @@ class CausalDiT(nn.Module):
         x_BLD = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         runs = ((1, layout.length),) if inputs.one_timestep else layout.runs
         if inputs.one_timestep:
-            alone = controls is not None and not layout.frames
-            timestep = controls.timestep_BA if alone else inputs.timestep_BF
+            timestep = inputs.timestep_BF
+            if controls is not None and not layout.frames:
+                timestep = controls.timestep_BA
             time_BGD = self._time([timestep[:, :1]], None)
         else:
             time_BGD = self._time([inputs.timestep_BF], controls)
