@@ -138,6 +138,14 @@ class ModelConfig(FrozenConfig):
     """Train for ``--execution trained``: the first 0 to this many actions of every block, drawn
     evenly, are given without noise and left out of the loss (arXiv 2512.05964). 0: none."""
 
+    action_only_ratio: Share = 0.0
+    """Train for ``--video once`` or ``skip``: share of the samples, keyed by (seed, step, sample),
+    whose actions are denoised as they are there, without a loss of the video. The video's loss
+    stays a mean over all samples. 0: none."""
+
+    action_only_video: Literal["once", "skip"] = "skip"
+    """How: ``skip`` hides the noisy video from the actions; ``once`` makes it pure noise."""
+
 
 class SourceConfig(FrozenConfig):
     """One source of a mixture."""

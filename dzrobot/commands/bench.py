@@ -1,7 +1,8 @@
 """``dzrobot bench``: how fast training, acting, reading and simulating are, here or elsewhere."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import BaseModel
@@ -10,7 +11,7 @@ from rich.table import Table
 
 from dzrobot.commands.options import flags
 from dzrobot.documents import validated
-from dzrobot.errors import ConfigError
+from dzrobot.errors import ConfigError, find
 from dzrobot.files import explained, write_json
 from dzrobot.progress import progress_bar
 from dzrobot.training.bench.document import (
@@ -21,6 +22,10 @@ from dzrobot.training.bench.document import (
     Ratio,
     read_result,
 )
+
+if TYPE_CHECKING:
+    # They load torch.
+    from dzrobot.training.bench.pace import Pace, PacedRobot, Way
 
 PAIRS = 5
 """Rounds of two builds in turns, by default."""
@@ -68,6 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=flags.whole(0, 1024),
         help="simulators of the evaluation (default: 0, in the policy's process)",
     )  # fmt: skip
+    parser.add_argument(
+        "--rate", type=flags.number(0.1, 1000), metavar="HZ",
+        help="control steps of a robot per second: say which ways of planning keep up with it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--graphs", action="store_true", help="with --rate: as `dzrobot eval --graphs`, on a GPU"
+    )
     _add_results(parser)
 
 
@@ -84,9 +96,10 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--json", type=flags.path, metavar="FILE", help="write the numbers to FILE")
     parser.add_argument(
-        "--forecast", action="store_true",
+        "--forecast", nargs="?", const=True, type=flags.text, metavar="DEVICE",
         help="measure nothing: rehearse the published networks at full size and compute their "
-        "speed on accelerators",
+        "speed on accelerators; with --rate, of --checkpoint (5B, 14B, a folder or hub id) on one "
+        "of them, such as H100",
     )  # fmt: skip
 
 
@@ -94,6 +107,10 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print the table, and return 0."""
     flags_given = vars(args)
     given = {name: value for name in _SETTINGS if (value := flags_given[name]) not in (None, [])}
+    if args.rate is not None:
+        return _pace(args, given)
+    if args.graphs:
+        raise ConfigError("--graphs is looked at with --rate alone: give --rate, or leave it out")
     if args.forecast:
         return _forecast(args, given)
     if args.pairs is not None and (args.against is None or args.against.is_file()):
@@ -111,15 +128,119 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _forecast(args: argparse.Namespace, given: dict[str, object]) -> int:
-    others = {"against": args.against, "pairs": args.pairs, "json": args.json}
-    given |= {name: value for name, value in others.items() if value}
+    given |= _results(args)
     if given:
         raise ConfigError(f"--forecast measures nothing: leave {', '.join(sorted(given))} out")
+    if args.forecast is not True:
+        raise ConfigError(
+            f"--forecast {args.forecast}: the tables are of every device; leave its name out, or "
+            "give --rate"
+        )
     from dzrobot.training.forecast.published import forecast_tables
 
     for line in forecast_tables():
         print(line)
     return 0
+
+
+def _results(args: argparse.Namespace) -> dict[str, object]:
+    others = {"against": args.against, "pairs": args.pairs, "json": args.json}
+    return {name: value for name, value in others.items() if value}
+
+
+_PACED = {"checkpoint", "embodiment", "device", "compile", "repeats"}
+"""Settings that ``--rate`` depends on; a forecast on all but the last of them and the device."""
+
+
+def _pace(args: argparse.Namespace, given: dict[str, object]) -> int:
+    """Print which ways of planning keep up with a robot of ``--rate`` steps per second."""
+    taken = _PACED - ({"device", "repeats"} if args.forecast else set())
+    others = sorted((given.keys() | _results(args).keys()) - taken)
+    if others:
+        what = "forecasts" if args.forecast else "times"
+        raise ConfigError(
+            f"--rate {what} the plans of a policy alone: leave {', '.join(others)} out"
+        )
+    from dzrobot.training.bench import pace
+
+    if args.forecast:
+        source: pace.Source = "forecast"
+        where, robot, seconds = _forecast_plans(args)
+    else:
+        source = "measured"
+        where, robot, seconds = _timed_plans(args, given)
+    rows = [pace.pace_of(way, seconds[way], robot) for way in pace.WAYS]
+    console = Console(width=None if Console().is_terminal else 130, highlight=False)
+    console.print(f"{where}; {robot.embodiment.tag}", soft_wrap=True, markup=False)
+    console.print(_pace_table(rows, robot, source))
+    console.print(pace.advice(rows, robot, source), soft_wrap=True, markup=False)
+    return 0
+
+
+def _timed_plans(
+    args: argparse.Namespace, given: dict[str, object]
+) -> tuple[str, "PacedRobot", "Mapping[Way, float]"]:
+    from dzrobot.policies.dreamzero.options import check_device
+    from dzrobot.training.bench import pace
+    from dzrobot.training.bench.worker import machine_of
+
+    given.setdefault("device", flags.device("auto"))
+    settings = validated(given, BenchSettings, "the flags", ConfigError)
+    try:
+        check_device(settings.device)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; without the device, --forecast H100 computes what it would do"
+        ) from None
+    parts, robot = pace.opened(settings, args.rate)
+    with progress_bar("measuring", every=10) as show:
+        seconds = pace.measured_seconds(parts, settings, show, graphs=args.graphs)
+    machine = machine_of(settings)
+    return f"measured on {machine.device}, {machine.processor}", robot, seconds
+
+
+def _forecast_plans(args: argparse.Namespace) -> tuple[str, "PacedRobot", "Mapping[Way, float]"]:
+    from dzrobot.training.bench import pace
+    from dzrobot.training.cost.accelerators import DEVICES
+    from dzrobot.training.forecast.forecast import Form
+    from dzrobot.training.forecast.published import planned, way_seconds
+
+    wanted = DEVICES[0].name if args.forecast is True else args.forecast
+    device = find({one.name: one for one in DEVICES}, "device of a forecast", wanted)
+    plan, embodiment, delay = planned(args.checkpoint, args.embodiment)
+    robot = pace.PacedRobot(embodiment=embodiment, rate=args.rate, trained_delay=delay)
+    form: Form = "compiled" if args.compile else "eager"
+    if args.graphs:
+        if not args.compile:
+            raise ConfigError(
+                "--forecast of --graphs is of compiled blocks: give --compile besides"
+            )
+        form = "graph"
+    seconds = way_seconds(plan, pace.WAYS, device, form)
+    name = args.checkpoint or "5B"
+    return f"{name}, {form}: a forecast for one {device.name}, not measured", robot, seconds
+
+
+def _pace_table(rows: "Sequence[Pace]", robot: "PacedRobot", source: str) -> Table:
+    """Return a line for each way of planning."""
+    table = Table(
+        title=f"{robot.rate:g} steps per second, plans of {robot.horizon} actions",
+        title_justify="left",
+    )
+    for name in ("--video", "--dit-steps", f"plan, ms ({source})", "steps"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("sync stands still", "naive, rtc: --execute", "trained"):
+        table.add_column(name, justify="right", overflow="fold")
+    for row in rows:
+        moves = "plans take too long"
+        if row.moves is not None:
+            moves = f"{row.moves[0]} to {row.moves[1]}, such as {row.moves[2]}"
+        table.add_row(
+            row.way[0], str(row.way[1]), f"{1000 * row.seconds:.3g}", str(row.delay),
+            f"{row.still:.0%}, --execute {row.waits_after}", moves,
+            "yes" if row.is_trained else "no",
+        )  # fmt: skip
+    return table
 
 
 def _measured(args: argparse.Namespace, settings: BenchSettings) -> BenchResult | BenchComparison:

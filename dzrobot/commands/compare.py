@@ -162,6 +162,10 @@ def _predictions_table(runs: Sequence[Results]) -> Table:
     """
     scored = [ScoredRun(name=run.name, results=run, scores=quick_scores(run)) for run in runs]
     for run in scored:
+        if run.results.video != "full":
+            raise ConfigError(
+                f"{run.name} was planned with --video {run.results.video}, which predicts no video"
+            )
         if not run.values():
             raise ConfigError(
                 f"{run.name} has no finished episode with predictions: run it with --predictions on"

@@ -12,6 +12,7 @@ from dzrobot.commands.options import flags
 from dzrobot.commands.options.policy import (
     add_access,
     add_speed,
+    add_video,
     add_weights,
     read_access,
     read_weights,
@@ -108,6 +109,7 @@ def _policy(group: Any) -> None:
     group.add_argument(
         "--dit-steps", type=flags.dit_steps, help="network evaluations: 5 to 8, 16, or dynamic"
     )
+    add_video(group)
     group.add_argument("--cfg-scale", type=flags.number(1), help="guidance of the predicted video")
     group.add_argument(
         "--noise", choices=["fixed", "keyed"], help="of plans: always the same, or by episode"
@@ -203,6 +205,7 @@ def _policy_spec(arguments: argparse.Namespace) -> PolicySpec:
         embodiment=arguments.embodiment,
         options=PolicyOptions(
             dit_steps=arguments.dit_steps,
+            video=arguments.video or "full",
             history=arguments.history,
             cfg_scale=arguments.cfg_scale,
             noise=arguments.noise,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     # The command line fills these options before torch is loaded.
     from dzrobot.policies.dreamzero.checkpoints.load import Adapters
     from dzrobot.policies.dreamzero.network.prompt import PromptRows
-    from dzrobot.policies.dreamzero.network.session import GenerateOptions
+    from dzrobot.policies.dreamzero.network.session import GenerateOptions, Video
     from dzrobot.policies.dreamzero.quantize import Quantization
 
 Noise = Literal["fixed", "keyed", "slot"]
@@ -44,7 +44,12 @@ class PolicyOptions:
 
     cfg_scale: float | None = None
     """Guidance of the predicted video; 1 leaves out the negative prompt and half the work. None for
-    the embodiment's."""
+    the embodiment's, or 1 where no video is predicted."""
+
+    video: "Video" = "full"
+    """What is computed of the video: ``full``, as published; ``once``: its tokens pass the network
+    in the first evaluation of a plan alone; ``skip``: it has none. Other actions for less work, and
+    no predicted video; see :data:`.network.session.Video`."""
 
     seed: int | None = None
     """Of the noise every plan starts from; published: 1140."""
@@ -87,6 +92,11 @@ class PolicyOptions:
         ):
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1")
+        if self.video != "full" and self.cfg_scale not in (None, 1):
+            raise ConfigError(
+                f"cfg_scale={self.cfg_scale:g} guides the predicted video, and "
+                f"video={self.video!r} predicts none: leave one of them out"
+            )
         if self.execute is not None and self.execute < 1:
             raise ConfigError(
                 f"execute={self.execute} must be at least 1, or None for the embodiment's number"
@@ -104,10 +114,11 @@ class PolicyOptions:
                 f"execute={self.execute} but only {horizon} actions are planned at a time; "
                 f"choose 1 to {horizon}"
             )
+        usual = robot.cfg_scale if self.video == "full" else 1.0
         return replace(
             self,
             execute=self.execute or robot.execute or horizon,
-            cfg_scale=robot.cfg_scale if self.cfg_scale is None else self.cfg_scale,
+            cfg_scale=usual if self.cfg_scale is None else self.cfg_scale,
             history=self.history or robot.history,
             dit_steps=self.dit_steps or DIT_STEPS,
             seed=SEED if self.seed is None else self.seed,
@@ -129,6 +140,7 @@ class PolicyOptions:
             history=filled.history != "off",
             prompt_rows=filled.prompt_rows,
             cfg_scale=filled.cfg_scale,
+            video=filled.video,
         )
 
 

@@ -3,6 +3,7 @@
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -56,6 +57,9 @@ class PolicyParts:
     trained_delay: int = 0
     """Most first rows that the network was trained to be given of a plan; 0: none."""
 
+    trained_video: Literal["full", "once", "skip"] = "full"
+    """With how little of the video it was trained to plan."""
+
 
 def load_parts(  # noqa: PLR0913 - those of DreamZeroPolicy.from_pretrained
     path_or_repo: str | Path | Checkpoint,
@@ -103,6 +107,7 @@ def load_parts(  # noqa: PLR0913 - those of DreamZeroPolicy.from_pretrained
         quantize=weights.quantize,
         negative=_copy(network, weights.cfg_device),
         trained_delay=checkpoint.passport.rtc_training_max_delay or 0,
+        trained_video=checkpoint.passport.action_only_video or "full",
     )
 
 

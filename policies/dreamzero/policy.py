@@ -51,6 +51,9 @@ from dzrobot.policies.dreamzero.session_state import (
 
 _log = logging.getLogger(__name__)
 
+_UNSAID = (("graphs", False), ("video", "full"))
+"""Options that a card leaves out where they change nothing: earlier versions did not have them."""
+
 __all__ = ["DreamZeroPolicy", "PolicyOptions", "PolicyParts", "WeightOptions"]
 
 
@@ -92,8 +95,9 @@ class DreamZeroPolicy:
         schedules(self._network.config.head, self._generate.solver_steps)
         if parts.negative is not None and self._generate.prompts == 1:
             raise ConfigError(
-                "cfg_device is where the negative prompt runs, and cfg_scale=1 leaves that prompt "
-                "out: leave cfg_device out, or choose another cfg_scale"
+                "cfg_device is where the negative prompt runs, and "
+                + ("cfg_scale=1" if self._generate.video == "full" else "a plan without video")
+                + " leaves that prompt out: leave cfg_device out, or choose otherwise"
             )
         self._lanes = lanes_of(
             self._network.model, self._generate.prompts, parts.negative,
@@ -103,6 +107,12 @@ class DreamZeroPolicy:
         self._continuing = Continuing(parts.pipeline, self._network.config.head.action_horizon)
         self._quantize = parts.quantize
         self._trained_delay = parts.trained_delay
+        if self.options.video not in ("full", parts.trained_video):
+            _log.warning(
+                "video=%r, and this checkpoint was not trained to plan that way "
+                "(model.action_only_ratio): its actions may be worse, so measure them",
+                self.options.video,
+            )
         self._embeddings = PromptCache()
         self._episodes: dict[str, SessionState] = {}
         self._evicted: set[str] = set()
@@ -168,7 +178,7 @@ class DreamZeroPolicy:
             **({} if anchor is None else {"action_anchor": anchor}),
             **({} if self._quantize is None else {"quantize": self._quantize}),
             **({} if len(self._lanes) == 1 else {"cfg_devices": 2}),
-            **{n: value for n, value in asdict(self.options).items() if value or n != "graphs"},
+            **{name: v for name, v in asdict(self.options).items() if (name, v) not in _UNSAID},
         }
 
     @property
@@ -407,6 +417,7 @@ class DreamZeroPolicy:
         Where the network started over, the latent of the observed frame comes first.
 
         Raises:
+            ConfigError: The policy predicts no video.
             SessionError: The session is not open or has made no plan.
         """
         return self._imagined(session).parts[-1]
@@ -416,6 +427,7 @@ class DreamZeroPolicy:
         """Return the video (T, H, W, 3) uint8 that the last plan predicts, views tiled.
 
         Raises:
+            ConfigError: The policy predicts no video.
             SessionError: The session is not open or has made no plan.
         """
         video = self._imagined(session).newest_frames(self._network.vae)
@@ -436,6 +448,11 @@ class DreamZeroPolicy:
 
     def _imagined(self, session: str) -> ImaginedVideo:
         video = self._open(session).video
+        if self.options.video != "full":
+            raise ConfigError(
+                f"with video={self.options.video!r} no video is predicted, so none can be shown; "
+                "load the policy with video='full' to see one"
+            )
         if not video.parts:
             raise SessionError(f"session {session!r} has made no plan yet; call act or infer first")
         return video
@@ -557,7 +574,8 @@ class DreamZeroPolicy:
         ):
             if start == 0:
                 episode.video = ImaginedVideo()
-            episode.video.parts.append(latents)
+            if latents.shape[1]:
+                episode.video.parts.append(latents)
             episode.chunks += 1
         return list(prediction.action_BAM.float().cpu())
 

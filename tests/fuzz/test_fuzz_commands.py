@@ -35,6 +35,7 @@ WRONG = {
     "--policy-seed": WHOLE,
     "--execute": (*WHOLE, "0"),
     "--dit-steps": (*WHOLE, "0", "dynamics"),
+    "--video": ("", "none", "Full"),
     "--cfg-scale": REAL,
     "--tasks": (*NUMBERS, "999999999"),
     "--render-device": NUMBERS,

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import json
+import shutil
 
 import numpy as np
 import pytest
@@ -460,6 +462,50 @@ class TestImagination:
             b = policy.infer(seen, session="b")["actions"]
             policy.imagine("a")
             np.testing.assert_array_equal(a, b)
+
+
+class TestLessVideo:
+    """Plans without the video, or with its first evaluation alone."""
+
+    @pytest.mark.parametrize("video", ["once", "skip"])
+    def test_there_is_no_video_to_show_and_the_card_says_why(self, tiny, libero, video, caplog):
+        policy = policy_of(tiny, libero, video=video)
+        assert f"video={video!r}, and this checkpoint was not trained" in caplog.text
+        assert policy.card["video"] == video
+        assert policy.card["cfg_scale"] == 1
+        for step in range(2):
+            plan = policy.infer(observe(libero, 0, step))["actions"]
+            assert np.isfinite(plan).all()
+        for show in (policy.imagine, policy.video_latents):
+            with pytest.raises(ConfigError, match=f"with video={video!r} no video is predicted"):
+                show()
+
+    def test_cards_of_whole_plans_are_those_of_earlier_versions(self, policy):
+        assert not {"video", "graphs"} & policy.card.keys()
+
+    def test_a_checkpoint_that_was_trained_so_is_used_without_a_word(
+        self, continuing_checkpoint, tmp_path, libero, caplog
+    ):
+        folder = tmp_path / "trained"
+        shutil.copytree(continuing_checkpoint, folder)
+        file = folder / "dzrobot_passport.json"
+        passport = json.loads(file.read_text())
+        file.write_text(json.dumps({**passport, "action_only_video": "skip"}))
+        policy_of(folder, libero, video="skip")
+        assert "was not trained" not in caplog.text
+        policy_of(folder, libero, video="once")
+        assert "was not trained" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"cfg_scale": 5.0}, "cfg_scale=5 guides the predicted video"),
+            ({"dit_steps": "dynamic"}, "dit_steps='dynamic' goes by"),
+        ],
+    )
+    def test_what_needs_the_video_is_refused(self, tiny, libero, options, said):
+        with pytest.raises(ConfigError, match=said):
+            policy_of(tiny, libero, video="skip", **options)
 
 
 def test_timing(policy, libero):

@@ -13,7 +13,7 @@ from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.load import build_network
 from dzrobot.policies.dreamzero.network.config import preset
 from dzrobot.policies.dreamzero.offload import offload_plans, plan_offload
-from dzrobot.policies.dreamzero.options import WeightOptions
+from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.policies.dreamzero.quantize import quantize_block
 
@@ -21,9 +21,11 @@ GIB = 2**30
 MINI = load_embodiment("libero_mini")
 
 
-def opened(quantize=None, memory=None):
-    weights = WeightOptions(quantize=quantize, memory=memory)
-    return DreamZeroPolicy.from_pretrained(default_checkpoint(), weights=weights)
+def opened(quantize=None, memory=None, **options):
+    return DreamZeroPolicy.from_pretrained(
+        default_checkpoint(), weights=WeightOptions(quantize=quantize, memory=memory),
+        options=PolicyOptions(**options),
+    )  # fmt: skip
 
 
 def plans(policy):
@@ -47,6 +49,13 @@ def test_the_actions_of_a_trained_policy_move_by_less_than_a_hundredth(whole, in
     # Of actions in [-1, 1]; the gripper's is one of two values.
     assert 0 < away[..., :6].max() < 0.05
     assert away[..., :6].mean() < 0.01
+
+
+@pytest.mark.parametrize("video", ["once", "skip"])
+def test_so_do_plans_without_video(video):
+    near, exact = (plans(opened(kind, video=video))[..., :6] for kind in ("int8", None))
+    np.testing.assert_allclose(near, exact, rtol=0, atol=0.05)
+    assert not np.array_equal(near, exact)
 
 
 def test_the_linear_layers_of_the_blocks_are_quantized_and_nothing_else(whole, int8):

@@ -8,6 +8,7 @@ import pytest
 
 from dzrobot import DreamZeroPolicy, cli
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
+from dzrobot.rollout.evaluation.card import read_card
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
 from dzrobot.rollout.footage import (
     latent_errors,
@@ -25,6 +26,13 @@ POINT = EvalSpec(
     protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=1, max_steps=STEPS,
     arguments={"resolution": 128},
 )  # fmt: skip
+
+EVAL = (
+    "eval", "--env", POINT.env, "--env-arg", "resolution=128", "--episodes", "1", "--max-steps",
+    str(STEPS), "--checkpoint", str(default_checkpoint()), "--embodiment", "libero_mini",
+    "--workers", "0", "--videos", "none",
+)  # fmt: skip
+"""The same as a command."""
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +121,33 @@ def test_what_predicts_nothing_is_refused_where_it_is_asked_for(tmp_path, capsys
     words = ["eval", "--env", "dzrobot/point-v0", "--policy", "hold", "--predictions", "on"]
     assert cli.main([*words, "--output", str(tmp_path / "out")]) == 2
     assert "--predictions on: the policy predicts no video" in capsys.readouterr().err
+
+
+def test_plans_without_video_have_no_predictions_and_every_page_says_so(results, tmp_path, capsys):
+    pytest.importorskip("plotly", reason="no plotly: pip install -e '.[report]'")
+    pytest.importorskip("scipy", reason="no scipy: pip install -e '.[report]'")
+    folder = tmp_path / "without"
+    words = [*EVAL, "--video", "skip"]
+    assert cli.main([*words, "--predictions", "on", "--output", str(folder)]) == 2
+    assert "--predictions on: with --video skip the policy predicts no video" in (
+        capsys.readouterr().err
+    )
+    assert cli.main([*words, "--output", str(folder)]) == 0
+    assert read_card(folder)["policy"]["video"] == "skip"
+    assert not (folder / "predictions").exists()
+    assert cli.main(["report", str(folder), "-o", str(tmp_path / "page")]) == 0
+    page = (tmp_path / "page/report.html").read_text()
+    assert "plans were made with --video skip, which predicts no video" in page
+    capsys.readouterr()
+    assert cli.main(["compare", str(results / "with"), str(folder)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "was planned with --video full" in out
+    assert "with --video skip: the difference is of that as well" in out
+    assert cli.main(["compare", str(folder), "--predictions"]) == 2
+    assert "planned with --video skip, which predicts no video" in capsys.readouterr().err
+    # Nor is it continued in another way.
+    assert cli.main([*EVAL, "--output", str(folder)]) == 2
+    assert 'policy.video: "skip" in' in capsys.readouterr().err
 
 
 def test_damaged_predictions_are_refused_by_name(results, tmp_path, capsys):

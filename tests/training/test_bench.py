@@ -7,14 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import train_worlds
 from rich.console import Console
 
 import dzrobot
 from dzrobot import cli
 from dzrobot.commands import bench
+from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+from dzrobot.training.bench import pace
 from dzrobot.training.bench.acting import _shares, chunk_times, measure_eval
 from dzrobot.training.bench.document import (
     PARTS,
@@ -69,8 +72,6 @@ def test_no_arm_is_moved(tmp_path, measure):
 
 
 def test_a_window_is_timed_place_by_place_and_the_policy_knows_its_planning_time(train_root):
-    import train_worlds
-
     policy = DreamZeroPolicy.from_pretrained(
         train_root / "tiny", embodiment=train_worlds.ROBOT, options=PolicyOptions(history="recent")
     )
@@ -144,6 +145,79 @@ def test_repeats_of_two_processes_have_welchs_interval():
     assert math.log(found.high / found.ratio) == pytest.approx(2.776445 * error, rel=1e-5)
 
 
+SEEN = load_embodiment("libero_mini")
+"""Plans of 8 actions, of which 3 are executed."""
+
+
+def rows_of(ms, rate=20.0, trained=0):
+    """Return what ways that take so long come to, and what is advised."""
+    robot = pace.PacedRobot(embodiment=SEEN, rate=rate, trained_delay=trained)
+    rows = [
+        pace.pace_of(way, taken / 1000, robot) for way, taken in zip(pace.WAYS, ms, strict=True)
+    ]
+    return rows, pace.advice(rows, robot, "measured")
+
+
+def test_what_keeps_up_with_a_robot_follows_from_steps_and_the_length_of_plans():
+    (first, second, third, fourth, fifth, sixth), text = rows_of((10, 50, 51, 200, 201, 1000))
+    assert [row.delay for row in (first, second, third, fourth, fifth, sixth)] == [
+        1,
+        1,
+        2,
+        4,
+        5,
+        20,
+    ]
+    # d to H - d; three, as the robot does, where that is possible.
+    assert first.moves == second.moves == (1, 7, 3)
+    assert third.moves == (2, 6, 3)
+    assert fourth.moves == (4, 4, 4)
+    assert fifth.moves is sixth.moves is None
+    # It waits after three executed actions.
+    assert first.still == pytest.approx(1 / 4)
+    assert sixth.still == pytest.approx(20 / 23)
+    assert text == (
+        "At 20 steps per second and 8 actions a plan (measured), choose --video full --dit-steps 8 "
+        "--execution rtc --execute 3 (1 to 7): a plan takes 10 ms, 1 step. Where the robot may "
+        "wait, --execution sync --execute 3 is the safe choice, and stands still 25% of the time."
+    )
+
+
+def test_less_video_is_advised_only_where_the_published_way_does_not_keep_up():
+    _, text = rows_of((400, 300, 210, 190, 150, 100))
+    assert "choose --video once --dit-steps 5 --execution rtc --execute 4 (4 to 4)" in text
+    assert "--video full --dit-steps 8, as published, takes 400 ms, 8 steps and does not" in text
+    assert "measure its success" in text
+
+
+def test_a_network_that_was_trained_to_continue_is_asked_to():
+    rows, text = rows_of((60, 50, 50, 50, 50, 50), trained=1)
+    assert [row.is_trained for row in rows] == [False, True, True, True, True, True]
+    assert "--execution rtc --execute 3" in text
+    rows, text = rows_of((60, 50, 50, 50, 50, 50), trained=2)
+    assert "--execution trained --execute 3" in text
+
+
+def test_where_nothing_keeps_up_it_says_which_rate_would():
+    _, text = rows_of((900, 800, 700, 600, 500, 400))
+    assert "nothing keeps up: even --video skip --dit-steps 5 takes 400 ms, 8 steps" in text
+    assert "--execution sync --execute 3, which stands still 73% of the time" in text
+    assert "at most 10 steps per second" in text
+
+
+def test_a_policy_is_timed_by_every_way(train_root):
+    settings = BenchSettings(
+        checkpoint=str(train_root / "tiny"), embodiment="train_worlds:ROBOT", repeats=1
+    )
+    parts, robot = pace.opened(settings, 20)
+    assert robot.embodiment.timing == train_worlds.ROBOT.timing
+    seen = []
+    found = pace.measured_seconds(parts, settings, lambda *shown: seen.append(shown))
+    assert tuple(found) == pace.WAYS
+    assert all(seconds > 0 for seconds in found.values())
+    assert [done for done, *_ in seen] == list(range(len(pace.WAYS)))
+
+
 def result_of_now():
     """Return a result that could be of this machine."""
     machine = machine_of(QUICK)
@@ -196,11 +270,33 @@ def test_a_result_of_something_else_is_refused(tmp_path, capsys, changes, said):
         (["--pairs", "3"], "--pairs needs --against TREE"),
         (["--forecast", "--parts", "env"], "leave device, parts out"),
         (["--forecast", "--json", "x"], "leave device, json out"),
+        (["--rate", "20", "--env", "e", "--json", "x"], "leave env, json out"),
+        (["--rate", "20", "--forecast", "--repeats", "3"], "leave device, repeats out"),
+        (["--rate", "0"], "a number from 0.1"),
+        (["--graphs"], "give --rate"),
     ],
 )
 def test_what_does_not_go_together_is_refused(capsys, monkeypatch, words, said):
     monkeypatch.chdir(ROOT)
     assert cli.main(["bench", "--device", "cpu", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--forecast", "H200"], "--forecast H200: the tables are of every device"),
+        (["--rate", "20", "--forecast", "H20"], "unknown device of a forecast 'H20'. Did you mean"),
+        (["--rate", "20", "--device", "cuda:99"], "--forecast H100 computes what it would do"),
+        (["--rate", "20", "--forecast", "--graphs"], "give --compile besides"),
+        (
+            ["--rate", "20", "--forecast", "--checkpoint", "5b", "--embodiment", "libero_sim"],
+            "acts as oxe_droid",
+        ),
+    ],
+)
+def test_a_device_that_is_not_there_is_forecast_by_its_name(capsys, words, said):
+    assert cli.main(["bench", *words]) == 2
     assert said in capsys.readouterr().err
 
 

@@ -157,6 +157,9 @@ WRONG = {
         {"model__target_video_height": 176, "model__target_video_width": 320},
         ("176 x 320", "no multiple of", "set target_video_height="),
     ),
+    "model.action_only_video": (
+        {"model__action_only_video": "once"}, ("has no meaning", "give a share"),
+    ),
     "model.rtc_training_max_delay": (
         {"model__rtc_training_max_delay": 9}, ("9 of the 8 actions", "choose 0 to 4"),
     ),

@@ -17,6 +17,7 @@ from dzrobot.training.cost.flops import encoder_flops, executed_flops, sample_sh
 from dzrobot.training.cost.memory import Setup
 from dzrobot.training.forecast.forecast import REPLAY_LAUNCHES, costs, forecast
 from dzrobot.training.forecast.operators import BETWEEN, RECORDED, HostReadError
+from dzrobot.training.forecast.published import way_seconds
 from dzrobot.training.forecast.rehearsal import (
     META,
     ChunkSetup,
@@ -69,6 +70,24 @@ def chunk_plan(variant, *, history):
         network=network(variant), image_size=ROBOT.image_size, prompt_rows=WORDS,
         options=GenerateOptions(dit_steps=5, history=history),
     )  # fmt: skip
+
+
+def test_less_video_takes_less_of_a_chunk():
+    plan = chunk_plan("5b", history=False)
+    ways = [(video, steps) for video in ("full", "once", "skip") for steps in (8, 5)]
+    chunks = {}
+    for video, steps in ways:
+        options = dataclasses.replace(plan.options, video=video, dit_steps=steps)
+        own = rehearse_chunks(dataclasses.replace(plan, options=options))
+        chunks[video, steps] = sum(part.flops for part in own.values())
+    # So slow that its arithmetic alone takes time.
+    seconds = way_seconds(plan, ways, dataclasses.replace(DEVICES[0], half_tflops=1e-6), "compiled")
+    assert list(seconds) == ways
+    for found in (chunks, seconds):
+        for steps in (8, 5):
+            assert found["full", steps] > found["once", steps] > found["skip", steps]
+        for video in ("full", "once", "skip"):
+            assert found[video, 8] > found[video, 5]
 
 
 LONG = [pytest.param(variant, marks=pytest.mark.long) for variant in ("5b", "14b")]

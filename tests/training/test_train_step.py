@@ -17,7 +17,7 @@ from dzrobot.policies.dreamzero.network.world_action import (
     training_schedule,
 )
 from dzrobot.training.run.export import TrainedSource
-from dzrobot.training.run.inputs import keyed_generator, sample_noise
+from dzrobot.training.run.inputs import keyed_generator, sample_noise, with_less_video
 from dzrobot.training.run.parallel import clean_name, parallelize
 from dzrobot.training.run.trainer import backward
 from dzrobot.training.sft_config import ParallelConfig
@@ -137,6 +137,55 @@ def test_noise_depends_on_seed_step_and_slot_alone(train_root, solo):
         for key in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
     }
     assert len(draws) == 4
+
+
+@pytest.mark.parametrize("video", ["once", "skip"])
+def test_which_samples_are_trained_with_less_video_depends_on_seed_step_and_slot(
+    train_root, solo, video
+):
+    changes = {"model__action_only_ratio": 0.5, "model__action_only_video": video}
+    run = train_worker.trainer(solo, train_root, **changes, runner__micro_batch_size=4)
+    prepared = run.prepare(micro_batches(run, 1)[0])
+    model, slots = run.components.config.model, [0, 5, 6, 7]
+    noise = sample_noise(run.components.network, prepared, 0, 3, slots)
+    drawn = [
+        bool(torch.rand((), generator=keyed_generator("action only", 0, 3, slot)) < 0.5)
+        for slot in range(100)
+    ]
+    assert 30 < sum(drawn) < 70
+    chosen = [drawn[slot] for slot in slots]
+    assert len(set(chosen)) == 2
+    found = with_less_video(noise, (0, 3), slots, model)
+    if video == "skip":
+        assert found.hides_video_B.tolist() == chosen
+        assert torch.equal(found.frame_index_BF, noise.frame_index_BF)
+    else:
+        assert found.hides_video_B is None
+        wanted = noise.frame_index_BF * ~torch.tensor(chosen)[:, None]
+        assert torch.equal(found.frame_index_BF, wanted)
+    # Actions keep their own noise level, and nothing else has changed.
+    assert torch.equal(found.action_index_BA, noise.action_index_BA)
+    assert found.video_BCFYX is noise.video_BCFYX
+    none = model.model_copy(update={"action_only_ratio": 0.0})
+    assert with_less_video(noise, (0, 3), slots, none) is noise
+
+
+@pytest.mark.parametrize("video", ["once", "skip"])
+def test_less_video_goes_through_a_step(train_root, solo, video):
+    """Samples of one batch do not touch each other; without any video there is no loss of it."""
+    changes = {"model__action_only_ratio": 0.5, "model__action_only_video": video}
+    one = train_worker.gradients(train_worker.trainer(solo, train_root, **changes))
+    four = train_worker.gradients(
+        train_worker.trainer(solo, train_root, **changes, runner__micro_batch_size=4)
+    )
+    torch.testing.assert_close(one[0], four[0], rtol=0, atol=1e-6)
+    for name, gradient in one[1].items():
+        torch.testing.assert_close(four[1][name], gradient, rtol=1e-5, atol=1e-6)
+    plain = train_worker.gradients(train_worker.trainer(solo, train_root))
+    changes["model__action_only_ratio"] = 1.0
+    every = train_worker.gradients(train_worker.trainer(solo, train_root, **changes))
+    assert every[0][0] == 0 < one[0][0] < plain[0][0]
+    assert every[0][1] != plain[0][1]
 
 
 @pytest.mark.long

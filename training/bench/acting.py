@@ -43,14 +43,19 @@ def open_policy(settings: BenchSettings) -> DreamZeroPolicy:
         CheckpointError: it cannot be used.
         ConfigError: there is no such device.
     """
-    spec = _spec(settings)
+    spec = policy_spec(settings)
     robot = None if spec.embodiment is None else load_embodiment(spec.embodiment)
     policy = load_policy(resolve_policy(spec, robot)).policy
     assert isinstance(policy, DreamZeroPolicy), "the name is a checkpoint's"
     return policy
 
 
-def _spec(settings: BenchSettings) -> PolicySpec:
+def policy_spec(settings: BenchSettings) -> PolicySpec:
+    """Return the policy that ``settings`` name.
+
+    Raises:
+        ConfigError: it is no checkpoint.
+    """
     bundled = settings.checkpoint is None
     spec = PolicySpec(
         name=str(default_checkpoint()) if bundled else str(settings.checkpoint),
@@ -109,7 +114,7 @@ def measure_eval(settings: BenchSettings, folder: Path) -> tuple[list[Measuremen
             spec=EvalSpec(
                 protocol=PROTOCOLS["custom"], env=settings.env, episodes=settings.repeats + ahead
             ),
-            policy=_spec(settings),
+            policy=policy_spec(settings),
         )
     )
     policy = prepared.ready.policy

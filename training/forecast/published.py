@@ -1,13 +1,27 @@
 """Forecasts for the two published networks, beside published figures and our goals."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import torch
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.policies.dreamzero.network.session import GenerateOptions
-from dzrobot.training.cost.accelerators import DEVICES, LAUNCH_S, SHARE_SOURCES, SUSTAINED
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+from dzrobot.policies.dreamzero.network.session import GenerateOptions, Video
+from dzrobot.policies.dreamzero.options import PolicyOptions
+from dzrobot.policies.dreamzero.parts import as_trained, embodiment_of
+from dzrobot.training.cost.accelerators import (
+    DEVICES,
+    LAUNCH_S,
+    SHARE_SOURCES,
+    SUSTAINED,
+    Accelerator,
+    roofline,
+)
 from dzrobot.training.cost.plan import ASSUMED_PROMPT
+from dzrobot.training.forecast.forecast import Form, forecast
 from dzrobot.training.forecast.profile import (
     ChunkProfile,
     StepProfile,
@@ -18,7 +32,7 @@ from dzrobot.training.forecast.profile import (
     profile_step,
     step_table,
 )
-from dzrobot.training.forecast.rehearsal import ChunkSetup
+from dzrobot.training.forecast.rehearsal import ChunkSetup, rehearse_chunks
 from dzrobot.training.recipes.architecture import run_network
 from dzrobot.training.recipes.read import read_planned
 
@@ -67,6 +81,52 @@ def chunk_plan(variant: str) -> ChunkSetup:
         options=GenerateOptions(cfg_scale=robot.cfg_scale), prompt_rows=ASSUMED_PROMPT,
         dtype=torch.bfloat16,
     )  # fmt: skip
+
+
+def planned(checkpoint: str | None, embodiment: str | None) -> tuple[ChunkSetup, Embodiment, int]:
+    """Return the chunks of a network, its robot, and the delay that it was trained for.
+
+    Args:
+        checkpoint: ``5B``, ``14B``, or a folder or hub id; None: the published 5B.
+        embodiment: Tag of its robot, or module:NAME; None: the one that it names.
+
+    Raises:
+        CheckpointError: it cannot be used.
+        ConfigError: a published network acts as another robot.
+    """
+    name = checkpoint or "5B"
+    if name.upper() in PUBLISHED_RATES:
+        if embodiment not in (None, _TAG):
+            raise ConfigError(f"the published {name} acts as {_TAG}: leave --embodiment out")
+        return chunk_plan(name.lower()), load_embodiment(_TAG), 0
+    found = open_checkpoint(name)
+    robot = as_trained(found, embodiment_of(found, embodiment))
+    plan = ChunkSetup(
+        network=found.config, image_size=robot.image_size,
+        options=PolicyOptions().generate(robot), prompt_rows=ASSUMED_PROMPT,
+    )  # fmt: skip
+    return plan, robot, found.passport.rtc_training_max_delay or 0
+
+
+def way_seconds(
+    plan: ChunkSetup, ways: Iterable[tuple[Video, int]], device: Accelerator, form: Form
+) -> dict[tuple[Video, int], float]:
+    """Return seconds of a chunk at the slowest place in the memory's window, by way of planning.
+
+    Args:
+        plan: The chunks; of its options, ``video`` and ``dit_steps`` are replaced.
+        ways: Values of the two.
+        device: What it runs on.
+        form: How the network is launched.
+    """
+    roof = roofline(device)
+
+    def seconds(video: Video, steps: int) -> float:
+        options = replace(plan.options, video=video, dit_steps=steps)
+        chunks = rehearse_chunks(replace(plan, options=options))
+        return max(forecast(chunk, roof, form).total for chunk in chunks.values())
+
+    return {way: seconds(*way) for way in ways}
 
 
 def profiled_chunks() -> dict[str, ChunkProfile]:

@@ -44,7 +44,7 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
     except DzrobotError as error:
         return [*faults, Problem("model.embodiment_tag", str(error))]
     faults += [*source_faults(config, sources), *relative_faults(config.model, sources)]
-    faults += [*_given(config, sources), *_dropped_views(config, sources)]
+    faults += [*_given(config, sources), *_dropped_views(config, sources), *_less_video(config)]
     faults += _measured(config, sources)
     return [*faults, *network_faults(config, sources)]
 
@@ -65,6 +65,15 @@ def _given(config: SFTConfig, sources: Sequence[SourcePlan]) -> Iterator[Problem
                 f"{most} of the {horizon} actions of {source.embodiment.tag}: a robot that does "
                 f"not wait has at most {horizon // 2} steps for a plan; choose 0 to {horizon // 2}",
             )
+
+
+def _less_video(config: SFTConfig) -> Iterator[Problem]:
+    if config.model.action_only_video != "skip" and not config.model.action_only_ratio:
+        yield Problem(
+            "model.action_only_video",
+            "has no meaning while model.action_only_ratio is 0; give a share, such as 0.25, or "
+            "leave it out",
+        )
 
 
 def _dropped_views(config: SFTConfig, sources: Sequence[SourcePlan]) -> Iterator[Problem]:

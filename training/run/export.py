@@ -254,7 +254,7 @@ def _passport(components: TrainingComponents, base: str | None) -> Passport:
         )
         for robot in _robots(components)
     ]
-    horizon = components.network.head.action_horizon
+    horizon, model = components.network.head.action_horizon, components.config.model
     robots = {
         tag: replace(trained, action_horizon=passport.action_horizon)
         for passport in passports
@@ -264,7 +264,8 @@ def _passport(components: TrainingComponents, base: str | None) -> Passport:
         passports[0],
         embodiments=robots,
         action_horizon=horizon,
-        rtc_training_max_delay=components.config.model.rtc_training_max_delay or None,
+        rtc_training_max_delay=model.rtc_training_max_delay or None,
+        action_only_video=model.action_only_video if model.action_only_ratio else None,
     )
 
 

@@ -26,6 +26,7 @@ from dzrobot.policies.dreamzero.network.world_action import (
 from dzrobot.rng import torch_seed
 from dzrobot.training.data import CollatedBatch, TrainingData, encode_views
 from dzrobot.training.run.encoder_cache import Prompts, StoredLatents
+from dzrobot.training.sft_config import ModelConfig
 
 
 def keyed_generator(purpose: str, *key: int | str) -> torch.Generator:
@@ -66,6 +67,27 @@ def with_given_actions(
     generators = [keyed_generator("given actions", *key, slot) for slot in slots]
     given = draw_given(config.dit, noise.action_BAM.shape[1], most, generators)
     return replace(noise, given_BA=given.to(noise.action_BAM.device))
+
+
+def with_less_video(
+    noise: DiffusionNoise, key: tuple[int, int], slots: Sequence[int], model: ModelConfig
+) -> DiffusionNoise:
+    """Return ``noise`` with some samples as they are where plans are made with less video.
+
+    Args:
+        noise: Of a micro-batch.
+        key: Seed and step.
+        slots: Of its samples.
+        model: Says how many, and how; see ``action_only_ratio``.
+    """
+    if not model.action_only_ratio:
+        return noise
+    draws = [torch.rand((), generator=keyed_generator("action only", *key, slot)) for slot in slots]
+    chosen = (torch.stack(draws) < model.action_only_ratio).to(noise.video_BCFYX.device)
+    if model.action_only_video == "skip":
+        return replace(noise, hides_video_B=chosen)
+    # Index 0 is pure noise, and the video's loss has no weight there.
+    return replace(noise, frame_index_BF=noise.frame_index_BF.masked_fill(chosen[:, None], 0))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ from dzrobot.training.run.checkpoint import (
 )
 from dzrobot.training.run.evaluation import evaluate_open_loop, evaluate_rollouts
 from dzrobot.training.run.export import PartialExport, export
-from dzrobot.training.run.inputs import sample_noise, with_given_actions
+from dzrobot.training.run.inputs import sample_noise, with_given_actions, with_less_video
 from dzrobot.training.run.optimizer import StepOutcome
 from dzrobot.training.run.parallel import reading_outputs
 from dzrobot.training.run.run_log import RunLog, describe, describe_batch
@@ -213,8 +213,11 @@ class Trainer:
         seed, slots = self.components.config.runner.seed, batch["slot"].tolist()
         network, step = self.components.network, batch["step"]
         noise = sample_noise(network, prepared, seed, step, slots)
-        most = self.components.config.model.rtc_training_max_delay
-        noise = with_given_actions(network, noise, (seed, step), slots, most)
+        model = self.components.config.model
+        noise = with_given_actions(
+            network, noise, (seed, step), slots, model.rtc_training_max_delay
+        )
+        noise = with_less_video(noise, (seed, step), slots, model)
         return backward(self.components.model, prepared, noise, counts, self._loss_options)
 
     def save(self, *, wait: bool) -> None:

@@ -13,6 +13,7 @@ from dzrobot.commands.options.policy import (
     add_cluster,
     add_render_device,
     add_speed,
+    add_video,
     add_weights,
     read_cluster,
     read_weights,
@@ -48,8 +49,8 @@ _RESERVED = {
 _HISTORY: dict[str, History] = {"on": "recent", "off": "off", "recent": "recent", "grid": "grid"}
 
 _LOCAL = (
-    "dit_steps", "cfg_scale", "policy_seed", "compile", "graphs", "device", "dtype", "memory",
-    "quantize", "cfg_devices", "revision",
+    "dit_steps", "video", "cfg_scale", "policy_seed", "compile", "graphs", "device", "dtype",
+    "memory", "quantize", "cfg_devices", "revision",
 )  # fmt: skip
 """Flags that a policy server decides for itself."""
 
@@ -112,6 +113,7 @@ def add_acting(group: Any) -> None:
     group.add_argument(
         "--dit-steps", type=flags.dit_steps, help="network evaluations: 5 to 8, 16, or dynamic"
     )
+    add_video(group)
     group.add_argument(
         "--history",
         choices=sorted(_HISTORY),
@@ -271,6 +273,7 @@ def _policy_settings(arguments: argparse.Namespace) -> PolicySettings:
         lerobot_python=arguments.lerobot_python,
         options=PolicyOptions(
             dit_steps=arguments.dit_steps,
+            video=arguments.video or "full",
             execute=arguments.execute,
             history=_HISTORY[arguments.history] if arguments.history else None,
             cfg_scale=arguments.cfg_scale,

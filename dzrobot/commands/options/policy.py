@@ -173,6 +173,15 @@ def add_speed(group: Any) -> None:
     )  # fmt: skip
 
 
+def add_video(group: Any) -> None:
+    """Declare ``--video``."""
+    group.add_argument(
+        "--video", choices=["full", "once", "skip"],
+        help="video that the network denoises beside the actions: all of it; none after its first "
+        "evaluation of a plan; none at all (faster, other actions, no prediction)",
+    )  # fmt: skip
+
+
 def add_cluster(group: Any) -> None:
     """Declare where Ray runs, and how many actors."""
     add_ray(group)

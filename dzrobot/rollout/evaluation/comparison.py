@@ -63,6 +63,13 @@ class Results:
         """Folder, for tables."""
         return str(self.folder)
 
+    @property
+    def video(self) -> str:
+        """What the policy, or its server, computed of the video; but for ``full`` no prediction."""
+        policy = self.card["policy"]
+        served = policy.get("server")
+        return str((served if isinstance(served, Mapping) else policy).get("video", "full"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -274,6 +281,12 @@ def print_comparison(console: Console, found: Sequence[Comparison]) -> None:
     """Print every comparison as one line; all have the same first run."""
     wide = Console(file=console.file, width=max(console.width, WIDTH), highlight=False)
     wide.print(comparison_table(found))
+    for one, two in ((comparison.first, comparison.second) for comparison in found):
+        if one.video != two.video:
+            wide.print(
+                f"{one.name} was planned with --video {one.video}, {two.name} with --video "
+                f"{two.video}: the difference is of that as well.", markup=False,
+            )  # fmt: skip
 
 
 def comparison_table(found: Sequence[Comparison]) -> Table:

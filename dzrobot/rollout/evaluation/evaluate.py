@@ -375,6 +375,8 @@ def _predicts(prepared: PreparedEvaluation, options: RunOptions) -> bool:
     why = None
     if not isinstance(prepared.ready.policy, PredictingPolicy):
         why = "the policy predicts no video that could be kept"
+    elif (video := prepared.ready.card.get("video", "full")) != "full":
+        why = f"with --video {video} the policy predicts no video"
     elif prepared.evaluation.batched:
         why = "with --batch no episode is asked for its own plan"
     elif prepared.moves_an_arm:

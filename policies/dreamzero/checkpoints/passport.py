@@ -7,7 +7,7 @@ and the training config, as far as those answer.
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -85,6 +85,9 @@ class Passport:
 
     rtc_training_max_delay: _Count | None = None
     """Most first rows of a plan that the network was trained to be given without noise."""
+
+    action_only_video: Literal["once", "skip"] | None = None
+    """What of the video the network was trained to do without; see ``PolicyOptions.video``."""
 
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """Training configuration, plain values."""

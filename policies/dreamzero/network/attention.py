@@ -25,6 +25,8 @@ from dzrobot.policies.dreamzero.network.pattern import (
     Span,
     dense_mask,
     group_mask,
+    hidden_keys,
+    hidden_video,
 )
 
 Backend = Literal["dense", "packed"]
@@ -49,7 +51,12 @@ class Attention(Protocol):
 
 
 def train_attention(
-    pattern: AttentionPattern, backend: Backend, device: torch.device, *, noisy_only: bool = False
+    pattern: AttentionPattern,
+    backend: Backend,
+    device: torch.device,
+    *,
+    noisy_only: bool = False,
+    hides_video_B: Tensor | None = None,
 ) -> "DenseAttention | PackedAttention":
     """Return the back end that runs a training pattern.
 
@@ -58,15 +65,30 @@ def train_attention(
         backend: ``packed``, or ``dense`` for the plain form with an (L, L) mask.
         device: Where the mask lies.
         noisy_only: Leave out the queries of the clean half: all that the last block is asked for.
+        hides_video_B: True for samples whose actions do not see the noisy video; None: there are
+            none, and the pattern says so too.
     """
     first = len(pattern.layout.clean) if noisy_only else 0
     runs = pattern.layout.runs
     if backend == "dense":
-        return DenseAttention(dense_mask(pattern, device)[first:], runs, first)
+        mask_QL = dense_mask(pattern, device)[first:]
+        if hides_video_B is None:
+            return DenseAttention(mask_QL, runs, first)
+        hidden_QL = hidden_video(pattern, device)[first:]
+        mask_B1QL = mask_QL & ~(hides_video_B[:, None, None, None] & hidden_QL)
+        return DenseAttention(mask_B1QL, runs, first)
     groups = tuple(group for group in pattern.groups if group.queries[0].start >= first)
     spans = [span for group in groups for span in group.queries]
     order = sorted(range(len(spans)), key=lambda number: spans[number])
-    return PackedAttention(groups, runs, first, tuple(order))
+    masks = tuple(_seen(group, hides_video_B, device) for group in groups)
+    return PackedAttention(groups, runs, first, tuple(order), masks)
+
+
+def _seen(group: Group, hides_video_B: Tensor | None, device: torch.device) -> Tensor | None:
+    """Return the mask (B, 1, 1, keys) of a group; None where all samples see all of its keys."""
+    if group.video is None or hides_video_B is None:
+        return None
+    return ~(hides_video_B[:, None, None, None] & hidden_keys(group, device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +96,8 @@ class DenseAttention:
     """One masked call over the whole sequence: the plain form."""
 
     mask_QL: Tensor
+    """Or (B, 1, Q, L), where samples differ."""
+
     runs: tuple[tuple[int, int], ...]
     first_query: int
 
@@ -82,7 +106,7 @@ class DenseAttention:
         return attend(q_BQHK, k_BLHK, v_BLHK, self.mask_QL)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PackedAttention:
     """One dense call per group of queries with the same keys."""
 
@@ -92,19 +116,25 @@ class PackedAttention:
     order: tuple[int, ...]
     """For each span of queries in the sequence, its number among the spans of all groups."""
 
+    masks: tuple[Tensor | None, ...]
+    """For each group which keys a sample sees, (B, 1, 1, keys); None: all."""
+
     def __call__(self, q_BQHK: Tensor, k_BLHK: Tensor, v_BLHK: Tensor) -> Tensor:
         """Return the attended values (B, Q, H, K)."""
         pieces: list[Tensor] = []
-        for group in self.groups:
-            out_BGHK = self._group(group, q_BQHK, k_BLHK, v_BLHK)
+        for group, mask in zip(self.groups, self.masks, strict=True):
+            out_BGHK = self._group(group, mask, q_BQHK, k_BLHK, v_BLHK)
             pieces += out_BGHK.split_with_sizes([len(span) for span in group.queries], dim=1)
         return torch.cat([pieces[number] for number in self.order], dim=1)
 
-    def _group(self, group: Group, q_BQHK: Tensor, k_BLHK: Tensor, v_BLHK: Tensor) -> Tensor:
+    def _group(
+        self, group: Group, mask: Tensor | None, q_BQHK: Tensor, k_BLHK: Tensor, v_BLHK: Tensor
+    ) -> Tensor:
         if group.queries == group.keys and len(group.keys[0]) == 1:
             # A softmax over one key is one: a lone state token gets its own value.
             return v_BLHK[:, group.keys[0].slice]
-        mask = group_mask(group).to(q_BQHK.device) if group.causal else None
+        if group.causal:
+            mask = group_mask(group).to(q_BQHK.device)
         return attend(
             _take(q_BQHK, group.queries, -self.first_query),
             _take(k_BLHK, group.keys),

@@ -207,6 +207,10 @@ class DiffusionNoise:
     given_BA: Tensor | None = None
     """True on actions that the network sees without noise and is not asked for; None: none."""
 
+    hides_video_B: Tensor | None = None
+    """True for samples whose actions do not see the noisy video, which is not asked for then;
+    None: none."""
+
     @classmethod
     def of(
         cls,

@@ -84,12 +84,17 @@ class TrainInputs:
     first_frame_BCFYX: Tensor | None = None
     """Mask and latents of the first frame, concatenated to the channels; None for the 5B."""
 
+    hides_video_B: Tensor | None = None
+    """True for samples whose actions do not see the noisy video; None: there are none."""
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepInputs:
     """One inference forward pass over new frames."""
 
     video_BCFYX: Tensor
+    """New frames; none where actions alone are denoised."""
+
     timestep_BF: Tensor
     start_frame: int
     """Absolute index of the first new frame."""
@@ -100,7 +105,7 @@ class StepInputs:
     first_frame_BCFYX: Tensor | None = None
 
     one_timestep: bool = False
-    """Whether all tokens have the first frame's timestep, so that embedding it once will do."""
+    """Whether all tokens have the first one's timestep, so that embedding it once will do."""
 
     def to(self, device: torch.device) -> "StepInputs":
         """Return it on ``device``."""
@@ -169,7 +174,7 @@ class CausalDiT(nn.Module):
             rope_table(layout, self.config.head_dim, x_BLD.device),
             self.embed_context(inputs.prompting),
         )
-        for block, attention in self._routes(layout, form, x_BLD.device):
+        for block, attention in self._routes(layout, form, x_BLD.device, inputs.hides_video_B):
             x_BLD = block(x_BLD, given, attention)
         # With the savings on, the clean half has already gone.
         x_BLD = x_BLD[:, x_BLD.shape[1] - layout.length + len(layout.clean) :]
@@ -188,22 +193,26 @@ class CausalDiT(nn.Module):
             cache: The past; its rows are the batch.
             contexts: For each block the context, best with keys and values from :meth:`project`.
         """
-        layout = self.step_layout(inputs)
-        x_BLD = self.embed_video(inputs.video_BCFYX, inputs.first_frame_BCFYX)
-        if inputs.controls is not None:
-            x_BLD = torch.cat([x_BLD, *self._controls(inputs.controls)], dim=1)
+        layout, controls = self.step_layout(inputs), inputs.controls
+        parts = [] if controls is None else [*self._controls(controls)]
+        if layout.frames:
+            parts.insert(0, self.embed_video(inputs.video_BCFYX, inputs.first_frame_BCFYX))
+        x_BLD = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         runs = ((1, layout.length),) if inputs.one_timestep else layout.runs
         if inputs.one_timestep:
-            time_BGD = self._time([inputs.timestep_BF[:, :1]], None)
+            timestep = inputs.timestep_BF
+            if controls is not None and not layout.frames:
+                timestep = controls.timestep_BA
+            time_BGD = self._time([timestep[:, :1]], None)
         else:
-            time_BGD = self._time([inputs.timestep_BF], inputs.controls)
+            time_BGD = self._time([inputs.timestep_BF], controls)
         time_BG6D = self._modulation(time_BGD)
         rope = rope_table(layout, self.config.head_dim, x_BLD.device)
         for index, (block, context) in enumerate(zip(self.blocks, contexts, strict=True)):
             attention = CachedAttention(*cache.layer(index), cache.length, runs)
             x_BLD = block(x_BLD, Conditioning(time_BG6D, rope, context), attention)
         video_BCFYX, action_BAM = self._decode(x_BLD, time_BGD[:, : layout.frames], layout)
-        return video_BCFYX, None if inputs.controls is None else action_BAM
+        return video_BCFYX, None if controls is None else action_BAM
 
     def new_cache(self, rows: int, frames: int) -> KVCache:
         """Return an empty cache of ``rows`` with room for ``frames`` frames and one block."""
@@ -295,12 +304,22 @@ class CausalDiT(nn.Module):
         )  # fmt: skip
 
     def _routes(
-        self, layout: TokenLayout, form: TrainForm, device: torch.device
+        self,
+        layout: TokenLayout,
+        form: TrainForm,
+        device: torch.device,
+        hides_video_B: Tensor | None,
     ) -> Iterator[tuple[nn.Module, Attention]]:
         """Yield each block with its attention; the last one may leave out the clean queries."""
-        pattern = AttentionPattern(layout, self.config.max_chunk_size)
-        whole = train_attention(pattern, form.backend, device)
-        last = train_attention(pattern, form.backend, device, noisy_only=form.exact_savings)
+        pattern = AttentionPattern(
+            layout, self.config.max_chunk_size, hides_video=hides_video_B is not None
+        )
+        whole, last = (
+            train_attention(
+                pattern, form.backend, device, noisy_only=short, hides_video_B=hides_video_B
+            )
+            for short in (False, form.exact_savings)
+        )
         for index, block in enumerate(self.blocks):
             yield block, last if index == len(self.blocks) - 1 else whole
 
@@ -334,6 +353,10 @@ class CausalDiT(nn.Module):
         video_BLD, action_BAD, _ = x_BLD.split_with_sizes(
             [len(layout.video), layout.actions, layout.states], dim=1
         )
+        if not layout.frames:
+            size = (layout.rows * PATCH, layout.columns * PATCH)
+            empty_BCFYX = x_BLD.new_empty(len(x_BLD), self.config.out_dim, 0, *size)
+            return empty_BCFYX, self.action_decoder(action_BAD)
         patches_BLV = self.head(video_BLD, time_BFD)
         grid = (layout.frames, layout.rows, layout.columns)
         patches = patches_BLV.view(len(patches_BLV), *grid, PATCH, PATCH, -1)

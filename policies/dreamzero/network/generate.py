@@ -150,7 +150,8 @@ class Prediction:
     """Actions in [-1, 1], padding included."""
 
     videos: tuple[Tensor, ...]
-    """Latents (C, F, Y, X) of the future; with the first frame before them on a fresh start."""
+    """Latents (C, F, Y, X) of the future; with the first frame before them on a fresh start.
+    Without a frame where ``GenerateOptions.video`` is not ``full``."""
 
     starts: tuple[int, ...]
     """Latent frame that each session's call began at; 0 means that the past was forgotten."""
@@ -238,12 +239,11 @@ class _Call:
         caches = [self._open_cache(lane) for lane in self.lanes]
         first = max(0, self.start - self._block)
         self._velocities(read_BCFYX, 0, first, caches, None)
-        for cache in caches:
-            cache.commit(read_BCFYX.shape[2] * self.model.config.dit.frame_seqlen)
+        _commit(caches, read_BCFYX.shape[2] * self.model.config.dit.frame_seqlen)
         start = 1 if fresh else self.start
         action_BAM, video_BCFYX, evaluations = self._denoise(read_BCFYX, start, caches)
         self._close(caches, start + self._block)
-        if fresh:
+        if fresh and self._predicts:
             video_BCFYX = torch.cat([read_BCFYX.to(video_BCFYX.dtype), video_BCFYX], dim=2)
         return action_BAM, video_BCFYX, evaluations
 
@@ -254,6 +254,11 @@ class _Call:
     @property
     def _device(self) -> torch.device:
         return self.model.device
+
+    @property
+    def _predicts(self) -> bool:
+        """Return whether video is denoised beside the actions."""
+        return self.options.video == "full"
 
     def _begin(self) -> Tensor:
         """Take the first frame's embedding and conditioning; return its latents (B, C, 1, Y, X)."""
@@ -351,7 +356,7 @@ class _Call:
         action = action_schedule.start(torch.stack([n.action_AM for n in noise]))
         state_BSM = _sent([r.state_SM for r in self.requests], self._device)
         joint = self._continuations(action.sample)
-        evaluations = 0
+        evaluations, read = 0, [cache.length for cache in caches]
         for step in range(options.solver_steps):
             if plan.due(step):
                 timestep_BA = torch.full_like(
@@ -363,20 +368,33 @@ class _Call:
                 controls = Controls(
                     action_BAM=shown_BAM, timestep_BA=timestep_BA, state_BSM=state_BSM
                 )
+                shown_BCFYX = self._shown(video.sample, evaluations)
                 video_flow, action_flow = self._velocities(
-                    video.sample, video_schedule.timesteps[step], start, caches, controls
+                    shown_BCFYX, video_schedule.timesteps[step], start, caches, controls
                 )
                 plan.executed(video_flow)
                 evaluations += 1
-            video.step(video_flow)
+                if not self._predicts:
+                    # What this evaluation has left of the video, the next ones attend.
+                    _commit(caches, shown_BCFYX.shape[2] * self.model.config.dit.frame_seqlen)
+            if self._predicts:
+                video.step(video_flow)
             if joint is None:
                 action.step(action_flow)
             else:
                 # At a step that skips the network as well: the sample has moved on.
                 sigma = action_schedule.sigmas[step]
                 action.step(joint.guided(action_flow, action.sample, sigma))
+        for cache, length in zip(caches, read, strict=True):
+            cache.length = length
         action_BAM = action.sample if joint is None else joint.closed(action.sample)
-        return action_BAM, video.sample, evaluations
+        return action_BAM, self._shown(video.sample, evaluations), evaluations
+
+    def _shown(self, video_BCFYX: Tensor, evaluations: int) -> Tensor:
+        """Return what the transformer is shown of the video after so many evaluations."""
+        kind = self.options.video
+        is_shown = kind == "full" or (kind == "once" and not evaluations)
+        return video_BCFYX if is_shown else video_BCFYX[:, :, :0]
 
     def _continuations(self, like_BAM: Tensor) -> Continuations | None:
         """Return what the plans continue; None where all start over."""
@@ -425,7 +443,7 @@ class _Call:
     def _first_frames(self, start: int, frames: int) -> Tensor | None:
         """Return the conditioning of the frames from ``start`` on; the last ones if beyond it."""
         parts = [s.first_frame_CFYX for s in self.sessions if s.first_frame_CFYX is not None]
-        if not parts:
+        if not parts or not frames:
             return None
         first_BCFYX = torch.stack(parts)
         if start + frames > first_BCFYX.shape[2]:
@@ -476,6 +494,11 @@ def schedules(head: HeadConfig, steps: int) -> tuple[InferenceSchedule, Inferenc
     """Return the solvers of video and actions, made once; the first call loads their library."""
     final = head.video_inference_final_noise if head.decouple_inference_noise else 0.0
     return inference_schedule(steps, final_noise=final), inference_schedule(steps)
+
+
+def _commit(caches: Sequence[KVCache], tokens: int) -> None:
+    for cache in caches:
+        cache.commit(tokens)
 
 
 def _sent(parts: Sequence[Tensor], device: torch.device) -> Tensor:

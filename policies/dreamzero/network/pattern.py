@@ -37,6 +37,10 @@ class Group:
     causal: bool = False
     """Whether query i from the end also ignores the last i keys."""
 
+    video: Span | None = None
+    """Keys that are hidden from these queries in samples whose video is; see
+    :attr:`AttentionPattern.hides_video`. None: none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLayout:
@@ -137,6 +141,10 @@ class AttentionPattern:
     max_chunk_size: int
     """Blocks of history that clean frames see besides frame 0; -1: token by token, causally."""
 
+    hides_video: bool = False
+    """Whether there are samples whose actions do not see the noisy video, as where it is skipped;
+    actions are then groups of their own."""
+
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Return the groups; together they hold every query once."""
@@ -146,7 +154,7 @@ class AttentionPattern:
             Group((frame0_clean,), (frame0_clean,)),
             *self._clean_groups(),
             Group((frame0_noisy,), (frame0_noisy,)),
-            *(self._noisy_group(block) for block in range(at.blocks)),
+            *(group for block in range(at.blocks) for group in self._noisy_groups(block)),
             *self._state_groups(),
         )
 
@@ -163,14 +171,17 @@ class AttentionPattern:
             groups.append(Group((at.clean_span(first, stop),), _joined(at.clean_span(0, 1), seen)))
         return tuple(groups)
 
-    def _noisy_group(self, block: int) -> Group:
+    def _noisy_groups(self, block: int) -> tuple[Group, ...]:
         at = self.layout
         first = 1 + block * at.block_frames
         video = at.video_span(first, first + at.block_frames)
         actions = at.action_span(block * at.block_actions, (block + 1) * at.block_actions)
         states = at.state_span(block * at.block_states, (block + 1) * at.block_states)
         past = at.clean_span(0, first)
-        return Group(_joined(video, actions), _joined(past, video, actions, states))
+        keys = _joined(past, video, actions, states)
+        if self.hides_video:
+            return Group((video,), keys), Group((actions,), keys, video=video)
+        return (Group(_joined(video, actions), keys),)
 
     def _state_groups(self) -> tuple[Group, ...]:
         at = self.layout
@@ -190,6 +201,27 @@ def dense_mask(pattern: AttentionPattern, device: torch.device) -> Tensor:
             queries, keys = _indices(group.queries), _indices(group.keys)
             mask_LL[queries[:, None], keys] = group_mask(group)
         return mask_LL.to(device)
+
+
+@lru_cache(maxsize=32)
+def hidden_video(pattern: AttentionPattern, device: torch.device) -> Tensor:
+    """Return (L, L): True where a query does not see a key in samples whose video is hidden."""
+    length = pattern.layout.length
+    with torch.inference_mode(mode=False), torch.device("cpu"):
+        hidden_LL = torch.zeros(length, length, dtype=torch.bool)
+        for group in pattern.groups:
+            if group.video is not None:
+                hidden_LL[_indices(group.queries)[:, None], _indices((group.video,))] = True
+        return hidden_LL.to(device)
+
+
+@lru_cache(maxsize=128)
+def hidden_keys(group: Group, device: torch.device) -> Tensor:
+    """Return (keys,): True on those of ``group.video``."""
+    assert group.video is not None, "of groups that have such keys"
+    with torch.inference_mode(mode=False), torch.device("cpu"):
+        index = _indices(group.keys)
+        return ((index >= group.video.start) & (index < group.video.stop)).to(device)
 
 
 def group_mask(group: Group) -> Tensor:

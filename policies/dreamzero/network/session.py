@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dzrobot.errors import ModalityError
+from dzrobot.errors import ConfigError, ModalityError
 from dzrobot.policies.dreamzero.network.config import DiTConfig, NetworkConfig
 from dzrobot.policies.dreamzero.network.continuation import Continuation
 from dzrobot.policies.dreamzero.network.prompt import PromptCache, PromptRows
@@ -92,6 +92,13 @@ def tokens_of(config: DiTConfig, frames: int) -> int:
 
 _TEMPORAL_STRIDE = 4
 
+Video = Literal["full", "once", "skip"]
+"""What of the coming block's video is computed beside its actions. ``full``: it is denoised with
+them, as published. ``once``: its tokens are pure noise, and pass the transformer in the first
+evaluation alone; the later ones attend the keys and values that they left. ``skip``: it has no
+tokens. Without ``full`` no video is predicted, and no negative prompt is needed: it guides the
+video alone."""
+
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
@@ -161,14 +168,24 @@ class GenerateOptions:
     history: bool = True
     """Whether earlier frames of the episode are remembered; else only the newest frame is used."""
 
+    video: Video = "full"
+    """What is computed of the video."""
+
     prompt_rows: PromptRows = "own"
     """``cut``: of sessions that run as one batch, prompts are zero from the length of the shortest
     on, as in the published code; for experiments."""
 
+    def __post_init__(self) -> None:
+        if self.dit_steps == "dynamic" and self.video != "full":
+            raise ConfigError(
+                f"dit_steps='dynamic' goes by how the predicted video changes from step to step, "
+                f"and video={self.video!r} predicts none: give a number of steps, such as 5 or 8"
+            )
+
     @property
     def prompts(self) -> int:
         """Return how many prompts condition a call."""
-        return 1 if self.cfg_scale == 1 else 2
+        return 1 if self.cfg_scale == 1 or self.video != "full" else 2
 
     def window(self, config: DiTConfig) -> int:
         """Return the latent frames after which history is dropped."""

@@ -109,7 +109,7 @@ class Losses:
     dynamics_loss: Tensor
     action_loss: Tensor
     dynamics_B: Tensor
-    """Video loss of each sample."""
+    """Video loss of each sample; zero where its video is hidden."""
 
     action_B: Tensor
     """Action loss of each sample; zero where it has no real action."""
@@ -219,6 +219,8 @@ class WorldActionModel(nn.Module):
         error_BCFYX = video_BCFYX.float() - target_BCFYX[..., :rows, :columns]
         error_BF = error_BCFYX.square().mean(dim=(1, 3, 4))
         dynamics_B = (schedule.weights[noise.frame_index_BF] * error_BF).mean(dim=1)
+        if noise.hides_video_B is not None:
+            dynamics_B = dynamics_B.masked_fill(noise.hides_video_B, 0)
 
         error_BAM = action_BAM.float() - velocity(prepared.action_BAM, noise.action_BAM)
         error_BA = _mean_action_error(error_BAM.square(), prepared, options)
@@ -265,6 +267,7 @@ class WorldActionModel(nn.Module):
             controls=controls,
             prompting=prepared.prompting,
             first_frame_BCFYX=prepared.first_frame_BCFYX,
+            hides_video_B=noise.hides_video_B,
         )
 
     def pixels(self, images_BTHW3: Tensor) -> Tensor:
