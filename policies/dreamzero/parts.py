@@ -56,6 +56,9 @@ class PolicyParts:
     trained_delay: int = 0
     """Most first rows that the network was trained to be given of a plan; 0: none."""
 
+    distilled_steps: int | None = None
+    """Solver steps that the network was distilled for; None: it was not."""
+
 
 def load_parts(  # noqa: PLR0913 - those of DreamZeroPolicy.from_pretrained
     path_or_repo: str | Path | Checkpoint,
@@ -103,6 +106,7 @@ def load_parts(  # noqa: PLR0913 - those of DreamZeroPolicy.from_pretrained
         quantize=weights.quantize,
         negative=_copy(network, weights.cfg_device),
         trained_delay=checkpoint.passport.rtc_training_max_delay or 0,
+        distilled_steps=checkpoint.passport.distilled_steps,
     )
 
 

@@ -72,7 +72,7 @@ def run_setup(config: SFTConfig, base: NetworkConfig, devices: int) -> tuple[Set
         network=run_network(base, config.model, longest), model=config.model,
         parallel=config.parallel, image_size=longest.image_size,
         micro_batch=config.runner.micro_batch_size, devices=devices,
-        averaged=config.optim.ema_decay is not None,
+        averaged=config.optim.ema_decay is not None, teacher_steps=config.distill.teacher_steps,
     )  # fmt: skip
     return setup, longest
 

@@ -1,13 +1,24 @@
 """Forecasts for the two published networks, beside published figures and our goals."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from statistics import fmean
 
 import torch
 
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.errors import find
 from dzrobot.policies.dreamzero.network.session import GenerateOptions
-from dzrobot.training.cost.accelerators import DEVICES, LAUNCH_S, SHARE_SOURCES, SUSTAINED
+from dzrobot.policies.dreamzero.options import PolicyOptions
+from dzrobot.training.cost.accelerators import (
+    DEVICES,
+    LAUNCH_S,
+    SHARE_SOURCES,
+    SUSTAINED,
+    roofline,
+)
 from dzrobot.training.cost.plan import ASSUMED_PROMPT
+from dzrobot.training.forecast.forecast import Form, forecast
 from dzrobot.training.forecast.profile import (
     ChunkProfile,
     StepProfile,
@@ -18,7 +29,7 @@ from dzrobot.training.forecast.profile import (
     profile_step,
     step_table,
 )
-from dzrobot.training.forecast.rehearsal import ChunkSetup
+from dzrobot.training.forecast.rehearsal import ChunkSetup, rehearse_chunks
 from dzrobot.training.recipes.architecture import run_network
 from dzrobot.training.recipes.read import read_planned
 
@@ -72,6 +83,32 @@ def chunk_plan(variant: str) -> ChunkSetup:
 def profiled_chunks() -> dict[str, ChunkProfile]:
     """Return the rehearsed chunks of both networks."""
     return {name: profile_chunks(chunk_plan(name.lower())) for name in PUBLISHED_RATES}
+
+
+def chunk_seconds(
+    options: Sequence[PolicyOptions], variant: str, accelerator: str, form: Form
+) -> list[float]:
+    """Return the forecast time of a chunk for each way to act, the mean over a window.
+
+    Args:
+        options: How a policy acts; steps, solver and history count, and guidance is the robot's.
+        variant: Published network, ``5b`` or ``14b``.
+        accelerator: Name of one of the known devices.
+        form: How the network is launched.
+
+    Raises:
+        UnknownNameError: no such device.
+    """
+    known = {device.name: device for device in DEVICES}
+    roof = roofline(find(known, "accelerator", accelerator))
+    plan, robot = chunk_plan(variant), load_embodiment(_TAG)
+    asked = [replace(own, execute=None, cfg_scale=None).generate(robot) for own in options]
+    found: dict[GenerateOptions, float] = {}
+    for own in asked:
+        if own not in found:
+            chunks = rehearse_chunks(replace(plan, options=own)).values()
+            found[own] = fmean(forecast(chunk, roof, form).total for chunk in chunks)
+    return [found[own] for own in asked]
 
 
 def forecast_tables() -> Iterator[str]:

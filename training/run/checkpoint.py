@@ -45,7 +45,7 @@ _NAME = re.compile(_PREFIX + r"(\d{1,15})", re.ASCII)
 _CHECKSUM_FORMAT = 2
 """First format of meta.json that comes with checksums."""
 
-_MUST_MATCH = ("base", "is_lora", "ema")
+_MUST_MATCH = ("base", "is_lora", "ema", "distilled")
 _SHOULD_MATCH = ("seed", "global_batch_size", "statistics", "windows", "max_steps")
 """Fields of meta.json that a resumed run must share, and fields whose change is reported."""
 
@@ -64,6 +64,7 @@ class TrainingMeta(BaseModel):
     base: str | None = None
     is_lora: bool | None = None
     ema: bool | None = None
+    distilled: str | None = None
     seed: int | None = None
     global_batch_size: int | None = None
     max_steps: int | None = None
@@ -397,6 +398,7 @@ def identity(components: TrainingComponents) -> dict[str, Any]:
         "base": components.initial.fingerprint,
         "is_lora": config.model.is_lora,
         "ema": config.optim.ema_decay is not None,
+        "distilled": None if components.teacher is None else components.teacher.identity,
         "seed": config.runner.seed,
         "global_batch_size": config.runner.global_batch_size,
         "max_steps": config.runner.max_steps,

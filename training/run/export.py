@@ -243,6 +243,7 @@ def _passport(components: TrainingComponents, base: str | None) -> Passport:
         embodiments=robots,
         action_horizon=horizon,
         rtc_training_max_delay=components.config.model.rtc_training_max_delay or None,
+        distilled_steps=components.config.distill.to_steps,
     )
 
 

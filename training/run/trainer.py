@@ -215,7 +215,10 @@ class Trainer:
         noise = sample_noise(network, prepared, seed, step, slots)
         most = self.components.config.model.rtc_training_max_delay
         noise = with_given_actions(network, noise, (seed, step), slots, most)
-        return backward(self.components.model, prepared, noise, counts, self._loss_options)
+        model, options = self.components.model, self._loss_options
+        if self.components.teacher is not None:
+            prepared, noise = self.components.teacher.lesson(model, prepared, noise, options.form)
+        return backward(model, prepared, noise, counts, options)
 
     def save(self, *, wait: bool) -> None:
         """Write a checkpoint; with ``wait``, return only when it is complete."""

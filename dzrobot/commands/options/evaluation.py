@@ -42,8 +42,8 @@ _RESERVED = {
 _HISTORY: dict[str, History] = {"on": "recent", "off": "off", "recent": "recent", "grid": "grid"}
 
 _LOCAL = (
-    "dit_steps", "cfg_scale", "policy_seed", "compile", "graphs", "device", "dtype", "memory",
-    "quantize", "cfg_devices", "revision",
+    "dit_steps", "solver_steps", "cfg_scale", "policy_seed", "compile", "graphs", "device", "dtype",
+    "memory", "quantize", "cfg_devices", "revision",
 )  # fmt: skip
 """Flags that a policy server decides for itself."""
 
@@ -106,6 +106,11 @@ def add_acting(group: Any) -> None:
     group.add_argument(
         "--dit-steps", type=flags.dit_steps, help="network evaluations: 5 to 8, 16, or dynamic"
     )
+    group.add_argument(
+        "--solver-steps", type=flags.whole(1, 1000), metavar="N",
+        help="steps of the solver, of which all run the network unless there are 16 (default: a "
+        "distilled checkpoint's own, else 16)",
+    )  # fmt: skip
     group.add_argument(
         "--history",
         choices=sorted(_HISTORY),
@@ -255,6 +260,7 @@ def _policy_settings(arguments: argparse.Namespace) -> PolicySettings:
         lerobot_python=arguments.lerobot_python,
         options=PolicyOptions(
             dit_steps=arguments.dit_steps,
+            solver_steps=arguments.solver_steps,
             execute=arguments.execute,
             history=_HISTORY[arguments.history] if arguments.history else None,
             cfg_scale=arguments.cfg_scale,
