@@ -131,11 +131,11 @@ def _with_times(sets: Sequence[OptionSet], arguments: argparse.Namespace) -> lis
     from dzrobot.training.forecast.published import chunk_seconds
 
     policies = open_specs([one.request.resolved().evaluation.policy for one in sets])
-    ratios = chunk_ratios(policies, arguments.rounds)
     forecasts = chunk_seconds(
         [policy.options for policy in policies],
         arguments.variant, arguments.accelerator, arguments.form,
     )  # fmt: skip
+    ratios = chunk_ratios(policies, arguments.rounds)
     return [
         replace(one, ratio=ratio, forecast_s=None if one.request.settings.quantize else seconds)
         for one, ratio, seconds in zip(sets, ratios, forecasts, strict=True)
