@@ -7,12 +7,16 @@ import pytest
 import torch
 import train_worker
 import train_worlds
+from torch.distributed.tensor import DTensor
 
 from dzrobot.configuration import load_config
 from dzrobot.errors import CheckpointError, ConfigError
+from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.passport import PASSPORT_FILE
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+from dzrobot.training.cost.flops import sample_cost
+from dzrobot.training.cost.plan import describe_plan, plan_run
 from dzrobot.training.recipes.check import find_faults
 from dzrobot.training.recipes.read import load_recipe
 from dzrobot.training.run.build import build
@@ -51,7 +55,10 @@ def test_the_teacher_stays_and_the_student_moves(train_root, solo, tmp_path):
     assert not any(p.requires_grad for p in teacher.parameters())
 
     def weights(network):
-        return [p.full_tensor().clone() for p in network.parameters()]
+        return [
+            p.full_tensor().clone() if isinstance(p, DTensor) else p.detach().clone()
+            for p in network.parameters()
+        ]
 
     before = weights(teacher)
     assert all(map(torch.equal, before, weights(student)))
@@ -147,6 +154,22 @@ def test_another_teacher_has_to_see_the_same(train_root, solo, tmp_path):
 def test_impossible_distillations_are_named(train_root, tmp_path, distill, field, phrase):
     found = {f.field: f.message for f in find_faults(config(train_root, tmp_path, distill), 1)}
     assert phrase in found[field]
+
+
+def test_a_plan_counts_the_teacher(train_root, tmp_path):
+    base = open_checkpoint(train_root / "tiny").config
+    plain, taught = (
+        config(train_root, tmp_path, {"from_steps": 4, "to_steps": steps}) for steps in (None, 2)
+    )
+    costs = [sample_cost(one, base, train_worlds.ROBOT.image_size, 9) for one in (plain, taught)]
+    more = costs[1].executed - costs[0].executed
+    assert more == pytest.approx(2 * costs[0].executed_forward)
+    plans = [plan_run(one, base, 1, None) for one in (plain, taught)]
+    items = [{item.name: item.bytes_ for item in plan.memory.items} for plan in plans]
+    # In float32, as the recipe computes.
+    assert items[1]["teacher's weights"] == 4 * plans[0].counts.trained
+    assert plans[1].memory.peak > plans[0].memory.peak
+    assert "teacher's weights" in describe_plan(plans[1])
 
 
 def test_the_recipe_runs_and_resumes_with_the_same_words(train_root, solo, tmp_path):

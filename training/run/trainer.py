@@ -217,7 +217,10 @@ class Trainer:
         noise = with_given_actions(network, noise, (seed, step), slots, most)
         model, options = self.components.model, self._loss_options
         if self.components.teacher is not None:
-            prepared, noise = self.components.teacher.lesson(model, prepared, noise, options.form)
+            with reading_outputs():
+                prepared, noise = self.components.teacher.lesson(
+                    model, prepared, noise, options.form
+                )
         return backward(model, prepared, noise, counts, options)
 
     def save(self, *, wait: bool) -> None:
