@@ -131,10 +131,12 @@ def _with_times(sets: Sequence[OptionSet], arguments: argparse.Namespace) -> lis
     from dzrobot.training.forecast.published import chunk_seconds
 
     policies = open_specs([one.request.resolved().evaluation.policy for one in sets])
-    forecasts = chunk_seconds(
-        [policy.options for policy in policies],
-        arguments.variant, arguments.accelerator, arguments.form,
-    )  # fmt: skip
+    # Steps are the checkpoint's; guidance that was not asked for is the forecast robot's.
+    acting = [
+        replace(policy.options, execute=None, cfg_scale=one.request.settings.options.cfg_scale)
+        for one, policy in zip(sets, policies, strict=True)
+    ]
+    forecasts = chunk_seconds(acting, arguments.variant, arguments.accelerator, arguments.form)
     ratios = chunk_ratios(policies, arguments.rounds)
     return [
         replace(one, ratio=ratio, forecast_s=None if one.request.settings.quantize else seconds)

@@ -91,7 +91,7 @@ def chunk_seconds(
     """Return the forecast time of a chunk for each way to act, the mean over a window.
 
     Args:
-        options: How a policy acts; steps, solver and history count, and guidance is the robot's.
+        options: How a policy acts, on DROID.
         variant: Published network, ``5b`` or ``14b``.
         accelerator: Name of one of the known devices.
         form: How the network is launched.
@@ -102,7 +102,7 @@ def chunk_seconds(
     known = {device.name: device for device in DEVICES}
     roof = roofline(find(known, "accelerator", accelerator))
     plan, robot = chunk_plan(variant), load_embodiment(_TAG)
-    asked = [replace(own, execute=None, cfg_scale=None).generate(robot) for own in options]
+    asked = [own.generate(robot) for own in options]
     found: dict[GenerateOptions, float] = {}
     for own in asked:
         if own not in found:
