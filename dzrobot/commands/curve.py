@@ -91,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate, print the table, draw it, and return 0 if every episode has a result, else 1."""
     if arguments.output is None:
         raise ConfigError("a curve writes several folders: choose their parent with --output DIR")
+    if arguments.wandb is not None:
+        raise ConfigError("--wandb: a curve is kept in its folder alone; leave it out")
     if arguments.latency is not None:
         raise ConfigError("--latency: the forecast of each set of options says how long plans take")
     sets = [
