@@ -30,7 +30,7 @@ STEPS = 4
 def config(root, folder, distill, **changes):
     values = train_worlds.recipe(
         root, runner__output_dir=folder, runner__max_steps=STEPS, checkpoint__save_interval=2,
-        optim__lr_warmup_steps=0, optim__lr=0.003, **changes,
+        optim__lr_warmup_steps=0, optim__lr=0.003, **{"model__metadata_json_path": None, **changes},
     )  # fmt: skip
     return load_config(SFTConfig, {**values, "distill": distill})
 
@@ -139,6 +139,12 @@ def test_another_teacher_has_to_see_the_same(train_root, solo, tmp_path):
         trainer(solo, train_root, tmp_path / "b", {**distill, "teacher_path": str(other)})
 
 
+def test_the_teachers_statistics_are_the_students(train_root, solo, tmp_path):
+    own = {"model__metadata_json_path": train_root / "metadata.json"}
+    with pytest.raises(CheckpointError, match=r"other statistics of libero_sim .* leave"):
+        trainer(solo, train_root, tmp_path / "run", **own)
+
+
 @pytest.mark.parametrize(
     ("distill", "field", "phrase"),
     [
@@ -175,7 +181,7 @@ def test_a_plan_counts_the_teacher(train_root, tmp_path):
 def test_the_recipe_runs_and_resumes_with_the_same_words(train_root, solo, tmp_path):
     words = [
         f"model.model_path={train_root / 'tiny'}", "model.embodiment_tag=train_worlds:ROBOT",
-        f"model.metadata_json_path={train_root / 'metadata.json'}", "data.num_workers=0",
+        "data.num_workers=0",
         f"data.train_data_paths={train_root / 'dataset'}", f"runner.output_dir={tmp_path / 'run'}",
         "runner.max_steps=2", "optim.lr_warmup_steps=0", "runner.micro_batch_size=2",
         "runner.global_batch_size=2", "logging.tensorboard=false",

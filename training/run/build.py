@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from dzrobot.documents import read_json
 from dzrobot.embodiments.spec import ActionAnchor, Embodiment
 from dzrobot.errors import CheckpointError, DatasetError
+from dzrobot.modality.stats import Statistics
 from dzrobot.modality.video import PUBLISHED, AugmentConfig
 from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.coldstart import Components, cold_start
@@ -162,7 +163,7 @@ def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponent
             augment=_augmentation(config.data), features=features,
             cut_prompts=config.model.prompt_rows == "cut",
         ),
-        teacher=open_teacher(config, network, initial, world),
+        teacher=open_teacher(config, network, initial, datasets.train, world),
         optimizer=Optimizer(trained.items(), config.optim, config.runner.max_steps),
         ema=Ema(trained, config.optim.ema_decay) if config.optim.ema_decay else None,
         metrics=TrainMetrics(rates, world.device),
@@ -400,14 +401,14 @@ def fill(network: WorldActionModel, initial: InitialWeights, seed: int) -> None:
 
 
 def open_teacher(
-    config: SFTConfig, network: NetworkConfig, initial: InitialWeights,
+    config: SFTConfig, network: NetworkConfig, initial: InitialWeights, data: TrainingData,
     world: DistributedEnvironment,
 ) -> StepDistillation | None:  # fmt: skip
     """Return the teacher on its devices, frozen and sharded like the network; None without one.
 
     Raises:
-        CheckpointError: It is another network, has other encoders, or was distilled for other steps
-            than ``distill.from_steps``.
+        CheckpointError: It is another network, has other encoders or statistics, or was distilled
+            for other steps than ``distill.from_steps``.
     """
     distill = config.distill
     if distill.to_steps is None:
@@ -417,7 +418,7 @@ def open_teacher(
     own = distill.teacher_path is None
     checkpoint = open_checkpoint(path, revision=config.model.revision if own else None)
     weights = initial if own else _from_checkpoint(checkpoint)
-    _check_teacher(checkpoint, distill.from_steps)
+    _check_teacher(checkpoint, distill.from_steps, data)
     if not own:
         _check_encoders(weights, initial)
     head = replace(network.head, train_architecture="full")
@@ -436,13 +437,22 @@ def open_teacher(
     )  # fmt: skip
 
 
-def _check_teacher(checkpoint: Checkpoint, steps: int) -> None:
+def _check_teacher(checkpoint: Checkpoint, steps: int, data: TrainingData) -> None:
     own = checkpoint.passport.distilled_steps
     if own not in (None, steps):
         raise CheckpointError(
             f"distill.from_steps={steps}, and the teacher {checkpoint.path} was distilled for "
             f"{own} solver steps: set distill.from_steps={own}, or choose another teacher"
         )
+    for source in data.sources:
+        robot = source.spec.embodiment
+        learned = Statistics.from_metadata(checkpoint.metadata_file, robot)
+        if learned.fingerprint != source.pipeline.statistics.fingerprint:
+            raise CheckpointError(
+                f"the teacher {checkpoint.path} was trained with other statistics of {robot.tag} "
+                f"than those of {source.spec.metadata}, so its actions mean something else: leave "
+                "the metadata_json_path out, or give the teacher's own"
+            )
 
 
 def _check_encoders(teacher: InitialWeights, initial: InitialWeights) -> None:
