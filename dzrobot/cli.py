@@ -22,6 +22,7 @@ GROUPS = {
     "evaluate": {
         "eval": ("eval", "evaluate a policy in an environment"),
         "sweep": ("sweep", "find the best of several checkpoints, measured on other episodes"),
+        "curve": ("curve", "what fewer steps and other options cost in success, save in time"),
         "compare": ("compare", "compare evaluations of the same episodes"),
         "report": ("report", "write evaluations as a page with every episode's video"),
         "merge": ("merge", "put shards of one evaluation together"),

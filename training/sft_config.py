@@ -147,6 +147,28 @@ class ModelConfig(FrozenConfig):
     """How: ``skip`` hides the noisy video from the actions; ``once`` makes it pure noise."""
 
 
+class DistillConfig(FrozenConfig):
+    """Step distillation: one solver step of the network learns what several of a teacher's do.
+
+    Progressive distillation (arXiv 2202.00512).
+    """
+
+    to_steps: Positive | None = None
+    """Solver steps that the network is trained for; null: no distillation."""
+
+    from_steps: Positive = 16
+    """Solver steps of the teacher, a multiple of ``to_steps``."""
+
+    teacher_path: str | None = None
+    """Checkpoint directory (or hub id) of the teacher; null: ``model.model_path``, from which the
+    network itself starts."""
+
+    @property
+    def teacher_steps(self) -> int:
+        """Return the steps of the teacher for one of the network; 0 without distillation."""
+        return 0 if self.to_steps is None else self.from_steps // self.to_steps
+
+
 class SourceConfig(FrozenConfig):
     """One source of a mixture."""
 
@@ -415,6 +437,9 @@ class SFTConfig(FrozenConfig):
 
     data: DataConfig
     """Recordings and their reading."""
+
+    distill: DistillConfig = DistillConfig()
+    """Distillation to fewer solver steps."""
 
     optim: OptimConfig = OptimConfig()
     """Optimizer."""

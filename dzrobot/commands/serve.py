@@ -110,6 +110,11 @@ def _policy(group: Any) -> None:
         "--dit-steps", type=flags.dit_steps, help="network evaluations: 5 to 8, 16, or dynamic"
     )
     add_video(group)
+    group.add_argument(
+        "--solver-steps", type=flags.whole(1, 1000), metavar="N",
+        help="steps of the solver, of which all run the network unless there are 16 (default: a "
+        "distilled checkpoint's own, else 16)",
+    )  # fmt: skip
     group.add_argument("--cfg-scale", type=flags.number(1), help="guidance of the predicted video")
     group.add_argument(
         "--noise", choices=["fixed", "keyed"], help="of plans: always the same, or by episode"
@@ -206,6 +211,7 @@ def _policy_spec(arguments: argparse.Namespace) -> PolicySpec:
         options=PolicyOptions(
             dit_steps=arguments.dit_steps,
             video=arguments.video or "full",
+            solver_steps=arguments.solver_steps,
             history=arguments.history,
             cfg_scale=arguments.cfg_scale,
             noise=arguments.noise,

@@ -376,7 +376,7 @@ def _open_checkpoint(spec: PolicySpec, robot: Embodiment, checkpoint: "Checkpoin
     if spec.dtype not in dtypes:
         raise ConfigError(f"dtype {spec.dtype!r}: choose float32 or bfloat16")
     # Wrong now, rather than in every episode.
-    acts = spec.options.generate(robot)
+    acts = spec.options.generate(robot, checkpoint.passport.distilled_steps)
     step_plan(acts.dit_steps, acts.solver_steps)
     policy = DreamZeroPolicy.from_pretrained(
         checkpoint,

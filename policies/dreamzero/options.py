@@ -10,13 +10,14 @@ from dzrobot.errors import ConfigError
 if TYPE_CHECKING:
     # The command line fills these options before torch is loaded.
     from dzrobot.policies.dreamzero.checkpoints.load import Adapters
+    from dzrobot.policies.dreamzero.network.diffusion import Solver
     from dzrobot.policies.dreamzero.network.prompt import PromptRows
     from dzrobot.policies.dreamzero.network.session import GenerateOptions, Video
     from dzrobot.policies.dreamzero.quantize import Quantization
 
 Noise = Literal["fixed", "keyed", "slot"]
 
-DIT_STEPS, SEED, NOISE_SLOTS = 8, 1140, 64
+DIT_STEPS, SOLVER_STEPS, SEED, NOISE_SLOTS = 8, 16, 1140, 64
 """Of the published servers."""
 
 NOISE: Noise = "fixed"
@@ -40,7 +41,13 @@ class PolicyOptions:
     the embodiment's."""
 
     dit_steps: int | Literal["dynamic"] | None = None
-    """Solver steps, of 16, that run the transformer; published: 8."""
+    """Solver steps that run the transformer; published: 8 of 16, else all."""
+
+    solver_steps: int | None = None
+    """Steps of the solver; a distilled checkpoint has its own number, all others 16."""
+
+    solver: "Solver | None" = None
+    """Which solver; ``euler`` of a distilled checkpoint, else ``unipc``."""
 
     cfg_scale: float | None = None
     """Guidance of the predicted video; 1 leaves out the negative prompt and half the work. None for
@@ -88,6 +95,7 @@ class PolicyOptions:
     def __post_init__(self) -> None:
         for name, value in (
             ("max_sessions", self.max_sessions),
+            ("solver_steps", self.solver_steps),
             ("noise_slots", self.noise_slots),
         ):
             if value is not None and value < 1:
@@ -102,12 +110,19 @@ class PolicyOptions:
                 f"execute={self.execute} must be at least 1, or None for the embodiment's number"
             )
 
-    def for_robot(self, robot: Embodiment) -> "PolicyOptions":
-        """Return these options with all that is None filled in from ``robot``.
+    def for_robot(self, robot: Embodiment, distilled: int | None = None) -> "PolicyOptions":
+        """Return these options with all that is None filled in.
+
+        Args:
+            robot: Whose they are.
+            distilled: Solver steps that the checkpoint was distilled for; None: it was not.
 
         Raises:
-            ConfigError: More actions are to be executed than are planned.
+            ConfigError: More actions are to be executed than are planned, or a distilled checkpoint
+                is to take other steps than its own.
         """
+        if distilled is not None:
+            return self._distilled(distilled).for_robot(robot)
         horizon = robot.timing.action_horizon
         if self.execute is not None and self.execute > horizon:
             raise ConfigError(
@@ -115,27 +130,50 @@ class PolicyOptions:
                 f"choose 1 to {horizon}"
             )
         usual = robot.cfg_scale if self.video == "full" else 1.0
+        steps = self.solver_steps or SOLVER_STEPS
         return replace(
             self,
             execute=self.execute or robot.execute or horizon,
             cfg_scale=usual if self.cfg_scale is None else self.cfg_scale,
             history=self.history or robot.history,
-            dit_steps=self.dit_steps or DIT_STEPS,
+            dit_steps=self.dit_steps or (DIT_STEPS if steps == SOLVER_STEPS else steps),
+            solver_steps=steps,
+            solver=self.solver or "unipc",
             seed=SEED if self.seed is None else self.seed,
             noise=self.noise or NOISE,
             noise_slots=self.noise_slots or NOISE_SLOTS,
         )
 
-    def generate(self, robot: Embodiment) -> "GenerateOptions":
-        """Return what the network of ``robot`` is told of them."""
+    def _distilled(self, steps: int) -> "PolicyOptions":
+        """Return these options with the solver of a checkpoint that was distilled for ``steps``."""
+        own = {"solver_steps": steps, "dit_steps": steps, "solver": "euler"}
+        wrong = [
+            f"{name}={given}"
+            for name, wanted in own.items()
+            if (given := vars(self)[name]) not in (None, wanted)
+        ]
+        if wrong:
+            raise ConfigError(
+                f"{', '.join(wrong)}: this checkpoint was distilled for {steps} solver steps of "
+                "Euler's method, and was not trained for others: leave it out, or use the "
+                "checkpoint that it was distilled from"
+            )
+        return replace(self, solver_steps=steps, dit_steps=steps, solver="euler")
+
+    def generate(self, robot: Embodiment, distilled: int | None = None) -> "GenerateOptions":
+        """Return what the network of ``robot`` is told of them; see :meth:`for_robot`."""
         from dzrobot.policies.dreamzero.network.session import GenerateOptions
 
-        filled = self.for_robot(robot)
+        filled = self.for_robot(robot, distilled)
         assert filled.dit_steps is not None, "filled"
+        assert filled.solver_steps is not None, "filled"
+        assert filled.solver is not None, "filled"
         assert filled.seed is not None, "filled"
         assert filled.cfg_scale is not None, "filled"
         return GenerateOptions(
             dit_steps=filled.dit_steps,
+            solver_steps=filled.solver_steps,
+            solver=filled.solver,
             seed=filled.seed,
             history=filled.history != "off",
             prompt_rows=filled.prompt_rows,

@@ -60,6 +60,9 @@ class PolicyParts:
     trained_video: Literal["full", "once", "skip"] = "full"
     """With how little of the video it was trained to plan."""
 
+    distilled_steps: int | None = None
+    """Solver steps that the network was distilled for; None: it was not."""
+
 
 def load_parts(  # noqa: PLR0913 - those of DreamZeroPolicy.from_pretrained
     path_or_repo: str | Path | Checkpoint,
@@ -108,6 +111,7 @@ def load_parts(  # noqa: PLR0913 - those of DreamZeroPolicy.from_pretrained
         negative=_copy(network, weights.cfg_device),
         trained_delay=checkpoint.passport.rtc_training_max_delay or 0,
         trained_video=checkpoint.passport.action_only_video or "full",
+        distilled_steps=checkpoint.passport.distilled_steps,
     )
 
 

@@ -38,7 +38,12 @@ from dzrobot.policies.dreamzero.network.prompt import PromptCache, PromptTokeniz
 from dzrobot.policies.dreamzero.network.session import InferenceRequest, SessionCache
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import is_offloaded
-from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions, check_device
+from dzrobot.policies.dreamzero.options import (
+    SOLVER_STEPS,
+    PolicyOptions,
+    WeightOptions,
+    check_device,
+)
 from dzrobot.policies.dreamzero.parts import PolicyParts, load_parts
 from dzrobot.policies.dreamzero.session_state import (
     Continuing,
@@ -51,8 +56,8 @@ from dzrobot.policies.dreamzero.session_state import (
 
 _log = logging.getLogger(__name__)
 
-_UNSAID = (("graphs", False), ("video", "full"))
-"""Options that a card leaves out where they change nothing: earlier versions did not have them."""
+_UNTOLD = {"graphs": False, "video": "full", "solver_steps": SOLVER_STEPS, "solver": "unipc"}
+"""Values that cards do not mention: those of results from before there were others."""
 
 __all__ = ["DreamZeroPolicy", "PolicyOptions", "PolicyParts", "WeightOptions"]
 
@@ -74,7 +79,9 @@ class DreamZeroPolicy:
         self.embodiment: Embodiment = parts.pipeline.embodiment
         """Robot that it acts as."""
 
-        self.options = (options or PolicyOptions()).for_robot(self.embodiment)
+        self.options = (options or PolicyOptions()).for_robot(
+            self.embodiment, parts.distilled_steps
+        )
         """How it acts, with all that was None filled in."""
 
         self._history = self.options.history or self.embodiment.history
@@ -92,7 +99,7 @@ class DreamZeroPolicy:
                 compile_blocks(() if transformer is None else transformer.blocks)
         self._generate = self.options.generate(self.embodiment)
         # Loaded here, so that the first plan does not wait for a library.
-        schedules(self._network.config.head, self._generate.solver_steps)
+        schedules(self._network.config.head, self._generate.solver_steps, self._generate.solver)
         if parts.negative is not None and self._generate.prompts == 1:
             raise ConfigError(
                 "cfg_device is where the negative prompt runs, and "
@@ -178,7 +185,7 @@ class DreamZeroPolicy:
             **({} if anchor is None else {"action_anchor": anchor}),
             **({} if self._quantize is None else {"quantize": self._quantize}),
             **({} if len(self._lanes) == 1 else {"cfg_devices": 2}),
-            **{name: v for name, v in asdict(self.options).items() if (name, v) not in _UNSAID},
+            **{n: v for n, v in asdict(self.options).items() if _UNTOLD.get(n, ...) != v},
         }
 
     @property

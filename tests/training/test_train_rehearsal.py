@@ -93,6 +93,18 @@ def test_less_video_takes_less_of_a_chunk():
 LONG = [pytest.param(variant, marks=pytest.mark.long) for variant in ("5b", "14b")]
 
 
+def test_a_teacher_runs_forward_once_for_each_of_its_steps():
+    plan = step_plan(stored=True, activation_checkpointing="none")
+    none, once, twice = (
+        rehearse_step(
+            dataclasses.replace(plan, setup=dataclasses.replace(plan.setup, teacher_steps=steps))
+        ).micro_batch.of_stage("teacher").flops
+        for steps in (0, 1, 2)
+    )  # fmt: skip
+    assert none == 0
+    assert twice == 2 * once > 0
+
+
 @pytest.fixture(scope="module", params=["5b, stored images", *LONG])
 def step(request):
     variant, _, stored = request.param.partition(",")

@@ -1,7 +1,9 @@
 """How fast a policy plans, and how busy an evaluation keeps its device."""
 
 import itertools
+import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from dzrobot.embodiments.registry import load_embodiment
@@ -69,6 +71,47 @@ def policy_spec(settings: BenchSettings) -> PolicySpec:
             "without a network is not measured"
         )
     return spec
+
+
+def open_specs(specs: Sequence[PolicySpec]) -> list[DreamZeroPolicy]:
+    """Return the policies of ``specs``, all in memory at once.
+
+    Raises:
+        ConfigError: one of them has no network here.
+        CheckpointError: one cannot be used.
+    """
+    found = []
+    for spec in specs:
+        policy = load_policy(resolve_policy(spec, None)).policy if spec.is_checkpoint else None
+        if not isinstance(policy, DreamZeroPolicy):
+            raise ConfigError(
+                f"{spec.name} has no chunks that can be timed here: give a folder or hub id of "
+                "weights"
+            )
+        found.append(policy)
+    return found
+
+
+def chunk_ratios(policies: Sequence[DreamZeroPolicy], rounds: int) -> list[float | None]:
+    """Return the time of each policy's chunks over that of the first one's.
+
+    A round goes through one window of each, in turns, so that what else the machine does meets all
+    alike. Medians over the rounds; the round before, which compiles and allocates, does not count.
+
+    Args:
+        policies: All of them on one device.
+        rounds: How many; 0: None for each.
+    """
+    if not rounds:
+        return [None] * len(policies)
+    totals: list[list[float]] = []
+    for _ in range(rounds + 1):
+        totals.append([
+            statistics.fmean(plan["timing"]["total_ms"] for _, plan in walk_window(one, _SESSION))
+            for one in policies
+        ])  # fmt: skip
+    ratios = [[own / row[0] for own in row] for row in totals[1:]]
+    return [statistics.median(column) for column in zip(*ratios, strict=True)]
 
 
 def chunk_times(policy: DreamZeroPolicy, repeats: int) -> dict[int, list[float]]:

@@ -185,15 +185,19 @@ class SampleCost:
     recomputed_share: float
     """Share of the executed forward that the backward pass runs again."""
 
+    teacher_forwards: int = 0
+    """Forward passes of a teacher of the same size."""
+
     @property
     def model(self) -> float:
-        """Return forward and backward of the transformer, encoders left out: the base of MFU."""
-        return 3 * self.model_forward
+        """Return all passes of transformers, encoders left out: the base of MFU."""
+        return (3 + self.teacher_forwards) * self.model_forward
 
     @property
     def executed(self) -> float:
-        """Return everything that is run: forward, backward, recompute, encoders."""
-        return (3 + self.recomputed_share) * self.executed_forward + self.encoders
+        """Return everything that is run: forward, backward, recompute, teacher, encoders."""
+        passes = 3 + self.recomputed_share + self.teacher_forwards
+        return passes * self.executed_forward + self.encoders
 
 
 def sample_cost(
@@ -217,6 +221,7 @@ def sample_cost(
             network, image_size, 0 if config.model.cache_prompts else longest_prompt
         ),
         recomputed_share=recomputed_share(config.parallel, network.dit.num_layers),
+        teacher_forwards=config.distill.teacher_steps,
     )
 
 

@@ -75,6 +75,10 @@ class Setup:
     eight_bit: bool = False
     """Whether the optimizer's moments are kept in eight bits."""
 
+    teacher_steps: int = 0
+    """Forward passes of a teacher that is frozen, and sharded like the network; 0: there is none.
+    """
+
 
 @dataclass(frozen=True)
 class Item:
@@ -173,6 +177,11 @@ def _states(setup: Setup, counts: Counts) -> Iterator[Item]:
         yield Item("Adam moments, float32", 8 * counts.trained / shards, host)
     if setup.averaged:
         yield Item("averaged weights, float32", 4 * counts.trained / shards, host)
+    if setup.teacher_steps:
+        whole = counts.trained + counts.frozen
+        yield Item("teacher's weights", width * whole / shards, host)
+        # Never freed: nothing else of the teacher is gathered for long.
+        yield Item("teacher's weights outside its blocks", width * counts.root)
     if counts.frozen:
         yield Item("frozen weights", width * counts.frozen / shards, host)
 

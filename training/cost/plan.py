@@ -73,6 +73,7 @@ def run_setup(config: SFTConfig, base: NetworkConfig, devices: int) -> tuple[Set
         parallel=config.parallel, image_size=longest.image_size,
         micro_batch=config.runner.micro_batch_size, devices=devices,
         averaged=config.optim.ema_decay is not None, eight_bit=config.optim.moments == "8bit",
+        teacher_steps=config.distill.teacher_steps,
     )  # fmt: skip
     return setup, longest
 

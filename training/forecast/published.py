@@ -1,13 +1,14 @@
 """Forecasts for the two published networks, beside published figures and our goals."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 import torch
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import ConfigError
+from dzrobot.errors import ConfigError, find
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.network.session import GenerateOptions, Video
 from dzrobot.policies.dreamzero.options import PolicyOptions
@@ -132,6 +133,32 @@ def way_seconds(
 def profiled_chunks() -> dict[str, ChunkProfile]:
     """Return the rehearsed chunks of both networks."""
     return {name: profile_chunks(chunk_plan(name.lower())) for name in PUBLISHED_RATES}
+
+
+def chunk_seconds(
+    options: Sequence[PolicyOptions], variant: str, accelerator: str, form: Form
+) -> list[float]:
+    """Return the forecast time of a chunk for each way to act, the mean over a window.
+
+    Args:
+        options: How a policy acts, on DROID.
+        variant: Published network, ``5b`` or ``14b``.
+        accelerator: Name of one of the known devices.
+        form: How the network is launched.
+
+    Raises:
+        UnknownNameError: no such device.
+    """
+    known = {device.name: device for device in DEVICES}
+    roof = roofline(find(known, "accelerator", accelerator))
+    plan, robot = chunk_plan(variant), load_embodiment(_TAG)
+    asked = [own.generate(robot) for own in options]
+    found: dict[GenerateOptions, float] = {}
+    for own in asked:
+        if own not in found:
+            chunks = rehearse_chunks(replace(plan, options=own)).values()
+            found[own] = fmean(forecast(chunk, roof, form).total for chunk in chunks)
+    return [found[own] for own in asked]
 
 
 def forecast_tables() -> Iterator[str]:

@@ -15,6 +15,8 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.modality.video import draw_augmentation, encode_views
 from dzrobot.policies.dreamzero.checkpoints.load import build_network, empty_network
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.network.diffusion import DiffusionNoise
+from dzrobot.policies.dreamzero.network.distillation import StepDistillation
 from dzrobot.policies.dreamzero.network.dit import CausalDiT, StepInputs
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.lanes import Lane, lanes_of
@@ -33,6 +35,7 @@ from dzrobot.policies.dreamzero.network.world_action import (
     EncodedImages,
     LossCounts,
     LossOptions,
+    PreparedBatch,
     TrainBatch,
     WorldActionModel,
 )
@@ -234,6 +237,10 @@ def _micro_batch(plan: StepSetup, model: WorldActionModel, counter: OperatorCoun
         )
     with counter.stage("transformer"):
         noise = sample_noise(setup.network, prepared, 0, 0, range(size))
+    if setup.teacher_steps:
+        with counter.stage("teacher"):
+            prepared, noise = _taught(setup, model, prepared, noise)
+    with counter.stage("transformer"):
         counts = LossCounts(samples=float(size), actions=float(size))
         options = LossOptions(action_loss_norm=setup.model.action_loss_norm)
         backward(model, prepared, noise, counts, options)
@@ -241,6 +248,17 @@ def _micro_batch(plan: StepSetup, model: WorldActionModel, counter: OperatorCoun
         for unit in (*model.model.blocks, model.model):
             _gather_and_reduce(unit, plan, counter)
     model.zero_grad(set_to_none=True)
+
+
+def _taught(
+    setup: Setup, model: WorldActionModel, prepared: PreparedBatch, noise: DiffusionNoise
+) -> tuple[PreparedBatch, DiffusionNoise]:
+    teacher = empty_network(setup.network, is_lora=False, text_encoder=False).model
+    distillation = StepDistillation(
+        teacher=teacher.to(DTYPES[setup.parallel.param_dtype]), device=META,
+        head=setup.network.head, from_steps=setup.teacher_steps, to_steps=1, weights="none",
+    )  # fmt: skip
+    return distillation.lesson(model, prepared, noise, LossOptions().form)
 
 
 def _sent(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

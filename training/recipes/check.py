@@ -15,6 +15,7 @@ from dzrobot.training.recipes.architecture import SourcePlan, source_plans
 from dzrobot.training.recipes.check_inputs import (
     Problem,
     adapter_faults,
+    missing_path,
     mixture_faults,
     network_faults,
     relative_faults,
@@ -33,6 +34,7 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
         *weight_faults(config.model),
         *adapter_faults(config.model),
         *_evaluation(config),
+        *_distillation(config),
         *_view_dropout(config),
         *_features(config),
         *_resume(config),
@@ -163,6 +165,26 @@ def _evaluation(config: SFTConfig) -> Iterator[Problem]:
         yield Problem(
             "data.frame_grid",
             "published grids are drawn by sampling_mode='multi_anchor'; leave sampling_mode out",
+        )
+
+
+def _distillation(config: SFTConfig) -> Iterator[Problem]:
+    distill = config.distill
+    if distill.to_steps is None:
+        if distill.teacher_path is not None:
+            yield Problem("distill.to_steps", "is needed: how many solver steps the student takes")
+        return
+    if distill.from_steps <= distill.to_steps or distill.from_steps % distill.to_steps:
+        yield Problem(
+            "distill.from_steps",
+            f"{distill.from_steps} is no multiple of distill.to_steps={distill.to_steps} beyond "
+            f"it; the next ones: {2 * distill.to_steps}, {3 * distill.to_steps}",
+        )
+    if distill.teacher_path is not None:
+        yield from missing_path("distill.teacher_path", distill.teacher_path)
+    elif config.model.model_path is None:
+        yield Problem(
+            "distill.teacher_path", "without model.model_path there is no other teacher; give one"
         )
 
 

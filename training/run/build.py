@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dzrobot.documents import read_json
 from dzrobot.embodiments.spec import ActionAnchor, Embodiment
 from dzrobot.errors import CheckpointError, DatasetError
+from dzrobot.modality.stats import Statistics
 from dzrobot.modality.video import PUBLISHED, AugmentConfig
 from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.coldstart import Components, cold_start
@@ -36,13 +37,14 @@ from dzrobot.policies.dreamzero.checkpoints.lora import (
     MergedSource,
     adapter_scale,
 )
-from dzrobot.policies.dreamzero.checkpoints.names import is_adapter
+from dzrobot.policies.dreamzero.checkpoints.names import DIT, is_adapter
 from dzrobot.policies.dreamzero.checkpoints.sources import (
     RandomInitSource,
     UnionSource,
     WeightSource,
 )
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.network.distillation import StepDistillation
 from dzrobot.policies.dreamzero.network.prompt import DEFAULT_TOKENIZER, PromptTokenizer
 from dzrobot.policies.dreamzero.network.world_action import (
     WorldActionModel,
@@ -99,6 +101,9 @@ class TrainingComponents:
     model: WorldActionModel
     inputs: "NetworkInputs"
     """From a batch of the loader to what the network's loss takes."""
+
+    teacher: StepDistillation | None
+    """What the network is distilled from; None: it learns from the recordings alone."""
 
     optimizer: Optimizer
     ema: Ema | None
@@ -158,6 +163,7 @@ def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponent
             augment=_augmentation(config.data), features=features,
             cut_prompts=config.model.prompt_rows == "cut",
         ),
+        teacher=open_teacher(config, network, initial, datasets.train, world),
         optimizer=Optimizer(trained.items(), config.optim, config.runner.max_steps),
         ema=Ema(trained, config.optim.ema_decay) if config.optim.ema_decay else None,
         metrics=TrainMetrics(rates, world.device),
@@ -404,6 +410,74 @@ def fill(network: WorldActionModel, initial: InitialWeights, seed: int) -> None:
     if adapters:
         source = UnionSource(sources=(source, NewAdapters(adapters, seed)))
     load_weights(network, source)
+
+
+def open_teacher(
+    config: SFTConfig, network: NetworkConfig, initial: InitialWeights, data: TrainingData,
+    world: DistributedEnvironment,
+) -> StepDistillation | None:  # fmt: skip
+    """Return the teacher on its devices, frozen and sharded like the network; None without one.
+
+    Raises:
+        CheckpointError: It is another network, has other encoders or statistics, or was distilled
+            for other steps than ``distill.from_steps``.
+    """
+    distill = config.distill
+    if distill.to_steps is None:
+        return None
+    path = distill.teacher_path or config.model.model_path
+    assert path is not None, "checked before anything was opened"
+    own = distill.teacher_path is None
+    checkpoint = open_checkpoint(path, revision=config.model.revision if own else None)
+    weights = initial if own else _from_checkpoint(checkpoint)
+    _check_teacher(checkpoint, distill.from_steps, data)
+    if not own:
+        _check_encoders(weights, initial)
+    head = replace(network.head, train_architecture="full")
+    dit = empty_network(replace(network, head=head), is_lora=False, text_encoder=False).model
+    dit.requires_grad_(requires_grad=False).to(DTYPES[config.parallel.param_dtype])
+    layout = config.parallel.model_copy(
+        update={"activation_checkpointing": "none", "kept_blocks": 0}
+    )
+    parallelize(dit, dit.blocks, layout, world)
+    dit.to_empty(device="cpu" if layout.cpu_offload else world.device)
+    # As a network of this part alone: the frozen encoders are the student's.
+    load_weights(nn.ModuleDict({"model": dit}), weights.source)
+    return StepDistillation(
+        teacher=dit, device=world.device, head=network.head, from_steps=distill.from_steps,
+        to_steps=distill.to_steps, weights=weights.fingerprint,
+    )  # fmt: skip
+
+
+def _check_teacher(checkpoint: Checkpoint, steps: int, data: TrainingData) -> None:
+    own = checkpoint.passport.distilled_steps
+    if own not in (None, steps):
+        raise CheckpointError(
+            f"distill.from_steps={steps}, and the teacher {checkpoint.path} was distilled for "
+            f"{own} solver steps: set distill.from_steps={own}, or choose another teacher"
+        )
+    for source in data.sources:
+        robot = source.spec.embodiment
+        learned = Statistics.from_metadata(checkpoint.metadata_file, robot)
+        if learned.fingerprint != source.pipeline.statistics.fingerprint:
+            raise CheckpointError(
+                f"the teacher {checkpoint.path} was trained with other statistics of {robot.tag} "
+                f"than those of {source.spec.metadata}, so its actions mean something else: leave "
+                "the metadata_json_path out, or give the teacher's own"
+            )
+
+
+def _check_encoders(teacher: InitialWeights, initial: InitialWeights) -> None:
+    """Check that what the student sees is what its teacher was trained on."""
+    first, second = (
+        fingerprint(one.source, [name for name in one.source.tensors if not name.startswith(DIT)])
+        for one in (teacher, initial)
+    )
+    if first != second:
+        raise CheckpointError(
+            f"the teacher {teacher.folder} has other encoders than {initial.folder}: choose a "
+            "teacher that was trained from the same ones, or leave distill.teacher_path out"
+        )
 
 
 class NewAdapters(RandomInitSource):

@@ -50,7 +50,7 @@ _NAME = re.compile(_PREFIX + r"(\d{1,15})", re.ASCII)
 _CHECKSUM_FORMAT = 2
 """First format of meta.json that comes with checksums."""
 
-_MUST_MATCH = ("base", "is_lora", "ema", "moments")
+_MUST_MATCH = ("base", "is_lora", "ema", "moments", "distilled")
 _SHOULD_MATCH = ("seed", "global_batch_size", "statistics", "windows", "max_steps")
 """Fields of meta.json that a resumed run must share, and fields whose change is reported."""
 
@@ -70,6 +70,7 @@ class TrainingMeta(BaseModel):
     is_lora: bool | None = None
     ema: bool | None = None
     moments: str = "fp32"
+    distilled: str | None = None
     seed: int | None = None
     global_batch_size: int | None = None
     max_steps: int | None = None
@@ -449,6 +450,7 @@ def identity(components: TrainingComponents) -> dict[str, Any]:
         "is_lora": config.model.is_lora,
         "ema": config.optim.ema_decay is not None,
         "moments": config.optim.moments,
+        "distilled": None if components.teacher is None else components.teacher.identity,
         "seed": config.runner.seed,
         "global_batch_size": config.runner.global_batch_size,
         "max_steps": config.runner.max_steps,

@@ -83,7 +83,10 @@ def predict_actions(
     noise = sample_noise(
         components.network, prepared, components.config.runner.seed, -1, batch["slot"].tolist()
     )
-    schedule = inference_schedule()
+    distilled = components.config.distill.to_steps
+    schedule = (
+        inference_schedule() if distilled is None else inference_schedule(distilled, solver="euler")
+    )
     video, action = schedule.start(noise.video_BCFYX), schedule.start(noise.action_BAM)
     frames, actions = noise.frame_index_BF.shape, noise.action_index_BA.shape
     for timestep in schedule.timesteps:

@@ -266,6 +266,7 @@ def _passport(components: TrainingComponents, base: str | None) -> Passport:
         action_horizon=horizon,
         rtc_training_max_delay=model.rtc_training_max_delay or None,
         action_only_video=model.action_only_video if model.action_only_ratio else None,
+        distilled_steps=components.config.distill.to_steps,
     )
 
 

@@ -213,12 +213,18 @@ class Trainer:
         seed, slots = self.components.config.runner.seed, batch["slot"].tolist()
         network, step = self.components.network, batch["step"]
         noise = sample_noise(network, prepared, seed, step, slots)
-        model = self.components.config.model
+        config, options = self.components.config.model, self._loss_options
         noise = with_given_actions(
-            network, noise, (seed, step), slots, model.rtc_training_max_delay
+            network, noise, (seed, step), slots, config.rtc_training_max_delay
         )
-        noise = with_less_video(noise, (seed, step), slots, model)
-        return backward(self.components.model, prepared, noise, counts, self._loss_options)
+        noise = with_less_video(noise, (seed, step), slots, config)
+        model = self.components.model
+        if self.components.teacher is not None:
+            with reading_outputs():
+                prepared, noise = self.components.teacher.lesson(
+                    model, prepared, noise, options.form
+                )
+        return backward(model, prepared, noise, counts, options)
 
     def save(self, *, wait: bool) -> None:
         """Write a checkpoint; with ``wait``, return only when it is complete."""

@@ -49,7 +49,8 @@ _RESERVED = {
 _HISTORY: dict[str, History] = {"on": "recent", "off": "off", "recent": "recent", "grid": "grid"}
 
 _LOCAL = (
-    "dit_steps", "video", "cfg_scale", "policy_seed", "compile", "graphs", "device", "dtype",
+    "dit_steps", "solver_steps", "video", "cfg_scale", "policy_seed", "compile", "graphs", "device",
+    "dtype",
     "memory", "quantize", "cfg_devices", "revision",
 )  # fmt: skip
 """Flags that a policy server decides for itself."""
@@ -114,6 +115,11 @@ def add_acting(group: Any) -> None:
         "--dit-steps", type=flags.dit_steps, help="network evaluations: 5 to 8, 16, or dynamic"
     )
     add_video(group)
+    group.add_argument(
+        "--solver-steps", type=flags.whole(1, 1000), metavar="N",
+        help="steps of the solver, of which all run the network unless there are 16 (default: a "
+        "distilled checkpoint's own, else 16)",
+    )  # fmt: skip
     group.add_argument(
         "--history",
         choices=sorted(_HISTORY),
@@ -274,6 +280,7 @@ def _policy_settings(arguments: argparse.Namespace) -> PolicySettings:
         options=PolicyOptions(
             dit_steps=arguments.dit_steps,
             video=arguments.video or "full",
+            solver_steps=arguments.solver_steps,
             execute=arguments.execute,
             history=_HISTORY[arguments.history] if arguments.history else None,
             cfg_scale=arguments.cfg_scale,

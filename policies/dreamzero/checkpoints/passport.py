@@ -89,6 +89,9 @@ class Passport:
     action_only_video: Literal["once", "skip"] | None = None
     """What of the video the network was trained to do without; see ``PolicyOptions.video``."""
 
+    distilled_steps: Annotated[int, Field(strict=True, ge=1, le=1000)] | None = None
+    """Solver steps, of Euler's, that the network was distilled for."""
+
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """Training configuration, plain values."""
 
@@ -313,7 +316,7 @@ _BODY = """# DreamZero for {robots}
 | robots | {robots} |
 | actions of one plan | {horizon} |
 | frame | {frame} |
-
+{steps}
 ```python
 from dzrobot import DreamZeroPolicy
 
@@ -391,6 +394,9 @@ def model_card(passport: Passport, terms: License, *, adapters: bool, complete: 
         robots=", ".join(robots),
         kind="LoRA adapters" if adapters else "Weights" if complete else "Trained weights",
         horizon=passport.action_horizon,
+        steps=""
+        if passport.distilled_steps is None
+        else f"| solver steps, distilled | {passport.distilled_steps} |\n",
         frame="as the robot tiles it" if size is None else f"{size[0]} x {size[1]} pixels",
         use=(_WHOLE if complete else _PART).format(robot=robots[0] if robots else "TAG"),
     )

@@ -12,7 +12,7 @@ width of an action.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 TRAIN_STEPS = 1000
 SHIFT = 5.0
 INFERENCE_STEPS = 16
+
+Solver = Literal["unipc", "euler"]
+"""``euler`` is that of distilled networks, whose velocities cover whole steps."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,13 @@ def velocity(clean: Tensor, noise: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class InferenceSchedule:
-    """The UniPC solver (order 2, bh2) for fixed noise levels; see :func:`inference_schedule`.
+    """A solver for fixed noise levels; see :func:`inference_schedule`.
 
-    The solver is linear: the sample after step k is a fixed combination of the starting noise and
-    of the velocities predicted so far. The library's solver is run once on unit vectors to read the
-    coefficients off. A step then costs one weighted sum in float32, without transfers between
-    devices and without any state but the :class:`Trajectory`'s (docs/model.md, section 4.2).
+    UniPC (order 2, bh2) is linear: the sample after step k is a fixed combination of the starting
+    noise and of the velocities predicted so far. The library's solver is run once on unit vectors
+    to read the coefficients off. A step then costs one weighted sum in float32, without transfers
+    between devices and without any state but the :class:`Trajectory`'s (docs/model.md, section
+    4.2).
     """
 
     sigmas: tuple[float, ...]
@@ -142,35 +146,51 @@ class Trajectory:
 
 @lru_cache(maxsize=16)
 def inference_schedule(
-    steps: int = INFERENCE_STEPS, *, shift: float = SHIFT, final_noise: float = 0.0
+    steps: int = INFERENCE_STEPS,
+    *,
+    shift: float = SHIFT,
+    final_noise: float = 0.0,
+    solver: Solver = "unipc",
 ) -> InferenceSchedule:
     """Return the solver with ``steps`` steps.
 
     Args:
-        steps: Solver steps, at least 2.
+        steps: Solver steps.
         shift: How strongly noise levels crowd near pure noise.
         final_noise: Noise share at which the solution stops; above zero for video that is only to
             be denoised in part (docs/model.md, section 4.1, decoupled inference).
+        solver: Which one; both have the same levels.
 
     Raises:
         ConfigError: ``steps`` or ``final_noise`` is out of range.
     """
-    if steps < 2 or not 0 <= final_noise < 1:
+    if steps < 1 or not 0 <= final_noise < 1:
         raise ConfigError(
-            f"steps={steps}, final_noise={final_noise}: steps must be at least 2 and final_noise "
+            f"steps={steps}, final_noise={final_noise}: steps must be at least 1 and final_noise "
             f"in [0, 1); the published values are {INFERENCE_STEPS} and 0 or 0.8"
         )
-    solver = _library_solver(steps, shift, final_noise)
+    library = _library_solver(steps, shift, final_noise)
+    coefficients = _euler(library.sigmas) if solver == "euler" else _read_off(library, steps)
+    return InferenceSchedule(
+        sigmas=tuple(library.sigmas.tolist()),
+        timesteps=tuple(library.timesteps.tolist()),
+        coefficients=coefficients.float(),
+    )
+
+
+def _read_off(solver: "UniPCMultistepScheduler", steps: int) -> Tensor:
     units = torch.eye(steps + 1, dtype=torch.float64, device="cpu")[:, None, None]
     rows, sample = [], units[0]
     for timestep, unit in zip(solver.timesteps, units[1:], strict=True):
         (sample,) = solver.step(unit, timestep, sample, return_dict=False)
         rows.append(sample.flatten())
-    return InferenceSchedule(
-        sigmas=tuple(solver.sigmas.tolist()),
-        timesteps=tuple(solver.timesteps.tolist()),
-        coefficients=torch.stack(rows).float(),
-    )
+    return torch.stack(rows)
+
+
+def _euler(sigmas: Tensor) -> Tensor:
+    lengths = sigmas.double().diff()
+    taken = lengths.expand(len(lengths), -1).tril()
+    return torch.cat([torch.ones_like(taken[:, :1]), taken], dim=1)
 
 
 def _library_solver(steps: int, shift: float, final_noise: float) -> "UniPCMultistepScheduler":

@@ -22,7 +22,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.config import HeadConfig
 from dzrobot.policies.dreamzero.network.continuation import Continuations
-from dzrobot.policies.dreamzero.network.diffusion import InferenceSchedule, inference_schedule
+from dzrobot.policies.dreamzero.network.diffusion import (
+    InferenceSchedule,
+    Solver,
+    inference_schedule,
+)
 from dzrobot.policies.dreamzero.network.dit import Controls, Prompting, StepInputs
 from dzrobot.policies.dreamzero.network.lanes import Lane, lanes_of, step_lanes
 from dzrobot.policies.dreamzero.network.layers import ContextKV
@@ -349,7 +353,8 @@ class _Call:
     ) -> tuple[Tensor, Tensor, int]:
         """Return actions, video latents and the evaluations made."""
         options = self.options
-        video_schedule, action_schedule = schedules(self.model.config.head, options.solver_steps)
+        head = self.model.config.head
+        video_schedule, action_schedule = schedules(head, options.solver_steps, options.solver)
         plan = step_plan(options.dit_steps, options.solver_steps)
         noise = [self._noise(r, read_BCFYX) for r in self.requests]
         video = video_schedule.start(torch.stack([n.video_CFYX for n in noise]))
@@ -490,10 +495,15 @@ class _Call:
         return embedding.cut() if self.options.prompt_rows == "cut" else embedding
 
 
-def schedules(head: HeadConfig, steps: int) -> tuple[InferenceSchedule, InferenceSchedule]:
+def schedules(
+    head: HeadConfig, steps: int, solver: Solver = "unipc"
+) -> tuple[InferenceSchedule, InferenceSchedule]:
     """Return the solvers of video and actions, made once; the first call loads their library."""
     final = head.video_inference_final_noise if head.decouple_inference_noise else 0.0
-    return inference_schedule(steps, final_noise=final), inference_schedule(steps)
+    return (
+        inference_schedule(steps, final_noise=final, solver=solver),
+        inference_schedule(steps, solver=solver),
+    )
 
 
 def _commit(caches: Sequence[KVCache], tokens: int) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from dzrobot.errors import ConfigError, ModalityError
 from dzrobot.policies.dreamzero.network.config import DiTConfig, NetworkConfig
 from dzrobot.policies.dreamzero.network.continuation import Continuation
+from dzrobot.policies.dreamzero.network.diffusion import Solver
 from dzrobot.policies.dreamzero.network.prompt import PromptCache, PromptRows
 
 
@@ -158,6 +159,9 @@ class GenerateOptions:
 
     solver_steps: int = 16
     """Steps of the solver."""
+
+    solver: Solver = "unipc"
+    """Which solver; ``euler`` for distilled networks."""
 
     cfg_scale: float = 5.0
     """Guidance of the video; 1 leaves out the negative prompt and half the work."""

@@ -69,6 +69,17 @@ class TrainBatch:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class FlowTarget:
+    """Velocities to predict, where they are not those of the straight way from noise to sample."""
+
+    schedule: TrainingSchedule
+    """Levels that the indices of the noise stand for, and the weights of their losses."""
+
+    video_BCFYX: Tensor
+    action_BAM: Tensor
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class PreparedBatch:
     """Training samples after the frozen encoders; nothing here needs a gradient."""
 
@@ -79,6 +90,8 @@ class PreparedBatch:
     action_mask_BAM: Tensor
     has_real_action_B: Tensor
     first_frame_BCFYX: Tensor | None
+    target: FlowTarget | None = None
+    """What is to be predicted; None: :func:`straight_flow`."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -210,19 +223,19 @@ class WorldActionModel(nn.Module):
             counts: What to divide by when the batch is part of a larger one; None if it is whole.
             options: How to average.
         """
-        schedule = training_schedule(prepared.latents_BCFYX.device)
+        target = prepared.target or straight_flow(prepared, noise)
+        schedule = target.schedule
         inputs = self.train_inputs(prepared, noise, schedule)
         video_BCFYX, action_BAM = self.model(inputs, options.form)
 
-        target_BCFYX = velocity(prepared.latents_BCFYX, noise.video_BCFYX)
         rows, columns = video_BCFYX.shape[-2:]
-        error_BCFYX = video_BCFYX.float() - target_BCFYX[..., :rows, :columns]
+        error_BCFYX = video_BCFYX.float() - target.video_BCFYX[..., :rows, :columns]
         error_BF = error_BCFYX.square().mean(dim=(1, 3, 4))
         dynamics_B = (schedule.weights[noise.frame_index_BF] * error_BF).mean(dim=1)
         if noise.hides_video_B is not None:
             dynamics_B = dynamics_B.masked_fill(noise.hides_video_B, 0)
 
-        error_BAM = action_BAM.float() - velocity(prepared.action_BAM, noise.action_BAM)
+        error_BAM = action_BAM.float() - target.action_BAM
         error_BA = _mean_action_error(error_BAM.square(), prepared, options)
         action_B = _mean_of_rows(schedule.weights[noise.action_index_BA] * error_BA, noise.given_BA)
         counted_B = torch.ones_like(action_B)
@@ -308,6 +321,15 @@ def training_schedule(device: torch.device) -> TrainingSchedule:
     """Return the training tables on ``device``, made once."""
     with torch.inference_mode(mode=False):
         return TrainingSchedule.on(device)
+
+
+def straight_flow(prepared: PreparedBatch, noise: DiffusionNoise) -> FlowTarget:
+    """Return the velocities from noise to sample, at the published levels and weights."""
+    return FlowTarget(
+        schedule=training_schedule(prepared.latents_BCFYX.device),
+        video_BCFYX=velocity(prepared.latents_BCFYX, noise.video_BCFYX),
+        action_BAM=velocity(prepared.action_BAM, noise.action_BAM),
+    )
 
 
 def _mean_of_rows(error_BA: Tensor, given_BA: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ def random(*shape, seed=0):
 
 
 @pytest.mark.parametrize("final_noise", [0.0, 0.8])
-@pytest.mark.parametrize("steps", [2, 3, 5, 16, 40])
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 16, 40])
 def test_the_weighted_sum_is_the_library_solver(steps, final_noise):
     noise, velocities = random(2, 3, 4), random(steps, 2, 3, 4, seed=1)
     schedule = inference_schedule(steps, final_noise=final_noise)
@@ -27,6 +27,21 @@ def test_the_weighted_sum_is_the_library_solver(steps, final_noise):
         (sample,) = solver.step(velocity.double(), timestep, sample, return_dict=False)
         torch.testing.assert_close(trajectory.step(velocity), sample.float(), rtol=1e-5, atol=1e-5)
     assert trajectory.step_index == schedule.steps == steps
+
+
+@pytest.mark.parametrize("final_noise", [0.0, 0.8])
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_euler_goes_the_length_of_each_step(steps, final_noise):
+    noise, velocities = random(2, 3, 4), random(steps, 2, 3, 4, seed=1)
+    schedule = inference_schedule(steps, final_noise=final_noise, solver="euler")
+    usual = inference_schedule(steps, final_noise=final_noise)
+    assert (schedule.sigmas, schedule.timesteps) == (usual.sigmas, usual.timesteps)
+    trajectory, sample = schedule.start(noise), noise
+    for step, velocity in enumerate(velocities):
+        sample = sample + (schedule.sigmas[step + 1] - schedule.sigmas[step]) * velocity
+        torch.testing.assert_close(trajectory.step(velocity), sample, rtol=1e-5, atol=1e-5)
+    if steps == 1:
+        torch.testing.assert_close(schedule.coefficients, usual.coefficients)
 
 
 def test_trajectories_are_independent_and_batching_is_exact():
@@ -74,9 +89,9 @@ def test_noise_goes_to_the_right_frames():
     assert torch.equal(noisy[0, :, 0], noise[0, :, 0])
 
 
-@pytest.mark.parametrize(("steps", "final_noise"), [(1, 0.0), (16, 1.0), (16, -0.1)])
+@pytest.mark.parametrize(("steps", "final_noise"), [(0, 0.0), (16, 1.0), (16, -0.1)])
 def test_impossible_schedules_are_refused(steps, final_noise):
-    with pytest.raises(ConfigError, match="steps must be at least 2"):
+    with pytest.raises(ConfigError, match="steps must be at least 1"):
         inference_schedule(steps, final_noise=final_noise)
 
 

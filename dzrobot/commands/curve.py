@@ -1,0 +1,162 @@
+"""``dzrobot curve``: what fewer steps and other options cost in success and save in time."""
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from dzrobot.commands.options import flags
+from dzrobot.commands.options.evaluation import (
+    add_acting,
+    add_execution,
+    add_how,
+    add_what,
+    read_request,
+)
+from dzrobot.errors import ConfigError
+from dzrobot.rollout.evaluation.studies.curve import (
+    OptionSet,
+    curve_table,
+    draw_curve,
+    evaluate_curve,
+)
+from dzrobot.rollout.evaluation.studies.runner import EvaluationSession, run_session
+from dzrobot.rollout.evaluation.studies.variants import EvaluationRequest
+
+COMMON = (
+    "--checkpoint", "--suite", "--env", "--env-arg", "--protocol", "--tasks", "--episodes",
+    "--device", "--output", "--workers", "--videos", "--accelerator", "--form", "--rounds",
+)  # fmt: skip
+"""Flags that ``--help`` shows; ``--help-all`` shows every one."""
+
+EXAMPLE = 'dit-steps=16 dit-steps=8 solver-steps=4 "checkpoint=STUDENT quantize=int8"'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``dzrobot curve``."""
+    parser.description = (
+        "Evaluate sets of options on the same episodes, with and without the time that plans take; "
+        "compare each with the first (McNemar), and draw success against time. The same command "
+        "again runs what is missing."
+    )
+    parser.add_argument(
+        "sets", nargs="+", type=flags.text, metavar="OPTIONS",
+        help=f"flags of `dzrobot eval` without their dashes, such as {EXAMPLE}; the first set is "
+        "the base",
+    )  # fmt: skip
+    what = parser.add_argument_group("episodes")
+    add_what(what)
+    acting = parser.add_argument_group("policies")
+    _add_checkpoint(acting)
+    add_acting(acting)
+    add_execution(parser.add_argument_group("how plans are executed that take time"))
+    time = parser.add_argument_group("time of a chunk")
+    time.add_argument(
+        "--accelerator", type=flags.text, default="H200", help="whose forecast counts, such as H100"
+    )
+    time.add_argument(
+        "--form", choices=["eager", "compiled", "graph"], default="graph",
+        help="how the network is launched there; graph: --compile --graphs",
+    )  # fmt: skip
+    time.add_argument(
+        "--variant", choices=["5b", "14b"], default="5b", help="published network that is forecast"
+    )
+    time.add_argument(
+        "--rounds", type=flags.whole(0, 1000), default=5,
+        help="measurements of each set's chunks on this machine, in turns; 0: none",
+    )  # fmt: skip
+    add_how(parser.add_argument_group("how it is run; none of this changes a result"))
+    parser.set_defaults(
+        policy=None, server=None, server_actions=None, lerobot_python=None, api_key_file=None,
+        privileged=False,
+    )  # fmt: skip
+
+
+def _add_checkpoint(group: Any) -> None:
+    group.add_argument(
+        "--checkpoint", type=flags.text, help="folder or hub id (default: the bundled policy)"
+    )
+
+
+class _SetParser(argparse.ArgumentParser):
+    """Raises what is wrong with a set of options."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError."""
+        raise ConfigError(f"options {self.prog!r}: {message}; write them as in {EXAMPLE}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Evaluate, print the table, draw it, and return 0 if every episode has a result, else 1."""
+    if arguments.output is None:
+        raise ConfigError("a curve writes several folders: choose their parent with --output DIR")
+    if arguments.wandb is not None:
+        raise ConfigError("--wandb: a curve is kept in its folder alone; leave it out")
+    if arguments.latency is not None:
+        raise ConfigError("--latency: the forecast of each set of options says how long plans take")
+    sets = [
+        OptionSet(name=name, folder=_folder(name), request=_request(name, arguments))
+        for name in arguments.sets
+    ]
+    if len({one.folder for one in sets}) < len(sets):
+        raise ConfigError("two sets of options have one name for their folders; keep one")
+
+    def direct(session: EvaluationSession) -> int:
+        return _evaluate(session, _with_times(sets, arguments), arguments)
+
+    return run_session(read_request(arguments), direct)
+
+
+def _folder(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in name)
+
+
+def _evaluate(
+    session: EvaluationSession, sets: Sequence[OptionSet], arguments: argparse.Namespace
+) -> int:
+    points = evaluate_curve(session, sets)
+    if points is None:
+        session.console.print("the same command runs what has no result")
+        return 1
+    title = f"success of options; forecast: {arguments.variant} on {arguments.accelerator}"
+    session.console.print(curve_table(points, f"{title}, {arguments.form}"))
+    for path in draw_curve(points, title, arguments.output):
+        session.console.print(str(path), markup=False, soft_wrap=True)
+    return 0
+
+
+def _with_times(sets: Sequence[OptionSet], arguments: argparse.Namespace) -> list[OptionSet]:
+    """Return ``sets`` with the times of their chunks, measured here and forecast elsewhere."""
+    # Torch only now: faults of the options are reported at once.
+    from dzrobot.training.bench.acting import chunk_ratios, open_specs
+    from dzrobot.training.forecast.published import chunk_seconds
+
+    policies = open_specs([one.request.resolved().evaluation.policy for one in sets])
+    # Steps are the checkpoint's; guidance that was not asked for is the forecast robot's.
+    acting = [
+        replace(policy.options, execute=None, cfg_scale=one.request.settings.options.cfg_scale)
+        for one, policy in zip(sets, policies, strict=True)
+    ]
+    forecasts = chunk_seconds(acting, arguments.variant, arguments.accelerator, arguments.form)
+    ratios = chunk_ratios(policies, arguments.rounds)
+    return [
+        replace(one, ratio=ratio, forecast_s=None if one.request.settings.quantize else seconds)
+        for one, ratio, seconds in zip(sets, ratios, forecasts, strict=True)
+    ]
+
+
+def _request(text: str, arguments: argparse.Namespace) -> EvaluationRequest:
+    """Return the evaluation of one set: the command's own flags, changed where ``text`` says so."""
+    parser = _SetParser(prog=text, add_help=False, allow_abbrev=False)
+    _add_checkpoint(parser)
+    add_acting(parser)
+    add_execution(parser)
+    try:
+        words = [f"--{word}" for word in shlex.split(text)]
+    except ValueError as error:
+        parser.error(str(error))
+    given = parser.parse_args(words, argparse.Namespace(**vars(arguments)))
+    if given.latency is not None:
+        parser.error("latency is what the forecast says")
+    return read_request(given)

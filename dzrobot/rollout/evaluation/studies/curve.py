@@ -1,0 +1,257 @@
+"""What ways to act cost in success and save in time: one table and one plot.
+
+Every set of options is evaluated on the same episodes twice: with time standing still while the
+policy plans, and with plans that take as long as a forecast says. The first set is the base.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from rich.table import Table
+
+from dzrobot.errors import ConfigError, MissingDependencyError
+from dzrobot.files import write_bytes, write_json
+from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_latency, steps_of
+from dzrobot.rollout.evaluation.comparison import Results, compare, read_results
+from dzrobot.rollout.evaluation.report import wilson
+from dzrobot.rollout.evaluation.studies.runner import EvaluationSession
+from dzrobot.rollout.evaluation.studies.variants import EvaluationRequest, Variant
+
+CURVE_FILE = "curve.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionSet:
+    """One way to act."""
+
+    name: str
+    """The options, as they were written."""
+
+    folder: str
+    """Name of its results folders."""
+
+    request: EvaluationRequest
+    """Its ``execution`` says how plans are executed that take time."""
+
+    ratio: float | None = None
+    """Time of its chunks over that of the first set's, measured in one run; None: not measured."""
+
+    forecast_s: float | None = None
+    """Seconds of a chunk of the large network; None: there is no forecast."""
+
+
+class PairedScore(BaseModel):
+    """Success of one set, and the episodes on which it and the base disagree."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    successes: int
+    episodes: int
+    lost: int
+    """Episodes that only the base solved."""
+
+    won: int
+    """Episodes that only this set solved."""
+
+    p: float
+    """Exact McNemar test against the base."""
+
+    @property
+    def rate(self) -> float:
+        """Return the share of successes."""
+        return self.successes / self.episodes
+
+
+class CurvePoint(BaseModel):
+    """One set of options: what it costs and what it saves."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    options: str
+    ratio: float | None
+    forecast_ms: float | None
+    delay_steps: int | None
+    """Control steps of such a plan in this environment."""
+
+    still: PairedScore
+    """While time stands still."""
+
+    timed: PairedScore | None
+    """With plans that take the forecast time; None: there is no forecast."""
+
+
+def evaluate_curve(
+    session: EvaluationSession, sets: Sequence[OptionSet]
+) -> list[CurvePoint] | None:
+    """Evaluate every set; return the points, None where an episode has no result yet.
+
+    Args:
+        session: Runs the evaluations; its request names the output folder.
+        sets: What is evaluated; the first one is what the others are compared with.
+    """
+    output = session.request.output
+    assert output is not None, "checked beforehand"
+    still: list[Results] = []
+    timed: dict[str, Results] = {}
+    for one in sets:
+        session.console.print(one.name, markup=False, soft_wrap=True)
+        found = _results(session, replace(one.request, execution=None), output / one.folder)
+        if found is None:
+            return None
+        still.append(found)
+        if one.forecast_s is None:
+            continue
+        execution = replace(
+            one.request.execution or ExecutionOptions(),
+            latency=parse_latency(f"{one.forecast_s:.4f}"),
+        )
+        request = replace(one.request, execution=execution)
+        found = _results(session, request, output / f"{one.folder}-timed")
+        if found is None:
+            return None
+        timed[one.name] = found
+    points = _points(
+        sets, _paired(still), dict(zip(timed, _paired([*timed.values()]), strict=True)), timed
+    )
+    write_json(output / CURVE_FILE, [point.model_dump() for point in points])
+    return points
+
+
+def _results(
+    session: EvaluationSession, request: EvaluationRequest, folder: Path
+) -> Results | None:
+    done = replace(session, request=request).run(Variant(output=folder, is_tracked=False))
+    return read_results(done.folder) if done.summary.complete else None
+
+
+def _paired(runs: Sequence[Results]) -> list[PairedScore]:
+    """Return the score of each run, beside the first."""
+    if not runs:
+        return []
+    first = runs[0]
+    won = sum(bool(record.success) for record in first.finished.values())
+    scores = [PairedScore(successes=won, episodes=len(first.finished), lost=0, won=0, p=1.0)]
+    for found in compare(runs, any_execution=True) if len(runs) > 1 else ():
+        total = found.total
+        scores.append(
+            PairedScore(
+                successes=total.both + total.second_only, episodes=total.episodes,
+                lost=total.first_only, won=total.second_only, p=found.p,
+            )
+        )  # fmt: skip
+    return scores
+
+
+def _points(
+    sets: Sequence[OptionSet],
+    still: Sequence[PairedScore],
+    timed: Mapping[str, PairedScore],
+    runs: Mapping[str, Results],
+) -> list[CurvePoint]:
+    points = []
+    for one, score in zip(sets, still, strict=True):
+        run = runs.get(one.name)
+        steps = None
+        if run is not None and one.forecast_s is not None:
+            steps = steps_of(one.forecast_s, float(run.card["execution"]["control_hz"]))
+        points.append(
+            CurvePoint(
+                options=one.name, ratio=one.ratio, delay_steps=steps, still=score,
+                forecast_ms=None if one.forecast_s is None else 1000 * one.forecast_s,
+                timed=timed.get(one.name),
+            )
+        )  # fmt: skip
+    return points
+
+
+def curve_table(points: Sequence[CurvePoint], title: str) -> Table:
+    """Return the points as a table, one line each."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("options", overflow="fold")
+    for name in ("chunk, ratio", "forecast, ms", "steps", "success", "lost/won", "p",
+                 "with time", "lost/won", "p"):  # fmt: skip
+        table.add_column(name, justify="right", no_wrap=True)
+    for point in points:
+        table.add_row(
+            point.options,
+            "-" if point.ratio is None else f"{point.ratio:.2f}",
+            "-" if point.forecast_ms is None else f"{point.forecast_ms:.0f}",
+            "-" if point.delay_steps is None else str(point.delay_steps),
+            *_cells(point.still),
+            *_cells(point.timed),
+        )
+    table.caption = (
+        "ratio: time of a chunk here over the first line's, in one run. forecast: of one of the "
+        "large network. steps: control steps of such a plan. with time: success while plans take "
+        "so long. lost, won: episodes that only the first line, only this line solved; p: McNemar."
+    )
+    return table
+
+
+def _cells(score: PairedScore | None) -> tuple[str, str, str]:
+    if score is None:
+        return ("-",) * 3
+    return (
+        f"{score.successes}/{score.episodes}", f"{score.lost}/{score.won}", f"{score.p:.3g}",
+    )  # fmt: skip
+
+
+def draw_curve(points: Sequence[CurvePoint], title: str, output: Path) -> list[Path]:
+    """Draw success against the forecast time of a chunk; return the files, a PNG and an SVG.
+
+    Raises:
+        ConfigError: no set has a forecast.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError("plots need matplotlib: pip install -e '.[report]'") from error
+    drawn = [point for point in points if point.forecast_ms is not None]
+    if not drawn:
+        raise ConfigError("no set of options has a forecast, so there is no time to draw against")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for name, mark, scores in (
+        ("time stands still", "o", [point.still for point in drawn]),
+        ("plans take the forecast time", "s", [point.timed for point in drawn]),
+    ):
+        _draw_scores(axes, name, mark, drawn, scores)
+    for number, point in enumerate(drawn):
+        # In turns above and below: times lie close together.
+        axes.annotate(
+            point.options, (point.forecast_ms or 0, 1.03), xytext=(0, 6 + 9 * (number % 4)),
+            textcoords="offset points", ha="center", fontsize=7, annotation_clip=False,
+        )  # fmt: skip
+    axes.set_xlabel("forecast time of a chunk, ms")
+    axes.set_ylabel("success")
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_title(title, pad=42)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    written = []
+    for kind in ("png", "svg"):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, dpi=120)
+        path = output / f"curve.{kind}"
+        write_bytes(path, buffer.getvalue())
+        written.append(path)
+    return written
+
+
+def _draw_scores(
+    axes: Any, name: str, mark: str, points: Sequence[CurvePoint],
+    scores: Sequence[PairedScore | None],
+) -> None:  # fmt: skip
+    pairs = [(p, s) for p, s in zip(points, scores, strict=True) if s is not None]
+    ends = [wilson(s.successes, s.episodes) for _, s in pairs]
+    rates = [s.rate for _, s in pairs]
+    low = [max(0.0, rate - end[0]) for rate, end in zip(rates, ends, strict=True)]
+    high = [max(0.0, end[1] - rate) for rate, end in zip(rates, ends, strict=True)]
+    axes.errorbar(
+        [p.forecast_ms for p, _ in pairs], rates, yerr=(low, high), fmt=mark, capsize=3, label=name
+    )

@@ -1,0 +1,146 @@
+"""``dzrobot curve``: sets of options on the same episodes, with and without the time of plans."""
+
+import io
+import json
+import re
+
+import pytest
+from rich.console import Console
+
+from dzrobot.cli import build_parser, main
+from dzrobot.commands import curve
+from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.bundled import default_checkpoint
+from dzrobot.rollout.evaluation.card import read_card
+from dzrobot.rollout.evaluation.comparison import compare, read_results
+from dzrobot.rollout.evaluation.evaluate import RunOptions
+from dzrobot.rollout.evaluation.studies.curve import (
+    OptionSet,
+    curve_table,
+    draw_curve,
+    evaluate_curve,
+)
+from dzrobot.rollout.evaluation.studies.runner import EvaluationSession
+from dzrobot.rollout.evaluation.studies.variants import EvaluationRequest
+from dzrobot.rollout.policy_spec import PolicySettings
+
+pytest.importorskip("statsmodels")
+WORDS = ("--env", "dzrobot/point-v0", "--episodes", "3", "--max-steps", "12", "--videos", "none",
+         "--workers", "0")  # fmt: skip
+
+
+def read(text, *more, output="x"):
+    parser = build_parser("dzrobot curve", curve)
+    arguments = parser.parse_intermixed_args([text, *WORDS, "--output", str(output), *more])
+    return curve._request(text, arguments)
+
+
+def test_a_set_is_written_like_the_flags_of_eval():
+    request = read("solver-steps=4 history=off checkpoint=A execution=rtc", "--policy-seed", "3")
+    options = request.settings.options
+    assert (options.solver_steps, options.history, options.seed) == (4, "off", 3)
+    assert (request.checkpoint, request.execution.execution) == ("A", "rtc")
+    # What a set leaves out is as the command says.
+    other = read("dit-steps=5", "--history", "off").settings.options
+    assert (other.dit_steps, other.history, other.solver_steps) == (5, "off", None)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("dit-steps=16", "--output", "x", "--latency", "0.1"), "forecast of each set"),
+        (("dit-steps=16",), "--output DIR"),
+        (("dit-stepz=16", "--output", "x"), "options 'dit-stepz=16': unrecognized"),
+        (("dit-steps=some", "--output", "x"), "options 'dit-steps=some'.*some"),
+        (("latency=0.1", "--output", "x"), "latency is what the forecast says"),
+        (('history="off', "--output", "x"), "No closing quotation"),
+        (("dit-steps=16", "dit-steps=16", "--output", "x"), "keep one"),
+        (("dit-steps=9", "--output", "x"), "no plan runs 9 of 16 steps"),
+        (("dit-steps=16", "--accelerator", "H2000", "--output", "x"), "Did you mean 'H200'"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said_before_anything_runs(
+    words, message, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["curve", *words, *WORDS, "--rounds", "0"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search(message, said), said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """Return folder and points of three sets; one has no forecast."""
+    root = tmp_path_factory.mktemp("curve")
+    sets = [
+        OptionSet(
+            name=name, folder=name, request=read(f"{name} checkpoint={default_checkpoint()}"),
+            ratio=ratio, forecast_s=seconds,
+        )
+        for name, ratio, seconds in (
+            ("solver-steps=4", 1.0, 0.16), ("solver-steps=1", 0.4, 0.04), ("history=off", 0.9, None)
+        )
+    ]  # fmt: skip
+    request = EvaluationRequest(output=root, settings=PolicySettings(), options=RunOptions())
+    session = EvaluationSession(request=request, console=Console(file=io.StringIO()))
+    return root, evaluate_curve(session, sets), sets, session
+
+
+def test_every_set_is_evaluated_with_and_without_time(drawn):
+    root, points, _, _ = drawn
+    assert [p.options for p in points] == ["solver-steps=4", "solver-steps=1", "history=off"]
+    # 20 steps a second.
+    assert [p.delay_steps for p in points] == [4, 1, None]
+    assert "execution" not in read_card(root / "solver-steps=1") or (
+        read_card(root / "solver-steps=1")["execution"] is None
+    )
+    assert read_card(root / "solver-steps=1-timed")["execution"]["latency"] == "0.0400"
+    assert not (root / "history=off-timed").exists()
+    assert points[2].timed is None
+    for kind, pick in (("", "still"), ("-timed", "timed")):
+        runs = [
+            read_results(root / f"{name}{kind}") for name in ("solver-steps=4", "solver-steps=1")
+        ]
+        found = compare(runs, any_execution=True)[0]
+        score = getattr(points[1], pick)
+        assert (score.lost, score.won, score.p) == (
+            found.total.first_only, found.total.second_only, found.p
+        )  # fmt: skip
+        won = sum(bool(record.success) for record in runs[1].finished.values())
+        assert (score.successes, score.episodes) == (won, 3)
+    assert json.loads((root / "curve.json").read_text()) == [p.model_dump() for p in points]
+
+
+def test_the_same_sets_again_run_nothing(drawn):
+    root, points, sets, session = drawn
+    before = {path: path.read_bytes() for path in root.rglob("records.jsonl")}
+    assert evaluate_curve(session, sets) == points
+    assert {path: path.read_bytes() for path in root.rglob("records.jsonl")} == before
+
+
+def test_table_and_plot(drawn, tmp_path):
+    _, points, _, _ = drawn
+    console = Console(file=io.StringIO(), width=140)
+    console.print(curve_table(points, "success"))
+    rows = [line for line in console.file.getvalue().splitlines() if "steps=" in line]
+    assert "1.00" in rows[0]
+    assert "160" in rows[0]
+    assert "0.40" in rows[1]
+    files = draw_curve(points, "success", tmp_path)
+    assert [path.name for path in files] == ["curve.png", "curve.svg"]
+    assert files[0].read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match="no set of options has a forecast"):
+        draw_curve(points[2:], "success", tmp_path)
+
+
+@pytest.mark.long
+def test_the_command_measures_forecasts_evaluates_and_draws(tmp_path, capsys):
+    words = ("curve", "dit-steps=16", "solver-steps=2", *WORDS, "--rounds", "1", "--output")
+    assert main([*words, str(tmp_path)]) == 0
+    full, few = json.loads((tmp_path / "curve.json").read_text())
+    assert full["ratio"] == 1
+    assert few["ratio"] < 1
+    assert few["forecast_ms"] < full["forecast_ms"]
+    assert (tmp_path / "curve.svg").is_file()
+    assert "forecast: 5b on H200" in " ".join(capsys.readouterr().out.split())
