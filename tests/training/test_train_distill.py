@@ -162,6 +162,12 @@ def test_impossible_distillations_are_named(train_root, tmp_path, distill, field
     assert phrase in found[field]
 
 
+def test_a_teacher_plans_with_its_video(train_root, tmp_path):
+    own = config(train_root, tmp_path, {"to_steps": 4}, model__action_only_ratio=0.5)
+    found = {f.field: f.message for f in find_faults(own, 1)}
+    assert "a teacher plans with its video" in found["model.action_only_ratio"]
+
+
 def test_a_plan_counts_the_teacher(train_root, tmp_path):
     base = open_checkpoint(train_root / "tiny").config
     plain, taught = (

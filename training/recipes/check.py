@@ -180,6 +180,12 @@ def _distillation(config: SFTConfig) -> Iterator[Problem]:
             f"{distill.from_steps} is no multiple of distill.to_steps={distill.to_steps} beyond "
             f"it; the next ones: {2 * distill.to_steps}, {3 * distill.to_steps}",
         )
+    if config.model.action_only_ratio:
+        yield Problem(
+            "model.action_only_ratio",
+            "a teacher plans with its video; distill first, and train without video from the "
+            "student's checkpoint, or leave one of the two out",
+        )
     if distill.teacher_path is not None:
         yield from missing_path("distill.teacher_path", distill.teacher_path)
     elif config.model.model_path is None:
