@@ -1,6 +1,7 @@
 """Moments of the optimizer in eight bits: what they cost, how they resume, what is refused."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,11 +10,20 @@ import train_worlds
 
 pytest.importorskip("torchao", reason="moments in eight bits need torchao")
 
-from dzrobot.errors import CheckpointError
-from dzrobot.training.cost.memory import count_parameters, moment_block, moment_bytes
+from dzrobot.errors import CheckpointError, ConfigError
+from dzrobot.policies.dreamzero.network.config import preset
+from dzrobot.training.cost.memory import (
+    GIB,
+    Setup,
+    count_parameters,
+    moment_block,
+    moment_bytes,
+    plan_memory,
+)
+from dzrobot.training.cost.plan import RunPlan, check_fits
 from dzrobot.training.recipes import check
 from dzrobot.training.run.optimizer import Optimizer
-from dzrobot.training.sft_config import OptimConfig
+from dzrobot.training.sft_config import ModelConfig, OptimConfig, ParallelConfig
 
 
 def parameters():
@@ -131,3 +141,26 @@ def test_a_run_without_torchao_does_not_start(train_root, monkeypatch):
     (fault,) = check.find_faults(train_worlds.config(train_root, optim__moments="8bit"), 1)
     assert fault.field == "optim.moments"
     assert "pip install -e '.[quantize]'" in fault.message
+
+
+def test_a_plan_proposes_it_where_it_is_enough():
+    counts = count_parameters(preset("14b"), is_lora=False)
+    setup = Setup(
+        network=preset("14b"), model=ModelConfig(embodiment_tag="oxe_droid"),
+        parallel=ParallelConfig(), image_size=(352, 640), micro_batch=1, devices=8, averaged=False,
+    )  # fmt: skip
+    exact, approximate = (
+        plan_memory(replace(setup, eight_bit=chosen), counts) for chosen in (False, True)
+    )
+    saved = 8 * counts.trained - counts.eight_bit_bytes
+    assert saved > 5.9 * counts.trained
+    assert exact.peak - approximate.peak == pytest.approx(1.03 * saved / 8)
+    between = (exact.peak + approximate.peak) / 2 / GIB
+    with pytest.raises(ConfigError, match=r"on 8 devices: optim\.moments=8bit"):
+        check_fits(RunPlan(setup, counts, exact, None), between)
+
+
+def test_host_memory_needs_no_eight_bits(train_root):
+    changes = {"optim__moments": "8bit", "parallel__cpu_offload": True}
+    (fault,) = check.find_faults(train_worlds.config(train_root, **changes), 1)
+    assert (fault.field, "choose one" in fault.message) == ("optim.moments", True)

@@ -161,7 +161,7 @@ def test_only_robots_with_actions_are_exported(world, solo, tmp_path):
     metadata = json.loads((folder / "experiment_cfg/metadata.json").read_text())
     recorded = json.loads((world / "metadata.json").read_text())
     assert metadata == {ROBOT.tag: recorded[ROBOT.tag]}
-    policy = DreamZeroPolicy.from_pretrained(folder, embodiment="train_worlds:ROBOT")
+    policy = DreamZeroPolicy.from_pretrained(folder, embodiment=ROBOT)
     passport = json.loads((folder / "dzrobot_passport.json").read_text())
     assert list(passport["embodiments"]) == [ROBOT.tag]
     assert policy.embodiment.action_keys == ROBOT.action_keys
@@ -182,9 +182,7 @@ def test_a_run_without_any_action_trains_the_video_alone(world, solo, tmp_path):
     assert all(not g.any() for name, g in found.items() if name.startswith("action_decoder"))
     assert any(g.any() for name, g in found.items() if name.startswith("blocks"))
     folder = export(run.components, 2)
-    assert (
-        DreamZeroPolicy.from_pretrained(folder, embodiment="train_worlds:ROBOT").embodiment == ROBOT
-    )
+    assert DreamZeroPolicy.from_pretrained(folder, embodiment=ROBOT).embodiment == ROBOT
 
 
 def test_what_is_not_recorded_is_zero_and_not_read(world):
@@ -216,13 +214,15 @@ def test_missing_actions_are_never_guessed(world):
     ) as caught:
         DatasetReader(world / "played", ROBOT, ReaderOptions(images=False))
     assert "--recorded" in str(caught.value)
-    with pytest.raises(DatasetError, match="no column") as caught:
-        DatasetReader(
-            world / "played", dataclasses.replace(ROBOT, state=HUMAN.state, action=(
-                dataclasses.replace(ROBOT.action[0], key="action.a", feature="other"),
-                dataclasses.replace(ROBOT.action[0], key="action.b", feature="state"),
-            )), ReaderOptions(images=False),
-        )  # fmt: skip
+    # One part is there, so the recordings have actions, and it is the other one that is missing.
+    action, state = ROBOT.action[0], ROBOT.state[0].feature
+    parts = (
+        dataclasses.replace(action, key="action.a", feature="other", aliases=()),
+        dataclasses.replace(action, key="action.b", feature=state, aliases=(), start=0),
+    )
+    robot = dataclasses.replace(ROBOT, action=parts)
+    with pytest.raises(DatasetError, match=r"action\.a: no column other") as caught:
+        DatasetReader(world / "played", robot, ReaderOptions(images=False))
     assert "recorded: state" not in str(caught.value)
 
 

@@ -131,13 +131,14 @@ def _ways_out(setup: Setup, memory_gib: float) -> Iterator[str]:
             yield f"{devices} devices of {memory_gib:g} GiB: parallel.strategy=fsdp, micro-batch 1"
             break
     eight_bit = replace(least, eight_bit=True)
-    if not setup.eight_bit and _fits(eight_bit, memory_gib):
+    if not (setup.eight_bit or setup.parallel.cpu_offload) and _fits(eight_bit, memory_gib):
         yield f"on {setup.devices} devices: optim.moments=8bit, micro-batch 1"
     if not setup.model.is_lora:
         lora = replace(least, model=_with_lora(setup.model), network=_lora_network(setup))
         if _fits(lora, memory_gib):
             yield f"on {setup.devices} devices: model.is_lora=true, micro-batch 1"
-    offloaded = replace(least, parallel=least.parallel.model_copy(update={"cpu_offload": True}))
+    elsewhere = least.parallel.model_copy(update={"cpu_offload": True})
+    offloaded = replace(least, parallel=elsewhere, eight_bit=False)
     if not setup.parallel.cpu_offload and _fits(offloaded, memory_gib):
         host = _plan(offloaded).host / GIB
         yield (

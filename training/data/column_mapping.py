@@ -117,7 +117,8 @@ def _vectors(
 def _refuse(catalog: DatasetCatalog, embodiment: Embodiment, faults: list[str]) -> None:
     if not faults:
         return
-    actions = [fault for fault in faults if fault.startswith("action.")]
+    absent = {f"{part.key}: no column" for part in embodiment.action}
+    missing = absent and all(any(f.startswith(start) for f in faults) for start in absent)
     hint = (
         " If the recordings have no actions, say so: recorded: state (or images, where there is no "
         "state) in their entry of data.train_data_paths, --recorded for dzrobot stats and "
@@ -130,7 +131,7 @@ def _refuse(catalog: DatasetCatalog, embodiment: Embodiment, faults: list[str]) 
         + "\nColumns: "
         + ", ".join(columns)
         + "\nName the right ones in meta/modality.json, or in feature, start and dim of your own "
-        "embodiment." + (hint if actions and len(actions) == len(embodiment.action) else "")
+        "embodiment." + (hint if missing else "")
     )
 
 

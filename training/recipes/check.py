@@ -146,6 +146,12 @@ def _layout(config: SFTConfig, world_size: int) -> Iterator[Problem]:
             "parallel.kept_blocks",
             "all blocks keep their activations when activation_checkpointing is 'none'",
         )
+    if parallel.cpu_offload and config.optim.moments == "8bit":
+        yield Problem(
+            "optim.moments",
+            "'8bit' with parallel.cpu_offload: moments in host memory need no eight bits; choose "
+            "one of the two",
+        )
     if parallel.param_dtype == "fp32" and parallel.reduce_dtype == "bf16":
         yield Problem("parallel.reduce_dtype", "'bf16' would round float32 gradients; choose fp32")
 

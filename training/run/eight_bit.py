@@ -6,6 +6,7 @@ are the same however rows are spread over processes, and a checkpoint fits any n
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from math import prod
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ def _new_moments(parameter: Tensor, part: Tensor) -> tuple[dict[str, Tensor], di
         if block is None:
             kept[name] = _as_sharded(state[name], parameter, tuple(parameter.shape))
             continue
-        columns = parameter[0].numel() // block
+        columns = prod(parameter.shape[1:]) // block
         codes, scale = (
             (state[name].codes, state[name].scale) if part.numel()
             else (torch.zeros_like(part, dtype=torch.uint8), part.new_zeros(0))
