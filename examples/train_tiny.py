@@ -1,7 +1,7 @@
 """Train a policy from scratch: demonstrations, autoencoder, fine-tuning, evaluation.
 
     python examples/train_tiny.py                       # Lift, about 80 minutes on two cores
-    python examples/train_tiny.py --suite libero_object --task 0
+    python examples/train_tiny.py --suite libero_object --tasks 0,3
     python examples/train_tiny.py --suite arm           # through the drivers of an emulated Franka
     python examples/train_tiny.py --suite droid         # joint positions, three cameras, 15 Hz
     python examples/train_tiny.py --curve 20            # success against training step, as well
@@ -20,14 +20,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dzrobot.cli import STOPPED
+from dzrobot.commands.options.flags import numbers
 
 RESOLUTION = 128
 HELD_OUT = 4
 """Demonstrations held out from training, for validation losses."""
 SAVES = 12
 """Number of checkpoints of the run; every second one is a point of the curve."""
-HELD_IN = "20-49"
-"""LIBERO's initial states for demonstrations; evaluations start at state 0."""
+SEED_OF_TASK_0, SEEDS_OF_A_TASK = 50_000, 80_000
+"""Seeds of LIBERO's demonstrations. They start from places that the seed draws, so that all stored
+initial states are left to evaluations."""
+
+ANY_GOAL = ("libero_object",)
+"""Suites in whose scenes demonstrations take any of the objects: with its own object alone, a scene
+tells what to do without its instruction."""
 
 NOISE = "0.2"
 """Noise on the expert's executed actions, so that demonstrations include recoveries."""
@@ -145,30 +151,58 @@ def stages(options: argparse.Namespace) -> list[Stage]:
 
 
 def _task(options: argparse.Namespace) -> Task:
-    own = {"arm": _arm, "droid": _droid}
-    return own.get(options.suite, _simulated)(options)
+    own = {"lift": _lift, "arm": _arm, "droid": _droid}
+    return own.get(options.suite, _libero)(options)
 
 
-def _simulated(options: argparse.Namespace) -> Task:
-    """Return the task Lift, or a task of LIBERO."""
+def _lift(options: argparse.Namespace) -> Task:
+    """Return the task of lifting a cube in simulation."""
     robot, workers = "libero_mini", ("--workers", str(options.workers))
     given = ("--env-arg", f"resolution={RESOLUTION}", "--embodiment", robot, *workers)
-    episodes = ("--episodes", str(options.evaluate))
     collect = (
-        *_dzrobot("collect"), "--env", f"dzrobot/{options.suite}-v0", *given,
+        *_dzrobot("collect"), "--env", "dzrobot/lift-v0", *given,
         "--episodes", str(options.episodes), "--noise", NOISE, "--hold-steps", "8",
+        "--max-steps", "150",
     )  # fmt: skip
-    if options.suite == "lift":
-        collect += ("--max-steps", "150")
-        score = (*_dzrobot("eval"), "--env", "dzrobot/lift-v0", "--protocol", "lift-100", *given)
-        judge: tuple[str, ...] = (sys.executable, str(Path(__file__).with_name("score_tiny.py")))
-        judge += workers
-    else:
-        collect += ("--max-steps", "280", "--starts", HELD_IN)
-        collect += ("--env-arg", f"task_id={options.task}")
-        score = (*_dzrobot("eval"), "--suite", options.suite, "--tasks", str(options.task), *given)
-        judge = score
-    return Task(robot, (("collect", collect, DATASET),), score, (("results", (*judge, *episodes)),))
+    score = (*_dzrobot("eval"), "--env", "dzrobot/lift-v0", "--protocol", "lift-100", *given)
+    judge = (sys.executable, str(Path(__file__).with_name("score_tiny.py")), *workers,
+             "--episodes", str(options.evaluate))  # fmt: skip
+    return Task(robot, (("collect", collect, DATASET),), score, (("results", judge),))
+
+
+def _libero(options: argparse.Namespace) -> Task:
+    """Return the tasks of a suite of LIBERO."""
+    robot, suite = "libero_small", options.suite
+    given = ("--env-arg", f"resolution={RESOLUTION}", "--embodiment", robot,
+             "--workers", str(options.workers))  # fmt: skip
+    goal = ("--env-arg", "goal=any") if suite in ANY_GOAL else ()
+    collect = (
+        *_dzrobot("collect"), "--env", f"dzrobot/{suite}-v0", *given, *goal,
+        "--env-arg", "placement=sampled", "--episodes", str(options.episodes),
+        "--noise", NOISE, "--hold-steps", "8", "--max-steps", "280",
+    )  # fmt: skip
+        demonstrate = tuple(
+        (
+            f"task{task}-collect",
+            (*collect, "--env-arg", f"task_id={task}",
+             "--seed", str(SEED_OF_TASK_0 + SEEDS_OF_A_TASK * task)),
+            f"{DATASET}-{task:02d}",
+        )
+        for task in options.tasks
+    )  # fmt: skip
+    score = (*_dzrobot("eval"), "--suite", suite, "--tasks", ",".join(map(str, options.tasks)), *given)
+    episodes, few = (("--episodes", str(count)) for count in (options.evaluate, options.blind))
+    language = ("--perturb", "goal", "--videos", "none") if suite in ANY_GOAL else ()
+    return Task(
+        robot,
+        demonstrate,
+        score,
+        (
+            ("results", (*score, *episodes, *language)),
+            ("blind", (*score, *few, "--ablate-images", "shuffle", "--videos", "none")),
+            ("prediction", (*score, *few, "--predictions", "on")),
+        ),
+    )
 
 
 def _arm(options: argparse.Namespace) -> Task:
@@ -243,8 +277,10 @@ def _torchrun(processes: int) -> tuple[str, ...]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--suite", default="lift", help="lift, libero_object, ..., arm or droid")
-    parser.add_argument("--task", type=int, default=0, help="task of the LIBERO suite")
-    parser.add_argument("--episodes", type=int, default=150, help="demonstrations")
+    parser.add_argument("--tasks", type=numbers, default="0-9", help="tasks of the LIBERO suite")
+    parser.add_argument(
+        "--episodes", type=int, default=150, help="demonstrations; of LIBERO, for each task"
+    )
     parser.add_argument("--autoencoder-steps", type=int, default=600)
     parser.add_argument("--decoder-steps", type=int, default=300)
     parser.add_argument("--steps", type=int, default=3000, help="optimizer steps")

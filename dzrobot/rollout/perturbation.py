@@ -20,7 +20,9 @@ from dzrobot.errors import ConfigError
 from dzrobot.rng import keyed_number, keyed_seed
 from dzrobot.rollout.protocol import EpisodeSpec
 
-Axis = Literal["camera", "light", "texture", "robot_init", "language", "noise", "layout"]
+Axis = Literal[
+    "camera", "light", "texture", "robot_init", "language", "noise", "layout", "goal"
+]
 
 SHOWN_AXES: tuple[Axis, ...] = ("language", "noise")
 """Axes that change what a policy is shown, in any environment."""
