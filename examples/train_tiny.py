@@ -181,7 +181,7 @@ def _libero(options: argparse.Namespace) -> Task:
         "--env-arg", "placement=sampled", "--episodes", str(options.episodes),
         "--noise", NOISE, "--hold-steps", "8", "--max-steps", "280",
     )  # fmt: skip
-        demonstrate = tuple(
+    demonstrate = tuple(
         (
             f"task{task}-collect",
             (*collect, "--env-arg", f"task_id={task}",
@@ -190,7 +190,14 @@ def _libero(options: argparse.Namespace) -> Task:
         )
         for task in options.tasks
     )  # fmt: skip
-    score = (*_dzrobot("eval"), "--suite", suite, "--tasks", ",".join(map(str, options.tasks)), *given)
+    score = (
+        *_dzrobot("eval"),
+        "--suite",
+        suite,
+        "--tasks",
+        ",".join(map(str, options.tasks)),
+        *given,
+    )
     episodes, few = (("--episodes", str(count)) for count in (options.evaluate, options.blind))
     language = ("--perturb", "goal", "--videos", "none") if suite in ANY_GOAL else ()
     return Task(
