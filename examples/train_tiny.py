@@ -11,10 +11,12 @@ an unfinished one resumes, so the script can be interrupted at any time.
 """
 
 import argparse
+import json
 import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +47,8 @@ MOST_STOPS = 50
 """How often a stage resumes after a stop of its arm, such as a finger touching the table."""
 DATASET, ON_ARM = "demonstrations", "on_the_arm"
 """Folders of the demonstrations from simulation and from the arm."""
+TIMES = "times.jsonl"
+"""How long each stage took."""
 FAR_SEED = "1000000"
 """Seed of the first demonstration on the arm; evaluations start at seed 0."""
 
@@ -80,17 +84,38 @@ def main() -> int:
     options = _arguments()
     examples = str(Path(__file__).parent)
     paths = os.pathsep.join(filter(None, (examples, os.environ.get("PYTHONPATH"))))
-    for stage in stages(options):
+    for stage in _wanted(stages(options), options.until):
         if stage.result is not None and stage.result.exists():
             print(f"{stage.name}: done ({stage.result})", flush=True)
             continue
         print(f"{stage.name}: {shlex.join(stage.command)}", flush=True)
-        if (code := _run(stage, {**os.environ, "PYTHONPATH": paths})) != 0:
+        began = time.monotonic()
+        code = _run(stage, {**os.environ, "PYTHONPATH": paths})
+        _keep_time(options.output / TIMES, stage.name, time.monotonic() - began, code)
+        if code != 0:
             print(f"{stage.name} ended with {code}; the same command resumes from here")
             return code
         if stage.stamps and stage.result is not None:
             stage.result.touch()
     return 0
+
+
+def _wanted(listed: list[Stage], last: str | None) -> list[Stage]:
+    """Return the stages up to ``last``; all where that is None."""
+    if last is None:
+        return listed
+    names = [stage.name for stage in listed]
+    if last not in names:
+        raise SystemExit(f"--until {last!r}: the stages are {', '.join(names)}")
+    return listed[: names.index(last) + 1]
+
+
+def _keep_time(path: Path, stage: str, seconds: float, code: int) -> None:
+    """Append how long a stage ran; of one that was interrupted, every piece has a line."""
+    print(f"{stage}: {seconds:.0f} s", flush=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"{json.dumps({'stage': stage, 'seconds': round(seconds, 1), 'code': code})}\n")
 
 
 def _run(stage: Stage, environment: Mapping[str, str]) -> int:
@@ -315,6 +340,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--workers", type=int, default=2, help="simulators at the same time")
     parser.add_argument("--processes", type=int, default=2, help="training processes")
+    parser.add_argument("--until", metavar="STAGE", help="last stage to run, such as init")
     parser.add_argument("--output", type=Path, default=Path("runs") / "tiny")
     return parser.parse_args()
 
