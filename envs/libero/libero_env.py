@@ -21,11 +21,9 @@ from dzrobot.envs.libero.task_packages import PRO
 from dzrobot.envs.mujoco.simulator import check_versions
 from dzrobot.errors import ConfigError
 
-GOAL = "goal"
-"""Axis along which another object of the scene is asked for."""
-
-OWN_GOAL = "own_goal"
-"""What ``info["robot"]`` calls the task's own goal, where another one was asked for."""
+GOAL, OWN_GOAL = "goal", "own_goal"
+"""What :class:`~dzrobot.rollout.perturbation.PerturbableScene` calls the axis along which another
+object is asked for, and whether the goal of the task held then."""
 
 
 class LiberoEnv(ArmEnv):
