@@ -82,7 +82,7 @@ from dzrobot.training.run.parallel import (
     parallelize,
     shard_frozen,
 )
-from dzrobot.training.sft_config import DataConfig, ModelConfig, SFTConfig
+from dzrobot.training.sft_config import DataConfig, EpisodeChoice, ModelConfig, SFTConfig
 
 TOKENIZER_FOLDER = "tokenizer"
 
@@ -301,7 +301,7 @@ def _spec(
         embodiment = replace(embodiment, timing=timing)
     opened = [catalogs[path] for path in plan.paths]
     embodiment = replace(embodiment, action_anchor=_anchor(opened, embodiment, data))
-    last = [_last_episodes(catalog, data) for catalog in opened]
+    last = [last_episodes(catalog, data.episodes, data.holdout_episodes) for catalog in opened]
     return SourceSpec(
         paths=opened, embodiment=embodiment, metadata=metadata, weight=plan.weight,
         distribute_weights=plan.distribute_weights,
@@ -334,10 +334,14 @@ def _anchor(
     return known.pop() if known else robot.action_anchor
 
 
-def _last_episodes(catalog: DatasetCatalog, data: DataConfig) -> frozenset[int]:
-    unused = catalog.left_out(data.episodes)
+def last_episodes(catalog: DatasetCatalog, choice: EpisodeChoice, kept: int) -> frozenset[int]:
+    """Return the last ``kept`` episodes of a folder among those that are used.
+
+    Raises:
+        DatasetError: that is every one of them.
+    """
+    unused = catalog.left_out(choice)
     used = [number for number in catalog.episodes.index.tolist() if number not in unused]
-    kept = data.holdout_episodes
     if used and kept >= len(used):
         raise DatasetError(
             f"data.holdout_episodes={kept} holds out every episode of {catalog.root}, which has "
