@@ -78,6 +78,12 @@ class Task:
     judge: tuple[tuple[str, tuple[str, ...]], ...]
     """Name of a stage -> command that evaluates ``--checkpoint`` at the end."""
 
+    held_out: int = HELD_OUT
+    """Demonstrations of each dataset that are held out."""
+
+    init: tuple[str, ...] = ()
+    """Further flags of ``dzrobot init``."""
+
 
 def main() -> int:
     """Run the remaining stages."""
@@ -136,8 +142,8 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     run = root / "run"
     final = run / "export" / f"step_{options.steps:08d}"
     every = max(1, options.steps // SAVES)
-    held_out = max(1, min(HELD_OUT, options.episodes // 2))
     task = _task(options)
+    held_out = max(1, min(task.held_out, options.episodes // 2))
     listed = [
         Stage(name, (*command, "--output", str(root / data)), root / f"{name}ed", stamps=True)
         for name, command, data in task.demonstrate
@@ -150,7 +156,7 @@ def stages(options: argparse.Namespace) -> list[Stage]:
         Stage("init", (*_dzrobot("init"), str(start), "--embodiment", task.embodiment,
                        "--dataset", *datasets, "--metadata", str(metadata),
                        "--steps", str(options.autoencoder_steps),
-                       "--decoder-steps", str(options.decoder_steps)), start),
+                       "--decoder-steps", str(options.decoder_steps), *task.init), start),
         Stage("train", (*_torchrun(options.processes), "mini_lift_cpu", f"model.model_path={start}",
                         f"model.embodiment_tag={task.embodiment}",
                         f"model.metadata_json_path={metadata}",
@@ -163,6 +169,11 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     listed += [
         Stage(name, (*command, "--checkpoint", str(final), "--output", str(root / name)), None)
         for name, command in task.judge
+    ]
+    listed += [
+        Stage(f"{name}-score", (*_dzrobot("compare"), str(root / name), "--predictions"), None)
+        for name, command in task.judge
+        if "--predictions" in command
     ]
     if options.curve:
         points = ",".join(str(step) for step in range(2 * every, options.steps + 1, 2 * every))
@@ -234,6 +245,8 @@ def _libero(options: argparse.Namespace) -> Task:
             ("blind", (*score, *few, "--ablate-images", "shuffle", "--videos", "none")),
             ("prediction", (*score, *few, "--predictions", "on")),
         ),
+        held_out=1,
+        init=("--size", "small", "--holdout-episodes", "1"),
     )
 
 
@@ -316,7 +329,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--autoencoder-steps", type=int, default=600)
     parser.add_argument("--decoder-steps", type=int, default=300)
     parser.add_argument("--steps", type=int, default=3000, help="optimizer steps")
-    parser.add_argument("--evaluate", type=int, default=100, help="episodes of the final score")
+    parser.add_argument(
+        "--evaluate", type=int, default=100,
+        help="episodes of the final score; of LIBERO, for each task, at most 50",
+    )  # fmt: skip
     parser.add_argument(
         "--curve", type=int, default=0, metavar="N",
         help="episodes for each of six checkpoints: success against training step, with its plot",
@@ -333,7 +349,11 @@ def _arguments() -> argparse.Namespace:
         "--blind",
         type=int,
         default=20,
-        help="episodes on the arm with images that say nothing; of droid, episodes on the arm",
+        help="episodes on the arm, or of each task of LIBERO, with images that say nothing; of "
+        "droid, episodes on the arm",
+    )
+    parser.add_argument(
+        "--max-steps", type=int, help="steps of an evaluated episode of LIBERO (default: 280)"
     )
     parser.add_argument(
         "--arm-steps", type=int, default=150, help="steps of an evaluated episode on the arm"

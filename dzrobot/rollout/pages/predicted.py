@@ -108,7 +108,8 @@ def quick_scores(results: Results) -> dict[str, Scores]:
     """Return what is computed quickly of every episode's predicted video: all but SSIM.
 
     Means over its plans, by case: ``psnr``, ``copy_psnr``, the same of moving pixels where any
-    move, and the errors in latents where they were kept; empty where no predicted frame was seen. Episodes without predictions are left out.
+    move, and the errors in latents where they were kept; empty where no predicted frame was seen.
+    Episodes without predictions are left out.
 
     Raises:
         ProtocolError: a file of predictions is damaged.
