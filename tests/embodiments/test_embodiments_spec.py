@@ -12,7 +12,12 @@ from dzrobot.embodiments.templates import NEGATIVE, PROMPTS, quadrants
 from dzrobot.errors import ConfigError
 
 LIBERO, FRANKA, DROID = (EMBODIMENTS[tag] for tag in ("libero_sim", "franka_pnp", "oxe_droid"))
-LIKE = {"libero_mini": "libero_sim", "franka_mini": "franka_pnp", "droid_mini": "oxe_droid"}
+LIKE = {
+    "libero_mini": "libero_sim",
+    "libero_small": "libero_sim",
+    "franka_mini": "franka_pnp",
+    "droid_mini": "oxe_droid",
+}
 """Robots of small images, and whose prompts they have."""
 
 EVERY = pytest.mark.parametrize("robot", EMBODIMENTS.values(), ids=EMBODIMENTS)
@@ -28,6 +33,7 @@ def test_is_a_value(robot):
 
 SMALL_VARIANTS = {
     "libero_mini": "libero_sim",
+    "libero_small": "libero_sim",
     "franka_mini": "franka_pnp",
     "droid_mini": "oxe_droid",
 }
