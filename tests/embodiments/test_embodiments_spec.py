@@ -31,18 +31,10 @@ def test_is_a_value(robot):
         robot.tag = "other"
 
 
-SMALL_VARIANTS = {
-    "libero_mini": "libero_sim",
-    "libero_small": "libero_sim",
-    "franka_mini": "franka_pnp",
-    "droid_mini": "oxe_droid",
-}
-
-
 @EVERY
 def test_a_robot_is_declared_in_the_file_of_its_tag(robot):
     """A small variant stands below the robot that it is made of."""
-    home = SMALL_VARIANTS.get(robot.tag, robot.tag)
+    home = LIKE.get(robot.tag, robot.tag)
     module = importlib.import_module(f"dzrobot.embodiments.robots.{home}")
     assert vars(module)[robot.tag.upper()] is robot
     assert EMBODIMENTS[robot.tag] is robot
