@@ -23,7 +23,7 @@ export MUJOCO_GL ?= egl
 # One thread per process: the tests and simulators run side by side.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo assets test test-long test-ray test-arm test-arm-foreign foreign goldens kill-points lerobot setup system lint types layers smoke docs check release tiny tiny-arm tiny-droid clean
+.PHONY: help demo assets test test-long test-ray test-arm test-arm-foreign foreign goldens kill-points lerobot setup system lint types layers smoke docs check release tiny tiny-arm tiny-droid tiny-libero clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -94,6 +94,11 @@ tiny-arm: setup  ## from demonstrations on the emulated arm to a policy that lif
 
 tiny-droid: setup  ## the same for DROID's arm: trained and evaluated in simulation and through the drivers
 	$(BIN)/python examples/train_tiny.py --suite droid --episodes 75 --on-arm 75 --steps 1800 $(TINY_ARGS) --output runs/tiny-droid
+
+# About two nights of two cores, in pieces: the same command resumes, runs/tiny-libero/times.jsonl has the
+# time of every stage, and LIBERO_ARGS="--until init" ends after one.
+tiny-libero: assets  ## for the ten tasks of libero_object: a policy that follows its instruction, in LIBERO
+	$(BIN)/python examples/train_tiny.py --suite libero_object --episodes 60 --autoencoder-steps 3000 --decoder-steps 600 --steps 6000 --evaluate 50 --blind 5 --output runs/tiny-libero $(LIBERO_ARGS)
 
 setup: system $(STAMP)  ## create .venv with everything in it
 

@@ -68,10 +68,10 @@ def fill(root: Path) -> None:
     """Write recordings, statistics and an untrained network."""
     robot = replace(load_embodiment("libero_mini"), language_features=())
     record_noise(root / "data", robot, episodes=EPISODES, frames=FRAMES)
+    config = mini_config(robot)
     content = NewCheckpoint(
-        config=mini_config(robot), metadata=tiny_metadata(robot), weights=new_weights(robot, 0),
-        recipe={},
-    )  # fmt: skip
+        config=config, metadata=tiny_metadata(robot), weights=new_weights(config, 0), recipe={}
+    )
     write_new_checkpoint(root / "start", robot, content)
 
 

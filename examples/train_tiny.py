@@ -1,7 +1,7 @@
 """Train a policy from scratch: demonstrations, autoencoder, fine-tuning, evaluation.
 
     python examples/train_tiny.py                       # Lift, about 80 minutes on two cores
-    python examples/train_tiny.py --suite libero_object --task 0
+    python examples/train_tiny.py --suite libero_object --tasks 0,3
     python examples/train_tiny.py --suite arm           # through the drivers of an emulated Franka
     python examples/train_tiny.py --suite droid         # joint positions, three cameras, 15 Hz
     python examples/train_tiny.py --curve 20            # success against training step, as well
@@ -11,23 +11,31 @@ an unfinished one resumes, so the script can be interrupted at any time.
 """
 
 import argparse
+import json
 import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dzrobot.cli import STOPPED
+from dzrobot.commands.options.flags import numbers
 
 RESOLUTION = 128
 HELD_OUT = 4
 """Demonstrations held out from training, for validation losses."""
 SAVES = 12
 """Number of checkpoints of the run; every second one is a point of the curve."""
-HELD_IN = "20-49"
-"""LIBERO's initial states for demonstrations; evaluations start at state 0."""
+SEED_OF_TASK_0, SEEDS_OF_A_TASK = 50_000, 80_000
+"""Seeds of LIBERO's demonstrations. They start from places that the seed draws, so that all stored
+initial states are left to evaluations."""
+
+ANY_GOAL = ("libero_object",)
+"""Suites in whose scenes demonstrations take any of the objects: with its own object alone, a scene
+tells what to do without its instruction."""
 
 NOISE = "0.2"
 """Noise on the expert's executed actions, so that demonstrations include recoveries."""
@@ -39,6 +47,8 @@ MOST_STOPS = 50
 """How often a stage resumes after a stop of its arm, such as a finger touching the table."""
 DATASET, ON_ARM = "demonstrations", "on_the_arm"
 """Folders of the demonstrations from simulation and from the arm."""
+TIMES = "times.jsonl"
+"""How long each stage took."""
 FAR_SEED = "1000000"
 """Seed of the first demonstration on the arm; evaluations start at seed 0."""
 
@@ -68,23 +78,50 @@ class Task:
     judge: tuple[tuple[str, tuple[str, ...]], ...]
     """Name of a stage -> command that evaluates ``--checkpoint`` at the end."""
 
+    held_out: int = HELD_OUT
+    """Demonstrations of each dataset that are held out."""
+
+    init: tuple[str, ...] = ()
+    """Further flags of ``dzrobot init``."""
+
 
 def main() -> int:
     """Run the remaining stages."""
     options = _arguments()
     examples = str(Path(__file__).parent)
     paths = os.pathsep.join(filter(None, (examples, os.environ.get("PYTHONPATH"))))
-    for stage in stages(options):
+    for stage in _wanted(stages(options), options.until):
         if stage.result is not None and stage.result.exists():
             print(f"{stage.name}: done ({stage.result})", flush=True)
             continue
         print(f"{stage.name}: {shlex.join(stage.command)}", flush=True)
-        if (code := _run(stage, {**os.environ, "PYTHONPATH": paths})) != 0:
+        began = time.monotonic()
+        code = _run(stage, {**os.environ, "PYTHONPATH": paths})
+        _keep_time(options.output / TIMES, stage.name, time.monotonic() - began, code)
+        if code != 0:
             print(f"{stage.name} ended with {code}; the same command resumes from here")
             return code
         if stage.stamps and stage.result is not None:
             stage.result.touch()
     return 0
+
+
+def _wanted(listed: list[Stage], last: str | None) -> list[Stage]:
+    """Return the stages up to ``last``; all where that is None."""
+    if last is None:
+        return listed
+    names = [stage.name for stage in listed]
+    if last not in names:
+        raise SystemExit(f"--until {last!r}: the stages are {', '.join(names)}")
+    return listed[: names.index(last) + 1]
+
+
+def _keep_time(path: Path, stage: str, seconds: float, code: int) -> None:
+    """Append how long a stage ran; of one that was interrupted, every piece has a line."""
+    print(f"{stage}: {seconds:.0f} s", flush=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"{json.dumps({'stage': stage, 'seconds': round(seconds, 1), 'code': code})}\n")
 
 
 def _run(stage: Stage, environment: Mapping[str, str]) -> int:
@@ -105,8 +142,8 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     run = root / "run"
     final = run / "export" / f"step_{options.steps:08d}"
     every = max(1, options.steps // SAVES)
-    held_out = max(1, min(HELD_OUT, options.episodes // 2))
     task = _task(options)
+    held_out = max(1, min(task.held_out, options.episodes // 2))
     listed = [
         Stage(name, (*command, "--output", str(root / data)), root / f"{name}ed", stamps=True)
         for name, command, data in task.demonstrate
@@ -119,7 +156,7 @@ def stages(options: argparse.Namespace) -> list[Stage]:
         Stage("init", (*_dzrobot("init"), str(start), "--embodiment", task.embodiment,
                        "--dataset", *datasets, "--metadata", str(metadata),
                        "--steps", str(options.autoencoder_steps),
-                       "--decoder-steps", str(options.decoder_steps)), start),
+                       "--decoder-steps", str(options.decoder_steps), *task.init), start),
         Stage("train", (*_torchrun(options.processes), "mini_lift_cpu", f"model.model_path={start}",
                         f"model.embodiment_tag={task.embodiment}",
                         f"model.metadata_json_path={metadata}",
@@ -133,6 +170,11 @@ def stages(options: argparse.Namespace) -> list[Stage]:
         Stage(name, (*command, "--checkpoint", str(final), "--output", str(root / name)), None)
         for name, command in task.judge
     ]
+    listed += [
+        Stage(f"{name}-score", (*_dzrobot("compare"), str(root / name), "--predictions"), None)
+        for name, command in task.judge
+        if "--predictions" in command
+    ]
     if options.curve:
         points = ",".join(str(step) for step in range(2 * every, options.steps + 1, 2 * every))
         curve = ["--checkpoint", str(run), "--steps", points, "--episodes", str(options.curve)]
@@ -145,30 +187,67 @@ def stages(options: argparse.Namespace) -> list[Stage]:
 
 
 def _task(options: argparse.Namespace) -> Task:
-    own = {"arm": _arm, "droid": _droid}
-    return own.get(options.suite, _simulated)(options)
+    own = {"lift": _lift, "arm": _arm, "droid": _droid}
+    return own.get(options.suite, _libero)(options)
 
 
-def _simulated(options: argparse.Namespace) -> Task:
-    """Return the task Lift, or a task of LIBERO."""
+def _lift(options: argparse.Namespace) -> Task:
+    """Return the task of lifting a cube in simulation."""
     robot, workers = "libero_mini", ("--workers", str(options.workers))
     given = ("--env-arg", f"resolution={RESOLUTION}", "--embodiment", robot, *workers)
-    episodes = ("--episodes", str(options.evaluate))
     collect = (
-        *_dzrobot("collect"), "--env", f"dzrobot/{options.suite}-v0", *given,
+        *_dzrobot("collect"), "--env", "dzrobot/lift-v0", *given,
         "--episodes", str(options.episodes), "--noise", NOISE, "--hold-steps", "8",
+        "--max-steps", "150",
     )  # fmt: skip
-    if options.suite == "lift":
-        collect += ("--max-steps", "150")
-        score = (*_dzrobot("eval"), "--env", "dzrobot/lift-v0", "--protocol", "lift-100", *given)
-        judge: tuple[str, ...] = (sys.executable, str(Path(__file__).with_name("score_tiny.py")))
-        judge += workers
-    else:
-        collect += ("--max-steps", "280", "--starts", HELD_IN)
-        collect += ("--env-arg", f"task_id={options.task}")
-        score = (*_dzrobot("eval"), "--suite", options.suite, "--tasks", str(options.task), *given)
-        judge = score
-    return Task(robot, (("collect", collect, DATASET),), score, (("results", (*judge, *episodes)),))
+    score = (*_dzrobot("eval"), "--env", "dzrobot/lift-v0", "--protocol", "lift-100", *given)
+    judge = (sys.executable, str(Path(__file__).with_name("score_tiny.py")), *workers,
+             "--episodes", str(options.evaluate))  # fmt: skip
+    return Task(robot, (("collect", collect, DATASET),), score, (("results", judge),))
+
+
+def _libero(options: argparse.Namespace) -> Task:
+    """Return the tasks of a suite of LIBERO."""
+    robot, suite = "libero_small", options.suite
+    given = ("--env-arg", f"resolution={RESOLUTION}", "--embodiment", robot,
+             "--workers", str(options.workers))  # fmt: skip
+    goal = ("--env-arg", "goal=any") if suite in ANY_GOAL else ()
+    collect = (
+        *_dzrobot("collect"), "--env", f"dzrobot/{suite}-v0", *given, *goal,
+        "--env-arg", "placement=sampled", "--episodes", str(options.episodes),
+        "--noise", NOISE, "--hold-steps", "8", "--max-steps", "280",
+    )  # fmt: skip
+    demonstrate = tuple(
+        (
+            f"task{task}-collect",
+            (*collect, "--env-arg", f"task_id={task}",
+             "--seed", str(SEED_OF_TASK_0 + SEEDS_OF_A_TASK * task)),
+            f"{DATASET}-{task:02d}",
+        )
+        for task in options.tasks
+    )  # fmt: skip
+    score = (
+        *_dzrobot("eval"),
+        "--suite",
+        suite,
+        "--tasks",
+        ",".join(map(str, options.tasks)),
+        *given,
+    )
+    episodes, few = (("--episodes", str(count)) for count in (options.evaluate, options.blind))
+    language = ("--perturb", "goal", "--videos", "none") if suite in ANY_GOAL else ()
+    return Task(
+        robot,
+        demonstrate,
+        score,
+        (
+            ("results", (*score, *episodes, *language)),
+            ("blind", (*score, *few, "--ablate-images", "shuffle", "--videos", "none")),
+            ("prediction", (*score, *few, "--predictions", "on")),
+        ),
+        held_out=1,
+        init=("--size", "small", "--holdout-episodes", "1"),
+    )
 
 
 def _arm(options: argparse.Namespace) -> Task:
@@ -243,12 +322,17 @@ def _torchrun(processes: int) -> tuple[str, ...]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--suite", default="lift", help="lift, libero_object, ..., arm or droid")
-    parser.add_argument("--task", type=int, default=0, help="task of the LIBERO suite")
-    parser.add_argument("--episodes", type=int, default=150, help="demonstrations")
+    parser.add_argument("--tasks", type=numbers, default="0-9", help="tasks of the LIBERO suite")
+    parser.add_argument(
+        "--episodes", type=int, default=150, help="demonstrations; of LIBERO, for each task"
+    )
     parser.add_argument("--autoencoder-steps", type=int, default=600)
     parser.add_argument("--decoder-steps", type=int, default=300)
     parser.add_argument("--steps", type=int, default=3000, help="optimizer steps")
-    parser.add_argument("--evaluate", type=int, default=100, help="episodes of the final score")
+    parser.add_argument(
+        "--evaluate", type=int, default=100,
+        help="episodes of the final score; of LIBERO, for each task, at most 50",
+    )  # fmt: skip
     parser.add_argument(
         "--curve", type=int, default=0, metavar="N",
         help="episodes for each of six checkpoints: success against training step, with its plot",
@@ -265,13 +349,18 @@ def _arguments() -> argparse.Namespace:
         "--blind",
         type=int,
         default=20,
-        help="episodes on the arm with images that say nothing; of droid, episodes on the arm",
+        help="episodes on the arm, or of each task of LIBERO, with images that say nothing; of "
+        "droid, episodes on the arm",
+    )
+    parser.add_argument(
+        "--max-steps", type=int, help="steps of an evaluated episode of LIBERO (default: 280)"
     )
     parser.add_argument(
         "--arm-steps", type=int, default=150, help="steps of an evaluated episode on the arm"
     )
     parser.add_argument("--workers", type=int, default=2, help="simulators at the same time")
     parser.add_argument("--processes", type=int, default=2, help="training processes")
+    parser.add_argument("--until", metavar="STAGE", help="last stage to run, such as init")
     parser.add_argument("--output", type=Path, default=Path("runs") / "tiny")
     return parser.parse_args()
 

@@ -2,6 +2,8 @@
 
 import contextlib
 import importlib
+import itertools
+import json
 import os
 import runpy
 import subprocess
@@ -112,7 +114,8 @@ def test_fine_tuning_from_python(tmp_path):
     "words",
     [
         ("--curve", "5"),
-        ("--suite", "libero_object", "--task", "3"),
+        ("--suite", "libero_object", "--tasks", "0,3", "--max-steps", "9"),
+        ("--suite", "libero_spatial"),
         ("--suite", "arm"),
         ("--suite", "droid"),
     ],
@@ -130,7 +133,45 @@ def test_every_stage_of_the_tiny_policy_is_a_command_as_it_stands(words, monkeyp
             assert unknown == [], name
             names.append(name)
     assert {"stats", "init"} < set(names)
-    assert names[-1] == ("plot" if "--curve" in words else "eval")
+    last = {"--curve": "plot", "libero_object": "compare", "libero_spatial": "compare"}
+    assert names[-1] == next((last[word] for word in words if word in last), "eval")
+
+
+def test_demonstrations_of_libero_start_where_no_evaluation_does(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train_tiny.py", "--suite", "libero_object"])
+    module = runpy.run_path(str(EXAMPLES / "train_tiny.py"))
+    collected = [
+        stage.command
+        for stage in module["stages"](module["_arguments"]())
+        if "collect" in stage.command
+    ]
+    seeds = [int(command[command.index("--seed") + 1]) for command in collected]
+    assert len(seeds) == 10
+    # Far apart, so that no two tasks share a draw, and each may take hundreds of attempts.
+    assert min(later - seed for seed, later in itertools.pairwise(seeds)) >= 10_000
+    for number, command in enumerate(collected):
+        assert {"placement=sampled", "goal=any", f"task_id={number}"} <= set(command)
+
+
+def test_until_ends_after_a_stage_and_the_times_are_kept(monkeypatch, tmp_path):
+    words = ["train_tiny.py", "--output", str(tmp_path), "--until", "second"]
+    monkeypatch.setattr(sys, "argv", words)
+    module = runpy.run_path(str(EXAMPLES / "train_tiny.py"))
+    stage = module["Stage"]
+    listed = [
+        stage(name, ("touch", str(tmp_path / f"{name}-ran")), tmp_path / name, stamps=True)
+        for name in ("first", "second", "third")
+    ]
+    monkeypatch.setitem(module["main"].__globals__, "stages", lambda _: listed)
+    (tmp_path / "first").touch()
+    assert module["main"]() == 0
+    assert sorted(path.name for path in tmp_path.glob("*-ran")) == ["second-ran"]
+    (line,) = (tmp_path / "times.jsonl").read_text().splitlines()
+    kept = json.loads(line)
+    assert (kept["stage"], kept["code"]) == ("second", 0)
+    monkeypatch.setattr(sys, "argv", [*words[:-1], "fourth"])
+    with pytest.raises(SystemExit, match="the stages are first, second, third"):
+        module["main"]()
 
 
 @pytest.mark.parametrize(

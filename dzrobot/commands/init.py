@@ -5,7 +5,7 @@ import argparse
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.sampling import add_sampling, sampled_robot
 from dzrobot.training.tiny.autoencoder import AutoencoderPlan
-from dzrobot.training.tiny.init import write_fitted_checkpoint
+from dzrobot.training.tiny.init import SIZES, FittedTo, write_fitted_checkpoint
 
 SUMMARY = "write a small untrained checkpoint, its autoencoder fitted to recordings"
 
@@ -22,6 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folders of LeRobot datasets",
     )  # fmt: skip
     parser.add_argument("--metadata", type=flags.path, required=True, help="from `dzrobot stats`")
+    parser.add_argument(
+        "--size", choices=list(SIZES), default="mini",
+        help="of the network: mini, 5 million parameters; small, for several objects in many "
+        "scenes (default: mini)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--holdout-episodes", type=flags.whole(0), default=0, metavar="N",
+        help="last episodes of each folder to leave out, as data.holdout_episodes of the run; the "
+        "PSNR is measured on them",
+    )  # fmt: skip
     parser.add_argument(
         "--steps", type=flags.whole(3), default=AutoencoderPlan.steps,
         help="updates of the autoencoder on short clips",
@@ -56,18 +66,16 @@ def run(arguments: argparse.Namespace) -> int:
         decoder_steps=arguments.decoder_steps,
         seed=arguments.seed,
         num_workers=arguments.workers,
+        held_out=arguments.holdout_episodes,
         episodes=data.episodes,
     )
-    recipe = write_fitted_checkpoint(
-        arguments.output,
-        robot,
-        arguments.dataset,
-        arguments.metadata,
-        plan,
-    )
+    target = FittedTo(embodiment=robot, datasets=arguments.dataset, metadata=arguments.metadata)
+    recipe = write_fitted_checkpoint(arguments.output, target, plan, arguments.size)
+    where = "held-out episodes" if plan.held_out else "the same episodes"
     print(
         f"{arguments.output}: mean absolute error of decoded pixels "
         f"{recipe['autoencoder_error']:.4f} in short clips, "
-        f"{recipe['decoder_error']:.4f} in whole samples (range 2)"
+        f"{recipe['decoder_error']:.4f} in whole samples (range 2); "
+        f"PSNR {recipe['psnr']:.1f} dB in {where}"
     )
     return 0

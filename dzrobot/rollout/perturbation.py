@@ -20,7 +20,7 @@ from dzrobot.errors import ConfigError
 from dzrobot.rng import keyed_number, keyed_seed
 from dzrobot.rollout.protocol import EpisodeSpec
 
-Axis = Literal["camera", "light", "texture", "robot_init", "language", "noise", "layout"]
+Axis = Literal["camera", "light", "texture", "robot_init", "language", "noise", "layout", "goal"]
 
 SHOWN_AXES: tuple[Axis, ...] = ("language", "noise")
 """Axes that change what a policy is shown, in any environment."""
@@ -33,6 +33,12 @@ PERTURBATION = "perturbation"
 
 DEFINITION = 1
 """Raised when an axis or level comes to mean something else; part of the card."""
+
+GOAL: Axis = "goal"
+"""Another object of the scene is asked for, and judged."""
+
+OWN_GOAL = "own_goal"
+"""Whether the goal that was not asked for held at any step, in ``info["robot"]``."""
 
 _WRITTEN = re.compile(r"([a-z_]+)(?::([0-9]))?\Z")
 
@@ -50,7 +56,7 @@ class PerturbableScene(Protocol):
 
         Args:
             axis: One of ``perturbations``. None: it does not differ.
-            level: 1, hardly, to 5.
+            level: 1, hardly, to 5; of the axis ``goal``, which other object.
             seed: What is drawn follows from it alone.
         """
         ...

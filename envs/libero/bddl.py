@@ -30,6 +30,9 @@ class ProblemFile:
     classes: frozenset[str]
     """Of all objects and fixtures."""
 
+    objects: Mapping[str, str]
+    """Class of every object by its name; fixtures are not among them."""
+
     goal: tuple[tuple[str, ...], ...]
     """Predicates that have to hold together, each with the names it is about."""
 
@@ -54,6 +57,7 @@ def read_problem(text: str) -> ProblemFile:
         scene=lists["problem"][-1],
         language=" ".join(lists[":language"]),
         classes=frozenset({*objects.values(), *fixtures.values()} - _SURFACES),
+        objects=objects,
         goal=goal,
         faults=(*faults, *_goal_faults(goal, names)),
     )

@@ -1,21 +1,29 @@
 """LIBERO as a Gymnasium environment."""
 
+from collections.abc import Sequence
 from importlib.resources import as_file
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from dzrobot.envs.episodes import named_arguments
+from dzrobot.envs.episodes import DRAWN, named_arguments
+from dzrobot.envs.libero.asked_goals import AskedGoal, another_goal, asked_goals
+from dzrobot.envs.libero.goal_progress import GoalProgress
 from dzrobot.envs.libero.install import import_libero, libero_folder
 from dzrobot.envs.libero.listing import check_models, refuse_unrunnable
 from dzrobot.envs.libero.object_classes import register_pro_classes
+from dzrobot.envs.libero.perturbations import AXES
 from dzrobot.envs.libero.plus_variants import apply_variant
 from dzrobot.envs.libero.sim import Raw, Simulation
-from dzrobot.envs.libero.simulated import ArmEnv, arguments_of
+from dzrobot.envs.libero.simulated import ArmEnv, Info, arguments_of
 from dzrobot.envs.libero.suites import PACKAGES, SUITES, check_task, default_prompt, load_task
 from dzrobot.envs.libero.task_packages import PRO
 from dzrobot.envs.mujoco.simulator import check_versions
 from dzrobot.errors import ConfigError
+
+GOAL, OWN_GOAL = "goal", "own_goal"
+"""What :class:`~dzrobot.rollout.perturbation.PerturbableScene` calls the axis along which another
+object is asked for, and whether the goal of the task held then."""
 
 
 class LiberoEnv(ArmEnv):
@@ -33,6 +41,11 @@ class LiberoEnv(ArmEnv):
         prompt: Where the instruction comes from: ``"name"``, the name of the task, or ``"bddl"``,
             the language of its problem file. None: the name for LIBERO, as published datasets
             have it, the problem file for the others.
+        goal: ``"own"``, the task's, or ``"any"``: the seed draws which object of the scene the
+            instruction asks for, and the goal is made for that object.
+        placement: ``"stored"``, one of the task's initial states, or ``"sampled"``: the seed
+            draws a new one, objects as the problem file places them and joints as LIBERO did for
+            the stored ones. Demonstrations from sampled starts leave every stored one unseen.
         resolution: Height and width of the images in pixels.
         render_mode: ``"rgb_array"`` or None.
         settle_steps: Steps with an open, resting gripper before the episode begins.
@@ -56,6 +69,8 @@ class LiberoEnv(ArmEnv):
         suite: str = "libero_spatial",
         task_id: int = 0,
         prompt: Literal["name", "bddl"] | None = None,
+        goal: Literal["own", "any"] = "own",
+        placement: Literal["stored", "sampled"] = "stored",
         resolution: int = 256,
         render_mode: str | None = None,
         settle_steps: int = 10,
@@ -65,9 +80,10 @@ class LiberoEnv(ArmEnv):
     ) -> None:
         arguments = arguments_of(locals())
         check_task(suite, task_id)
-        if prompt not in (None, "name", "bddl"):
-            raise ConfigError(f"prompt={prompt!r} must be 'name', 'bddl' or None.")
-        super().__init__(arguments, SUITES[suite].init_states)
+        _refuse_other(prompt=(prompt, (None, "name", "bddl")), goal=(goal, ("own", "any")),
+                      placement=(placement, ("stored", "sampled")))  # fmt: skip
+        self._is_sampled = placement == "sampled"
+        super().__init__(arguments, DRAWN if self._is_sampled else SUITES[suite].init_states)
         libero_folder()
         check_versions()
         refuse_unrunnable(suite, task_id)
@@ -75,11 +91,36 @@ class LiberoEnv(ArmEnv):
         self.prompt = default_prompt(suite) if prompt is None else prompt
         self._language = self._task.language(self.prompt)
         self._init_states: np.ndarray | None = None
+        self._goals = asked_goals(self._task.problem(), self._language)
+        if len(self._goals) > 1:
+            self.perturbations = (*AXES, GOAL)
+        elif goal == "any":
+            raise ConfigError(
+                f"goal='any', but task {task_id} of {suite} does not ask for one object among "
+                "several: leave it out, or take a task of libero_object"
+            )
+        self._draws_goal = goal == "any"
+        self._swap: tuple[int, int] | None = None
+        self._asked: AskedGoal | None = None
+        self._own_held = False
 
     @property
     def task(self) -> str:
         """The instruction."""
-        return self._language
+        return self._language if self._asked is None else self._asked.language
+
+    def perturb(self, axis: str | None, level: int, seed: int) -> None:
+        """Make the next resets harder, as of :class:`ArmEnv`.
+
+        The axis ``goal`` asks for another object of the scene, the seed's and level's choice.
+        ``info["robot"]["own_goal"]`` then says whether the task's own goal held at any step.
+
+        Raises:
+            ConfigError: no such axis.
+        """
+        swapped = axis == GOAL and GOAL in self.perturbations
+        super().perturb(None if swapped else axis, level, seed)
+        self._swap = (level, seed) if swapped else None
 
     def _open(self, seed: int) -> Simulation:
         task = self._task
@@ -90,16 +131,47 @@ class LiberoEnv(ArmEnv):
         self._init_states = task.states()
         scene = libero.TASK_MAPPING[task.problem().scene]
         with as_file(task.bddl) as path:
-            arguments = {"bddl_file_name": str(path), "initialization_noise": None}
+            noise = "default" if self._is_sampled else None
+            arguments = {"bddl_file_name": str(path), "initialization_noise": noise}
             return Simulation(scene, arguments, self._image, seed, self._setup)
 
     def _begin(self, sim: Simulation, start: int) -> Raw:
         assert self._init_states is not None, "opened with its states"
         # Fixtures, controller goals and the gripper are not in the stored state: reset them first.
-        sim.reset(self._draw_seed())
-        raw = sim.restore(self._init_states[start])
+        raw = sim.reset(self._draw_seed())
+        self._ask(sim)
+        if not self._is_sampled:
+            raw = sim.restore(self._init_states[start])
         if self._task.variant is None:
             return raw
         apply_variant(sim, self._task.variant)
         # A step looks by itself; to look before it would move the times of all later looks.
         return raw if self._settle_steps else sim.refresh()
+
+    def _ask(self, sim: Simulation) -> None:
+        """Choose what the episode asks for, and let the scene judge it."""
+        self._asked, self._own_held = None, False
+        if not self._goals:
+            return
+        if self._swap is not None:
+            self._asked = another_goal(self._goals, *self._swap)
+        elif self._draws_goal:
+            self._asked = self._goals[int(self.np_random.integers(len(self._goals)))]
+        chosen = self._asked or self._goals[0]
+        sim.env.parsed_problem["goal_state"] = [list(chosen.predicate)]
+
+    def _info(self, progress: GoalProgress, *, success: bool) -> Info:
+        info = super()._info(progress, success=success)
+        if self._asked is not None:
+            own = list(self._goals[0].predicate)
+            self._own_held |= bool(self.simulation.env._eval_predicate(own))
+            info["robot"] = {OWN_GOAL: self._own_held}
+        return info
+
+
+def _refuse_other(**given: tuple[Any, Sequence[Any]]) -> None:
+    """Raise ConfigError for a value that is none of those allowed."""
+    for name, (value, allowed) in given.items():
+        if value not in allowed:
+            listed = ", ".join(map(repr, allowed))
+            raise ConfigError(f"{name}={value!r} must be one of {listed}.")

@@ -147,6 +147,9 @@ class NewCheckpoint:
     recipe: Mapping[str, Any] | None
     """How the weights were made, for the passport; None: no passport."""
 
+    prompts: Sequence[str] = ()
+    """What the tokenizer is made from besides, so that their words are no strings of letters."""
+
     shards: ShardOptions = field(default_factory=ShardOptions)
 
 
@@ -165,7 +168,7 @@ def write_new_checkpoint(target: Path, embodiment: Embodiment, content: NewCheck
         write_json(folder / METADATA_FILE, content.metadata)
         training = training_config(embodiment, per_step=statistics.per_step)
         (folder / TRAINING_FILE).write_text(yaml.safe_dump(training), encoding="utf-8")
-        write_tiny_tokenizer(folder / TOKENIZER_FOLDER, embodiment)
+        write_tiny_tokenizer(folder / TOKENIZER_FOLDER, embodiment, content.prompts)
         if content.recipe is not None:
             recipe = dict(content.recipe)
             passport = passport_for(embodiment, statistics, content.config, recipe=recipe)
@@ -264,7 +267,7 @@ def training_config(embodiment: Embodiment, *, per_step: bool) -> dict[str, Any]
     }  # fmt: skip
 
 
-def write_tiny_tokenizer(folder: Path, embodiment: Embodiment) -> None:
+def write_tiny_tokenizer(folder: Path, embodiment: Embodiment, prompts: Sequence[str] = ()) -> None:
     """Write a byte-level tokenizer made from the prompts; any text can be encoded with it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -276,7 +279,7 @@ def write_tiny_tokenizer(folder: Path, embodiment: Embodiment) -> None:
         vocab_size=_VOCABULARY, special_tokens=["<pad>", "</s>", "<unk>"], show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )  # fmt: skip
-    tokenizer.train_from_iterator(_sentences(embodiment), trainer)
+    tokenizer.train_from_iterator([*_sentences(embodiment), *prompts], trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", 1)]
     )

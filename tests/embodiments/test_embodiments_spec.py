@@ -12,7 +12,12 @@ from dzrobot.embodiments.templates import NEGATIVE, PROMPTS, quadrants
 from dzrobot.errors import ConfigError
 
 LIBERO, FRANKA, DROID = (EMBODIMENTS[tag] for tag in ("libero_sim", "franka_pnp", "oxe_droid"))
-LIKE = {"libero_mini": "libero_sim", "franka_mini": "franka_pnp", "droid_mini": "oxe_droid"}
+LIKE = {
+    "libero_mini": "libero_sim",
+    "libero_small": "libero_sim",
+    "franka_mini": "franka_pnp",
+    "droid_mini": "oxe_droid",
+}
 """Robots of small images, and whose prompts they have."""
 
 EVERY = pytest.mark.parametrize("robot", EMBODIMENTS.values(), ids=EMBODIMENTS)
@@ -26,17 +31,10 @@ def test_is_a_value(robot):
         robot.tag = "other"
 
 
-SMALL_VARIANTS = {
-    "libero_mini": "libero_sim",
-    "franka_mini": "franka_pnp",
-    "droid_mini": "oxe_droid",
-}
-
-
 @EVERY
 def test_a_robot_is_declared_in_the_file_of_its_tag(robot):
     """A small variant stands below the robot that it is made of."""
-    home = SMALL_VARIANTS.get(robot.tag, robot.tag)
+    home = LIKE.get(robot.tag, robot.tag)
     module = importlib.import_module(f"dzrobot.embodiments.robots.{home}")
     assert vars(module)[robot.tag.upper()] is robot
     assert EMBODIMENTS[robot.tag] is robot

@@ -17,7 +17,7 @@ from dzrobot.training.recipes.read import load_recipe
 from dzrobot.training.sft_config import SFTConfig
 from dzrobot.training.tiny.autoencoder import AutoencoderPlan
 from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
-from dzrobot.training.tiny.init import write_fitted_checkpoint
+from dzrobot.training.tiny.init import FittedTo, write_fitted_checkpoint
 
 run = HEAVY.run
 ROBOT = train_worlds.ROBOT
@@ -186,7 +186,9 @@ def test_statistics_that_are_none(world, tmp_path):
         path.write_bytes(content)
         assert refuses(
             lambda: write_fitted_checkpoint(
-                tmp_path / "made", ROBOT, [world / "dataset"], path, SHORT
+                tmp_path / "made",
+                FittedTo(embodiment=ROBOT, datasets=[world / "dataset"], metadata=path),
+                SHORT,
             )
         ), kind
     assert [file.name for file in tmp_path.iterdir()] == ["metadata.json"]

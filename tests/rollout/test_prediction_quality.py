@@ -80,6 +80,19 @@ def test_errors_in_latents_count_where_they_were_kept():
         assert row.along["psnr"].of_successes is not None
 
 
+def test_moving_pixels_count_where_any_moved():
+    run = scored("a", range(12), float)
+    kept = {
+        case: {**scores, "moving_psnr": scores["psnr"] / 2, "copy_moving_psnr": 5.0}
+        for case, scores in run.scores.items()
+        if scores
+    }
+    still = kept.popitem()
+    (row,) = quality_rows([replace(run, scores={**kept, still[0]: run.scores[still[0]]})])
+    assert row.along["moving_gain"].of_successes == pytest.approx(sum(range(2, 12)) / 20 - 5)
+    assert row.along["moving_psnr"].of_failures == pytest.approx(sum(range(12, 23)) / 22)
+
+
 def test_without_predictions_the_command_says_what_to_do(tmp_path, capsys):
     words = ["eval", "--env", "dzrobot/point-v0", "--policy", "hold", "--episodes", "1", "--videos",
              "none", "--workers", "0", "--max-steps", "3", "--output", str(tmp_path)]  # fmt: skip

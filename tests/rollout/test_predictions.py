@@ -9,6 +9,7 @@ import pytest
 from dzrobot import DreamZeroPolicy, cli
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.rollout.evaluation.card import read_card
+from dzrobot.rollout.evaluation.comparison import read_results
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
 from dzrobot.rollout.footage import (
     latent_errors,
@@ -16,7 +17,7 @@ from dzrobot.rollout.footage import (
     predictions_size,
     read_predictions,
 )
-from dzrobot.rollout.pages.predicted import read_parts
+from dzrobot.rollout.pages.predicted import quick_scores, read_parts
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import RecordFile
@@ -82,6 +83,7 @@ def test_the_page_scores_predictions_beside_a_copy_of_the_last_frame(results, tm
         scores = chunk["scores"]
         assert set(scores) == {
             "psnr", "ssim", "copy_psnr", "copy_ssim", "latent_error", "copy_latent_error",
+            "moving_psnr", "copy_moving_psnr",
         }  # fmt: skip
         assert 0 < scores["psnr"] < 60
         assert -1 <= scores["ssim"] <= 1
@@ -89,6 +91,27 @@ def test_the_page_scores_predictions_beside_a_copy_of_the_last_frame(results, tm
     page = (tmp_path / "report.html").read_text()
     assert "<h2>Predicted video and success</h2>" in page
     assert "too little to tell" in page, "one episode"
+
+
+def test_moving_pixels_are_scored_alone(results):
+    found = read_results(results / "with")
+    (case,) = found.finished
+    (scores,) = quick_scores(found).values()
+    kept = read_predictions(found.folder, case)
+    own, copied = [], []
+    for start, seen, predicted in read_parts(kept, prediction_files(found.folder, case)[1]):
+        moves = np.abs(seen.astype(int) - start).max(-1) > 16
+        assert 0 < moves.mean() < 0.2, "the point is small"
+        for into, others in ((own, predicted), (copied, [start] * len(seen))):
+            errors = [
+                np.square((real[moving].astype(float) - other[moving]) / 255).mean()
+                for real, other, moving in zip(seen, others, moves, strict=True)
+            ]
+            into.append(np.mean(-10 * np.log10(errors)))
+    assert scores["moving_psnr"] == pytest.approx(np.mean(own))
+    assert scores["copy_moving_psnr"] == pytest.approx(np.mean(copied))
+    # A copy is right wherever nothing moves, and there alone.
+    assert scores["copy_moving_psnr"] < scores["copy_psnr"]
 
 
 def test_the_error_in_latents_is_of_seen_frames_and_a_copy_has_its_own(results):

@@ -24,9 +24,10 @@ from dzrobot.training.tiny.autoencoder import (
     clip_source,
     fit_autoencoder,
     fit_decoder,
+    reconstruction_psnr,
 )
 from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
-from dzrobot.training.tiny.init import mini_config
+from dzrobot.training.tiny.init import SIZES, mini_config
 
 PLAN = AutoencoderPlan(steps=60, batch=2, decoder_steps=6, held_batches=3)
 SHORT = AutoencoderPlan(steps=4, batch=1, decoder_steps=3, decoder_batch=1, held_batches=2)
@@ -90,9 +91,10 @@ def test_the_decoder_learns_long_samples_and_latents_stay(vae, data):
     (batch,) = clips(9)[:1]
     with torch.no_grad():
         latents = vae.encode(batch)
-    seen = []
+    seen, psnr = [], reconstruction_psnr(vae, data[1], SHORT)
     error = fit_decoder(vae, data[1], PLAN, seen.append)
     assert error < seen[0].error
+    assert reconstruction_psnr(vae, data[1], SHORT) > psnr
     with torch.no_grad():
         assert torch.equal(vae.encode(batch), latents)
 
@@ -166,13 +168,17 @@ def test_init_writes_a_checkpoint_that_acts(train_root, tmp_path, capsys):
     words = [
         "init", str(target), "--embodiment", "train_worlds:ROBOT", "--dataset",
         str(train_root / "dataset"), "--metadata", str(train_root / "metadata.json"),
-        "--steps", "3", "--batch", "2", "--decoder-steps", "3",
+        "--steps", "3", "--batch", "2", "--decoder-steps", "3", "--holdout-episodes", "1",
+        "--size", "small",
     ]  # fmt: skip
     assert main(words) == 0
-    assert "in whole samples" in capsys.readouterr().out
+    out = capsys.readouterr().out
     recipe = json.loads((target / "dzrobot_passport.json").read_text())["recipe"]
+    assert f"PSNR {recipe['psnr']:.1f} dB in held-out episodes" in out
     assert (recipe["autoencoder_steps"], recipe["decoder_steps"]) == (3, 3)
-    assert open_checkpoint(target).passport is not None
+    opened = open_checkpoint(target)
+    assert opened.passport is not None
+    assert opened.config.vae.z_dim == SIZES["small"].latents
     policy = DreamZeroPolicy.from_pretrained(target, embodiment=train_worlds.ROBOT)
     observation, _ = train_worlds.frame(0, 0, np.random.default_rng(0))
     action = policy.act(observation)

@@ -84,7 +84,7 @@ from dzrobot.training.run.parallel import (
     parallelize,
     shard_frozen,
 )
-from dzrobot.training.sft_config import DataConfig, ModelConfig, SFTConfig
+from dzrobot.training.sft_config import DataConfig, EpisodeChoice, ModelConfig, SFTConfig
 
 TOKENIZER_FOLDER = "tokenizer"
 
@@ -318,7 +318,10 @@ def _spec(
     opened = [catalogs[path] for path in plan.paths]
     embodiment = replace(embodiment, action_anchor=_anchor(opened, embodiment, data))
     last = [
-        _last_episodes(catalog, data) if embodiment.action else frozenset() for catalog in opened
+        last_episodes(catalog, data.episodes, data.holdout_episodes)
+        if embodiment.action
+        else frozenset()
+        for catalog in opened
     ]
     return SourceSpec(
         paths=opened, embodiment=embodiment, metadata=metadata, weight=plan.weight,
@@ -352,10 +355,14 @@ def _anchor(
     return known.pop() if known else robot.action_anchor
 
 
-def _last_episodes(catalog: DatasetCatalog, data: DataConfig) -> frozenset[int]:
-    unused = catalog.left_out(data.episodes)
+def last_episodes(catalog: DatasetCatalog, choice: EpisodeChoice, kept: int) -> frozenset[int]:
+    """Return the last ``kept`` episodes of a folder among those that are used.
+
+    Raises:
+        DatasetError: that is every one of them.
+    """
+    unused = catalog.left_out(choice)
     used = [number for number in catalog.episodes.index.tolist() if number not in unused]
-    kept = data.holdout_episodes
     if used and kept >= len(used):
         raise DatasetError(
             f"data.holdout_episodes={kept} holds out every episode of {catalog.root}, which has "

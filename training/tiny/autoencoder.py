@@ -5,7 +5,7 @@ Wan autoencoders. A small autoencoder has latents of its own scale, so after tra
 encoder and first decoder layers, both 1x1x1, take that scale on: exactly, because they are linear.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from dzrobot.training.data import (
     build_loader,
     encode_views,
 )
+from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.data.provenance import PROVENANCE, RecordedProvenance, provenance
 from dzrobot.training.run.inputs import keyed_generator
 from dzrobot.training.sft_config import EpisodeChoice
@@ -73,6 +74,10 @@ class AutoencoderPlan:
 
     num_workers: int = 0
     """Processes that read recordings."""
+
+    held_out: int = 0
+    """Last episodes of each folder that nothing is fitted to, as ``data.holdout_episodes`` of a
+    run."""
 
     episodes: EpisodeChoice = "successes"
     """Which are used, as in :class:`~dzrobot.training.data.ReaderOptions`."""
@@ -164,6 +169,22 @@ def fit_decoder(
     return _error(vae, list(_clips(data, plan.decoder_batch, plan, plan.decoder_steps, last)))
 
 
+@torch.no_grad()
+def reconstruction_psnr(vae: Vae, data: TrainingData, plan: AutoencoderPlan) -> float:
+    """Return the PSNR (dB) of decoded frames, the mean over those of ``plan.held_batches`` batches.
+
+    Args:
+        vae: After the fit.
+        data: Recordings that nothing was fitted to.
+        plan: Size and number of the batches.
+    """
+    values = [
+        -10 * ((vae.decode(vae.encode(clips)) - clips) / 2).square().mean(dim=(1, 3, 4)).log10()
+        for clips in _clips(data, plan.decoder_batch, plan, 0, plan.held_batches)
+    ]
+    return float(torch.cat(values).mean())
+
+
 class _Updates:
     """AdamW with a one-cycle learning rate over ``steps``."""
 
@@ -213,7 +234,9 @@ def calibrate(vae: Vae, clips: list[Tensor]) -> None:
     decoder.weight *= scale[None, :, None, None, None]
 
 
-def clip_source(paths: list[Path], embodiment: Embodiment, metadata: Path) -> SourceSpec:
+def clip_source(
+    paths: Sequence[Path | DatasetCatalog], embodiment: Embodiment, metadata: Path
+) -> SourceSpec:
     """Return a source of five-frame clips, the shortest that has a second latent frame."""
     timing = Timing(
         control_hz=embodiment.timing.control_hz,

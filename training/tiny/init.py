@@ -5,21 +5,18 @@ fitted to recordings (:mod:`dzrobot.training.tiny.autoencoder`), its transformer
 trainer. The prompt and image encoders stay random, as frozen features.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.policies.dreamzero.checkpoints.directory import (
-    read_metadata,
-)
+from dzrobot.errors import find
+from dzrobot.policies.dreamzero.checkpoints.directory import read_metadata
 from dzrobot.policies.dreamzero.checkpoints.load import expected_shapes, official_state
-from dzrobot.policies.dreamzero.checkpoints.shards import (
-    refuse_existing,
-)
+from dzrobot.policies.dreamzero.checkpoints.shards import refuse_existing
 from dzrobot.policies.dreamzero.checkpoints.sources import (
     StateDictSource,
     UnionSource,
@@ -36,20 +33,51 @@ from dzrobot.policies.dreamzero.network.vae import Vae
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.tiny import NewCheckpoint, TinyWeightsSource, write_new_checkpoint
 from dzrobot.progress import progress_bar
-from dzrobot.training.data import ReaderOptions, SourceSpec, TrainingData
+from dzrobot.training.data import (
+    EpisodeSelection,
+    ReaderOptions,
+    SourceSpec,
+    TrainingData,
+)
+from dzrobot.training.data.lerobot import DatasetCatalog
+from dzrobot.training.run.build import last_episodes
+from dzrobot.training.run.encoder_cache import training_prompts
 from dzrobot.training.tiny.autoencoder import (
     AutoencoderPlan,
     clip_source,
     fit_autoencoder,
     fit_decoder,
     images_metadata,
+    reconstruction_psnr,
 )
 from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
 
 _VOCABULARY = 768
 _TEXT_WIDTH = 64
 _IMAGE_WIDTH = 96
-_LATENTS = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSize:
+    """What differs between small networks."""
+
+    width: int
+    """Of the transformer."""
+
+    ffn: int
+    layers: int
+    latents: int
+    """Channels of a latent pixel."""
+
+    autoencoder: int
+    """Base width of the autoencoder."""
+
+
+SIZES: Mapping[str, NetworkSize] = {
+    "mini": NetworkSize(width=192, ffn=576, layers=6, latents=24, autoencoder=8),
+    "small": NetworkSize(width=256, ffn=768, layers=8, latents=48, autoencoder=16),
+}
+"""By the name that ``dzrobot init --size`` takes: one object in one scene, and several in many."""
 
 LAST_LAYERS = frozenset(
     f"action_head.model.{name}"
@@ -62,21 +90,27 @@ LAST_LAYERS = frozenset(
 """What a new network's predictions are multiplied by."""
 
 
-def mini_config(embodiment: Embodiment) -> NetworkConfig:
+def mini_config(embodiment: Embodiment, size: str = "mini") -> NetworkConfig:
     """Return the config of a small 5B-style network that fits ``embodiment``.
 
     Raises:
+        UnknownNameError: no such size.
         ConfigError: the tiled image is not divided by the autoencoder's and the patch's stride.
     """
-    vae = VaeConfig(version="2.2", dim=8, dec_dim=8, z_dim=_LATENTS, num_res_blocks=1)
+    own = find(SIZES, "size", size)
+    vae = VaeConfig(
+        version="2.2", dim=own.autoencoder, dec_dim=own.autoencoder, z_dim=own.latents,
+        num_res_blocks=1,
+    )  # fmt: skip
     height, width = embodiment.image_size
     patch = 2 * vae.spatial_stride
     timing = embodiment.timing
     config = NetworkConfig(
         dit=DiTConfig(
             model_type="ti2v",
-            dim=192, ffn_dim=576, freq_dim=64, num_heads=4, num_layers=6, hidden_size=128,
-            in_dim=_LATENTS, out_dim=_LATENTS, concat_first_frame_latent=False,
+            dim=own.width, ffn_dim=own.ffn, freq_dim=64, num_heads=4, num_layers=own.layers,
+            hidden_size=128, in_dim=own.latents, out_dim=own.latents,
+            concat_first_frame_latent=False,
             text_dim=_TEXT_WIDTH, text_len=96, clip_dim=_IMAGE_WIDTH,
             frame_seqlen=(height // patch) * (width // patch),
             max_chunk_size=timing.blocks,
@@ -98,13 +132,13 @@ def mini_config(embodiment: Embodiment) -> NetworkConfig:
     return config
 
 
-def new_weights(embodiment: Embodiment, seed: int) -> UnionSource:
-    """Return random float32 weights of a small network for ``embodiment``.
+def new_weights(config: NetworkConfig, seed: int) -> UnionSource:
+    """Return random float32 weights of a small network of ``config``.
 
     The last layers are zero, so that the first prediction is no motion at all and early gradients
     stay small.
     """
-    shapes = expected_shapes(mini_config(embodiment))
+    shapes = expected_shapes(config)
     zeros = {name: torch.zeros(shape) for name, shape in shapes.items() if name in LAST_LAYERS}
     random = TinyWeightsSource(shapes, seed, torch.float32)
     return UnionSource(sources=(random, StateDictSource(values=zeros)))
@@ -113,21 +147,30 @@ def new_weights(embodiment: Embodiment, seed: int) -> UnionSource:
 _VAE_PREFIX = "action_head.vae."
 
 
+@dataclass(frozen=True, kw_only=True)
+class FittedTo:
+    """What a checkpoint is made for."""
+
+    embodiment: Embodiment
+    """Robot of the datasets."""
+
+    datasets: Sequence[Path]
+    """LeRobot folders."""
+
+    metadata: Path
+    """Statistics, from ``dzrobot stats``."""
+
+
 def write_fitted_checkpoint(
-    output: Path,
-    embodiment: Embodiment,
-    datasets: Sequence[Path],
-    metadata: Path,
-    plan: AutoencoderPlan,
+    output: Path, target: FittedTo, plan: AutoencoderPlan, size: str = "mini"
 ) -> dict[str, Any]:
-    """Fit an autoencoder to ``datasets`` and write it with an untrained network to ``output``.
+    """Fit an autoencoder to recordings and write it with an untrained network to ``output``.
 
     Args:
         output: Checkpoint folder to make.
-        embodiment: Robot of the datasets.
-        datasets: LeRobot folders.
-        metadata: Statistics, from ``dzrobot stats``.
+        target: Robot, recordings and statistics.
         plan: How long, and with which seed.
+        size: Of the network, one of `SIZES`.
 
     Returns:
         What was done, with the errors of the autoencoder.
@@ -135,52 +178,78 @@ def write_fitted_checkpoint(
     Raises:
         CheckpointError: ``output`` exists, or a stopped fit is of something else.
         DatasetError: A dataset is unreadable, does not hold the robot, or holds no sample.
-        StatisticsError: ``metadata`` does not fit.
+        StatisticsError: The statistics do not fit.
+        UnknownNameError: No such size.
     """
     refuse_existing(output)
-    clips = clip_source(list(datasets), embodiment, metadata)
-    whole = SourceSpec(
-        paths=datasets, embodiment=embodiment, metadata=images_metadata(metadata, embodiment)
-    )
-    options = ReaderOptions(episodes=plan.episodes)
-    data = [TrainingData.open([one], seed=plan.seed, options=options) for one in (clips, whole)]
+    config = mini_config(target.embodiment, size)
+    data = _opened(target, plan)
     with torch.random.fork_rng():
         # The library draws its initial weights from the global generator.
         torch.manual_seed(plan.seed)
-        network = WorldActionModel(mini_config(embodiment), text_encoder=False)
-    saves = _saves(output, plan, data)
-    recipe = _fit(network.vae, data, plan, saves)
+        network = WorldActionModel(config, text_encoder=False)
+    saves = _saves(output, plan, data.whole, size)
+    recipe = _fit(network.vae, data, plan, saves) | {"size": size}
     state = official_state(network)
     vae = {name: tensor for name, tensor in state.items() if name.startswith(_VAE_PREFIX)}
-    weights = UnionSource(sources=(new_weights(embodiment, plan.seed), StateDictSource(values=vae)))
-    statistics = read_metadata(metadata)
+    weights = UnionSource(sources=(new_weights(config, plan.seed), StateDictSource(values=vae)))
     content = NewCheckpoint(
-        config=network.config, metadata=statistics, weights=weights, recipe=recipe
+        config=config,
+        metadata=read_metadata(target.metadata),
+        weights=weights,
+        recipe=recipe,
+        prompts=training_prompts(data.whole),
     )
-    write_new_checkpoint(output, embodiment, content)
+    write_new_checkpoint(output, target.embodiment, content)
     saves.clear()
     return recipe
 
 
-def _saves(output: Path, plan: AutoencoderPlan, data: list[TrainingData]) -> FitCheckpoint:
+@dataclass(frozen=True, kw_only=True)
+class _Recordings:
+    """The same episodes as clips and as whole samples, and others that nothing is fitted to."""
+
+    clips: TrainingData
+    whole: TrainingData
+    held_out: TrainingData
+    """Whole samples; of the same episodes where none are held out."""
+
+
+def _opened(target: FittedTo, plan: AutoencoderPlan) -> _Recordings:
+    robot, metadata = target.embodiment, target.metadata
+    catalogs = [DatasetCatalog.open(path) for path in target.datasets]
+    last = [last_episodes(catalog, plan.episodes, plan.held_out) for catalog in catalogs]
+    fitted = [EpisodeSelection(without=episodes) for episodes in last]
+    others = [EpisodeSelection(only=episodes) for episodes in last] if plan.held_out else fitted
+    clips = clip_source(catalogs, robot, metadata)
+    whole = SourceSpec(paths=catalogs, embodiment=robot, metadata=images_metadata(metadata, robot))
+    options = ReaderOptions(episodes=plan.episodes)
+    opened = [
+        TrainingData.open([replace(one, selections=chosen)], seed=plan.seed, options=options)
+        for one, chosen in ((clips, fitted), (whole, fitted), (whole, others))
+    ]
+    return _Recordings(clips=opened[0], whole=opened[1], held_out=opened[2])
+
+
+def _saves(output: Path, plan: AutoencoderPlan, whole: TrainingData, size: str) -> FitCheckpoint:
     """Return where a stopped fit is kept: beside ``output``, until that is there."""
-    identity = {name: str(value) for name, value in asdict(plan).items()}
+    identity = {name: str(value) for name, value in asdict(plan).items()} | {"size": size}
     del identity["num_workers"]  # It changes nothing but the time.
     place = output.with_name(f"{output.name}.unfinished")
-    return FitCheckpoint(place, {**identity, "recordings": data[1].identity()})
+    return FitCheckpoint(place, {**identity, "recordings": whole.identity()})
 
 
 def _fit(
-    vae: Vae, data: list[TrainingData], plan: AutoencoderPlan, saves: FitCheckpoint
+    vae: Vae, data: _Recordings, plan: AutoencoderPlan, saves: FitCheckpoint
 ) -> dict[str, Any]:
     """Train ``vae`` on short clips, its decoder on whole samples; return what was done."""
     with progress_bar("fitting the autoencoder") as advance:
         error = fit_autoencoder(
-            vae, data[0], plan, lambda line: advance(line.step, plan.steps), saves
+            vae, data.clips, plan, lambda line: advance(line.step, plan.steps), saves
         )
     with progress_bar("fitting the decoder") as advance:
         whole_error = fit_decoder(
-            vae, data[1], plan, lambda line: advance(line.step, plan.decoder_steps), saves
+            vae, data.whole, plan, lambda line: advance(line.step, plan.decoder_steps), saves
         )
     return {
         "recipe": "dzrobot init",
@@ -190,4 +259,6 @@ def _fit(
         "autoencoder_error": round(error, 5),
         "decoder_steps": plan.decoder_steps,
         "decoder_error": round(whole_error, 5),
+        "held_out_episodes": plan.held_out,
+        "psnr": round(reconstruction_psnr(vae, data.held_out, plan), 3),
     }

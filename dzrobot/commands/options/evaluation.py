@@ -87,8 +87,8 @@ def add_studies(group: Any) -> None:
     group.add_argument(
         "--perturb", action="append", default=[], metavar="AXIS[:LEVEL]",
         help="make the same episodes harder, beside unperturbed ones, and compare the pairs; "
-        "axes: camera, light, texture, robot_init, language, noise, layout; levels 1 to 5 "
-        "(default: 3); may be repeated",
+        "axes: camera, light, texture, robot_init, language, noise, layout, and goal, which asks "
+        "for another object; levels 1 to 5 (default: 3); may be repeated",
     )  # fmt: skip
     group.add_argument(
         "--against", type=flags.path, metavar="RESULTS",

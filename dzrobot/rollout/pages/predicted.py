@@ -2,7 +2,8 @@
 
 PSNR and SSIM (Wang et al. 2004: Gaussian window of 11 pixels, sigma 1.5) are means over the frames
 of a plan. They stand beside those of a copy of the frame that the plan was made from: a scene that
-hardly moves scores high without any prediction. The evaluation has added the error in latents.
+hardly moves scores high without any prediction. The PSNR of moving pixels alone leaves the still
+ones out. The evaluation has added the error in latents.
 """
 
 import json
@@ -31,6 +32,12 @@ SHOWN_HEIGHT = 256
 
 MOST_PSNR = 100.0
 """Of equal images, whose PSNR is infinite."""
+
+MOVING = 16
+"""Of 255: a pixel moves if a color of it differs by more from the frame a plan was made from."""
+
+_WHERE_IT_MOVES = ("moving_psnr", "copy_moving_psnr")
+"""Scores that a plan lacks in which no pixel moves."""
 
 
 def write_prediction(run: Run, case: EpisodeSpec, output: Path, media: Path) -> Predicted | None:
@@ -100,8 +107,9 @@ def read_parts(kept: EpisodePredictions, path: Path) -> Iterator[tuple[Image, Im
 def quick_scores(results: Results) -> dict[str, Scores]:
     """Return what is computed quickly of every episode's predicted video: all but SSIM.
 
-    Means over its plans, by case: ``psnr``, ``copy_psnr``, and the errors in latents where they
-    were kept; empty where no predicted frame was seen. Episodes without predictions are left out.
+    Means over its plans, by case: ``psnr``, ``copy_psnr``, the same of moving pixels where any
+    move, and the errors in latents where they were kept; empty where no predicted frame was seen.
+    Episodes without predictions are left out.
 
     Raises:
         ProtocolError: a file of predictions is damaged.
@@ -136,7 +144,19 @@ def _scores(parts: tuple[Image, Image, Image], names: Sequence[str]) -> Scores:
         own = [measure(*pair) for pair in zip(seen, predicted, strict=True)]
         found[name] = float(np.mean(own))
         found[f"copy_{name}"] = float(np.mean([measure(real, start) for real in seen]))
-    return found
+    return found | _where_it_moves(start, seen, predicted)
+
+
+def _where_it_moves(start: Image, seen: Image, predicted: Image) -> Scores:
+    """Return the PSNR of moving pixels, the mean over the frames that have any; else nothing."""
+    moves = (np.abs(seen.astype(np.int16) - start) > MOVING).any(axis=-1)
+    pairs = [
+        (_psnr(real[moving], own[moving]), _psnr(real[moving], start[moving]))
+        for real, own, moving in zip(seen, predicted, moves, strict=True)
+        if moving.any()
+    ]
+    means = np.mean(pairs, axis=0).tolist() if pairs else []
+    return dict(zip(_WHERE_IT_MOVES, means, strict=False))
 
 
 def _psnr(real: Image, other: Image) -> float:
@@ -163,7 +183,11 @@ _MEASURES: Mapping[str, Callable[[Image, Image], float]] = {"psnr": _psnr, "ssim
 def _means(scores: Sequence[Scores]) -> Scores:
     # Results of an earlier version that were continued have fewer at first.
     names = [name for name in scores[0] if all(name in one for one in scores)] if scores else []
-    return {name: float(np.mean([one[name] for one in scores])) for name in names}
+    means = {name: float(np.mean([one[name] for one in scores])) for name in names}
+    for name in _WHERE_IT_MOVES:
+        if there := [one[name] for one in scores if name in one]:
+            means[name] = float(np.mean(there))
+    return means
 
 
 def _write_video(path: Path, fps: float, parts: Sequence[tuple[Image, Image, Image]]) -> None:

@@ -12,6 +12,8 @@ from dzrobot.rollout.pages.content import Scores
 QUALITIES = {
     "psnr": "PSNR, dB",
     "gain": "PSNR above a copy of the last frame, dB",
+    "moving_psnr": "PSNR of moving pixels, dB",
+    "moving_gain": "PSNR of moving pixels above a copy's, dB",
     "latent_gain": "latent error below a copy's",
 }
 """What is looked at of an episode's predicted video, higher is better; means over its plans.
@@ -66,6 +68,9 @@ class QualityRow:
 
 def _qualities(scores: Scores) -> dict[str, float]:
     found = {"psnr": scores["psnr"], "gain": scores["psnr"] - scores["copy_psnr"]}
+    if "moving_psnr" in scores:
+        found["moving_psnr"] = scores["moving_psnr"]
+        found["moving_gain"] = scores["moving_psnr"] - scores["copy_moving_psnr"]
     if "latent_error" in scores:
         found["latent_gain"] = scores["copy_latent_error"] - scores["latent_error"]
     return found

@@ -242,11 +242,14 @@ function prediction(episode, run, name) {
   const latent = "latent_error" in scores
     ? `; latent error ${scores.latent_error.toFixed(3)}, copied ${scores.copy_latent_error.toFixed(3)}`
     : "";
+  const moving = "moving_psnr" in scores
+    ? `; moving pixels ${scores.moving_psnr.toFixed(1)} dB, copied ${scores.copy_moving_psnr.toFixed(1)} dB`
+    : "";
   const film = video(run.predicted.video);
   film.classList.add("predicted");
   const [quality, actions, times] = ["quality", "actions", "times"].map((kind) => element("div", { className: `plot ${kind}` }));
   const box = element("section", { className: "prediction" },
-    element("h3", {}, letter(name), " Seen, predicted, difference"), element("p", { className: "faint" }, told + latent), film, controls([film]),
+    element("h3", {}, letter(name), " Seen, predicted, difference"), element("p", { className: "faint" }, told + moving + latent), film, controls([film]),
     element("h4", {}, "Each plan's predicted frames"), quality,
     element("h4", {}, "Planned (thin) and executed actions"), actions,
     element("h4", {}, "Time of each plan"), times);

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from dzrobot.errors import ConfigError
+from dzrobot.files import write_json
 from dzrobot.rollout.evaluation.comparison import (
     Decision,
     Results,
@@ -17,13 +18,17 @@ from dzrobot.rollout.evaluation.comparison import (
     read_results,
 )
 from dzrobot.rollout.evaluation.evaluate import RunOptions
-from dzrobot.rollout.evaluation.report import print_conclusion
+from dzrobot.rollout.evaluation.report import Score, print_conclusion
+from dzrobot.rollout.evaluation.studies.candidates import scores_table
 from dzrobot.rollout.evaluation.studies.runner import EvaluationSession
 from dzrobot.rollout.evaluation.studies.variants import Variant
-from dzrobot.rollout.perturbation import Perturbation
+from dzrobot.rollout.perturbation import GOAL, OWN_GOAL, Perturbation
 
 UNPERTURBED = "unperturbed"
 """Folder of the episodes that the perturbed ones are compared with."""
+
+GOALS_FILE = "goals.json"
+"""What :func:`goal_scores` found, in the folder of a study of the axis ``goal``."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +116,39 @@ def evaluate_perturbed(session: EvaluationSession, axes: Sequence[str]) -> int:
         done = session.run(Variant(output=output / name, perturbation=text))
         folders.append(done.folder)
         complete = complete and done.summary.complete
-    found = compare([read_results(folder) for folder in folders], any_perturbation=True)
-    print_comparison(console, found)
+    runs = [read_results(folder) for folder in folders]
+    print_comparison(console, compare(runs, any_perturbation=True))
+    if any(perturbation.axis == GOAL for perturbation in perturbations):
+        goals = goal_scores(dict(zip((None, *perturbations), runs, strict=True)))
+        write_json(output / GOALS_FILE, {name: one.model_dump() for name, one in goals.items()})
+        console.print(scores_table("goals asked for, and goals of the same starts that were not",
+                                   "goal", goals))  # fmt: skip
     console.print(
         f"`dzrobot report {folders[0]} {folders[-1]}` shows a pair; results in {output}",
         markup=False,
         soft_wrap=True,
     )
     return 0 if complete else 1
+
+
+def goal_scores(runs: Mapping[Perturbation | None, Results]) -> dict[str, Score]:
+    """Return how often the asked goal held, and where another was asked for, the task's own.
+
+    A policy that reads its instruction reaches the asked goal either way. One that does not reaches
+    the task's own whatever was asked.
+
+    Args:
+        runs: By what was perturbed; None: nothing.
+    """
+    found = {}
+    for perturbation, results in runs.items():
+        if perturbation is not None and perturbation.axis != GOAL:
+            continue
+        done = list(results.finished.values())
+        name = UNPERTURBED if perturbation is None else perturbation.text
+        asked = sum(bool(record.success) for record in done)
+        found[f"{name}: asked"] = Score(successes=asked, episodes=len(done))
+        if perturbation is not None:
+            own = sum(bool((record.robot or {}).get(OWN_GOAL)) for record in done)
+            found[f"{name}: the task's own"] = Score(successes=own, episodes=len(done))
+    return found
