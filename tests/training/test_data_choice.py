@@ -13,7 +13,7 @@ from dzrobot.errors import ConfigError, DatasetError
 from dzrobot.recording import EpisodeWriter
 from dzrobot.training.data import DatasetReader, ReaderOptions
 from dzrobot.training.data.lerobot import DatasetCatalog
-from dzrobot.training.run.build import _anchor, _last_episodes
+from dzrobot.training.run.build import _anchor, last_episodes
 from dzrobot.training.sft_config import DataConfig
 
 LENGTHS = (20, 21, 22, 23)
@@ -90,9 +90,8 @@ def test_what_steps_are_measured_from_is_said_by_data_then_recipe_then_robot(tmp
 def test_the_last_successes_are_held_out(tmp_path):
     catalog = DatasetCatalog.open(record(tmp_path / "set", lengths=LENGTHS, failed=(2, 3)))
 
-    def held_out(count, **options):
-        paths = {"train_data_paths": [str(tmp_path)], "holdout_episodes": count}
-        return _last_episodes(catalog, DataConfig(**paths, **options))
+    def held_out(count, episodes="successes"):
+        return last_episodes(catalog, episodes, count)
 
     assert held_out(1) == {1}
     assert held_out(2, episodes="all") == {2, 3}
