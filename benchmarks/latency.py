@@ -33,10 +33,9 @@ from dzrobot.rollout.evaluation.evaluate import (
     prepare,
 )
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
-from dzrobot.rollout.evaluation.usage import read_uses
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
-from dzrobot.rollout.records import RecordFile
+from dzrobot.rollout.records import RecordFile, read_uses
 
 SHOWN = ("seconds", "idle_ratio", "stale_ratio", "late", "seam_jump", "jerk")
 

@@ -15,14 +15,13 @@ from dzrobot.commands.options.evaluation import (
     read_request,
 )
 from dzrobot.errors import ConfigError
+from dzrobot.rollout.evaluation.session import EvaluationRequest, EvaluationSession, run_session
 from dzrobot.rollout.evaluation.studies.curve import (
     OptionSet,
     curve_table,
     draw_curve,
     evaluate_curve,
 )
-from dzrobot.rollout.evaluation.studies.runner import EvaluationSession, run_session
-from dzrobot.rollout.evaluation.studies.variants import EvaluationRequest
 
 COMMON = (
     "--checkpoint", "--suite", "--env", "--env-arg", "--protocol", "--tasks", "--episodes",

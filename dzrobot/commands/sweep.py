@@ -13,13 +13,13 @@ from dzrobot.commands.options.evaluation import (
     read_request,
 )
 from dzrobot.errors import ConfigError
+from dzrobot.rollout.evaluation.session import EvaluationSession, run_session
 from dzrobot.rollout.evaluation.studies.candidates import (
     CONFIRMATION,
     confirmation,
     evaluate_sweep,
     read_candidates,
 )
-from dzrobot.rollout.evaluation.studies.runner import EvaluationSession, run_session
 
 COMMON = (
     "--suite", "--env", "--env-arg", "--protocol", "--tasks", "--episodes", "--confirm",

@@ -3,7 +3,6 @@
 Nothing here changes what a policy does.
 """
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,16 +23,13 @@ from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action, Plan
 from dzrobot.recording.media import VideoCodec, VideoFile, encode_png
 from dzrobot.rollout.episode import PlansShown, PolicyActor
-from dzrobot.rollout.records import storing
+from dzrobot.rollout.records import PREDICTION_FOLDER, UNFINISHED, VIDEO_FOLDER, storing
 
 Wanted = Literal["all", "failures", "none"]
 Image = NDArray[np.uint8]
 
-VIDEO_FOLDER = "videos"
 PHOTO_FOLDER = "starts"
-PREDICTION_FOLDER = "predictions"
 FALLBACK_FPS = 20.0
-_PARTIAL = "unfinished"
 
 
 class EpisodeVideo:
@@ -46,7 +42,7 @@ class EpisodeVideo:
     def __init__(self, folder: Path, name: str, env: gym.Env[Any, Any]) -> None:
         self._folder = folder / VIDEO_FOLDER
         self._name = name
-        self._path = self._folder / _PARTIAL / f"{name}.mp4"
+        self._path = self._folder / UNFINISHED / f"{name}.mp4"
         self._env = env
         fps = float(env.metadata["render_fps"]) if "render_fps" in env.metadata else FALLBACK_FPS
         self._file = VideoFile(self._path, fps, VideoCodec(gop=20, crf=20))
@@ -74,12 +70,6 @@ class EpisodeVideo:
         final = self._folder / f"{self._name}-{ending}.mp4"
         self._path.replace(final)
         return str(final.relative_to(self._folder.parent))
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove the partial videos and predictions that killed runs left below ``folder``."""
-    for kind in (VIDEO_FOLDER, PREDICTION_FOLDER):
-        shutil.rmtree(folder / kind / _PARTIAL, ignore_errors=True)
 
 
 def views(observation: Observation) -> Mapping[str, Image]:
@@ -339,7 +329,7 @@ class PredictingActor:
 
     @property
     def _partial(self) -> Path:
-        return self.folder / PREDICTION_FOLDER / _PARTIAL / f"{self.case}.mp4"
+        return self.folder / PREDICTION_FOLDER / UNFINISHED / f"{self.case}.mp4"
 
     def _close_chunk(self) -> None:
         if self._open is None:

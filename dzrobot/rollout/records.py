@@ -1,25 +1,46 @@
-"""Results on disk: one line per finished episode, safe against being killed at any moment."""
+"""Results on disk: a line per finished episode, and one per run; a kill loses no whole line."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+)
 
 from dzrobot import files
 from dzrobot.documents import parse_json, read_bytes, shorten
-from dzrobot.errors import ProtocolError
+from dzrobot.errors import DzrobotError, ProtocolError
+from dzrobot.policies.base import MeasuredPolicy, PlanningPolicy, Policy
 from dzrobot.rollout.episode import LONGEST_CLASS, EpisodeResult, Measures
 from dzrobot.rollout.protocol import Count, EpisodeSpec
 
 RECORDS_FILE = "records.jsonl"
+RUNS_FILE = "runs.jsonl"
 LOCK_FILE = ".lock"
+VIDEO_FOLDER = "videos"
+PREDICTION_FOLDER = "predictions"
+
+UNFINISHED = "unfinished"
+"""Folder within these two for what is still being written."""
 
 ERROR_FOLDER = "errors"
 """Tracebacks of episodes that ended in an exception, the policy's or another."""
+
+_SESSION = "traced"
+
+_log = logging.getLogger(__name__)
 
 _LARGEST = 2**30
 """Bytes of a file of records; a million episodes have about 600 MB."""
@@ -232,6 +253,12 @@ def ordered(records: Iterable[Record], cases: Iterable[EpisodeSpec]) -> list[Rec
     return [by_case[case.name] for case in cases if case.name in by_case]
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove the partial videos and predictions that killed runs left below ``folder``."""
+    for kind in (VIDEO_FOLDER, PREDICTION_FOLDER):
+        shutil.rmtree(folder / kind / UNFINISHED, ignore_errors=True)
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Make ``folder`` if need be, and hold it for this process alone.
@@ -255,6 +282,95 @@ def locked(folder: Path) -> Iterator[None]:
 def storing(folder: Path) -> AbstractContextManager[None]:
     """Return a block in which a refusal of the operating system becomes one message."""
     return files.explained(f"write results to {shorten(str(folder), 200)}", ProtocolError)
+
+
+class RunUse(BaseModel):
+    """What one run of an evaluation took of its policy; of several processes, the main one."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    wall_s: NonNegativeFloat
+    """From before the first simulator was opened to the last record."""
+
+    planning_s: NonNegativeFloat
+    """In which the policy planned."""
+
+    plans: NonNegativeInt
+    calls: NonNegativeInt
+    """Of the network; plans that are made together share one."""
+
+    kernel_share: NonNegativeFloat | None
+    """Of a plan's time, the part in which the device computes; None: there is no device beside the
+    processor, or the run was cut short."""
+
+
+@contextmanager
+def measured(policy: Policy | None, device: str | None, folder: Path) -> Iterator[None]:
+    """Add a line to `RUNS_FILE` in ``folder`` of what ``policy`` plans during the block.
+
+    Args:
+        policy: Nothing is added for one that does not know, or that plans nothing.
+        device: Kind of device that it computes on, such as ``cuda``.
+        folder: Of the results.
+    """
+    if not isinstance(policy, MeasuredPolicy):
+        yield
+        return
+    before, began, finished = replace(policy.planning), time.perf_counter(), False
+    try:
+        yield
+        finished = True
+    finally:
+        wall, after = time.perf_counter() - began, replace(policy.planning)
+        if after.plans > before.plans:
+            use = RunUse(
+                wall_s=wall, planning_s=after.seconds - before.seconds,
+                plans=after.plans - before.plans, calls=after.calls - before.calls,
+                kernel_share=_kernel_share(policy, device) if finished else None,
+            )  # fmt: skip
+            with storing(folder):
+                files.append_line(folder / RUNS_FILE, json.dumps(use.model_dump()))
+
+
+def read_uses(folder: Path) -> list[RunUse]:
+    """Return the lines of `RUNS_FILE` in ``folder``; a last one that a kill cut short is dropped.
+
+    Raises:
+        ProtocolError: the file holds something else.
+    """
+    path = folder / RUNS_FILE
+    return [
+        parse_json(line, RunUse, f"{path}:{number}", ProtocolError)
+        for number, line in enumerate(stored_lines(path), start=1)
+    ]
+
+
+def shares(uses: Sequence[RunUse]) -> dict[str, float]:
+    """Return ``planning_share``, ``plans_per_call`` and, with a device, ``device_busy_share``.
+
+    Shares are of the time of all runs, in [0, 1].
+    """
+    wall, calls = sum(use.wall_s for use in uses), sum(use.calls for use in uses)
+    if not wall or not calls:
+        return {}
+    found = {
+        "planning_share": sum(use.planning_s for use in uses) / wall,
+        "plans_per_call": sum(use.plans for use in uses) / calls,
+    }
+    traced = [(use.kernel_share, use) for use in uses if use.kernel_share is not None]
+    if traced:
+        busy = sum(share * use.planning_s for share, use in traced)
+        found["device_busy_share"] = busy / sum(use.wall_s for _, use in traced)
+    return found
+
+
+def covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Return how much of the line the spans (start, end) cover together."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def _check_known(record: Record, known: Mapping[str, Mapping[str, Any]], where: str) -> None:
@@ -283,3 +399,37 @@ def _about(case: EpisodeSpec) -> dict[str, Any]:
         "seed": case.seed,
         "repeat_of": case.repeat_of,
     }
+
+
+def _kernel_share(policy: Policy, device: str | None) -> float | None:
+    """Return the share of a plan's time in which a kernel runs; None without an accelerator.
+
+    An evaluation has too many kernels to trace, and all are of plans, so one window is traced.
+    Where that fails it costs no result, and the share is None too.
+    """
+    if device != "cuda" or not isinstance(policy, PlanningPolicy):
+        return None
+    try:
+        return _traced(policy)
+    except (RuntimeError, DzrobotError) as error:
+        _log.warning("how busy the device was is not known: %s", error)
+        return None
+
+
+def _traced(policy: PlanningPolicy) -> float:
+    """Plan through one window in a session of its own; return :func:`_kernel_share`."""
+    import torch
+
+    from dzrobot.policies.serving.sessions import walk_window
+
+    wall_us = 0.0
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+        for _, plan in walk_window(policy, _SESSION):
+            wall_us += 1000 * plan["timing"]["total_ms"]
+    policy.evict(_SESSION)
+    kernels = [
+        (event.time_range.start, event.time_range.end)
+        for event in trace.events() or []
+        if event.device_type.name == "CUDA"
+    ]
+    return covered(kernels) / wall_us

@@ -11,11 +11,18 @@ from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.policies.base import PlanningTotals
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
 from dzrobot.rollout.evaluation.report import busy_line
-from dzrobot.rollout.evaluation.usage import RUNS_FILE, RunUse, covered, measured, read_uses, shares
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.queue import Gathering
-from dzrobot.rollout.records import RecordFile
+from dzrobot.rollout.records import (
+    RUNS_FILE,
+    RecordFile,
+    RunUse,
+    covered,
+    measured,
+    read_uses,
+    shares,
+)
 
 SPEC = EvalSpec(
     protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 2), episodes=3,

@@ -14,14 +14,13 @@ from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.rollout.evaluation.card import read_card
 from dzrobot.rollout.evaluation.comparison import compare, read_results
 from dzrobot.rollout.evaluation.evaluate import RunOptions
+from dzrobot.rollout.evaluation.session import EvaluationRequest, EvaluationSession
 from dzrobot.rollout.evaluation.studies.curve import (
     OptionSet,
     curve_table,
     draw_curve,
     evaluate_curve,
 )
-from dzrobot.rollout.evaluation.studies.runner import EvaluationSession
-from dzrobot.rollout.evaluation.studies.variants import EvaluationRequest
 from dzrobot.rollout.policy_spec import PolicySettings
 
 pytest.importorskip("statsmodels")

@@ -19,9 +19,9 @@ from dzrobot.rollout.evaluation.evaluate import (
     evaluate,
     prepare,
 )
-from dzrobot.rollout.evaluation.usage import read_uses
 from dzrobot.rollout.policy_spec import PolicySpec, load_policy, resolve_policy
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.records import read_uses
 from dzrobot.training.bench.document import BenchSettings, Measurement
 from dzrobot.training.bench.stepping import check_simulator
 

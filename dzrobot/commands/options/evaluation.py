@@ -30,8 +30,13 @@ from dzrobot.rollout.asynchronous.execution import (
     parse_latency,
 )
 from dzrobot.rollout.evaluation.evaluate import PREDICTED_EPISODES, RunOptions
-from dzrobot.rollout.evaluation.studies.runner import Log, Logger, unlogged
-from dzrobot.rollout.evaluation.studies.variants import EvaluationRequest, refuse_local
+from dzrobot.rollout.evaluation.session import (
+    EvaluationRequest,
+    Log,
+    Logger,
+    refuse_local,
+    unlogged,
+)
 from dzrobot.rollout.policy_spec import REMOTE, PolicySettings
 from dzrobot.rollout.protocol import PROTOCOLS
 

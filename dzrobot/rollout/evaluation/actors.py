@@ -30,12 +30,11 @@ from dzrobot.rollout.evaluation.evaluate import (
     pool_opener,
     prepare,
 )
-from dzrobot.rollout.evaluation.usage import RUNS_FILE
 from dzrobot.rollout.footage import prediction_files
 from dzrobot.rollout.policy_spec import PolicySettings
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.queue import EnvironmentKey, LocalQueue, environment_key
-from dzrobot.rollout.records import ERROR_FOLDER, Record, storing
+from dzrobot.rollout.records import ERROR_FOLDER, RUNS_FILE, Record, storing
 from dzrobot.rollout.workers import WORKER_DIED
 
 _log = logging.getLogger(__name__)

@@ -23,13 +23,19 @@ from dzrobot.rollout.evaluation.card import (
     tasks_by_axis,
 )
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
-from dzrobot.rollout.evaluation.usage import measured, read_uses
-from dzrobot.rollout.footage import PredictingPolicy, Wanted, remove_unfinished
+from dzrobot.rollout.footage import PredictingPolicy, Wanted
 from dzrobot.rollout.perturbation import PERTURBATION, Ablation, Perturbation
 from dzrobot.rollout.policy_spec import LoadedPolicy, PolicySpec, load_policy, resolve_policy
 from dzrobot.rollout.protocol import EpisodeSpec, EvalSpec, plan_episodes, shard_of
 from dzrobot.rollout.queue import EpisodeEngine, LocalQueue
-from dzrobot.rollout.records import Record, RecordFile, locked
+from dzrobot.rollout.records import (
+    Record,
+    RecordFile,
+    locked,
+    measured,
+    read_uses,
+    remove_unfinished,
+)
 from dzrobot.rollout.workers import Acting, KeptEnvironment, RolloutSettings, WorkerPool
 
 if TYPE_CHECKING:

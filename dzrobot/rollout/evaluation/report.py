@@ -18,10 +18,9 @@ from rich.text import Text
 from dzrobot.errors import printable
 from dzrobot.files import write_json
 from dzrobot.rollout.episode import Measures, percentiles
-from dzrobot.rollout.evaluation.usage import RunUse, shares
 from dzrobot.rollout.footage import predictions_size
 from dzrobot.rollout.protocol import EpisodeSpec
-from dzrobot.rollout.records import Record, ordered, storing
+from dzrobot.rollout.records import Record, RunUse, ordered, shares, storing
 
 SUMMARY_FILE = "summary.json"
 

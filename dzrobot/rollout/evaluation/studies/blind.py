@@ -36,13 +36,12 @@ from dzrobot.rollout.evaluation.evaluate import (
     prepare,
 )
 from dzrobot.rollout.evaluation.report import Score, print_card, summarize
+from dzrobot.rollout.evaluation.session import EvaluationRequest, EvaluationSession, Variant
 from dzrobot.rollout.evaluation.studies.candidates import (
     candidate_folders,
     read_candidates,
     scores_table,
 )
-from dzrobot.rollout.evaluation.studies.runner import EvaluationSession
-from dzrobot.rollout.evaluation.studies.variants import EvaluationRequest, Variant
 from dzrobot.rollout.footage import photo_file
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.records import LOCK_FILE, Record, RecordFile, locked, storing

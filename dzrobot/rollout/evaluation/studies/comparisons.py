@@ -19,9 +19,8 @@ from dzrobot.rollout.evaluation.comparison import (
 )
 from dzrobot.rollout.evaluation.evaluate import RunOptions
 from dzrobot.rollout.evaluation.report import Score, print_conclusion
+from dzrobot.rollout.evaluation.session import EvaluationSession, Variant
 from dzrobot.rollout.evaluation.studies.candidates import scores_table
-from dzrobot.rollout.evaluation.studies.runner import EvaluationSession
-from dzrobot.rollout.evaluation.studies.variants import Variant
 from dzrobot.rollout.perturbation import GOAL, OWN_GOAL, Perturbation
 
 UNPERTURBED = "unperturbed"
