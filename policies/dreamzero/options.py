@@ -73,8 +73,8 @@ class PolicyOptions:
 
     compile: bool = False
     """Whether the transformer's blocks, and all of the image encoders but convolutions, are
-    compiled: faster on a GPU, other last bits, and a first call that takes minutes. Batch calls then run session by session, as every batch size would be
-    compiled."""
+    compiled: faster on a GPU, other last bits, and a first call that takes minutes. Batch calls
+    then run session by session, as every batch size would be compiled."""
 
     graphs: bool = False
     """Whether a GPU's work of one plan is recorded once for every place of the memory's window, and

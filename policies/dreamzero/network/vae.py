@@ -8,7 +8,7 @@ Legend of shape suffixes: B clips, C channels, T frames, F latent frames, H W pi
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -237,15 +237,17 @@ class _CausalConv(nn.Conv3d):
             margins: What it pads: columns, rows and frames, before and after each.
         """
         super().__init__(
-            original.in_channels, original.out_channels, kernel_size=original.kernel_size,
-            stride=original.stride, padding=(0, margins[2], margins[0]), device="meta",
+            original.in_channels, original.out_channels, device="meta",
+            kernel_size=cast(tuple[int, int, int], original.kernel_size),
+            stride=cast(tuple[int, int, int], original.stride),
+            padding=(0, margins[2], margins[0]),
         )  # fmt: skip
         self.weight, self.bias = original.weight, original.bias
         self._frames_before = margins[4]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move or convert the weights, in the layout of where they are."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.weight.data = _channels_last(self.weight.data)
         return self
 
@@ -257,8 +259,9 @@ class _CausalConv(nn.Conv3d):
             missing -= cache_x.shape[2]
         if missing > 0:
             B, C, _, H, W = x_BCTHW.shape
-            zero = torch.zeros((), dtype=x_BCTHW.dtype, device=x_BCTHW.device)
-            parts.insert(0, zero.expand(B, C, missing, H, W))
+            # Laid out so that on an accelerator all parts are laid out alike.
+            black = torch.zeros(B, missing, H, W, C, dtype=x_BCTHW.dtype, device=x_BCTHW.device)
+            parts.insert(0, black.permute(0, 4, 1, 2, 3))
         return super().forward(torch.cat(parts, dim=2) if len(parts) > 1 else x_BCTHW)
 
 
