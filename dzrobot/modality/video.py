@@ -202,10 +202,11 @@ def encode_views(
     images = []
     for index in range(count):
         augmentation = None if augmentations is None else augmentations[index]
-        frames = {
-            view.key: _frames(samples[view.key][index], view, embodiment.crop_scale, augmentation)
-            for view in embodiment.views
-        }
+        frames: dict[str, Tensor] = {}
+        for alike in _alike(embodiment.views):
+            parts = [samples[view.key][index] for view in alike]
+            prepared = _frames(parts, alike[0], embodiment.crop_scale, augmentation)
+            frames |= zip((view.key for view in alike), prepared, strict=True)
         images.append(tile(frames, embodiment.tiles))
     return torch.stack(images).reshape(*lead, *images[0].shape)
 
@@ -224,20 +225,31 @@ def tile(views: Mapping[str, Tensor], tiles: Sequence[Sequence[str | None]]) -> 
     return torch.cat(rows, dim=-3)
 
 
+def _alike(views: Sequence[View]) -> list[list[View]]:
+    """Return the views in groups of equal sizes: those of a sample are cropped alike."""
+    groups: dict[tuple[object, object], list[View]] = {}
+    for view in views:
+        groups.setdefault((view.resolution, view.size), []).append(view)
+    return list(groups.values())
+
+
 def _frames(
-    frames: Tensor, view: View, crop_scale: float, augmentation: Augmentation | None
-) -> Tensor:
-    """Crop, resize and recolor the frames ``(T, H, W, 3)`` of one view of one sample."""
+    parts: Sequence[Tensor], view: View, crop_scale: float, augmentation: Augmentation | None
+) -> tuple[Tensor, ...]:
+    """Crop, resize and recolor one sample's frames ``(T, H, W, 3)`` of views like ``view``."""
     height, width = (int(crop_scale * size) for size in view.resolution)
     places = (None, None) if augmentation is None else augmentation.crop
     top = _corner(view.resolution[0] - height, places[0])
     left = _corner(view.resolution[1] - width, places[1])
-    cropped = frames[:, top : top + height, left : left + width].permute(0, 3, 1, 2).contiguous()
+    crops = [part[:, top : top + height, left : left + width] for part in parts]
+    whole = crops[0] if len(crops) == 1 else torch.cat(crops)
+    cropped = whole.permute(0, 3, 1, 2).contiguous()
     resized = interpolate(cropped / 255.0, size=view.size, mode="bilinear", antialias=True)
     if augmentation is not None:
         resized = adjust_colors(resized, augmentation)
     # Truncated, not rounded: the checkpoints saw images made this way.
-    return (resized * 255.0).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+    done = (resized * 255.0).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+    return done.chunk(len(parts))
 
 
 def _corner(room: int, place: float | None) -> int:

@@ -84,13 +84,14 @@ class PolicyOptions:
     last bits, on which sessions share a call."""
 
     compile: bool = False
-    """Whether the transformer's blocks are compiled: faster on a GPU, other last bits, and a first
-    call that takes minutes. Batch calls then run session by session, as every batch size would be
-    compiled."""
+    """Whether the transformer's blocks, and all of the image encoders but convolutions, are
+    compiled: faster on a GPU, other last bits, and a first call that takes minutes. Batch calls
+    then run session by session, as every batch size would be compiled."""
 
     graphs: bool = False
-    """Whether a GPU's work of one evaluation of the network is recorded once for every place of the
-    memory's window, and launched as one from then on. Plans of batch calls are made one by one."""
+    """Whether a GPU's work of one plan is recorded once for every place of the memory's window, and
+    launched as one from then on; with ``dit_steps="dynamic"`` or a second device for the negative
+    prompt, each evaluation of the network by itself. Plans of batch calls are made one by one."""
 
     def __post_init__(self) -> None:
         for name, value in (

@@ -97,6 +97,7 @@ class DreamZeroPolicy:
         if self.options.compile:
             for transformer in (self._network.model, parts.negative):
                 compile_blocks(() if transformer is None else transformer.blocks)
+            self._network.compile_encoders()
         self._generate = self.options.generate(self.embodiment)
         # Loaded here, so that the first plan does not wait for a library.
         schedules(self._network.config.head, self._generate.solver_steps, self._generate.solver)
@@ -437,7 +438,8 @@ class DreamZeroPolicy:
             ConfigError: The policy predicts no video.
             SessionError: The session is not open or has made no plan.
         """
-        video = self._imagined(session).newest_frames(self._network.vae)
+        graphs = self._lanes[0].graphs
+        video = self._imagined(session).newest_frames(self._network.vae, graphs)
         pixels = ((video.float() + 1) * 127.5).round().to(torch.uint8)
         return np.ascontiguousarray(pixels.permute(1, 2, 3, 0).cpu().numpy())
 

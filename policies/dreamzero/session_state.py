@@ -20,6 +20,7 @@ from dzrobot.modality.window import Observation, Window, stacked
 from dzrobot.policies.base import RECENT, Footprint, Leftover, Plan, frame_offsets, reads_next
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.continuation import Continuation
+from dzrobot.policies.dreamzero.network.graphs import Graphs
 from dzrobot.policies.dreamzero.network.prompt import PromptTokenizer
 from dzrobot.policies.dreamzero.network.session import (
     InferenceNoise,
@@ -51,10 +52,10 @@ class ImaginedVideo:
         self._decoded = 0
         self._newest: Tensor | None = None
 
-    def newest_frames(self, vae: Vae) -> Tensor:
+    def newest_frames(self, vae: Vae, graphs: Graphs | None = None) -> Tensor:
         """Return the frames (3, T, H, W) in [-1, 1] of the newest of at least one part."""
         if self._decoding is None:
-            self._decoding = Decoding(vae)
+            self._decoding = Decoding(vae, graphs)
         for latents in self.parts[self._decoded :]:
             self._newest = self._decoding.more(latents[None])[0].clamp(-1, 1)
             self._decoded += 1

@@ -263,4 +263,6 @@ def _reading_bytes(setup: Setup) -> float:
     features = network.vae.dim * (height // patch) * (width // patch)
     # Eight feature maps of a four-frame chunk are alive inside the widest residual block.
     encoder = 8 * 4 * features * compute_bytes(setup)
-    return float(setup.micro_batch * (pixels + encoder))
+    # The first frame's clip is encoded in the same batch.
+    clips = 2 if network.dit.concat_first_frame_latent else 1
+    return float(setup.micro_batch * (pixels + clips * encoder))

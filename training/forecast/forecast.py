@@ -11,12 +11,12 @@ from dzrobot.training.forecast.operators import BETWEEN, RECORDED
 from dzrobot.training.forecast.rehearsal import Rehearsal, StepRehearsal
 
 Form = Literal["eager", "compiled", "graph"]
-"""Operators one by one; each block compiled; compiled, and each evaluation of the transformer
-launched as one graph. What lies outside of it (encoders, contexts, solver) is launched one by one
-in every form."""
+"""Operators one by one; blocks and parts of the encoders compiled; compiled, and all of a chunk
+launched as one graph."""
 
-REPLAY_LAUNCHES = 4
-"""Of one recorded step: the copy of its inputs, the replay, a copy of each of its two results."""
+REPLAY_LAUNCHES = 16
+"""Of one recorded chunk, at most: the replay, copies of its ten inputs and its three results, of
+the keys and values of the session to where it reads them, and of new ones back."""
 
 _DEPTH = 5
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from dzrobot.training.cost.accelerators import Kind
-from dzrobot.training.forecast.operators import Access, Call, block_of, collapsed
+from dzrobot.training.forecast.operators import Access, Call, collapsed, compiled_part
 
 
 class Kernel(NamedTuple):
@@ -36,10 +36,11 @@ def eager(calls: Sequence[Call]) -> Kernels:
 
 
 def compiled(calls: Sequence[Call]) -> Kernels:
-    """Return the kernels where each transformer block is compiled.
+    """Return the kernels where each transformer block and parts of the encoders are compiled.
 
-    Between two products or attentions of one block, everything becomes one kernel: it reads what it
-    did not make itself, once, and writes what is read after it. A compiler may need more than one.
+    Between two products or attentions of one of them, everything becomes one kernel: it reads
+    what it did not make itself, once, and writes what is read after it. A compiler may need more
+    than one.
     """
     last_read = {access.storage: index for index, call in enumerate(calls) for access in call.reads}
     found: Kernels = Counter()
@@ -62,8 +63,8 @@ def _alone(call: Call) -> Kernel:
 
 
 def _region(call: Call) -> tuple[str, str] | None:
-    """Return the compiled block that fuses ``call`` with its neighbors, None if nothing does."""
-    block = block_of(call.module)
+    """Return the compiled part that fuses ``call`` with its neighbors, None if nothing does."""
+    block = compiled_part(call.module)
     return (call.stage, block) if block and call.kind == "memory" else None
 
 
@@ -94,7 +95,7 @@ def _fused(group: Sequence[Call], last: int, last_read: dict[int, int]) -> Kerne
     if not written:
         return None
     first, bytes_ = group[0], sum(read.values()) + sum(written.values())
-    module = collapsed(block_of(first.module))
+    module = collapsed(compiled_part(first.module))
     is_in_place = own.isdisjoint(written)
     return Kernel(first.stage, module, "fused", "memory", first.dtype, is_in_place, 0.0, bytes_)
 

@@ -45,15 +45,21 @@ _READS = {
 }  # fmt: skip
 _HOST = torch.device("cpu")
 _BLOCK = re.compile(r"^(?:.*\.blocks\.\d+|Block)(?=\.|$)")
+_ENCODERS = re.compile(
+    r"^(?:WanEncoder3d\.(?:.*\.)?(?:norm(?:\d|_out)?|avg_shortcut)"
+    r"|ImageEncoder\.vision\.encoder\.layers\.\d+)(?=\.|$)"
+)
+"""What is compiled of the encoders."""
+
 _WIDEST_HEAD = 256
 """Of what flash attention takes."""
 
 
-RECORDED = "recorded step"
+RECORDED = "recorded"
 """Stage of what graphs launch as one."""
 
-BETWEEN = "between recorded steps"
-"""Stage of what follows the first of them: it is launched while the device still runs one."""
+BETWEEN = "between recorded work"
+"""Stage of what follows the first of it: it is launched while the device still runs one."""
 
 
 class HostReadError(DzrobotError):
@@ -121,7 +127,7 @@ class OperatorCounter(TorchDispatchMode):
         """Bytes that this device sends to its neighbors; see :meth:`send`."""
 
         self.replays = 0
-        """Steps that graphs launch as one; see :meth:`recorded`."""
+        """Times that graphs launch something as one; see :meth:`recorded`."""
 
         self.device = indexed(device)
         self._stage = ""
@@ -155,7 +161,7 @@ class OperatorCounter(TorchDispatchMode):
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record what runs inside as one step that graphs would launch as one."""
+        """Record what runs inside as what graphs would launch as one."""
         self.replays += 1
         with self.stage(RECORDED):
             yield
@@ -390,6 +396,12 @@ def _attention(  # noqa: PLR0913 - torch's signature
 def block_of(module: str) -> str:
     """Return the path as far as the transformer block, nothing outside of one."""
     found = _BLOCK.match(module)
+    return found[0] if found else ""
+
+
+def compiled_part(module: str) -> str:
+    """Return the path as far as what is compiled by itself: a block, or a part of an encoder."""
+    found = _BLOCK.match(module) or _ENCODERS.match(module)
     return found[0] if found else ""
 
 

@@ -187,9 +187,9 @@ def _assumptions() -> Iterator[str]:
     yield f"{1e6 * LAUNCH_S:g} us of the host per operator. Shares of the peaks:"
     for kind, share in SUSTAINED.items():
         yield f"  {kind:<12}{share:>4.0%}  {SHARE_SOURCES[kind]}"
-    yield "`compiled`: each transformer block; `graph`: compiled, and each evaluation of the"
-    yield "transformer launched as one; `floor`: the kernels of `compiled` at the full peaks,"
-    yield "launched for nothing."
+    yield "`compiled`: transformer blocks, and of the encoders all but convolutions; `graph`:"
+    yield "compiled, and a chunk launched as one; `floor`: the kernels of `compiled` at the full"
+    yield "peaks, launched for nothing."
     yield f"\n{'device':<10}{'TFLOP/s':>9}{'GB/s':>7}{'GB':>5}  source"
     for device in DEVICES:
         yield (

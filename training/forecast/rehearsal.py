@@ -5,8 +5,9 @@ on (rotary tables, noise levels) is made before anything is counted.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +18,14 @@ from dzrobot.policies.dreamzero.checkpoints.load import build_network, empty_net
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.diffusion import DiffusionNoise
 from dzrobot.policies.dreamzero.network.distillation import StepDistillation
-from dzrobot.policies.dreamzero.network.dit import CausalDiT, StepInputs
+from dzrobot.policies.dreamzero.network.dit import CausalDiT
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.lanes import Lane, lanes_of
-from dzrobot.policies.dreamzero.network.layers import ContextKV
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
     InferenceNoise,
     InferenceRequest,
-    KVCache,
     Prompt,
     SessionCache,
     noise_shapes,
@@ -54,6 +53,9 @@ from dzrobot.training.sft_config import ParallelConfig
 
 META = torch.device("meta")
 
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Rehearsal:
@@ -75,7 +77,7 @@ class Rehearsal:
     """Sent to other devices."""
 
     replays: int = 0
-    """Steps among it that graphs would launch as one."""
+    """How often graphs would launch a part of it as one."""
 
     @property
     def flops(self) -> float:
@@ -439,16 +441,14 @@ def _chunks(plan: ChunkSetup, session: SessionCache) -> dict[int, Rehearsal]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _WatchedLane(Lane):
-    """Tells a counter which operators are one evaluation of the transformer."""
+    """Tells a counter which operators graphs would launch as one."""
 
     counter: OperatorCounter
 
-    def step(
-        self, inputs: StepInputs, cache: KVCache, contexts: list[ContextKV]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return what :meth:`CausalDiT.step` does."""
+    def call(self, key: Hashable, work: Callable[[_In], _Out], given: _In) -> _Out:
+        """Return what ``work`` makes of ``given``."""
         with self.counter.recorded():
-            return super().step(inputs, cache, contexts)
+            return super().call(key, work, given)
 
 
 def _request(plan: ChunkSetup, frames: int) -> InferenceRequest:

@@ -393,6 +393,8 @@ def shard(
         owner, _, leaf = name.rpartition(".")
         model.get_submodule(owner).register_buffer(leaf, buffer.to(compute))
     mesh = parallelize(model.model, model.model.blocks, config.parallel, world)
+    if config.parallel.compile:
+        model.compile_encoders()
     if (
         model.text_encoder is not None
         and world.size > 1

@@ -73,12 +73,32 @@ def guidance_factor(sigma: float, strength: float) -> float:
     return min(strength, (sigma**2 + clean**2) / (sigma * clean)) if clean > 0 else strength
 
 
+@dataclass(frozen=True, eq=False)
 class Continuations:
     """The continuations of a batch; sessions without one are left as they are."""
 
-    def __init__(
-        self, parts: Sequence[Continuation | None], like_BAM: Tensor, solver_steps: int
-    ) -> None:
+    known_BAM: Tensor
+    """Normalized rows of the running plans, float32."""
+
+    weights_BAM: Tensor
+    """How closely each number of them is followed."""
+
+    strength_B11: Tensor
+    """Most that the guidance is multiplied by."""
+
+    prefix_BA: Tensor
+    """True on the rows that are repeated exactly."""
+
+    trained_BA: Tensor
+    """True on the rows that the network is given without noise."""
+
+    trained: bool
+    """Whether there are such rows, so that rows differ in their timestep."""
+
+    @classmethod
+    def of(
+        cls, parts: Sequence[Continuation | None], like_BAM: Tensor, solver_steps: int
+    ) -> "Continuations":
         """Put them together.
 
         Args:
@@ -87,32 +107,32 @@ class Continuations:
             solver_steps: What ``strength`` is if it is not said.
         """
         sessions, horizon, _ = like_BAM.shape
-        self._known_BAM = torch.zeros(like_BAM.shape, device=like_BAM.device)
-        self._weights_BAM = torch.zeros_like(self._known_BAM)
-        self._strength_B11 = torch.zeros(sessions, 1, 1, device=like_BAM.device)
-        self._prefix_BA = torch.zeros(sessions, horizon, dtype=torch.bool, device=like_BAM.device)
-        self._trained_BA = torch.zeros_like(self._prefix_BA)
+        known_BAM = torch.zeros(like_BAM.shape, device=like_BAM.device)
+        weights_BAM = torch.zeros_like(known_BAM)
+        strength_B11 = torch.zeros(sessions, 1, 1, device=like_BAM.device)
+        prefix_BA = torch.zeros(sessions, horizon, dtype=torch.bool, device=like_BAM.device)
+        trained_BA = torch.zeros_like(prefix_BA)
         for index, part in enumerate(parts):
             if part is None:
                 continue
-            self._known_BAM[index] = part.action_AM.to(like_BAM.device)
-            self._prefix_BA[index, : part.delay] = True
+            known_BAM[index] = part.action_AM.to(like_BAM.device)
+            prefix_BA[index, : part.delay] = True
             if part.method == "trained":
-                self._trained_BA[index, : part.delay] = True
+                trained_BA[index, : part.delay] = True
                 continue
             weights_A = overlap_weights(horizon, part.delay, part.end, part.weights)
-            self._weights_BAM[index] = (weights_A[:, None] * part.mask_M.cpu()).to(like_BAM.device)
-            self._strength_B11[index] = solver_steps if part.strength is None else part.strength
-        self.trained = bool(self._trained_BA.any())
-        """Whether rows differ in their timestep."""
+            weights_BAM[index] = (weights_A[:, None] * part.mask_M.cpu()).to(like_BAM.device)
+            strength_B11[index] = solver_steps if part.strength is None else part.strength
+        trained = any(part is not None and part.method == "trained" for part in parts)
+        return cls(known_BAM, weights_BAM, strength_B11, prefix_BA, trained_BA, trained)
 
     def shown(self, sample_BAM: Tensor, timestep_BA: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the network sees: trained rows are given, and free of noise."""
         if not self.trained:
             return sample_BAM, timestep_BA
-        known_BAM = self._known_BAM.to(sample_BAM.dtype)
-        given_BAM = torch.where(self._trained_BA[..., None], known_BAM, sample_BAM)
-        return given_BAM, timestep_BA.masked_fill(self._trained_BA, 0)
+        known_BAM = self.known_BAM.to(sample_BAM.dtype)
+        given_BAM = torch.where(self.trained_BA[..., None], known_BAM, sample_BAM)
+        return given_BAM, timestep_BA.masked_fill(self.trained_BA, 0)
 
     def guided(self, flow_BAM: Tensor, sample_BAM: Tensor, sigma: float) -> Tensor:
         """Return the velocity that leads to what is known as well.
@@ -124,10 +144,10 @@ class Continuations:
         """
         flow_BAM = flow_BAM.float()
         clean_BAM = sample_BAM.float() - sigma * flow_BAM
-        factor_B11 = self._strength_B11.clamp(max=guidance_factor(sigma, math.inf))
-        return flow_BAM - factor_B11 * self._weights_BAM * (self._known_BAM - clean_BAM)
+        factor_B11 = self.strength_B11.clamp(max=guidance_factor(sigma, math.inf))
+        return flow_BAM - factor_B11 * self.weights_BAM * (self.known_BAM - clean_BAM)
 
     def closed(self, sample_BAM: Tensor) -> Tensor:
         """Return the actions, their first rows exactly as known."""
-        known_BAM = self._known_BAM.to(sample_BAM.dtype)
-        return torch.where(self._prefix_BA[..., None], known_BAM, sample_BAM)
+        known_BAM = self.known_BAM.to(sample_BAM.dtype)
+        return torch.where(self.prefix_BA[..., None], known_BAM, sample_BAM)

@@ -11,7 +11,7 @@ width of an action.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -109,7 +109,8 @@ class InferenceSchedule:
         return Trajectory(_on(self, noise.device), noise)
 
 
-@lru_cache(maxsize=16)
+# Never dropped: recorded work reads them by address.
+@cache
 def _on(schedule: InferenceSchedule, device: torch.device) -> Tensor:
     """Return the solver's coefficients on ``device``, sent there once."""
     # Kept tables may first be asked for in inference mode and later be needed in training.

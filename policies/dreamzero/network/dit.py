@@ -9,9 +9,9 @@ G distinct timesteps, A actions, M width of an action, S states, E width of an e
 the prompt, P rows of the image embedding.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar, cast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -37,9 +37,7 @@ from dzrobot.policies.dreamzero.network.layers import (
     sinusoid,
 )
 from dzrobot.policies.dreamzero.network.pattern import AttentionPattern, TokenLayout
-from dzrobot.policies.dreamzero.network.session import KVCache
-
-_Parts = TypeVar("_Parts", "Prompting", "Controls", "StepInputs")
+from dzrobot.policies.dreamzero.network.session import KVCache, map_tensors
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -56,7 +54,7 @@ class Prompting:
 
     def to(self, device: torch.device) -> "Prompting":
         """Return it on ``device``."""
-        return _changed(self, lambda one: one.to(device, non_blocking=True))
+        return map_tensors(lambda one: one.to(device, non_blocking=True), self)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -109,19 +107,15 @@ class StepInputs:
 
     def to(self, device: torch.device) -> "StepInputs":
         """Return it on ``device``."""
-        return self._with(lambda one: one.to(device, non_blocking=True))
+        return map_tensors(lambda one: one.to(device, non_blocking=True), self)
 
     def cloned(self) -> "StepInputs":
         """Return it in tensors of its own."""
-        return self._with(Tensor.clone)
-
-    def _with(self, change: Callable[[Tensor], Tensor]) -> "StepInputs":
-        controls = None if self.controls is None else _changed(self.controls, change)
-        return replace(_changed(self, change), controls=controls)
+        return map_tensors(Tensor.clone, self)
 
     def repeat(self, times: int) -> "StepInputs":
         """Return the batch ``times`` times over, once per prompt."""
-        return self._with(lambda one: one.repeat(times, *(1,) * (one.dim() - 1)))
+        return map_tensors(lambda one: one.repeat(times, *(1,) * (one.dim() - 1)), self)
 
 
 @dataclass(frozen=True)
@@ -362,15 +356,6 @@ class CausalDiT(nn.Module):
         patches = patches_BLV.view(len(patches_BLV), *grid, PATCH, PATCH, -1)
         video_BCFYX = patches.permute(0, 6, 1, 2, 4, 3, 5).flatten(5).flatten(3, 4)
         return video_BCFYX, self.action_decoder(action_BAD)
-
-
-def _changed(parts: _Parts, change: Callable[[Tensor], Tensor]) -> _Parts:
-    """Return a dataclass with each of its tensors changed."""
-    found = {field.name: getattr(parts, field.name) for field in fields(parts)}
-    tensors: dict[str, Any] = {
-        name: change(one) for name, one in found.items() if isinstance(one, Tensor)
-    }
-    return replace(parts, **tensors)
 
 
 def _token_grid(video_BCFYX: Tensor) -> tuple[int, int, int]:

@@ -10,8 +10,7 @@ frames, Y latent rows, X latent columns, A actions, M width of an action.
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -30,8 +29,10 @@ from dzrobot.policies.dreamzero.network.diffusion import (
 from dzrobot.policies.dreamzero.network.dit import Controls, Prompting, StepInputs
 from dzrobot.policies.dreamzero.network.lanes import Lane, lanes_of, step_lanes
 from dzrobot.policies.dreamzero.network.layers import ContextKV
-from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
+from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding, compact
 from dzrobot.policies.dreamzero.network.session import (
+    CallInputs,
+    CallOutputs,
     GenerateOptions,
     InferenceNoise,
     InferenceRequest,
@@ -236,20 +237,49 @@ class _Call:
 
     def run(self) -> tuple[Tensor, Tensor, int]:
         """Return actions (B, A, M), video latents (B, C, F, Y, X) and the evaluations made."""
-        fresh = self.start == 0
-        read_BCFYX = self._begin() if fresh else self._history()
-        if not fresh:
+        given = self._inputs()
+        if self.start:
             self._check_rows()
         caches = [self._open_cache(lane) for lane in self.lanes]
+        past = caches[0].length
+        if len(self.lanes) == 1 and self.options.dit_steps != DYNAMIC:
+            (lane,), joint = self.lanes, given.continuations
+            whole = replace(self, lanes=(lane.unrecorded(),))
+            key = self.start, self.options, given.latents_BCFYX is None, joint and joint.trained
+            done = lane.call(key, lambda own: whole.compute(own, caches, past), given)
+        else:
+            # A graph knows one device, and cannot skip steps as results change.
+            done = self.compute(given, caches, past)
+        for cache in caches:
+            # What was recorded writes the tokens, and does not count them again.
+            cache.length = past + self._read_tokens
+        self._close(caches, done)
+        return done.action_BAM, done.video_BCFYX, done.evaluations
+
+    def compute(self, given: CallInputs, caches: list[KVCache], past: int) -> CallOutputs:
+        """Return what the device makes of ``given`` and of ``past`` tokens, whosever they are."""
+        begun = given
+        if self.start == 0:
+            begun, read_BCFYX = self._begin(given)
+        elif given.frames_BTHW3 is not None:
+            read_BCFYX = self._encoded(given.frames_BTHW3)
+        else:
+            assert given.latents_BCFYX is not None, "there are frames or latents"
+            read_BCFYX = given.latents_BCFYX
+        contexts = self._contexts(begun)
+        for cache in caches:
+            cache.length = past
         first = max(0, self.start - self._block)
-        self._velocities(read_BCFYX, 0, first, caches, None)
-        _commit(caches, read_BCFYX.shape[2] * self.model.config.dit.frame_seqlen)
-        start = 1 if fresh else self.start
-        action_BAM, video_BCFYX, evaluations = self._denoise(read_BCFYX, start, caches)
-        self._close(caches, start + self._block)
-        if fresh and self._predicts:
+        self._velocities(begun, read_BCFYX, 0, first, (caches, contexts), None)
+        _commit(caches, self._read_tokens)
+        action_BAM, video_BCFYX, evaluations = self._denoise(begun, (caches, contexts))
+        if self.start == 0 and self._predicts:
             video_BCFYX = torch.cat([read_BCFYX.to(video_BCFYX.dtype), video_BCFYX], dim=2)
-        return action_BAM, video_BCFYX, evaluations
+        return CallOutputs(
+            action_BAM=action_BAM, video_BCFYX=video_BCFYX, evaluations=evaluations,
+            image_BPE=begun.image_BPE if given.image_BPE is None else None,
+            first_frame_BCFYX=begun.first_frame_BCFYX if given.image_BPE is None else None,
+        )  # fmt: skip
 
     @property
     def _block(self) -> int:
@@ -264,37 +294,77 @@ class _Call:
         """Return whether video is denoised beside the actions."""
         return self.options.video == "full"
 
-    def _begin(self) -> Tensor:
-        """Take the first frame's embedding and conditioning; return its latents (B, C, 1, Y, X)."""
+    @property
+    def _read_tokens(self) -> int:
+        """Return the tokens of the frames that this call reads."""
+        return (self._block if self.start else 1) * self.model.config.dit.frame_seqlen
+
+    def _inputs(self) -> CallInputs:
+        """Return what the sessions ask for, on the device."""
+        frames, latents = self._history() if self.start else (self._first_images(), None)
+        texts, biases = zip(*map(compact, self._embeddings()), strict=True)
+        images, firsts = self._first_frames() if self.start else (None, None)
+        size = self._latent_size if latents is None else latents.shape[-2:]
+        noise = [self._noise(request, (size[0], size[1])) for request in self.requests]
+        action_BAM = torch.stack([one.action_AM for one in noise])
+        return CallInputs(
+            frames_BTHW3=frames, latents_BCFYX=latents, image_BPE=images, first_frame_BCFYX=firsts,
+            texts=texts, text_biases=biases,
+            noise=InferenceNoise(torch.stack([one.video_CFYX for one in noise]), action_BAM),
+            state_BSM=_sent([request.state_SM for request in self.requests], self._device),
+            continuations=self._continuations(action_BAM),
+        )  # fmt: skip
+
+    @property
+    def _latent_size(self) -> tuple[int, int]:
+        config = self.model.config
+        height, width = config.target_size or self.requests[0].images_THW3.shape[1:3]
+        return config.latent_size(height, width)
+
+    def _first_images(self) -> Tensor:
+        """Return the frames (B, 1, H, W, 3) that a window starts from."""
         images = [first_image(request.images_THW3, self._block) for request in self.requests]
         _check_network(self.model, images[0])
-        frame_B3HW = self.model.pixels(_sent(images, self._device)[:, None])[:, :, 0]
-        image_BPE = self.model.image_encoder(frame_B3HW)
-        first_frame = self.model.first_frame(frame_B3HW, self.model.config.head.num_frames)
-        for index, session in enumerate(self.sessions):
-            session.image_PE = image_BPE[index]
-            session.first_frame_CFYX = None if first_frame is None else first_frame[index]
-            session.prompt_key = self.requests[index].prompt.key
-        if first_frame is None:
-            return self.model.vae.encode_first_frame(frame_B3HW)
-        return first_frame[:, -self.model.config.dit.out_dim :, :1]
+        return _sent(images, self._device)[:, None]
 
-    def _history(self) -> Tensor:
-        """Return the latents (B, C, F, Y, X) of the block seen since the last call."""
-        unseen = [r.images_THW3 for r in self.requests if r.latent_video_CFYX is None]
-        encoded: list[Tensor] = []
-        if unseen:
-            clips = [clip_of_block(images, self._block) for images in unseen]
-            video_B3THW = self.model.pixels(_sent(clips, self._device))
-            encoded = list(self.model.vae.encode(video_B3THW)[:, :, -self._block :])
-        return torch.stack(
-            [
-                encoded.pop(0)
-                if request.latent_video_CFYX is None
-                else request.latent_video_CFYX[:, -self._block :].to(self._device)
-                for request in self.requests
-            ]
+    def _history(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return frames (B, T, H, W, 3) or latents of the block seen since the last call."""
+        known = [request.latent_video_CFYX for request in self.requests]
+        clips = [
+            clip_of_block(request.images_THW3, self._block)
+            for request in self.requests if request.latent_video_CFYX is None
+        ]  # fmt: skip
+        frames = _sent(clips, self._device) if clips else None
+        if len(clips) == len(known):
+            return frames, None
+        encoded = [] if frames is None else list(self._encoded(frames))
+        parts = [
+            encoded.pop(0) if one is None else one[:, -self._block :].to(self._device)
+            for one in known
+        ]
+        return None, torch.stack(parts)
+
+    def _first_frames(self) -> tuple[Tensor, Tensor | None]:
+        """Return what a window's first call made of its first frames."""
+        images = [one.image_PE for one in self.sessions if one.image_PE is not None]
+        firsts = [s.first_frame_CFYX for s in self.sessions if s.first_frame_CFYX is not None]
+        return torch.stack(images), torch.stack(firsts) if firsts else None
+
+    def _begin(self, given: CallInputs) -> tuple[CallInputs, Tensor]:
+        """Add the first frames' embedding and conditioning; return their latents as well."""
+        assert given.frames_BTHW3 is not None, "a window starts from frames"
+        frame_B3HW = self.model.pixels(given.frames_BTHW3)[:, :, 0]
+        first = self.model.first_frame(frame_B3HW, self.model.config.head.num_frames)
+        begun = replace(
+            given, image_BPE=self.model.image_encoder(frame_B3HW), first_frame_BCFYX=first
         )
+        if first is None:
+            return begun, self.model.vae.encode_first_frame(frame_B3HW)
+        return begun, first[:, -self.model.config.dit.out_dim :, :1]
+
+    def _encoded(self, frames_BTHW3: Tensor) -> Tensor:
+        """Return the latents (B, C, F, Y, X) of the block that ends the frames."""
+        return self.model.vae.encode(self.model.pixels(frames_BTHW3))[:, :, -self._block :]
 
     def _open_cache(self, lane: Lane) -> KVCache:
         """Return a lane's cache, past included: a lone session's own, or a joint one."""
@@ -338,29 +408,34 @@ class _Call:
                     "session"
                 )
 
-    def _close(self, caches: list[KVCache], start: int) -> None:
+    def _close(self, caches: list[KVCache], done: CallOutputs) -> None:
         """Leave in the sessions what the next call needs."""
+        for index, session in enumerate(self.sessions):
+            if done.image_BPE is not None:
+                session.image_PE = done.image_BPE[index]
+                first = done.first_frame_BCFYX
+                session.first_frame_CFYX = None if first is None else first[index]
+                session.prompt_key = self.requests[index].prompt.key
         for lane, cache in zip(self.lanes, caches, strict=True):
             if self._is_joint(lane) and self.options.history:
                 cache.store([self._own_cache(session, lane) for session in self.sessions])
         for session in self.sessions:
-            session.start = start
+            session.start = (self.start or 1) + self._block
             if not self.options.history:
                 session.keys_values.clear()
 
     def _denoise(
-        self, read_BCFYX: Tensor, start: int, caches: list[KVCache]
+        self, given: CallInputs, past: tuple[list[KVCache], list[list[ContextKV]]]
     ) -> tuple[Tensor, Tensor, int]:
         """Return actions, video latents and the evaluations made."""
         options = self.options
         head = self.model.config.head
         video_schedule, action_schedule = schedules(head, options.solver_steps, options.solver)
         plan = step_plan(options.dit_steps, options.solver_steps)
-        noise = [self._noise(r, read_BCFYX) for r in self.requests]
-        video = video_schedule.start(torch.stack([n.video_CFYX for n in noise]))
-        action = action_schedule.start(torch.stack([n.action_AM for n in noise]))
-        state_BSM = _sent([r.state_SM for r in self.requests], self._device)
-        joint = self._continuations(action.sample)
+        video = video_schedule.start(given.noise.video_CFYX)
+        action = action_schedule.start(given.noise.action_AM)
+        joint = given.continuations
+        caches, _ = past
         evaluations, read = 0, [cache.length for cache in caches]
         for step in range(options.solver_steps):
             if plan.due(step):
@@ -371,11 +446,12 @@ class _Call:
                 if joint is not None:
                     shown_BAM, timestep_BA = joint.shown(shown_BAM, timestep_BA)
                 controls = Controls(
-                    action_BAM=shown_BAM, timestep_BA=timestep_BA, state_BSM=state_BSM
+                    action_BAM=shown_BAM, timestep_BA=timestep_BA, state_BSM=given.state_BSM
                 )
                 shown_BCFYX = self._shown(video.sample, evaluations)
+                timestep = video_schedule.timesteps[step]
                 video_flow, action_flow = self._velocities(
-                    shown_BCFYX, video_schedule.timesteps[step], start, caches, controls
+                    given, shown_BCFYX, timestep, self.start or 1, past, controls
                 )
                 plan.executed(video_flow)
                 evaluations += 1
@@ -406,22 +482,23 @@ class _Call:
         parts = [request.continuation for request in self.requests]
         if all(part is None for part in parts):
             return None
-        return Continuations(parts, like_BAM, self.options.solver_steps)
+        return Continuations.of(parts, like_BAM, self.options.solver_steps)
 
-    def _noise(self, request: InferenceRequest, like_BCFYX: Tensor) -> InferenceNoise:
+    def _noise(self, request: InferenceRequest, size: tuple[int, int]) -> InferenceNoise:
+        """Return the noise of one session's latents of ``size``."""
         if request.noise is not None:
             return InferenceNoise(
                 request.noise.video_CFYX.to(self._device), request.noise.action_AM.to(self._device)
             )
-        shapes = noise_shapes(self.model.config, (like_BCFYX.shape[-2], like_BCFYX.shape[-1]))
+        shapes = noise_shapes(self.model.config, size)
         return seeded_noise(shapes, self.options.seed, device=self._device, dtype=self.model.dtype)
 
-    def _velocities(
-        self, video_BCFYX: Tensor, timestep: int, start: int, caches: list[KVCache],
-        controls: Controls | None,
+    def _velocities(  # noqa: PLR0913 - what one evaluation needs
+        self, given: CallInputs, video_BCFYX: Tensor, timestep: int, start: int,
+        past: tuple[list[KVCache], list[list[ContextKV]]], controls: Controls | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Return the guided video velocity and the conditional action velocity."""
-        sessions = len(self.sessions)
+        sessions, joint = len(video_BCFYX), given.continuations
         step = StepInputs(
             video_BCFYX=video_BCFYX,
             timestep_BF=torch.full(
@@ -432,10 +509,10 @@ class _Call:
             # Video and actions are denoised in step, unless the video is to keep some noise or
             # actions are given.
             one_timestep=not self.model.config.head.decouple_inference_noise
-            and (controls is None or not self._given),
-            first_frame_BCFYX=self._first_frames(start, video_BCFYX.shape[2]),
+            and (controls is None or joint is None or not joint.trained),
+            first_frame_BCFYX=given.first_frames(start, video_BCFYX.shape[2]),
         )
-        video_RCFYX, action_RAM = step_lanes(self.lanes, step, caches, self._contexts, self._device)
+        video_RCFYX, action_RAM = step_lanes(self.lanes, step, *past, self._device)
         conditional = video_RCFYX[:sessions]
         # Reading frames predicts no actions, and nobody asks for them.
         action_BAM = conditional if action_RAM is None else action_RAM[:sessions]
@@ -445,39 +522,24 @@ class _Call:
         # Only the video is guided; actions follow the prompt as predicted.
         return negative + self.options.cfg_scale * (conditional - negative), action_BAM
 
-    def _first_frames(self, start: int, frames: int) -> Tensor | None:
-        """Return the conditioning of the frames from ``start`` on; the last ones if beyond it."""
-        parts = [s.first_frame_CFYX for s in self.sessions if s.first_frame_CFYX is not None]
-        if not parts or not frames:
-            return None
-        first_BCFYX = torch.stack(parts)
-        if start + frames > first_BCFYX.shape[2]:
-            return first_BCFYX[:, :, -frames:]
-        return first_BCFYX[:, :, start : start + frames]
-
-    @cached_property
-    def _given(self) -> bool:
-        """Return whether the network is shown some actions without noise."""
-        parts = [request.continuation for request in self.requests]
-        return any(part is not None and part.method == "trained" for part in parts)
-
-    @cached_property
-    def _contexts(self) -> list[list[ContextKV]]:
+    def _contexts(self, given: CallInputs) -> list[list[ContextKV]]:
         """Return each lane's keys and values of prompts and images, made once per call."""
+        image_BPE = given.image_BPE
+        assert image_BPE is not None, "made where the window begins"
+        found = []
+        for lane, text, bias in zip(self.lanes, given.texts, given.text_biases, strict=True):
+            image_RPE = image_BPE.repeat(len(lane.prompts), 1, 1)
+            prompting = Prompting(text_BNE=text, image_BPE=image_RPE, text_bias_BN=bias)
+            found.append(lane.dit.project(lane.dit.embed_context(prompting.to(lane.dit.device))))
+        return found
+
+    def _embeddings(self) -> list[PromptEmbedding]:
+        """Return the embedded prompts of every lane."""
         asked = [[request.prompt for request in self.requests]]
         if self.options.prompts == 2:
-            asked.append([_negative(request) for request in self.requests])
+            asked.append([request.required_negative() for request in self.requests])
         kinds = [self._embedded(prompts) for prompts in asked]
-        images = torch.stack([s.image_PE for s in self.sessions if s.image_PE is not None])
-        return [self._projected(lane, kinds, images) for lane in self.lanes]
-
-    def _projected(
-        self, lane: Lane, kinds: list[PromptEmbedding], images_BPE: Tensor
-    ) -> list[ContextKV]:
-        image_RPE = images_BPE.repeat(len(lane.prompts), 1, 1)
-        embedding = PromptEmbedding.stack([kinds[prompt] for prompt in lane.prompts])
-        prompting: Prompting = self.model.prompting(embedding, image_RPE).to(lane.dit.device)
-        return lane.dit.project(lane.dit.embed_context(prompting))
+        return [PromptEmbedding.stack([kinds[p] for p in lane.prompts]) for lane in self.lanes]
 
     def _embedded(self, prompts: list[Prompt]) -> PromptEmbedding:
         """Return the embeddings of one prompt per session."""
@@ -526,12 +588,3 @@ def _check_network(model: WorldActionModel, image_HW3: Tensor) -> None:
             f"{config.dit.num_action_per_block}: a call generates one block, so set both alike in "
             "the checkpoint's config.json"
         )
-
-
-def _negative(request: InferenceRequest) -> Prompt:
-    if request.negative is None:
-        raise ConfigError(
-            "guidance needs a negative prompt: give InferenceRequest(negative=...), or set "
-            "cfg_scale=1"
-        )
-    return request.negative

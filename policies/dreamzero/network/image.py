@@ -3,7 +3,8 @@
 Legend of shape suffixes: B frames, N tokens, D width.
 """
 
-from functools import lru_cache
+from collections.abc import Iterator
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +68,10 @@ class ImageEncoder(nn.Module):
             hidden_BND = layer(hidden_BND, attention_mask=None)
         return hidden_BND
 
+    def compiled_layers(self) -> Iterator[nn.Module]:
+        """Yield the blocks that run: to be compiled."""
+        yield from self.vision.encoder.layers[:-1]
+
     def pixels(self, frame_B3HW: Tensor) -> Tensor:
         """Return the frames as the encoder sees them: (B, 3, S, S) float32, normalized."""
         # In float32: bf16 weights of the bicubic kernel would cost a gray level.
@@ -77,7 +82,8 @@ class ImageEncoder(nn.Module):
         return (pixels_B3SS * 0.5 + 0.5 - mean) / std
 
 
-@lru_cache(maxsize=8)
+# Never dropped: recorded work reads them by address.
+@cache
 def _pixel_statistics(device: torch.device) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of red, green and blue; sent to a device once."""
     # Kept tables may first be asked for in inference mode and later be needed in training.

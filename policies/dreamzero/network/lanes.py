@@ -5,16 +5,20 @@ two are rows of one batch. With a copy of the transformer on a second device eac
 at the same time.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from dzrobot.policies.dreamzero.network.dit import CausalDiT, StepInputs
-from dzrobot.policies.dreamzero.network.graphs import StepGraphs
+from dzrobot.policies.dreamzero.network.graphs import Graphs
 from dzrobot.policies.dreamzero.network.layers import ContextKV
 from dzrobot.policies.dreamzero.network.session import KVCache
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +33,8 @@ class Lane:
     prompts: tuple[int, ...]
     """0 is the prompt, 1 the negative one."""
 
-    graphs: StepGraphs | None = None
-    """Its recorded steps; None: they are launched operator by operator."""
+    graphs: Graphs | None = None
+    """Its recorded work; None: it is launched operator by operator."""
 
     def allocate(self, frames: int, sessions: int) -> KVCache:
         """Return an empty cache with room for ``frames`` frames of ``sessions`` sessions."""
@@ -42,6 +46,14 @@ class Lane:
         """Return what :meth:`CausalDiT.step` does."""
         run = self.dit.step if self.graphs is None else self.graphs.step
         return run(inputs, cache, contexts)
+
+    def call(self, key: Hashable, work: Callable[[_In], _Out], given: _In) -> _Out:
+        """Return what ``work``, a whole call with :meth:`unrecorded`, makes of ``given``."""
+        return work(given) if self.graphs is None else self.graphs.run(key, work, given)
+
+    def unrecorded(self) -> "Lane":
+        """Return it with steps that are launched operator by operator, or by what is around."""
+        return replace(self, graphs=None)
 
 
 def lanes_of(
@@ -60,7 +72,7 @@ def lanes_of(
     if negative is not None and prompts > 1:
         parts = [(model, (0,)), (negative, (1,))]
     return tuple(
-        Lane(number, dit, rows, StepGraphs(dit) if graphs else None)
+        Lane(number, dit, rows, Graphs(dit) if graphs else None)
         for number, (dit, rows) in enumerate(parts)
     )
 

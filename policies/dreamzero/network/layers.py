@@ -8,7 +8,7 @@ G distinct timesteps, N rows of the prompt, P rows of the image embedding.
 
 import math
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -41,7 +41,8 @@ def rotate(x_BLHK: Tensor, rope: Rope) -> Tensor:
     return torch.stack(turned, dim=-1).flatten(-2).to(x_BLHK.dtype)
 
 
-@lru_cache(maxsize=64)
+# Never dropped: recorded work reads them by address.
+@cache
 def rope_table(layout: TokenLayout, head_dim: int, device: torch.device) -> Rope:
     """Return the tables for a sequence ``[clean video | video | actions | states]``."""
     block = layout.first_block

@@ -7,16 +7,16 @@ X latent columns, N rows of the prompt, P rows of the image embedding, E width o
 S states, A actions, M width of an action or state.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from dzrobot.errors import ConfigError, ModalityError
 from dzrobot.policies.dreamzero.network.config import DiTConfig, NetworkConfig
-from dzrobot.policies.dreamzero.network.continuation import Continuation
+from dzrobot.policies.dreamzero.network.continuation import Continuation, Continuations
 from dzrobot.policies.dreamzero.network.diffusion import Solver
 from dzrobot.policies.dreamzero.network.prompt import PromptCache, PromptRows
 
@@ -148,6 +148,104 @@ class InferenceRequest:
 
     continuation: Continuation | None = None
     """What of the running plan the new one begins with; None: it starts over."""
+
+    def required_negative(self) -> Prompt:
+        """Return what guidance moves away from.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        if self.negative is None:
+            raise ConfigError(
+                "guidance needs a negative prompt: give InferenceRequest(negative=...), or set "
+                "cfg_scale=1"
+            )
+        return self.negative
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CallInputs:
+    """All that the device is given for one call of sessions that stand at the same frame."""
+
+    frames_BTHW3: Tensor | None
+    """Uint8: first frames of a window, or those seen since the last call; None: latents are given.
+    """
+
+    latents_BCFYX: Tensor | None
+    """Of the block seen since the last call; None where they are encoded of frames."""
+
+    image_BPE: Tensor | None
+    """Embedding of the first frames; None where a window starts, which makes it."""
+
+    first_frame_BCFYX: Tensor | None
+    """Mask and latents of the first frames; None likewise, and where the network takes none."""
+
+    texts: tuple[Tensor, ...]
+    """The prompts of every lane, (R, N, E)."""
+
+    text_biases: tuple[Tensor | None, ...]
+    """See :class:`.dit.Prompting`."""
+
+    noise: InferenceNoise
+    """Of all sessions: batch first."""
+
+    state_BSM: Tensor
+    continuations: Continuations | None
+
+    def first_frames(self, start: int, frames: int) -> Tensor | None:
+        """Return the conditioning of the frames from ``start`` on; the last ones if beyond it."""
+        first_BCFYX = self.first_frame_BCFYX
+        if first_BCFYX is None or not frames:
+            return None
+        if start + frames > first_BCFYX.shape[2]:
+            return first_BCFYX[:, :, -frames:]
+        return first_BCFYX[:, :, start : start + frames]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CallOutputs:
+    """What the device makes of :class:`CallInputs`."""
+
+    action_BAM: Tensor
+    video_BCFYX: Tensor
+    image_BPE: Tensor | None
+    """Embedding of the first frames, where a window starts; else None."""
+
+    first_frame_BCFYX: Tensor | None
+    """Mask and latents of the first frames, likewise, and where the network takes them."""
+
+    evaluations: int
+    """Of the transformer per prompt, without those that read frames."""
+
+
+_Tree = TypeVar("_Tree")
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], tree: _Tree) -> _Tree:
+    """Return dataclasses and tuples in one another with each of their tensors changed."""
+    found: Any = tree
+    if isinstance(tree, Tensor):
+        found = change(tree)
+    elif isinstance(tree, tuple):
+        parts = [map_tensors(change, one) for one in tree]
+        found = tuple(parts) if type(tree) is tuple else type(tree)(*parts)
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        found = replace(
+            tree, **{f.name: map_tensors(change, vars(tree)[f.name]) for f in fields(tree)}
+        )
+    return cast(_Tree, found)
+
+
+def tensors_of(tree: object) -> list[Tensor]:
+    """Return the tensors of dataclasses and tuples in one another, in the order of their fields."""
+    found: list[Tensor] = []
+
+    def keep(one: Tensor) -> Tensor:
+        found.append(one)
+        return one
+
+    map_tensors(keep, tree)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

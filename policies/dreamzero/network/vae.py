@@ -6,14 +6,23 @@ library keeps the state of a running call on the module.
 Legend of shape suffixes: B clips, C channels, T frames, F latent frames, H W pixels, h w latent.
 """
 
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from dzrobot.errors import ModalityError
 from dzrobot.policies.dreamzero.network.config import VaeConfig
 from dzrobot.policies.dreamzero.network.libraries import members
+
+if TYPE_CHECKING:
+    from dzrobot.policies.dreamzero.network.graphs import Graphs
+
+_Held = tuple[Tensor | str | None, ...]
+"""What the decoder carries over at each convolution: frames, or that they are to come."""
 
 MEAN: dict[str, tuple[float, ...]] = {}
 STD: dict[str, tuple[float, ...]] = {}
@@ -62,6 +71,13 @@ class Vae(nn.Module):
             in_channels=channels,
             out_channels=channels,
         )
+        _lighten(self.coder)
+
+    def pointwise_layers(self) -> Iterator[nn.Module]:
+        """Yield the encoder's norms and averages, which several operators make: to be compiled."""
+        for name, module in self.coder.encoder.named_modules():
+            if isinstance(module, _ChannelNorm) or name.endswith("avg_shortcut"):
+                yield module
 
     def encode(self, video_B3THW: Tensor) -> Tensor:
         """Return the normalized latents (B, C, F, h, w), F = 1 + (T - 1) / 4.
@@ -78,7 +94,7 @@ class Vae(nn.Module):
                 f"a clip of {frames} frames cannot be encoded: it must have 1 + {stride}k frames "
                 f"(1, {1 + stride}, {1 + 2 * stride}, ...); cut or repeat frames"
             )
-        video_B3THW = self._fold(video_B3THW.to(self._dtype))
+        video_B3THW = _channels_last(self._fold(video_B3THW.to(self._dtype)))
         cache = _new_cache(self.coder.encoder)
         # The first frame stands alone; the causal convolutions carry on from chunk to chunk.
         bounds = [(0, 1), *((start, start + stride) for start in range(1, frames, stride))]
@@ -96,8 +112,7 @@ class Vae(nn.Module):
 
     def encode_conditioning(self, frame_B3HW: Tensor, frames: int) -> Tensor:
         """Return the latents (B, C, F, h, w) of the frame followed by mid-gray ones."""
-        gray = torch.zeros_like(frame_B3HW)[:, :, None].expand(-1, -1, frames - 1, -1, -1)
-        return self.encode(torch.cat([frame_B3HW[:, :, None], gray], dim=2))
+        return self.encode(conditioning_clip(frame_B3HW, frames))
 
     def decode(self, latent_BCFhw: Tensor, *, clamp: bool = True) -> Tensor:
         """Return the clips (B, 3, T, H, W) of normalized latents.
@@ -137,6 +152,12 @@ class Vae(nn.Module):
         return squares.permute(0, 1, 4, 5, 3, 6, 2).flatten(5, 6).flatten(3, 4)
 
 
+def conditioning_clip(frame_B3HW: Tensor, frames: int) -> Tensor:
+    """Return the clip (B, 3, T, H, W) of the frame followed by mid-gray ones."""
+    gray = torch.zeros_like(frame_B3HW)[:, :, None].expand(-1, -1, frames - 1, -1, -1)
+    return torch.cat([frame_B3HW[:, :, None], gray], dim=2)
+
+
 class Decoding:
     """A video that is decoded part by part.
 
@@ -144,38 +165,48 @@ class Decoding:
     as much memory as a decoded part takes on its way.
     """
 
-    def __init__(self, vae: Vae) -> None:
-        """Begin a video."""
-        self._vae = vae
-        self._cache = _new_cache(vae.coder.decoder)
-        self._begun = False
+    def __init__(self, vae: Vae, graphs: "Graphs | None" = None) -> None:
+        """Begin a video; with ``graphs``, a part is recorded once and then launched as one."""
+        self._vae, self._graphs = vae, graphs
+        self._cache = tuple(_new_cache(vae.coder.decoder))
 
     def more(self, latent_BCFhw: Tensor) -> Tensor:
         """Return the clips (B, 3, T, H, W) of the next normalized latents, not cut to [-1, 1].
 
         T = 4 F, and three fewer in the first part: its first latent stands for one frame.
         """
-        coder = self._vae.coder
+        given = latent_BCFhw, self._cache
+        if self._graphs is None:
+            frames_B3THW, self._cache = self._decoded(given)
+        else:
+            marks = tuple(None if isinstance(one, Tensor) else str(one) for one in self._cache)
+            key = "decode", marks
+            frames_B3THW, self._cache = self._graphs.run(key, self._decoded, given)
+        return frames_B3THW
+
+    def _decoded(self, given: tuple[Tensor, _Held]) -> tuple[Tensor, _Held]:
+        """Return the clips of latents after what is held, and what is held then."""
+        latent_BCFhw, held = given
+        coder, cache = self._vae.coder, list(held)
         latent_BCFhw = coder.post_quant_conv(self._vae._denormalize(latent_BCFhw))
-        decoded = []
-        for i in range(latent_BCFhw.shape[2]):
-            decoded.append(
-                coder.decoder(
-                    latent_BCFhw[:, :, i : i + 1],
-                    feat_cache=self._cache,
-                    feat_idx=[0],
-                    first_chunk=not self._begun,
-                )
+        decoded = [
+            coder.decoder(
+                latent_BCFhw[:, :, i : i + 1],
+                feat_cache=cache,
+                feat_idx=[0],
+                first_chunk=not i and held[0] is None,
             )
-            self._begun = True
-        return self._vae._unfold(torch.cat(decoded, dim=2))
+            for i in range(latent_BCFhw.shape[2])
+        ]
+        return self._vae._unfold(torch.cat(decoded, dim=2)), tuple(cache)
 
     def tensors(self) -> list[Tensor]:
         """Return what is held."""
         return [held for held in self._cache if isinstance(held, Tensor)]
 
 
-@lru_cache(maxsize=8)
+# Never dropped: recorded work reads them by address.
+@cache
 def channel_statistics(config: VaeConfig, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return mean and std of each channel, float32, ready to broadcast; sent to a device once."""
     # Kept tables may first be asked for in inference mode and later be needed in training.
@@ -190,3 +221,97 @@ def channel_statistics(config: VaeConfig, device: torch.device) -> tuple[Tensor,
 def _new_cache(side: nn.Module) -> list[Tensor | str | None]:
     """Return an empty slot per causal convolution for the frames it carries to the next chunk."""
     return [None] * sum(isinstance(module, nn.Conv3d) for module in side.modules())
+
+
+class _CausalConv(nn.Conv3d):
+    """The library's causal convolution, padded by the convolution itself.
+
+    The library first writes a padded copy of all that it convolves. Results are the same bits.
+    """
+
+    def __init__(self, original: nn.Conv3d, margins: tuple[int, ...]) -> None:
+        """Take over the weights of ``original``.
+
+        Args:
+            original: The library's.
+            margins: What it pads: columns, rows and frames, before and after each.
+        """
+        super().__init__(
+            original.in_channels, original.out_channels, device="meta",
+            kernel_size=cast(tuple[int, int, int], original.kernel_size),
+            stride=cast(tuple[int, int, int], original.stride),
+            padding=(0, margins[2], margins[0]),
+        )  # fmt: skip
+        self.weight, self.bias = original.weight, original.bias
+        self._frames_before = margins[4]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or convert the weights, in the layout of where they are."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.weight.data = _channels_last(self.weight.data)
+        return self
+
+    def forward(self, x_BCTHW: Tensor, cache_x: Tensor | None = None) -> Tensor:
+        """Return the convolved frames, those of ``cache_x`` and then black ones before them."""
+        parts, missing = [x_BCTHW], self._frames_before
+        if cache_x is not None and missing:
+            parts.insert(0, cache_x)
+            missing -= cache_x.shape[2]
+        if missing > 0:
+            B, C, _, H, W = x_BCTHW.shape
+            # Laid out so that on an accelerator all parts are laid out alike.
+            black = torch.zeros(B, missing, H, W, C, dtype=x_BCTHW.dtype, device=x_BCTHW.device)
+            parts.insert(0, black.permute(0, 4, 1, 2, 3))
+        return super().forward(torch.cat(parts, dim=2) if len(parts) > 1 else x_BCTHW)
+
+
+class _ChannelNorm(nn.Module):
+    """The library's norm over channels, and the activation that follows it.
+
+    In half precision the library makes float32 copies of its inputs and results. Results are the
+    same bits.
+    """
+
+    def __init__(self, original: nn.Module, *, activated: bool) -> None:
+        """Take over the weights of ``original``; ``activated``: SiLU follows."""
+        super().__init__()
+        (self.gamma,) = original.parameters()
+        self._scale = len(self.gamma) ** 0.5
+        self._activated = activated
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalized channels of (B, C, ...)."""
+        if x.dtype == torch.float32:
+            normal = F.normalize(x, dim=1)
+        else:
+            length = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float32)
+            normal = torch.div(x, length.clamp_min(1e-12), out=torch.empty_like(x))
+        normal = normal * self._scale * self.gamma
+        return F.silu(normal) if self._activated else normal
+
+
+def _lighten(coder: nn.Module) -> None:
+    """Let the library's layers of ``coder`` move less memory; names of weights stay."""
+    convolution, norm = members(
+        "diffusers.models.autoencoders.autoencoder_kl_wan", "WanCausalConv3d", "WanRMS_norm"
+    )
+    for module in coder.modules():
+        children = dict(module.named_children())
+        activated = isinstance(children.get("nonlinearity"), nn.SiLU)
+        for name, child in children.items():
+            if isinstance(child, convolution):
+                module.register_module(name, _CausalConv(child, child._padding))
+            elif isinstance(child, norm):
+                module.register_module(name, _ChannelNorm(child, activated=activated))
+        if activated:
+            module.register_module("nonlinearity", nn.Identity())
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """Return it with channels side by side, as an accelerator's convolutions read them.
+
+    On a processor it stays as it is: last bits depend on the layout.
+    """
+    if tensor.device.type == "cpu":
+        return tensor.contiguous()
+    return tensor.contiguous(memory_format=torch.channels_last_3d)

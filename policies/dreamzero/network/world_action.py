@@ -25,8 +25,9 @@ from dzrobot.policies.dreamzero.network.dit import (
     TrainInputs,
 )
 from dzrobot.policies.dreamzero.network.image import ImageEncoder
+from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding, TextEncoder, compact
-from dzrobot.policies.dreamzero.network.vae import Vae
+from dzrobot.policies.dreamzero.network.vae import Vae, conditioning_clip
 
 _MASK_CHANNELS = 4
 
@@ -158,6 +159,11 @@ class WorldActionModel(nn.Module):
         """Return the dtype that the transformer computes in."""
         return self.model.dtype
 
+    def compile_encoders(self) -> None:
+        """Compile what encodes images, all but the convolutions; last bits may change."""
+        compile_blocks(self.vae.pointwise_layers())
+        compile_blocks(self.image_encoder.compiled_layers())
+
     @torch.no_grad()
     def embed_prompts(self, ids_BN: Tensor, mask_BN: Tensor) -> PromptEmbedding:
         """Return the embeddings of tokenized prompts, each by itself whatever the others' length.
@@ -200,12 +206,20 @@ class WorldActionModel(nn.Module):
     def encode(self, images_BTHW3: Tensor) -> EncodedImages:
         """Return uint8 frames (B, T, H, W, 3) after the frozen encoders."""
         video_B3THW = self.pixels(images_BTHW3)
-        first_B3HW = video_B3THW[:, :, 0]
+        first_B3HW, first_frame_BCFYX = video_B3THW[:, :, 0], None
+        if self.config.dit.concat_first_frame_latent:
+            # As one batch: launches are half as many.
+            gray_B3THW = conditioning_clip(first_B3HW, video_B3THW.shape[2])
+            both = self.vae.encode(torch.cat([video_B3THW, gray_B3THW]))
+            latents_BCFYX, gray_BCFYX = both.chunk(2)
+            first_frame_BCFYX = _with_mask(gray_BCFYX)
+        else:
+            latents_BCFYX = self.vae.encode(video_B3THW)
         return EncodedImages(
             # Float32 from here on: noising and targets must not add bf16 rounding of their own.
-            latents_BCFYX=self.vae.encode(video_B3THW).float(),
+            latents_BCFYX=latents_BCFYX.float(),
             image_BPE=self.image_encoder(first_B3HW),
-            first_frame_BCFYX=self.first_frame(first_B3HW, video_B3THW.shape[2]),
+            first_frame_BCFYX=first_frame_BCFYX,
         )
 
     def loss(
@@ -310,10 +324,14 @@ class WorldActionModel(nn.Module):
         """
         if not self.config.dit.concat_first_frame_latent:
             return None
-        latents_BCFYX = self.vae.encode_conditioning(frame_B3HW, frames)
-        mask_BCFYX = torch.zeros_like(latents_BCFYX[:, :1]).repeat(1, _MASK_CHANNELS, 1, 1, 1)
-        mask_BCFYX[:, :, 0] = 1
-        return torch.cat([mask_BCFYX, latents_BCFYX], dim=1)
+        return _with_mask(self.vae.encode_conditioning(frame_B3HW, frames))
+
+
+def _with_mask(latents_BCFYX: Tensor) -> Tensor:
+    """Return latents of a first frame and gray ones below the mask that tells them apart."""
+    mask_BCFYX = torch.zeros_like(latents_BCFYX[:, :1]).repeat(1, _MASK_CHANNELS, 1, 1, 1)
+    mask_BCFYX[:, :, 0] = 1
+    return torch.cat([mask_BCFYX, latents_BCFYX], dim=1)
 
 
 @lru_cache(maxsize=8)

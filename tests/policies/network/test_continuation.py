@@ -54,7 +54,7 @@ def sampled(known, *, covariance=COVARIANCE, means=(0 * RAMP,), guided=True, see
     """Return plans (B, A) of the closed form that continue ``known``."""
     x = torch.randn(known.shape, generator=torch.Generator().manual_seed(seed))[..., None]
     parts = [continuing(row[:, None], delay=DELAY, end=END) for row in known]
-    joint = Continuations(parts, x, 16)
+    joint = Continuations.of(parts, x, 16)
     sigmas = inference_schedule(16).sigmas
     for sigma, after in itertools.pairwise(sigmas):
         clean = clean_of(x[..., 0], sigma, covariance, means)[..., None]
@@ -99,7 +99,7 @@ def test_what_is_known_already_stays():
     """A network that predicts exactly the running plan is not moved from it."""
     known = draws(3, COVARIANCE, 0)
     x = torch.randn(3, ROWS, 1)
-    joint = Continuations([continuing(row[:, None], delay=DELAY) for row in known], x, 16)
+    joint = Continuations.of([continuing(row[:, None], delay=DELAY) for row in known], x, 16)
     flow = (x - known[..., None]) / 0.5
     torch.testing.assert_close(joint.guided(flow, x, 0.5), flow, rtol=0, atol=1e-5)
 

@@ -96,15 +96,21 @@ def test_the_video_is_encoded_once_and_conditioning_only_where_it_is_used(
 ):
     batch, encoded = make_batch([0, 1]), []
     hook = network.vae.coder.encoder.conv_in.register_forward_pre_hook(
-        lambda _, arguments: encoded.append(arguments[0].shape[2])
+        lambda _, arguments: encoded.append(arguments[0].shape)
     )
     prepared = network.prepare(batch)
     hook.remove()
+    assert sum(shape[2] for shape in encoded) == 17
     if kind == "5b":
-        assert (sum(encoded), prepared.first_frame_BCFYX) == (17, None)
+        assert prepared.first_frame_BCFYX is None
     else:
         first = prepared.first_frame_BCFYX
-        assert sum(encoded) == 2 * 17
+        # Both clips of a sample are one batch.
+        assert {shape[0] for shape in encoded} == {4}
+        video = network.pixels(batch.images)
+        alone = network.vae.encode(video), network.first_frame(video[:, :, 0], 17)
+        for one, other in zip((prepared.latents_BCFYX, first), alone, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
         assert first[:, :4, 0].eq(1).all()
         assert first[:, :4, 1:].eq(0).all()
         torch.testing.assert_close(first[:, 4:, 0], prepared.latents_BCFYX[:, :, 0])

@@ -21,6 +21,7 @@ from dzrobot.policies.dreamzero.network.session import (
     noise_shapes,
 )
 from dzrobot.policies.dreamzero.network.world_action import LossCounts, TrainBatch
+from dzrobot.training.forecast.operators import OperatorCounter
 from dzrobot.training.run.inputs import sample_noise
 
 ROBOT = load_embodiment("oxe_droid")
@@ -106,6 +107,15 @@ class Stream(SimpleNamespace):
         super().__init__(device=device)
 
 
+def record_with(monkeypatch, recording):
+    """Let ``recording`` stand for the context in which torch records."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=list))
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "graph", recording)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+
+
 def test_every_device_records_on_a_stream_of_its_own(monkeypatch):
     """Torch's own one belongs to the device that records first."""
     recorded = []
@@ -118,13 +128,39 @@ def test_every_device_records_on_a_stream_of_its_own(monkeypatch):
     devices, config = [torch.device(f"cuda:{number}") for number in range(2)], cut("5b", 1)
     with fake_cuda(), torch.no_grad():
         first, second = (placed(config, device) for device in devices)
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=list))
-        monkeypatch.setattr(torch.cuda, "device", nullcontext)
-        monkeypatch.setattr(torch.cuda, "graph", Recording)
-        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
-        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        record_with(monkeypatch, Recording)
         lanes = lanes_of(first.model, 2, second.model, graphs=True)
         asked = request(config, config.target_size, 1)
         predict(first, [SessionCache()], [asked], FEW, lanes)
     # One step that reads frames and one that denoises, on each.
     assert Counter(recorded) == {(device, "thread_local"): 2 for device in devices}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_recorded_call_reads_and_sends_nothing_and_leaves_few_launches(name, monkeypatch):
+    inside = []
+
+    class Recording(OperatorCounter):
+        def __init__(self, graph, **_):
+            super().__init__(CUDA)
+            inside.append(self)
+
+    config = cut(name, 1)
+    size = config.target_size or ROBOT.image_size
+    with fake_cuda(), torch.no_grad():
+        network, session = placed(config), SessionCache()
+        record_with(monkeypatch, Recording)
+        lanes = lanes_of(network.model, 2, graphs=True)
+        for turn in range(2):
+            for place in WINDOW:
+                asked = request(config, size, 4 if turn or place else 1)
+                with counted() as counter:
+                    predict(network, [session], [asked], FEW, lanes)
+    assert len(inside) == len(WINDOW)
+    for recording in inside:
+        # A host read of the device would have raised.
+        assert recording.calls
+        assert recording.uploads == Counter()
+        assert recording.misplaced == {}
+    # Of the last call, which nothing is recorded in.
+    assert len(counter.calls) < 100

@@ -1,4 +1,4 @@
-"""Recorded steps: the same numbers from the same tensors, whoever's turn it is.
+"""Recorded calls: the same numbers from the same tensors, whoever's turn it is.
 
 Without a GPU what was recorded runs operator by operator, from and into the tensors of the
 recording; that a GPU launches it as one is what ``benchmarks/gpu.sh --parts graph`` looks at.
@@ -7,14 +7,18 @@ recording; that a GPU launches it as one is what ``benchmarks/gpu.sh --parts gra
 from dataclasses import replace
 
 import pytest
+import torch
 from test_dit_generate import CALLS, FEW, assert_same, only
 
 from dzrobot import cli
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
+from dzrobot.policies.dreamzero.network.continuation import Continuation
 from dzrobot.policies.dreamzero.network.generate import predict
+from dzrobot.policies.dreamzero.network.graphs import Graphs
 from dzrobot.policies.dreamzero.network.lanes import lanes_of
 from dzrobot.policies.dreamzero.network.session import SessionCache
+from dzrobot.policies.dreamzero.network.vae import Decoding
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 
@@ -22,14 +26,38 @@ from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 WINDOWS = (*CALLS, 4, 4)
 
 
-@pytest.mark.parametrize("options", [FEW, replace(FEW, cfg_scale=1.0)])
-def test_recorded_steps_give_the_same_bits(network, ask, options):
+@pytest.mark.parametrize(
+    "options", [FEW, replace(FEW, cfg_scale=1.0), replace(FEW, dit_steps="dynamic")]
+)
+def test_recorded_calls_give_the_same_bits(network, ask, options):
     lanes = lanes_of(network.model, options.prompts, graphs=True)
     plain, recorded = SessionCache(), SessionCache()
     for i, count in enumerate(WINDOWS):
         request = ask(count, i)
         expected = predict(network, [plain], [request], options)
         assert_same(predict(network, [recorded], [request], options, lanes), expected, 0)
+
+
+def test_what_recorded_plans_continue_may_change(network, ask):
+    lanes = lanes_of(network.model, FEW.prompts, graphs=True)
+    shape = network.config.head.action_horizon, network.config.dit.action_dim
+    for number, method in enumerate(("guided", "guided", "trained", None)):
+        part = method and Continuation(
+            action_AM=torch.full(shape, 0.2 * number), mask_M=torch.ones(shape[1]) > 0,
+            delay=1 + number % 2, end=3, method=method,
+        )  # fmt: skip
+        request = ask(1, number, continuation=part)
+        expected = predict(network, [SessionCache()], [request], FEW)
+        assert_same(predict(network, [SessionCache()], [request], FEW, lanes), expected, 0)
+
+
+def test_recorded_decoding_gives_the_same_bits(network):
+    graphs = Graphs(network.model)
+    latents = torch.randn(4, 1, network.config.vae.z_dim, 2, 4, 6)
+    for turn in range(2):
+        plain, recorded = Decoding(network.vae), Decoding(network.vae, graphs)
+        for part in latents[turn:]:
+            assert torch.equal(recorded.more(part), plain.more(part))
 
 
 def test_sessions_take_turns_in_one_recording(network, ask):
@@ -44,7 +72,7 @@ def test_sessions_take_turns_in_one_recording(network, ask):
             assert_same(only(together, n), alone, 0)
 
 
-def test_a_step_is_recorded_once_for_every_place_of_the_window(network, ask, monkeypatch):
+def test_a_call_is_recorded_once_for_every_place_of_the_window(network, ask, monkeypatch):
     (lane,) = lanes_of(network.model, 2, graphs=True)
     recorded = []
     original = lane.graphs._record
@@ -55,8 +83,8 @@ def test_a_step_is_recorded_once_for_every_place_of_the_window(network, ask, mon
     for i, count in enumerate((1, 4, 4, 4, 4, 4, 4, 4)):
         predict(network, [session], [ask(count, i)], FEW, [lane])
         counts.append(len(recorded))
-    # One that reads frames and one that denoises, at each of four places; then they are known.
-    assert counts == [2, 4, 6, 8, 8, 8, 8, 8]
+    # All of a call at each of four places; then they are known.
+    assert counts == [1, 2, 3, 4, 4, 4, 4, 4]
 
 
 def test_two_lanes_have_recordings_of_their_own(network, ask):

@@ -1,13 +1,16 @@
 """Video latents: chunks, batches, and no state between calls."""
 
 import copy
+import functools
 import threading
 
 import pytest
 import torch
 
 from dzrobot.errors import ModalityError
+from dzrobot.policies.dreamzero.network import vae as vae_module
 from dzrobot.policies.dreamzero.network.config import VaeConfig
+from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.vae import Vae
 
 CONFIGS = {
@@ -38,6 +41,50 @@ def test_shapes(vae, video):
     assert latents.shape == (3, config.z_dim, config.latent_frames(9), 32 // stride, 64 // stride)
     assert vae.decode(latents).shape == video.shape
     assert vae.decode(latents).abs().max() <= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_library_gives_the_same_bits(vae, video, dtype, monkeypatch):
+    monkeypatch.setattr(vae_module, "_lighten", lambda _: None)
+    plain = Vae(vae.config).eval().requires_grad_(requires_grad=False)
+    plain.load_state_dict(vae.state_dict())
+    own, plain = copy.deepcopy(vae).to(dtype), plain.to(dtype)
+    kinds = [sum(isinstance(m, vae_module._CausalConv) for m in x.modules()) for x in (own, plain)]
+    assert kinds[0] > kinds[1] == 0
+    small = video[:1, ..., :32]
+    latents = own.encode(small)
+    assert torch.equal(latents, plain.encode(small))
+    assert torch.equal(own.decode(latents), plain.decode(latents))
+
+
+def test_channels_lie_side_by_side_on_an_accelerator_alone(vae, video):
+    moved, layout = copy.deepcopy(vae).to("meta"), {"memory_format": torch.channels_last_3d}
+    weights = [m.weight for m in moved.modules() if isinstance(m, torch.nn.Conv3d)]
+    assert all(weight.is_contiguous(**layout) for weight in weights)
+    assert moved.encode(video.to("meta")).shape == vae.encode(video).shape
+    back = moved.to_empty(device="cpu")
+    assert all(parameter.is_contiguous() for parameter in back.parameters())
+
+
+def test_the_layout_changes_last_bits_alone(vae, video):
+    laid = copy.deepcopy(vae)
+    for module in laid.modules():
+        if isinstance(module, torch.nn.Conv3d):
+            module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last_3d)
+    expected = vae.encode(video)
+    assert (laid.encode(video) - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_norms_compile_once_for_every_shape(vae, video, monkeypatch):
+    traced = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
+    monkeypatch.setattr(torch.nn.Module, "compile", traced)
+    compiled = copy.deepcopy(vae)
+    torch._dynamo.reset()
+    compile_blocks(compiled.pointwise_layers())
+    torch.testing.assert_close(compiled.encode(video), vae.encode(video), rtol=0, atol=1e-5)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        compiled.encode(video)
+    torch._dynamo.reset()
 
 
 def test_first_frame_alone_is_latent_zero_of_the_clip(vae, video):
