@@ -236,7 +236,7 @@ def _pace_table(rows: "Sequence[Pace]", robot: "PacedRobot", source: str) -> Tab
         if row.moves is not None:
             moves = f"{row.moves[0]} to {row.moves[1]}, such as {row.moves[2]}"
         table.add_row(
-            row.way[0], str(row.way[1]), f"{1000 * row.seconds:.3g}", str(row.delay),
+            row.way[0], str(row.way[1]), _short(1000 * row.seconds), str(row.delay),
             f"{row.still:.0%}, --execute {row.waits_after}", moves,
             "yes" if row.is_trained else "no",
         )  # fmt: skip

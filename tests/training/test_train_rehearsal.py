@@ -74,20 +74,13 @@ def chunk_plan(variant, *, history):
 
 def test_less_video_takes_less_of_a_chunk():
     plan = chunk_plan("5b", history=False)
-    ways = [(video, steps) for video in ("full", "once", "skip") for steps in (8, 5)]
-    chunks = {}
-    for video, steps in ways:
-        options = dataclasses.replace(plan.options, video=video, dit_steps=steps)
-        own = rehearse_chunks(dataclasses.replace(plan, options=options))
-        chunks[video, steps] = sum(part.flops for part in own.values())
+    ways = [("full", 5), ("once", 5), ("skip", 5)]
     # So slow that its arithmetic alone takes time.
-    seconds = way_seconds(plan, ways, dataclasses.replace(DEVICES[0], half_tflops=1e-6), "compiled")
+    device = dataclasses.replace(DEVICES[0], half_tflops=1e-6)
+    seconds = way_seconds(plan, ways, device, "compiled")
     assert list(seconds) == ways
-    for found in (chunks, seconds):
-        for steps in (8, 5):
-            assert found["full", steps] > found["once", steps] > found["skip", steps]
-        for video in ("full", "once", "skip"):
-            assert found[video, 8] > found[video, 5]
+    full, once, skip = seconds.values()
+    assert full > once > skip
 
 
 LONG = [pytest.param(variant, marks=pytest.mark.long) for variant in ("5b", "14b")]
