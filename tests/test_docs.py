@@ -20,8 +20,10 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 
 import dzrobot  # noqa: F401 (registers the ids)
 from dzrobot import cli, errors
+from dzrobot.configuration import load_config
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.safeguards.limits import Abort
+from dzrobot.training.sft_config import DataConfig
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -49,11 +51,16 @@ SCRIPTS = {
 """Shell script -> what reads its flags."""
 
 
-def test_every_block_of_yaml_is_a_workcell():
+def test_every_block_of_yaml_is_a_workcell_or_part_of_a_recipe():
     found = [content for _, language, content in FENCES if language == "yaml"]
     assert found
     for content in found:
-        FrankaConfig.model_validate(yaml.safe_load(content))
+        values = yaml.safe_load(content)
+        if "data" in values:
+            load_config(DataConfig, values.pop("data"))
+            assert values == {}
+        else:
+            FrankaConfig.model_validate(values)
 
 
 def test_every_block_is_run_or_checked():

@@ -200,8 +200,11 @@ class TrackioLogger:
 
     def close(self) -> None:
         """Write out what is pending, and finish the run."""
+        import trackio
+
         with redirect_stdout(sys.stderr):
-            self._run.finish()
+            # Not the run's own: that would be finished once more when the program ends.
+            trackio.finish()
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
