@@ -169,7 +169,7 @@ def test_init_writes_a_checkpoint_that_acts(train_root, tmp_path, capsys):
         "init", str(target), "--embodiment", "train_worlds:ROBOT", "--dataset",
         str(train_root / "dataset"), "--metadata", str(train_root / "metadata.json"),
         "--steps", "3", "--batch", "2", "--decoder-steps", "3", "--holdout-episodes", "1",
-        "--size", "small",
+        "--size", "mini",
     ]  # fmt: skip
     assert main(words) == 0
     out = capsys.readouterr().out
@@ -178,7 +178,7 @@ def test_init_writes_a_checkpoint_that_acts(train_root, tmp_path, capsys):
     assert (recipe["autoencoder_steps"], recipe["decoder_steps"]) == (3, 3)
     opened = open_checkpoint(target)
     assert opened.passport is not None
-    assert opened.config.vae.z_dim == SIZES["small"].latents
+    assert opened.config.vae.z_dim == SIZES["mini"].latents
     policy = DreamZeroPolicy.from_pretrained(target, embodiment=train_worlds.ROBOT)
     observation, _ = train_worlds.frame(0, 0, np.random.default_rng(0))
     action = policy.act(observation)
