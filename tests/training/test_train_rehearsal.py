@@ -16,7 +16,7 @@ from dzrobot.training.cost.accelerators import DEVICES, FULL, Rate, floor, roofl
 from dzrobot.training.cost.flops import encoder_flops, executed_flops, sample_shape
 from dzrobot.training.cost.memory import Setup
 from dzrobot.training.forecast.forecast import REPLAY_LAUNCHES, costs, forecast
-from dzrobot.training.forecast.operators import RECORDED, HostReadError
+from dzrobot.training.forecast.operators import BETWEEN, RECORDED, HostReadError
 from dzrobot.training.forecast.published import way_seconds
 from dzrobot.training.forecast.rehearsal import (
     META,
@@ -272,7 +272,7 @@ def test_chunks_know_their_recorded_steps(chunks):
             continue
         # All of a call is one recording: encoders, contexts, reading and denoising.
         assert rehearsal.replays == 1
-        assert stages == {"chunk", RECORDED}
+        assert stages == {"chunk", RECORDED, BETWEEN}
         assert sum(n for kernel, n in rehearsal.eager.items() if kernel.stage != RECORDED) < 100
 
 
