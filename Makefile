@@ -95,8 +95,8 @@ tiny-arm: setup  ## from demonstrations on the emulated arm to a policy that lif
 tiny-droid: setup  ## the same for DROID's arm: trained and evaluated in simulation and through the drivers
 	$(BIN)/python examples/train_tiny.py --suite droid --episodes 75 --on-arm 75 --steps 1800 $(TINY_ARGS) --output runs/tiny-droid
 
-# About two nights of two cores, in pieces: the same command resumes, runs/tiny-libero/times.jsonl has the
-# time of every stage, and LIBERO_ARGS="--until init" ends after one.
+# Not yet run to its end; more than a night on two cores. The same command resumes,
+# runs/tiny-libero/times.jsonl has the time of every stage, and LIBERO_ARGS="--until init" ends after one.
 tiny-libero: assets  ## for the ten tasks of libero_object: a policy that follows its instruction, in LIBERO
 	$(BIN)/python examples/train_tiny.py --suite libero_object --episodes 60 --autoencoder-steps 3000 --decoder-steps 600 --steps 6000 --evaluate 50 --blind 5 --output runs/tiny-libero $(LIBERO_ARGS)
 

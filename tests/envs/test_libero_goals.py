@@ -115,7 +115,7 @@ def test_an_expert_takes_what_it_is_asked_for_and_leaves_the_tasks_own(
     assert {name: (one["successes"], one["episodes"]) for name, one in found.items()} == {
         "unperturbed: asked": (4, 4), "goal:3: asked": (4, 4), "goal:3: the task's own": (0, 4),
     }  # fmt: skip
-    # The study's own number comes from the simulator: an expert that ignores the instruction.
+    # What became of the task's own goal is kept with every episode.
     records = [json.loads(line) for line in (tmp_path / "goal-3" / "records.jsonl").open()]
     assert all(record["robot"] == {"own_goal": False} for record in records)
     asked = {record["task"] for record in records}
