@@ -15,7 +15,7 @@ from dzrobot.commands.options.evaluation import (
     read_request,
 )
 from dzrobot.errors import ConfigError
-from dzrobot.rollout.evaluation.session import EvaluationRequest, EvaluationSession, run_session
+from dzrobot.rollout.evaluation.request import EvaluationRequest, EvaluationSession, run_session
 from dzrobot.rollout.evaluation.studies.curve import (
     OptionSet,
     curve_table,
@@ -67,8 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_how(parser.add_argument_group("how it is run; none of this changes a result"))
     parser.set_defaults(
-        policy=None, server=None, server_actions=None, lerobot_python=None, api_key_file=None,
-        privileged=False,
+        policy=None, server=None, server_actions=None, server_images=None, lerobot_python=None,
+        api_key_file=None, privileged=False,
     )  # fmt: skip
 
 
@@ -90,8 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate, print the table, draw it, and return 0 if every episode has a result, else 1."""
     if arguments.output is None:
         raise ConfigError("a curve writes several folders: choose their parent with --output DIR")
-    if arguments.wandb is not None:
-        raise ConfigError("--wandb: a curve is kept in its folder alone; leave it out")
+    if arguments.wandb is not None or arguments.trackio is not None:
+        raise ConfigError("--wandb, --trackio: a curve is kept in its folder alone; leave it out")
     if arguments.latency is not None:
         raise ConfigError("--latency: the forecast of each set of options says how long plans take")
     sets = [

@@ -18,7 +18,7 @@ from dzrobot.commands.options.evaluation import (
 from dzrobot.commands.options.policy import add_key
 from dzrobot.errors import CheckpointError, ConfigError, preview
 from dzrobot.rollout.evaluation.report import print_conclusion
-from dzrobot.rollout.evaluation.session import EvaluationSession, run_session
+from dzrobot.rollout.evaluation.request import EvaluationSession, run_session
 
 COMMON = (
     "--suite", "--env", "--env-arg", "--protocol", "--tasks", "--episodes", "--checkpoint",

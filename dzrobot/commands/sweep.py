@@ -13,7 +13,7 @@ from dzrobot.commands.options.evaluation import (
     read_request,
 )
 from dzrobot.errors import ConfigError
-from dzrobot.rollout.evaluation.session import EvaluationSession, run_session
+from dzrobot.rollout.evaluation.request import EvaluationSession, run_session
 from dzrobot.rollout.evaluation.studies.candidates import (
     CONFIRMATION,
     confirmation,

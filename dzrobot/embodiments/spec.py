@@ -131,7 +131,11 @@ class Gripper:
     """The other one."""
 
     def command(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the numbers of a part ``(..., dim)`` with the gripper's made a command."""
+        """Return the numbers of a part with the gripper's made a command.
+
+        Args:
+            values: ``(..., dim)``; above ``threshold`` the gripper is shut.
+        """
         result = values.copy()
         shut = values[..., self.index] > self.threshold
         result[..., self.index] = np.where(shut, self.high, self.low)
@@ -332,7 +336,11 @@ class Embodiment:
         return height * len(self.tiles), width * max(len(row) for row in self.tiles)
 
     def commands(self, targets: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return predicted actions ``(..., action_dim)`` as commands: grippers made two-way."""
+        """Return predicted actions as commands: grippers made two-way.
+
+        Args:
+            targets: ``(..., action_dim)``, in the order of ``action``.
+        """
         parts = []
         start = 0
         for part in self.action:

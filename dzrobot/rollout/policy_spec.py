@@ -368,7 +368,7 @@ def _open_checkpoint(spec: PolicySpec, robot: Embodiment, checkpoint: "Checkpoin
 
     from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
     from dzrobot.policies.dreamzero.checkpoints.load import open_base
-    from dzrobot.policies.dreamzero.network.generate import step_plan
+    from dzrobot.policies.dreamzero.network.diffusion import step_plan
     from dzrobot.policies.dreamzero.options import WeightOptions
     from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 

@@ -150,6 +150,7 @@ class LiberoEnv(ArmEnv):
 
     def _ask(self, sim: Simulation) -> None:
         """Choose what the episode asks for, and let the scene judge it."""
+        was_asked = self._asked is not None
         self._asked, self._own_held = None, False
         if not self._goals:
             return
@@ -157,8 +158,9 @@ class LiberoEnv(ArmEnv):
             self._asked = another_goal(self._goals, *self._swap)
         elif self._draws_goal:
             self._asked = self._goals[int(self.np_random.integers(len(self._goals)))]
-        chosen = self._asked or self._goals[0]
-        sim.env.parsed_problem["goal_state"] = [list(chosen.predicate)]
+        if was_asked or self._asked is not None:
+            chosen = self._asked or self._goals[0]
+            sim.env.parsed_problem["goal_state"] = [list(chosen.predicate)]
 
     def _info(self, progress: GoalProgress, *, success: bool) -> Info:
         info = super()._info(progress, success=success)

@@ -162,7 +162,12 @@ class PolicyOptions:
         return replace(self, solver_steps=steps, dit_steps=steps, solver="euler")
 
     def generate(self, robot: Embodiment, distilled: int | None = None) -> "GenerateOptions":
-        """Return what the network of ``robot`` is told of them; see :meth:`for_robot`."""
+        """Return what the network of ``robot`` is told of them; see :meth:`for_robot`.
+
+        Args:
+            robot: Fills in what is None.
+            distilled: Solver steps that the network was distilled for; None: it was not.
+        """
         from dzrobot.policies.dreamzero.network.session import GenerateOptions
 
         filled = self.for_robot(robot, distilled)

@@ -140,7 +140,7 @@ def test_suites_of_pro_are_named_after_base_and_axis():
 
 
 def test_an_unknown_source_of_instructions_is_refused():
-    with pytest.raises(ConfigError, match="prompt='file' must be 'name', 'bddl' or None"):
+    with pytest.raises(ConfigError, match="prompt='file' must be one of None, 'name', 'bddl'"):
         gym.make("dzrobot/libero_goal_swap-v0", prompt="file")
 
 

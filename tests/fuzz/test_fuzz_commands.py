@@ -3,7 +3,7 @@
 import pytest
 from harness import LIGHT, assert_held, assert_refused
 
-from dzrobot.rollout.evaluation.session import DEFAULT_ENV
+from dzrobot.rollout.evaluation.request import DEFAULT_ENV
 from dzrobot.rollout.protocol import PROTOCOLS
 
 run = LIGHT.run

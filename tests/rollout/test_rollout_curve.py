@@ -14,7 +14,7 @@ from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.rollout.evaluation.card import read_card
 from dzrobot.rollout.evaluation.comparison import compare, read_results
 from dzrobot.rollout.evaluation.evaluate import RunOptions
-from dzrobot.rollout.evaluation.session import EvaluationRequest, EvaluationSession
+from dzrobot.rollout.evaluation.request import EvaluationRequest, EvaluationSession
 from dzrobot.rollout.evaluation.studies.curve import (
     OptionSet,
     curve_table,

@@ -30,7 +30,7 @@ from dzrobot.rollout.asynchronous.execution import (
     parse_latency,
 )
 from dzrobot.rollout.evaluation.evaluate import PREDICTED_EPISODES, RunOptions
-from dzrobot.rollout.evaluation.session import (
+from dzrobot.rollout.evaluation.request import (
     EvaluationRequest,
     Log,
     Logger,

@@ -3,11 +3,12 @@
 import torch
 
 from dzrobot.policies.dreamzero.network.diffusion import (
+    DynamicPlan,
     TrainingSchedule,
     inference_schedule,
+    step_plan,
     velocity,
 )
-from dzrobot.policies.dreamzero.network.generate import DynamicPlan, step_plan
 from golden_kinds.registry import Golden, Results, checker, exact, relative_l2
 
 TOLERANCE = 1e-6

@@ -5,11 +5,12 @@ import torch
 
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.diffusion import (
+    DynamicPlan,
     TrainingSchedule,
     _library_solver,
     inference_schedule,
+    step_plan,
 )
-from dzrobot.policies.dreamzero.network.generate import DynamicPlan, step_plan
 
 
 def random(*shape, seed=0):

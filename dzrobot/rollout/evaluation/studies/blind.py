@@ -36,7 +36,7 @@ from dzrobot.rollout.evaluation.evaluate import (
     prepare,
 )
 from dzrobot.rollout.evaluation.report import Score, print_card, summarize
-from dzrobot.rollout.evaluation.session import EvaluationRequest, EvaluationSession, Variant
+from dzrobot.rollout.evaluation.request import EvaluationRequest, EvaluationSession, Variant
 from dzrobot.rollout.evaluation.studies.candidates import (
     candidate_folders,
     read_candidates,

@@ -20,7 +20,7 @@ from dzrobot.rollout.evaluation.report import (
     logged_step,
     print_conclusion,
 )
-from dzrobot.rollout.evaluation.session import EvaluationRequest, EvaluationSession, Variant
+from dzrobot.rollout.evaluation.request import EvaluationRequest, EvaluationSession, Variant
 from dzrobot.rollout.policy_spec import REMOTE, PolicySpec
 from dzrobot.rollout.protocol import plan_episodes
 

@@ -19,7 +19,7 @@ from dzrobot.rollout.evaluation.comparison import (
 )
 from dzrobot.rollout.evaluation.evaluate import RunOptions
 from dzrobot.rollout.evaluation.report import Score, print_conclusion
-from dzrobot.rollout.evaluation.session import EvaluationSession, Variant
+from dzrobot.rollout.evaluation.request import EvaluationSession, Variant
 from dzrobot.rollout.evaluation.studies.candidates import scores_table
 from dzrobot.rollout.perturbation import GOAL, OWN_GOAL, Perturbation
 

@@ -18,7 +18,7 @@ from dzrobot.files import write_bytes, write_json
 from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_latency, steps_of
 from dzrobot.rollout.evaluation.comparison import Results, compare, read_results
 from dzrobot.rollout.evaluation.report import wilson
-from dzrobot.rollout.evaluation.session import EvaluationRequest, EvaluationSession, Variant
+from dzrobot.rollout.evaluation.request import EvaluationRequest, EvaluationSession, Variant
 
 CURVE_FILE = "curve.json"
 
