@@ -61,7 +61,20 @@ class Stage:
     command: tuple[str, ...]
     result: Path | None
     stamps: bool = False
-    """Whether ``result`` is an empty file, made when the command has succeeded."""
+    """Whether ``result`` is made when the command has succeeded, and holds its words: another
+    number of demonstrations is another command, which adds what is missing."""
+
+    @property
+    def words(self) -> str:
+        """Return the command without the interpreter."""
+        return shlex.join(self.command[1:])
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether the command has succeeded before."""
+        if self.result is None or not self.result.exists():
+            return False
+        return not self.stamps or self.result.read_text(encoding="utf-8") == self.words
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,7 @@ def main() -> int:
     examples = str(Path(__file__).parent)
     paths = os.pathsep.join(filter(None, (examples, os.environ.get("PYTHONPATH"))))
     for stage in _wanted(stages(options), options.until):
-        if stage.result is not None and stage.result.exists():
+        if stage.is_done:
             print(f"{stage.name}: done ({stage.result})", flush=True)
             continue
         print(f"{stage.name}: {shlex.join(stage.command)}", flush=True)
@@ -102,7 +115,7 @@ def main() -> int:
             print(f"{stage.name} ended with {code}; the same command resumes from here")
             return code
         if stage.stamps and stage.result is not None:
-            stage.result.touch()
+            stage.result.write_text(stage.words, encoding="utf-8")
     return 0
 
 

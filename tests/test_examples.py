@@ -163,7 +163,9 @@ def test_until_ends_after_a_stage_and_the_times_are_kept(monkeypatch, tmp_path):
         for name in ("first", "second", "third")
     ]
     monkeypatch.setitem(module["main"].__globals__, "stages", lambda _: listed)
-    (tmp_path / "first").touch()
+    (tmp_path / "first").write_text(listed[0].words)
+    # Done with other words, such as fewer demonstrations: it is run again.
+    (tmp_path / "second").write_text("fewer")
     assert module["main"]() == 0
     assert sorted(path.name for path in tmp_path.glob("*-ran")) == ["second-ran"]
     (line,) = (tmp_path / "times.jsonl").read_text().splitlines()
