@@ -108,8 +108,15 @@ def moments(run):
     return run.components.optimizer.moments().values()
 
 
-def test_resume_is_bit_exact_on_any_number_of_processes(launches, train_root, solo):
+@pytest.fixture(scope="module")
+def resumed(launches):
+    """Return the launches after two processes have trained, saved and resumed."""
     launches.run(2, "eight_bit")
+    return launches
+
+
+def test_resume_is_bit_exact_on_any_number_of_processes(resumed, train_root, solo):
+    launches = resumed
     found = launches.result("eight_bit", 2)
     assert found["restored"] == found["half"]
     assert found["digest"] == found["straight"] != found["half"]
@@ -118,7 +125,8 @@ def test_resume_is_bit_exact_on_any_number_of_processes(launches, train_root, so
 
 
 @pytest.mark.long
-def test_rows_that_do_not_divide_by_the_processes(launches):
+def test_rows_that_do_not_divide_by_the_processes(resumed):
+    launches = resumed
     launches.run(3, "eight_bit_again")
     assert (
         launches.result("eight_bit_again", 3)["restored"] == launches.result("eight_bit", 2)["half"]
