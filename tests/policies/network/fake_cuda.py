@@ -81,8 +81,8 @@ class _Resizing(TorchDispatchMode):
 def fake_cuda() -> Iterator[None]:
     """Let tensors on cuda devices be made and computed with, without a GPU."""
     # The host reads these numbers, so it makes them beforehand; the cache tells both calls apart.
-    diffusion.inference_schedule(SOLVER_STEPS)
-    diffusion.inference_schedule(SOLVER_STEPS, final_noise=0.0)
+    diffusion.inference_schedule(SOLVER_STEPS, solver="unipc")
+    diffusion.inference_schedule(SOLVER_STEPS, final_noise=0.0, solver="unipc")
     for kept in _KEPT:
         kept.cache_clear()
     try:
