@@ -11,7 +11,7 @@ from rich.table import Table
 
 from dzrobot.commands.options import flags
 from dzrobot.documents import validated
-from dzrobot.errors import ConfigError, find
+from dzrobot.errors import ConfigError
 from dzrobot.files import explained, write_json
 from dzrobot.progress import progress_bar
 from dzrobot.training.bench.document import (
@@ -201,12 +201,11 @@ def _timed_plans(
 
 def _forecast_plans(args: argparse.Namespace) -> tuple[str, "PacedRobot", "Mapping[Way, float]"]:
     from dzrobot.training.bench import pace
-    from dzrobot.training.cost.accelerators import DEVICES
+    from dzrobot.training.cost.accelerators import DEVICES, forecast_device
     from dzrobot.training.forecast.forecast import Form
     from dzrobot.training.forecast.published import planned, way_seconds
 
-    wanted = DEVICES[0].name if args.forecast is True else args.forecast
-    device = find({one.name: one for one in DEVICES}, "device of a forecast", wanted)
+    device = DEVICES[0] if args.forecast is True else forecast_device(args.forecast)
     plan, embodiment, delay = planned(args.checkpoint, args.embodiment)
     robot = pace.PacedRobot(embodiment=embodiment, rate=args.rate, trained_delay=delay)
     form: Form = "compiled" if args.compile else "eager"

@@ -129,15 +129,17 @@ def _with_times(sets: Sequence[OptionSet], arguments: argparse.Namespace) -> lis
     """Return ``sets`` with the times of their chunks, measured here and forecast elsewhere."""
     # Torch only now: faults of the options are reported at once.
     from dzrobot.training.bench.acting import chunk_ratios, open_specs
+    from dzrobot.training.cost.accelerators import forecast_device
     from dzrobot.training.forecast.published import chunk_seconds
 
+    device = forecast_device(arguments.accelerator)
     policies = open_specs([one.request.resolved().evaluation.policy for one in sets])
     # Steps are the checkpoint's; guidance that was not asked for is the forecast robot's.
     acting = [
         replace(policy.options, execute=None, cfg_scale=one.request.settings.options.cfg_scale)
         for one, policy in zip(sets, policies, strict=True)
     ]
-    forecasts = chunk_seconds(acting, arguments.variant, arguments.accelerator, arguments.form)
+    forecasts = chunk_seconds(acting, arguments.variant, device, arguments.form)
     ratios = chunk_ratios(policies, arguments.rounds)
     return [
         replace(one, ratio=ratio, forecast_s=None if one.request.settings.quantize else seconds)

@@ -12,7 +12,7 @@ from dzrobot.commands.options import flags
 from dzrobot.commands.options.policy import (
     add_access,
     add_speed,
-    add_video,
+    add_steps,
     add_weights,
     read_access,
     read_weights,
@@ -106,15 +106,7 @@ def _policy(group: Any) -> None:
     group.add_argument(
         "--history", choices=["off", "recent"], help="frames remembered (default: the robot's)"
     )
-    group.add_argument(
-        "--dit-steps", type=flags.dit_steps, help="network evaluations: 5 to 8, 16, or dynamic"
-    )
-    add_video(group)
-    group.add_argument(
-        "--solver-steps", type=flags.whole(1, 1000), metavar="N",
-        help="steps of the solver, of which all run the network unless there are 16 (default: a "
-        "distilled checkpoint's own, else 16)",
-    )  # fmt: skip
+    add_steps(group)
     group.add_argument("--cfg-scale", type=flags.number(1), help="guidance of the predicted video")
     group.add_argument(
         "--noise", choices=["fixed", "keyed"], help="of plans: always the same, or by episode"

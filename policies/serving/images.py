@@ -7,9 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import cv2
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from dzrobot.documents import shorten
@@ -32,6 +30,8 @@ def write_images(images: NDArray[Any], coding: ImageCoding) -> object:
     if coding == "raw":
         return images
     if coding == "zstd":
+        import pyarrow as pa
+
         data: list[bytes] = [pa.compress(images.tobytes(), codec="zstd", asbytes=True)]
     else:
         data = [_jpeg(frame) for frame in images.reshape(-1, *images.shape[-3:])]
@@ -78,6 +78,8 @@ def read_images(value: object, size: tuple[int, int], most: int) -> object:
 
 
 def _jpeg(frame: NDArray[Any]) -> bytes:
+    import cv2
+
     bgr = cv2.cvtColor(frame, cv2.COLOR_RGB2BGR)
     done, data = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
     assert done, "any image of bytes can be written as JPEG"
@@ -85,6 +87,8 @@ def _jpeg(frame: NDArray[Any]) -> bytes:
 
 
 def _decoded(data: bytes, size: tuple[int, int]) -> Images:
+    import cv2
+
     if _jpeg_size(data) != size:
         raise ProtocolError(
             f"a JPEG of {len(data)} bytes that does not say it has {size[0]} x {size[1]} pixels"
@@ -108,6 +112,8 @@ def _jpeg_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _expanded(data: bytes, count: int) -> bytes:
+    import pyarrow as pa
+
     try:
         # No more than `count` bytes are written, whatever the data announces.
         expanded: bytes = pa.decompress(data, decompressed_size=count, codec="zstd", asbytes=True)

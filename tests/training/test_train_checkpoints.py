@@ -66,6 +66,11 @@ def test_damage_is_in_one_share(tmp_path):
     for number, size in enumerate((5, 40, 7, 20, 1)):
         (tmp_path / f"file{number}").write_bytes(b"x" * size)
     checksums.write_checksums(tmp_path)
+    names = [f"file{number}" for number in range(5)]
+    shares = [checksums._share(tmp_path, names, index, 3) for index in range(3)]
+    assert sorted(name for share in shares for name in share) == names
+    # The largest file alone is more than a third.
+    assert max(sum((tmp_path / name).stat().st_size for name in share) for share in shares) == 40
     for number in range(5):
         file = tmp_path / f"file{number}"
         whole = file.read_bytes()

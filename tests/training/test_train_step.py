@@ -61,7 +61,11 @@ def micro_batches(run, count):
 
 @pytest.mark.parametrize("norm", ["padded", "masked"])
 def test_a_batch_is_the_mean_of_its_samples(train_root, solo, norm):
-    changes = {"model__action_loss_norm": norm}
+    one_by_one_as_a_batch(train_root, solo, {"model__action_loss_norm": norm})
+
+
+def one_by_one_as_a_batch(train_root, solo, changes):
+    """Check that samples of one batch give what they give alone; return that."""
     one = train_worker.gradients(train_worker.trainer(solo, train_root, **changes))
     four = train_worker.gradients(
         train_worker.trainer(solo, train_root, **changes, runner__micro_batch_size=4)
@@ -69,6 +73,7 @@ def test_a_batch_is_the_mean_of_its_samples(train_root, solo, norm):
     torch.testing.assert_close(one[0], four[0], rtol=0, atol=1e-6)
     for name, gradient in one[1].items():
         torch.testing.assert_close(four[1][name], gradient, rtol=1e-5, atol=1e-6)
+    return one
 
 
 @pytest.mark.parametrize("norm", ["padded", "masked"])
@@ -174,13 +179,7 @@ def test_which_samples_are_trained_with_less_video_depends_on_seed_step_and_slot
 def test_less_video_goes_through_a_step(train_root, solo, video):
     """Samples of one batch do not touch each other; without any video there is no loss of it."""
     changes = {"model__action_only_ratio": 0.5, "model__action_only_video": video}
-    one = train_worker.gradients(train_worker.trainer(solo, train_root, **changes))
-    four = train_worker.gradients(
-        train_worker.trainer(solo, train_root, **changes, runner__micro_batch_size=4)
-    )
-    torch.testing.assert_close(one[0], four[0], rtol=0, atol=1e-6)
-    for name, gradient in one[1].items():
-        torch.testing.assert_close(four[1][name], gradient, rtol=1e-5, atol=1e-6)
+    one = one_by_one_as_a_batch(train_root, solo, changes)
     plain = train_worker.gradients(train_worker.trainer(solo, train_root))
     changes["model__action_only_ratio"] = 1.0
     every = train_worker.gradients(train_worker.trainer(solo, train_root, **changes))

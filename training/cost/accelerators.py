@@ -13,6 +13,8 @@ from typing import Literal
 import numpy as np
 import torch
 
+from dzrobot.errors import find
+
 Kind = Literal["product", "attention", "convolution", "memory"]
 """What a kernel's time depends on: three kinds of arithmetic, or only the bytes that it moves."""
 
@@ -61,6 +63,16 @@ DEVICES = (
     ),
 )  # fmt: skip
 """Those that forecasts are made for."""
+
+
+def forecast_device(name: str) -> Accelerator:
+    """Return one of :data:`DEVICES`.
+
+    Raises:
+        UnknownNameError: no forecast is made for it.
+    """
+    return find({device.name: device for device in DEVICES}, "device of a forecast", name)
+
 
 PEAK_TFLOPS = {
     "B200": 2250.0,

@@ -401,8 +401,8 @@ def block_of(module: str) -> str:
 
 def compiled_part(module: str) -> str:
     """Return the path as far as what is compiled by itself: a block, or a part of an encoder."""
-    found = _BLOCK.match(module) or _ENCODERS.match(module)
-    return found[0] if found else ""
+    found = _ENCODERS.match(module)
+    return found[0] if found else block_of(module)
 
 
 def collapsed(module: str) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import ConfigError, find
+from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.network.session import GenerateOptions, Video
 from dzrobot.policies.dreamzero.options import PolicyOptions
@@ -120,14 +120,12 @@ def way_seconds(
         device: What it runs on.
         form: How the network is launched.
     """
-    roof = roofline(device)
-
-    def seconds(video: Video, steps: int) -> float:
-        options = replace(plan.options, video=video, dit_steps=steps)
-        chunks = rehearse_chunks(replace(plan, options=options))
-        return max(forecast(chunk, roof, form).total for chunk in chunks.values())
-
-    return {way: seconds(*way) for way in ways}
+    return {
+        (video, steps): max(
+            _totals(plan, replace(plan.options, video=video, dit_steps=steps), device, form)
+        )
+        for video, steps in ways
+    }
 
 
 def profiled_chunks() -> dict[str, ChunkProfile]:
@@ -136,29 +134,28 @@ def profiled_chunks() -> dict[str, ChunkProfile]:
 
 
 def chunk_seconds(
-    options: Sequence[PolicyOptions], variant: str, accelerator: str, form: Form
+    options: Sequence[PolicyOptions], variant: str, device: Accelerator, form: Form
 ) -> list[float]:
     """Return the forecast time of a chunk for each way to act, the mean over a window.
 
     Args:
         options: How a policy acts, on DROID.
         variant: Published network, ``5b`` or ``14b``.
-        accelerator: Name of one of the known devices.
+        device: What it runs on.
         form: How the network is launched.
-
-    Raises:
-        UnknownNameError: no such device.
     """
-    known = {device.name: device for device in DEVICES}
-    roof = roofline(find(known, "accelerator", accelerator))
     plan, robot = chunk_plan(variant), load_embodiment(_TAG)
     asked = [own.generate(robot) for own in options]
-    found: dict[GenerateOptions, float] = {}
-    for own in asked:
-        if own not in found:
-            chunks = rehearse_chunks(replace(plan, options=own)).values()
-            found[own] = fmean(forecast(chunk, roof, form).total for chunk in chunks)
+    found = {own: fmean(_totals(plan, own, device, form)) for own in set(asked)}
     return [found[own] for own in asked]
+
+
+def _totals(
+    plan: ChunkSetup, options: GenerateOptions, device: Accelerator, form: Form
+) -> list[float]:
+    """Return seconds of the chunks of ``plan`` with other options, one for each place."""
+    chunks = rehearse_chunks(replace(plan, options=options)).values()
+    return [forecast(chunk, roofline(device), form).total for chunk in chunks]
 
 
 def forecast_tables() -> Iterator[str]:

@@ -1,6 +1,5 @@
 """Training curves: losses and success against the step, as PNG files and as one page."""
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +7,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from dzrobot.documents import read_json, read_json_lines
-from dzrobot.errors import DatasetError, MissingDependencyError
+from dzrobot.errors import DatasetError
 from dzrobot.files import write_bytes, write_text
-from dzrobot.importing import install
+from dzrobot.plots import drawn, new_plot
 from dzrobot.rollout.evaluation.report import STEPS_FILE, StepScore
 from dzrobot.training.run.loggers import METRICS_FILE, SUCCESS
 
@@ -119,12 +118,7 @@ def draw(runs: Sequence[Path], output: Path) -> list[Path]:
 
 def _figure(title: str, curves: Sequence[Curve]) -> dict[str, bytes]:
     """Return one plot as PNG and as SVG."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError(f"plots need matplotlib: {install('report')}") from error
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = new_plot()
     for curve in curves:
         mark = "o" if curve.bounds is not None or len(curve.steps) == 1 else None
         (line,) = axes.plot(curve.steps, curve.values, marker=mark, label=curve.name)
@@ -137,12 +131,7 @@ def _figure(title: str, curves: Sequence[Curve]) -> dict[str, bytes]:
         axes.set_title("success by training step (95 % intervals); the best is selected on these")
     axes.grid(alpha=0.3)
     axes.legend()
-    images = {}
-    for kind in ("png", "svg"):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, dpi=120)
-        images[kind] = buffer.getvalue()
-    return images
+    return drawn(figure)
 
 
 def _page(

@@ -13,7 +13,7 @@ from dzrobot.commands.options.policy import (
     add_cluster,
     add_render_device,
     add_speed,
-    add_video,
+    add_steps,
     add_weights,
     read_cluster,
     read_weights,
@@ -116,15 +116,7 @@ def add_acting(group: Any) -> None:
     group.add_argument(
         "--embodiment", type=flags.text, help="robot: a built-in tag, or module:NAME"
     )
-    group.add_argument(
-        "--dit-steps", type=flags.dit_steps, help="network evaluations: 5 to 8, 16, or dynamic"
-    )
-    add_video(group)
-    group.add_argument(
-        "--solver-steps", type=flags.whole(1, 1000), metavar="N",
-        help="steps of the solver, of which all run the network unless there are 16 (default: a "
-        "distilled checkpoint's own, else 16)",
-    )  # fmt: skip
+    add_steps(group)
     group.add_argument(
         "--history",
         choices=sorted(_HISTORY),

@@ -173,12 +173,20 @@ def add_speed(group: Any) -> None:
     )  # fmt: skip
 
 
-def add_video(group: Any) -> None:
-    """Declare ``--video``."""
+def add_steps(group: Any) -> None:
+    """Declare how often a plan runs the network, and what of the video it is shown."""
+    group.add_argument(
+        "--dit-steps", type=flags.dit_steps, help="network evaluations: 5 to 8, 16, or dynamic"
+    )
     group.add_argument(
         "--video", choices=["full", "once", "skip"],
         help="video that the network denoises beside the actions: all of it; none after its first "
         "evaluation of a plan; none at all (faster, other actions, no prediction)",
+    )  # fmt: skip
+    group.add_argument(
+        "--solver-steps", type=flags.whole(1, 1000), metavar="N",
+        help="steps of the solver, of which all run the network unless there are 16 (default: a "
+        "distilled checkpoint's own, else 16)",
     )  # fmt: skip
 
 

@@ -132,7 +132,7 @@ def test_no_more_is_decoded_than_was_agreed_on(value, message):
 def test_a_jpeg_of_another_size_is_not_decoded(monkeypatch):
     large = unpack(pack(write_images(picture(0, (1800, 3200)), "jpeg")))
     value = {**large, b"shape": [180, 320, 3]}
-    monkeypatch.setattr("dzrobot.policies.serving.images.cv2.imdecode", None)
+    monkeypatch.setattr("cv2.imdecode", None)
     with pytest.raises(ProtocolError, match="does not say it has 180 x 320 pixels"):
         read_images(value, SIZE, 24)
     cut = {**value, b"data": [value[b"data"][0][:300]]}

@@ -4,7 +4,6 @@ Every set of options is evaluated on the same episodes twice: with time standing
 policy plans, and with plans that take as long as a forecast says. The first set is the base.
 """
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from rich.table import Table
 
-from dzrobot.errors import ConfigError, MissingDependencyError
+from dzrobot.errors import ConfigError
 from dzrobot.files import write_bytes, write_json
+from dzrobot.plots import drawn, new_plot
 from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_latency, steps_of
 from dzrobot.rollout.evaluation.comparison import Results, compare, read_results
 from dzrobot.rollout.evaluation.report import wilson
@@ -206,21 +206,16 @@ def draw_curve(points: Sequence[CurvePoint], title: str, output: Path) -> list[P
         ConfigError: no set has a forecast.
         MissingDependencyError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError("plots need matplotlib: pip install -e '.[report]'") from error
-    drawn = [point for point in points if point.forecast_ms is not None]
-    if not drawn:
+    figure, axes = new_plot()
+    known = [point for point in points if point.forecast_ms is not None]
+    if not known:
         raise ConfigError("no set of options has a forecast, so there is no time to draw against")
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot()
     for name, mark, scores in (
-        ("time stands still", "o", [point.still for point in drawn]),
-        ("plans take the forecast time", "s", [point.timed for point in drawn]),
+        ("time stands still", "o", [point.still for point in known]),
+        ("plans take the forecast time", "s", [point.timed for point in known]),
     ):
-        _draw_scores(axes, name, mark, drawn, scores)
-    for number, point in enumerate(drawn):
+        _draw_scores(axes, name, mark, known, scores)
+    for number, point in enumerate(known):
         # In turns above and below: times lie close together.
         axes.annotate(
             point.options, (point.forecast_ms or 0, 1.03), xytext=(0, 6 + 9 * (number % 4)),
@@ -233,11 +228,9 @@ def draw_curve(points: Sequence[CurvePoint], title: str, output: Path) -> list[P
     axes.grid(alpha=0.3)
     axes.legend()
     written = []
-    for kind in ("png", "svg"):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, dpi=120)
+    for kind, image in drawn(figure).items():
         path = output / f"curve.{kind}"
-        write_bytes(path, buffer.getvalue())
+        write_bytes(path, image)
         written.append(path)
     return written
 
