@@ -185,8 +185,9 @@ def test_stale_statistics_are_refused(world, tmp_path):
     options = ReaderOptions(cache=tmp_path / "cache")
     entry = measure(readers(world, RELATIVE, "droid"), RELATIVE)
 
-    def open_with(metadata, embodiment=RELATIVE):
-        spec = SourceSpec(paths=[path], embodiment=embodiment, metadata={"oxe_droid": metadata})
+    def open_with(metadata, embodiment=RELATIVE, **given):
+        content = {"oxe_droid": metadata}
+        spec = SourceSpec(paths=[path], embodiment=embodiment, metadata=content, **given)
         return TrainingData.open([spec], seed=0, options=options)
 
     open_with(entry)  # A copy of the measured folder is the measured data.
@@ -197,6 +198,9 @@ def test_stale_statistics_are_refused(world, tmp_path):
     record(path, RELATIVE, lengths=(20,), version="v3.0")
     with pytest.raises(StatisticsError, match="changed since, or were never measured"):
         open_with(entry)
+    open_with(entry, inherited=True)  # A checkpoint's own, from its earlier recordings.
+    with pytest.raises(StatisticsError, match="measured relative actions over 8 steps"):
+        open_with(entry, robot("oxe_droid", horizon=12), inherited=True)
 
 
 def test_the_command_writes_adds_and_refuses(world, tmp_path, monkeypatch, capsys):

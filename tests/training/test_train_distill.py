@@ -1,6 +1,7 @@
 """Distillation to fewer solver steps: what a run learns, resumes, exports, and refuses."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from dzrobot.configuration import load_config
 from dzrobot.errors import CheckpointError, ConfigError
-from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+from dzrobot.modality.stats import Statistics
+from dzrobot.policies.dreamzero.checkpoints.directory import METADATA_FILE, open_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.passport import PASSPORT_FILE
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
@@ -143,6 +145,18 @@ def test_the_teachers_statistics_are_the_students(train_root, solo, tmp_path):
     own = {"model__metadata_json_path": train_root / "metadata.json"}
     with pytest.raises(CheckpointError, match=r"other statistics of libero_sim .* leave"):
         trainer(solo, train_root, tmp_path / "run", **own)
+
+
+def test_recordings_may_be_others_than_the_teachers(train_root, solo, tmp_path):
+    teacher = shutil.copytree(train_root / "tiny", tmp_path / "teacher")
+    shutil.copy(train_root / "metadata.json", teacher / METADATA_FILE)
+    later = train_worlds.record(tmp_path / "later", episodes=2)
+    changes = {"model__model_path": teacher, "data__train_data_paths": [str(later)]}
+    run = trainer(solo, train_root, tmp_path / "run", **changes)
+    run.train_step(run.batches(1))
+    (source,) = run.components.datasets.train.sources
+    measured = Statistics.from_metadata(train_root / "metadata.json", train_worlds.ROBOT)
+    assert source.pipeline.statistics.fingerprint == measured.fingerprint
 
 
 @pytest.mark.parametrize(

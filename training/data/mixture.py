@@ -44,6 +44,9 @@ class SourceSpec:
     metadata: str | Path | Mapping[str, Any]
     """``metadata.json`` with the statistics to normalize by."""
 
+    inherited: bool = False
+    """Whether ``metadata`` is that of the checkpoint the run starts from."""
+
     weight: float = 1.0
     """Share in the mixture, relative to the other entries."""
 
@@ -154,7 +157,9 @@ class TrainingData(Dataset[Sample]):
             identities = [reader.catalog.identity for reader in readers]
             # Without actions, the numbers are normalized as those of the robot that acts.
             if spec.embodiment.action:
-                check_provenance(spec.metadata, spec.embodiment, identities)
+                check_provenance(
+                    spec.metadata, spec.embodiment, identities, inherited=spec.inherited
+                )
             sources.append(MixtureSource(spec, Pipeline(spec.embodiment, statistics), readers))
         return cls(sources, chosen, seed)
 

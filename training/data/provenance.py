@@ -48,12 +48,22 @@ def provenance(embodiment: Embodiment, identities: Sequence[str]) -> dict[str, A
 
 
 def check_provenance(
-    metadata: str | Path | Mapping[str, Any], embodiment: Embodiment, identities: Sequence[str]
-) -> None:
-    """Raise :class:`StatisticsError` if ``metadata`` says it was made from other recordings.
+    metadata: str | Path | Mapping[str, Any], embodiment: Embodiment, identities: Sequence[str],
+    *, inherited: bool = False,
+) -> None:  # fmt: skip
+    """Check that statistics were made from the recordings they are used with.
 
-    Statistics without such a note, those of published checkpoints, are taken as they are:
-    continuing from a checkpoint needs its own statistics, not those of the new data.
+    Statistics without such a note, those of published checkpoints, are taken as they are.
+
+    Args:
+        metadata: The statistics.
+        embodiment: The robot.
+        identities: What the recordings are, as their catalogs say.
+        inherited: Whether they are those of the checkpoint that a run starts from, which go on
+            being used whatever it is trained on next.
+
+    Raises:
+        StatisticsError: ``metadata`` says that it was made from other recordings, or otherwise.
     """
     if isinstance(metadata, Mapping):
         content = validated(
@@ -70,7 +80,12 @@ def check_provenance(
         _log.info("the statistics of %s do not say which data made them", embodiment.tag)
         return
     unknown = sorted(set(identities) - set(note.datasets))
-    if unknown:
+    if unknown and inherited:
+        _log.info(
+            "%s is normalized by the statistics of the checkpoint, which were made from other "
+            "recordings", embodiment.tag,
+        )  # fmt: skip
+    elif unknown:
         raise StatisticsError(
             f"the statistics of {embodiment.tag!r} were made from {len(note.datasets)} other "
             f"dataset(s); {len(unknown)} of the {len(identities)} given changed since, or were "

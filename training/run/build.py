@@ -308,6 +308,7 @@ def _spec(
     """
     embodiment = plan.read_as
     metadata: Path | Mapping[str, Any] | None = plan.metadata or initial.metadata
+    inherited = plan.metadata is None or plan.metadata == initial.metadata
     if not embodiment.state:
         metadata = {embodiment.tag: {}}
     assert metadata is not None, "checked before anything was opened"
@@ -324,7 +325,8 @@ def _spec(
         for catalog in opened
     ]
     return SourceSpec(
-        paths=opened, embodiment=embodiment, metadata=metadata, weight=plan.weight,
+        paths=opened, embodiment=embodiment, metadata=metadata, inherited=inherited,
+        weight=plan.weight,
         distribute_weights=plan.distribute_weights,
         selections=[
             EpisodeSelection(only=episodes) if held_out else EpisodeSelection(without=episodes)
