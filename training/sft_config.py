@@ -336,6 +336,13 @@ class ParallelConfig(FrozenConfig):
     kept_blocks: NonNegative = 0
     """Last blocks that keep their activations even so, to use memory that is left."""
 
+    fill_memory: bool = False
+    """Set ``kept_blocks`` to as many as the device's memory is planned to hold."""
+
+    float8: bool = False
+    """Run the matrix products of the blocks in float8, scaled by row: faster on Hopper and newer,
+    and other numbers. Needs torchao."""
+
     reshard_after_forward: bool = True
     """Free gathered weights between forward and backward."""
 

@@ -3,6 +3,7 @@
 import argparse
 
 from dzrobot.commands.options import flags
+from dzrobot.errors import ConfigError
 from dzrobot.training.recipes.read import read_planned
 
 SUMMARY = "check a training run and tell what it will need"
@@ -38,9 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan; refuse what does not fit."""
     config, base = read_planned(args.recipe, args.overrides, args.gpus)
+    if args.profile and config.parallel.float8:
+        raise ConfigError(
+            "--profile: products in float8 have no forecast; leave it or parallel.float8 out"
+        )
     # Torch only now: faults of the recipe are reported at once.
-    from dzrobot.training.cost.plan import check_fits, describe_plan, plan_run
+    from dzrobot.training.cost.memory import GIB
+    from dzrobot.training.cost.plan import check_fits, describe_plan, fill_memory, plan_run
 
+    config = fill_memory(config, base, args.gpus, args.memory * GIB)
     plan = plan_run(config, base, args.gpus, args.peak_tflops)
     print(describe_plan(plan))
     if args.profile:

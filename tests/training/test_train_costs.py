@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.network.config import DiTConfig, preset
 from dzrobot.policies.dreamzero.network.dit import CausalDiT, Controls, Prompting, TrainInputs
 from dzrobot.policies.dreamzero.tiny import tiny_config
@@ -30,8 +31,9 @@ from dzrobot.training.cost.memory import (
     count_parameters,
     plan_memory,
 )
-from dzrobot.training.cost.plan import RunPlan, check_fits
+from dzrobot.training.cost.plan import RunPlan, check_fits, fill_memory, plan_run
 from dzrobot.training.run import parallel
+from dzrobot.training.run.build import build
 from dzrobot.training.sft_config import ModelConfig, ParallelConfig
 
 SMALL = DiTConfig(
@@ -199,3 +201,24 @@ def test_a_run_that_does_not_fit_is_refused_with_ways_out(counts):
     assert "model.is_lora=true" in text
     assert "cpu_offload=true" in text
     check_fits(plan, 10_000)
+
+
+def test_memory_is_filled_with_kept_blocks(train_root, solo):
+    """One block more would be too much; without a device of known size there is nothing to fill."""
+    asked = {"parallel__fill_memory": True, "parallel__activation_checkpointing": "full"}
+    config = train_worlds.config(train_root, **asked)
+    tiny = open_checkpoint(train_root / "tiny").config
+    # So large that activations and not the encoders take most.
+    dit = dataclasses.replace(tiny.dit, dim=2048, ffn_dim=8192, num_heads=16, num_layers=4)
+    base = dataclasses.replace(tiny, dit=dit)
+
+    def peak(kept):
+        parallel = config.parallel.model_copy(update={"kept_blocks": kept})
+        changed = config.model_copy(update={"parallel": parallel})
+        return plan_run(changed, base, 1, None).memory.peak
+
+    blocks = base.dit.num_layers
+    for limit, kept in ((peak(2), 2), (peak(3) - 1, 2), (peak(blocks), blocks), (0, 0)):
+        assert fill_memory(config, base, 1, limit).parallel.kept_blocks == kept
+    with pytest.raises(ConfigError, match=r"this run has none: give parallel.kept_blocks a number"):
+        build(config, solo)

@@ -1,4 +1,4 @@
-"""Moments of the optimizer in eight bits: what they cost, how they resume, what is refused."""
+"""Eight bits, for the optimizer's moments and for products: what they cost, and what is refused."""
 
 import math
 from dataclasses import replace
@@ -8,7 +8,7 @@ import torch
 import train_worker
 import train_worlds
 
-pytest.importorskip("torchao", reason="moments in eight bits need torchao")
+pytest.importorskip("torchao", reason="eight bits need torchao")
 
 from dzrobot.errors import CheckpointError, ConfigError
 from dzrobot.policies.dreamzero.network.config import preset
@@ -172,3 +172,35 @@ def test_host_memory_needs_no_eight_bits(train_root):
     changes = {"optim__moments": "8bit", "parallel__cpu_offload": True}
     (fault,) = check.find_faults(train_worlds.config(train_root, **changes), 1)
     assert (fault.field, "choose one" in fault.message) == ("optim.moments", True)
+
+
+def test_products_in_float8_are_close(train_root, solo, tmp_path):
+    """Three bits of mantissa: a product is off by a few percent, and so are gradients."""
+    exact, rounded = (
+        train_worker.gradients(
+            train_worker.trainer(
+                solo,
+                train_root,
+                runner__output_dir=tmp_path / str(chosen),
+                parallel__float8=chosen,
+            )
+        )[1]
+        for chosen in (False, True)
+    )
+    assert exact.keys() == rounded.keys()
+    off = {
+        name: ((rounded[name] - wanted).norm() / wanted.norm()).item()
+        for name, wanted in exact.items()
+        if wanted.norm() > 0
+    }
+    in_blocks = [error for name, error in off.items() if name.startswith("blocks.0.ffn")]
+    assert len(in_blocks) == 4
+    assert all(1e-3 < error < 0.2 for error in in_blocks)
+
+
+def test_float8_of_adapters_is_refused(train_root):
+    changes = {"parallel__float8": True, "model__is_lora": True}
+    found = {
+        f.field: f.message for f in check.find_faults(train_worlds.config(train_root, **changes), 1)
+    }
+    assert "leave it out with model.is_lora" in found["parallel.float8"]

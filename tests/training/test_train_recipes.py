@@ -131,6 +131,9 @@ WRONG = {
     "parallel.kept_blocks": (
         {"parallel__kept_blocks": 1}, ("activation_checkpointing is 'none'",),
     ),
+    "parallel.fill_memory": (
+        {"parallel__fill_memory": True}, ("activation_checkpointing is 'none'",),
+    ),
     "parallel.reduce_dtype": ({"parallel__reduce_dtype": "bf16"}, ("'bf16'", "choose fp32")),
     "model.model_path": (
         {"model__model_path": "/nowhere/checkpoint"},

@@ -78,6 +78,31 @@ def run_setup(config: SFTConfig, base: NetworkConfig, devices: int) -> tuple[Set
     return setup, longest
 
 
+def fill_memory(
+    config: SFTConfig, base: NetworkConfig, devices: int, device_bytes: float
+) -> SFTConfig:
+    """Return ``config`` with as many kept blocks as fit a device; as it is, if it does not ask so.
+
+    Args:
+        config: The recipe.
+        base: Network it starts from.
+        devices: Processes, one device each.
+        device_bytes: Memory of one device.
+    """
+    if not config.parallel.fill_memory:
+        return config
+    setup, _ = run_setup(config, base, devices)
+    counts = count_parameters(setup.network, is_lora=setup.model.is_lora)
+    kept = 0
+    for blocks in range(1, setup.network.dit.num_layers + 1):
+        parallel = config.parallel.model_copy(update={"kept_blocks": blocks})
+        if plan_memory(replace(setup, parallel=parallel), counts).peak > device_bytes:
+            break
+        kept = blocks
+    parallel = config.parallel.model_copy(update={"kept_blocks": kept})
+    return config.model_copy(update={"parallel": parallel})
+
+
 def describe_plan(plan: RunPlan) -> str:
     """Return the plan as text."""
     counts, setup, memory = plan.counts, plan.setup, plan.memory
@@ -87,7 +112,8 @@ def describe_plan(plan: RunPlan) -> str:
         f"encoders             {(counts.text + counts.images) / 1e9:8.3f} B"
         + (" (prompt encoder freed after start)" if setup.model.cache_prompts else ""),
         f"one device of {setup.devices}, {setup.parallel.strategy}, micro-batch "
-        f"{setup.micro_batch}, activation checkpointing {setup.parallel.activation_checkpointing}:",
+        f"{setup.micro_batch}, activation checkpointing {setup.parallel.activation_checkpointing}"
+        + (f" but for {kept} blocks:" if (kept := setup.parallel.kept_blocks) else ":"),
     ]
     for item in memory.items:
         where = "  (host memory)" if item.on_host else ""
@@ -150,8 +176,8 @@ def _ways_out(setup: Setup, memory_gib: float) -> Iterator[str]:
 def _frugal(parallel: ParallelConfig) -> ParallelConfig:
     strategy = parallel.strategy if parallel.strategy == "hsdp" else "fsdp"
     changes = {
-        "activation_checkpointing": "full", "kept_blocks": 0, "strategy": strategy,
-        "reshard_after_forward": True,
+        "activation_checkpointing": "full", "kept_blocks": 0, "fill_memory": False,
+        "strategy": strategy, "reshard_after_forward": True,
     }  # fmt: skip
     return parallel.model_copy(update=changes)
 

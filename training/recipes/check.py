@@ -141,10 +141,21 @@ def _layout(config: SFTConfig, world_size: int) -> Iterator[Problem]:
         yield Problem(
             "parallel.shard_size", f"{parallel.shard_size} does not divide {world_size} processes"
         )
-    if parallel.kept_blocks and parallel.activation_checkpointing == "none":
+    for name in ("kept_blocks", "fill_memory"):
+        if getattr(parallel, name) and parallel.activation_checkpointing == "none":
+            yield Problem(
+                f"parallel.{name}",
+                "all blocks keep their activations when activation_checkpointing is 'none'",
+            )
+    if parallel.kept_blocks and parallel.fill_memory:
         yield Problem(
-            "parallel.kept_blocks",
-            "all blocks keep their activations when activation_checkpointing is 'none'",
+            "parallel.kept_blocks", "parallel.fill_memory chooses the number; leave one of them out"
+        )
+    if parallel.float8 and config.model.is_lora:
+        yield Problem(
+            "parallel.float8",
+            "the products of adapters are too small to gain from it; leave it out with "
+            "model.is_lora",
         )
     if parallel.cpu_offload and config.optim.moments == "8bit":
         yield Problem(
@@ -256,6 +267,7 @@ def _packages(config: SFTConfig) -> Iterator[Problem]:
             "trackio", "trackio", config.logging.trackio_project is not None,
         ),
         "optim.moments": ("torchao", "quantize", config.optim.moments == "8bit"),
+        "parallel.float8": ("torchao", "quantize", config.parallel.float8),
         "data.video_backend": ("torchcodec", "video", config.data.video_backend == "torchcodec"),
     }  # fmt: skip
     for field, (package, extra, is_used) in wanted.items():

@@ -52,6 +52,7 @@ from dzrobot.policies.dreamzero.network.world_action import (
 from dzrobot.policies.dreamzero.tiny import TinyWeightsSource
 from dzrobot.training.cost.accelerators import device_peak
 from dzrobot.training.cost.flops import sample_cost
+from dzrobot.training.cost.plan import fill_memory
 from dzrobot.training.data import (
     EpisodeSelection,
     ReaderOptions,
@@ -81,6 +82,7 @@ from dzrobot.training.run.parallel import (
     DTYPES,
     DistributedEnvironment,
     clean_name,
+    device_memory,
     parallelize,
     shard_frozen,
 )
@@ -123,9 +125,12 @@ def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponent
         CheckpointError: The initial weights are missing, damaged or not those of the network.
         DatasetError: See :func:`open_datasets`.
         StatisticsError: See :func:`open_datasets`.
+        ConfigError: ``parallel.fill_memory`` on a processor.
     """
     torch.use_deterministic_algorithms(config.runner.deterministic)
     initial = open_initial_weights(config.model, config.runner.seed)
+    if config.parallel.fill_memory:
+        config = fill_memory(config, initial.base, world.size, device_memory(world.device))
     network = network_config(config, initial)
     datasets = open_datasets(config, initial)
 
@@ -448,7 +453,7 @@ def open_teacher(
     dit = empty_network(replace(network, head=head), is_lora=False, text_encoder=False).model
     dit.requires_grad_(requires_grad=False).to(DTYPES[config.parallel.param_dtype])
     layout = config.parallel.model_copy(
-        update={"activation_checkpointing": "none", "kept_blocks": 0}
+        update={"activation_checkpointing": "none", "kept_blocks": 0, "float8": False}
     )
     parallelize(dit, dit.blocks, layout, world)
     dit.to_empty(device="cpu" if layout.cpu_offload else world.device)

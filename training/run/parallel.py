@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -146,6 +146,9 @@ HOST_PATIENCE = timedelta(hours=24)
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
+_FLOAT8_CAPABILITY = (8, 9)
+"""Compute capability of Ada, the first with products in float8."""
+
 _WRAPPED = "_checkpoint_wrapped_module."
 
 
@@ -163,11 +166,46 @@ def parallelize(
         The mesh, of dimensions ``replicate`` and ``shard``.
     """
     mesh = build_mesh(config, world)
+    if config.float8:
+        use_float8(blocks, world.device)
     checkpoint_activations(blocks, config)
     if config.compile:
         compile_blocks(blocks)
     shard(network, list(blocks), config, mesh)
     return mesh
+
+
+def use_float8(blocks: nn.ModuleList, device: torch.device) -> None:
+    """Run the linear layers of ``blocks`` in float8, inputs and weights scaled by row, by torchao.
+
+    Weights, their gradients and the optimizer stay as they are. A processor emulates it.
+
+    Raises:
+        ConfigError: The accelerator has no products in float8.
+    """
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FLOAT8_CAPABILITY:
+        raise ConfigError(
+            f"parallel.float8: {torch.cuda.get_device_name(device)} has no products in float8, "
+            "which came with Ada and Hopper; leave it out"
+        )
+    rows = Float8LinearConfig.from_recipe_name("rowwise")
+    convert_to_float8_training(blocks, config=replace(rows, emulate=device.type == "cpu"))
+
+
+def device_memory(device: torch.device) -> float:
+    """Return the memory of an accelerator in bytes.
+
+    Raises:
+        ConfigError: ``device`` is a processor.
+    """
+    if device.type != "cuda":
+        raise ConfigError(
+            "parallel.fill_memory plans the memory of an accelerator, and this run has none: give "
+            "parallel.kept_blocks a number"
+        )
+    return float(torch.cuda.get_device_properties(device).total_memory)
 
 
 def build_mesh(config: ParallelConfig, world: DistributedEnvironment) -> DeviceMesh:
@@ -211,6 +249,7 @@ def _expensive_ops() -> frozenset[Any]:
     aten = torch.ops.aten
     return frozenset({
         aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
+        aten._scaled_mm.default,
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten._scaled_dot_product_efficient_attention.default,
