@@ -5,8 +5,10 @@ their way over the bus. Prompt and image encoder go first: they run once per pro
 Then go the transformer's last blocks, which every evaluation of the network needs.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -96,7 +98,8 @@ def offload_plans(
         waiting = _waiting(network, text=text, image=image, last=count)
         sizes = [room(part) for part in waiting]
         in_blocks = _waiting(network, text=False, image=False, last=count)
-        weights = total - sum(sizes) + max(sizes, default=0)
+        # The largest of all may run while the next largest is copied.
+        weights = total - sum(sizes) + sum(sorted(sizes)[-2:])
         yield OffloadPlan(
             text_encoder=text, image_encoder=image, blocks=count,
             device_bytes=weights + session_bytes(network.config, dtype.itemsize) + ALLOWANCE,
@@ -129,14 +132,6 @@ def plan_offload(
     )
 
 
-def offload(modules: Iterable[nn.Module], device: torch.device) -> None:
-    """Keep the weights of ``modules`` on the host; they come to ``device`` only while they run."""
-    for module in modules:
-        fetched = _Fetched(module, device)
-        module.register_forward_pre_hook(fetched)
-        module.register_forward_hook(fetched.leave, always_call=True)
-
-
 def is_offloaded(root: nn.Module) -> bool:
     """Return whether weights of ``root`` or below wait on the host."""
     return any(
@@ -146,6 +141,59 @@ def is_offloaded(root: nn.Module) -> bool:
     )
 
 
+class Offloader:
+    """Keeps weights on the host that are on the device only while their module runs.
+
+    While one module runs, the one that ran after it the last time is copied already, on a stream of
+    its own, so copying and computing overlap. At most these two have their weights on the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._last: _Fetched | None = None
+        self._ahead: tuple[_Fetched, dict[str, Tensor]] | None = None
+        self._computed: deque[torch.cuda.Event] = deque()
+
+    def offload(self, modules: Iterable[nn.Module]) -> None:
+        """Leave the weights of ``modules`` on the host until they run."""
+        for module in modules:
+            fetched = _Fetched(module, self._device, self)
+            module.register_forward_pre_hook(fetched)
+            module.register_forward_hook(fetched.leave, always_call=True)
+
+    def fetch(self, fetched: "_Fetched") -> dict[str, Tensor]:
+        """Return the weights of what runs now, and begin to copy those of what follows it."""
+        ahead, self._ahead = self._ahead, None
+        copied = ahead[1] if ahead and ahead[0] is fetched else self._copied(fetched)
+        if self._stream is not None:
+            computing = torch.cuda.current_stream(self._device)
+            computing.wait_stream(self._stream)
+            for part in chain.from_iterable(map(_parts, copied.values())):
+                part.record_stream(computing)
+        if self._last is not None:
+            self._last.follower = fetched
+        self._last = fetched
+        if fetched.follower is not None:
+            self._ahead = fetched.follower, self._copied(fetched.follower)
+        return copied
+
+    def left(self) -> None:
+        """Note that the device has been given all work on the weights that are there."""
+        if self._stream is not None:
+            self._computed.append(torch.cuda.current_stream(self._device).record_event())
+
+    def _copied(self, fetched: "_Fetched") -> dict[str, Tensor]:
+        # The host is ahead of the device: copies for work that is only waiting would fill it.
+        while self._computed:
+            self._computed.popleft().synchronize()
+        with torch.cuda.stream(self._stream):
+            return {
+                name: host.to(self._device, non_blocking=True, copy=True)
+                for name, host in fetched.kept.items()
+            }
+
+
 class _Fetched:
     """The weights of one module: fetched before it runs, left on the host afterwards.
 
@@ -153,24 +201,25 @@ class _Fetched:
     everybody expects, and whoever computes with them without calling the module is found out.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self._module, self._device = module, device
-        self._kept: dict[str, Tensor] = {}
+    def __init__(self, module: nn.Module, device: torch.device, offloader: Offloader) -> None:
+        self.follower: _Fetched | None = None
+        self.kept: dict[str, Tensor] = {}
+        self._module, self._offloader = module, offloader
         self._absent: dict[str, nn.Parameter] = {}
         for name, parameter in module.named_parameters(recurse=False):
             host = parameter.data.cpu()
-            self._kept[name] = _pinned(host) if device.type == "cuda" else host
+            self.kept[name] = _pinned(host) if device.type == "cuda" else host
             absent = torch.full((), torch.nan, dtype=host.dtype, device=device).expand(host.shape)
             self._absent[name] = nn.Parameter(absent, requires_grad=False)
-        self.leave()
+        module._parameters.update(self._absent)
 
     def __call__(self, *_: Any) -> None:
-        for name, host in self._kept.items():
-            present = host.to(self._device, non_blocking=True, copy=True)
+        for name, present in self._offloader.fetch(self).items():
             self._module._parameters[name] = nn.Parameter(present, requires_grad=False)
 
     def leave(self, *_: Any) -> None:
         self._module._parameters.update(self._absent)
+        self._offloader.left()
 
 
 def _pinned(host: Tensor) -> Tensor:
@@ -181,6 +230,14 @@ def _pinned(host: Tensor) -> Tensor:
     parts = {name: getattr(host, name).pin_memory() for name in names}
     whole: Tensor = type(host).__tensor_unflatten__(parts, about, host.shape, host.stride())  # type: ignore[attr-defined]
     return whole
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """Return what holds its numbers: itself, or of a quantized one several tensors."""
+    if type(tensor) is Tensor:
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    return [getattr(tensor, name) for name in names]
 
 
 def _pinned_bytes(size: int) -> int:

@@ -15,7 +15,12 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.checkpoints.load import build_network
 from dzrobot.policies.dreamzero.network.config import preset
-from dzrobot.policies.dreamzero.offload import is_offloaded, offload_plans, plan_offload
+from dzrobot.policies.dreamzero.offload import (
+    Offloader,
+    is_offloaded,
+    offload_plans,
+    plan_offload,
+)
 from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.policies.dreamzero.tiny import TinyOptions, write_tiny_checkpoint
@@ -90,6 +95,40 @@ def test_weights_are_there_one_module_at_a_time(checkpoint):
     ]
     assert whole - kept == pytest.approx(sum(sizes), rel=0.01)
     assert plan.host_bytes == sum(2 ** math.ceil(math.log2(size)) for size in sizes)
+
+
+def test_the_next_weights_are_copied_while_a_module_runs(checkpoint, monkeypatch):
+    """Once the order is known. What was expected and does not come is replaced."""
+    events = []
+    copied = Offloader._copied
+
+    def copy(self, fetched):
+        events.append(("copy", fetched._module))
+        return copied(self, fetched)
+
+    monkeypatch.setattr(Offloader, "_copied", copy)
+    network = opened(checkpoint)._network
+    lean = opened(checkpoint, least(network).device_bytes)._network
+    first, second, third = [m for m in lean.model.blocks.modules() if isinstance(m, nn.Linear)][:3]
+    for module in (first, second, third):
+        module.register_forward_hook(lambda module, *_: events.append(("run", module)))
+
+    def run(*modules):
+        events.clear()
+        for module in modules:
+            weight = dict(network.model.named_modules())[names[module]]
+            given = torch.ones(1, module.in_features)
+            assert torch.equal(module(given), weight(given))
+        return list(events)
+
+    names = {module: name for name, module in lean.model.named_modules()}
+    twice = [("copy", first), ("run", first), ("copy", second), ("run", second)]
+    assert run(first, second) == twice
+    assert run(first, second) == [
+        ("copy", first), ("copy", second), ("run", first), ("copy", first), ("run", second),
+    ]  # fmt: skip
+    # The first is there, and expects the second; the third is another one.
+    assert run(first, third) == [("copy", second), ("run", first), ("copy", third), ("run", third)]
 
 
 def test_what_waits_on_the_host_is_counted_as_it_is_allocated(published):

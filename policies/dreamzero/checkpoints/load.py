@@ -36,7 +36,7 @@ from dzrobot.policies.dreamzero.checkpoints.unpickling import MALFORMED, first_l
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.keymap import PREFIXES, Entry, entries
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
-from dzrobot.policies.dreamzero.offload import is_offloaded, offload, plan_offload
+from dzrobot.policies.dreamzero.offload import Offloader, is_offloaded, plan_offload
 from dzrobot.policies.dreamzero.quantize import Quantization, check_quantization, quantize_block
 
 _LOG = logging.getLogger(__name__)
@@ -166,12 +166,13 @@ def load_network(checkpoint: Checkpoint, options: LoadOptions) -> WorldActionMod
     for module in network.modules():
         module.to_empty(device="cpu" if module in on_host else device, recurse=False)
     fill_network(network, source)
+    offloader = Offloader(device)
     if quantize is not None:
         for block in network.model.blocks:
             quantize_block(block.to(device), quantize)
             # Back at once: all blocks together may be more than the device holds.
-            offload([part for part in block.modules() if part in waiting], device)
-    offload([part for part in waiting if not is_offloaded(part)], device)
+            offloader.offload([part for part in block.modules() if part in waiting])
+    offloader.offload([part for part in waiting if not is_offloaded(part)])
     return network.eval().requires_grad_(requires_grad=False)
 
 
