@@ -4,9 +4,12 @@ Ray is a fake here, whose actors are objects of this process and are lost when a
 real one is in test_rollout_ray.py.
 """
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +19,7 @@ from dzrobot.cluster import Cluster, ClusterOptions, Needs
 from dzrobot.commands.options.policy import render_variables
 from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
 from dzrobot.rollout.evaluation import actors
-from dzrobot.rollout.evaluation.actors import ActorGroup, needs_of, shared_out
+from dzrobot.rollout.evaluation.actors import ActorGroup, needs_of, own_folder, shared_out
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
 from dzrobot.rollout.policy_spec import PolicySettings, PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
@@ -351,3 +354,23 @@ def test_without_ray_the_extra_is_named(monkeypatch, capsys):
 def test_actors_are_of_a_cluster(capsys):
     assert main(["eval", "--env", "dzrobot/point-v0", "--actors", "2"]) == 2
     assert "give --ray besides" in capsys.readouterr().err
+
+
+def test_folders_of_killed_actors_are_removed_by_the_next(tmp_path):
+    """Also while another one runs, whose folder stays."""
+    program = (
+        "import pathlib, signal, sys; from dzrobot.rollout.evaluation.actors import own_folder\n"
+        "with own_folder(pathlib.Path(sys.argv[1])) as own:\n"
+        "    (own / 'video.mp4').touch(); print(own, flush=True); signal.pause()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as actor:
+        killed = Path(actor.stdout.readline().strip())
+        with own_folder(tmp_path) as other:
+            assert sorted(tmp_path.iterdir()) == sorted([killed, other])
+            actor.kill()
+            actor.wait()
+            with own_folder(tmp_path) as third:
+                assert sorted(tmp_path.iterdir()) == sorted([other, third])
+    assert not list(tmp_path.iterdir())

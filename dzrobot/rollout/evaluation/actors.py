@@ -12,7 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from pathlib import Path
@@ -34,7 +34,7 @@ from dzrobot.rollout.footage import prediction_files
 from dzrobot.rollout.policy_spec import PolicySettings
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.queue import EnvironmentKey, LocalQueue, environment_key
-from dzrobot.rollout.records import ERROR_FOLDER, RUNS_FILE, Record, storing
+from dzrobot.rollout.records import ERROR_FOLDER, LOCK_FILE, RUNS_FILE, Record, storing
 from dzrobot.rollout.workers import WORKER_DIED
 
 _log = logging.getLogger(__name__)
@@ -51,6 +51,8 @@ MOST_RESTARTS = 20
 MOST_LOSSES = 3
 """How often a case may lose the process that runs it; the next loss is the case's fault."""
 
+_FOLDER = "dzrobot-actor-"
+"""Beginning of the names of the actors' folders for what is not sent yet."""
 
 Variables = Sequence[Mapping[str, str]]
 """Environment variables of simulators, in turn."""
@@ -118,6 +120,28 @@ class _FedQueue:
         result.set_result(_Delivery(record=record, files=contents, is_lost=is_lost))
 
 
+@contextmanager
+def own_folder(root: Path) -> Iterator[Path]:
+    """Yield a new folder in ``root`` that is removed at the end, or by the next one who needs one.
+
+    Ray kills actors. A process that was killed holds no lock, so what it left is known by that.
+    """
+    taken = ProtocolError("in use by another actor")
+    for left in root.glob(f"{_FOLDER}*"):
+        if left.is_symlink():
+            continue
+        with suppress(ProtocolError, OSError), files.locked(left / LOCK_FILE, taken):
+            shutil.rmtree(left, ignore_errors=True)
+    # Unlocked, it has another name: nobody takes it for one that was left.
+    new = Path(tempfile.mkdtemp(prefix="new-", dir=root))
+    with files.locked(new / LOCK_FILE, taken):
+        folder = new.rename(root / f"{_FOLDER}{new.name.removeprefix('new-')}")
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 class EvaluationActor:
     """A policy and its simulators, in a process that Ray starts and starts again.
 
@@ -134,7 +158,8 @@ class EvaluationActor:
         self._options = replace(options, variables=_own_variables(options.variables))
         if self._options.variables and not options.workers:
             os.environ.update(self._options.variables[0])
-        self._folder = Path(tempfile.mkdtemp(prefix="dzrobot-actor-"))
+        self._folder_lock = ExitStack()
+        self._folder = self._folder_lock.enter_context(own_folder(Path(tempfile.gettempdir())))
         self._queue = _FedQueue(self._folder)
         self._preparing = Lock()
         self._prepared: PreparedEvaluation | None = None
@@ -174,7 +199,7 @@ class EvaluationActor:
             self._running.result()
         uses = self._folder / RUNS_FILE
         content = uses.read_bytes() if uses.exists() else b""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder_lock.close()
         return content
 
     def _run(self, opener: Any) -> None:
