@@ -1,22 +1,28 @@
-"""Speed of the data path: decoding of 33-frame clips, and batches per second of the loader.
+"""Speed of the data path: decoding of 33-frame clips, single samples, and batches of the loader.
 
-python benchmarks/data.py                      # both tables
+python benchmarks/data.py                      # all tables
 python benchmarks/data.py --only loader --workers 0 2 12 --step-ms 1700
+python benchmarks/data.py --only sample --lerobot LEROBOTS_ENVIRONMENT/bin/python
 
 Decoders are compared in one run on one thread: milliseconds of processor time per random clip, the
-median over clips. A decoder that is not installed, or cannot read a codec, shows a dash.
+median over clips. A decoder that is not installed, or cannot read a codec, shows a dash. A sample
+is everything from files to tensors that a training step reads, by our reader and by LeRobot's
+dataset class, which takes its frames by time and runs in an environment of its own. "Frames alone"
+is the decoding in ours, by PyAV.
 """
 
 import argparse
 import json
 import os
 import statistics
+import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 import cv2
 import numpy as np
+import torch
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.recording import EpisodeWriter, VideoCodec
@@ -30,8 +36,9 @@ from dzrobot.training.data import (
     TrainingData,
     build_loader,
 )
+from dzrobot.training.data.mixture import SampleKey
 from dzrobot.training.data.normalization import measure
-from dzrobot.training.data.video_decoding import DECODERS, FrameTable
+from dzrobot.training.data.video_decoding import DECODERS, FrameTable, PyAvDecoder
 
 FRAMES = 300
 CLIP = 33
@@ -132,11 +139,24 @@ def decode_table(stride):
                 print(f"{height}x{width} {codec.name} gop {codec.gop:<10}{cells}", flush=True)
 
 
-def record(folder, robot, video):
-    with EpisodeWriter(folder, robot, fps=robot.timing.control_hz, video=video) as writer:
+def opened(path, robot, cache):
+    """Return a recording as training data, by its own statistics."""
+    reading = ReaderOptions(cache=cache)
+    metadata = {robot.tag: measure([DatasetReader(path, robot, reading)], robot)}
+    spec = SourceSpec(paths=[path], embodiment=robot, metadata=json.loads(json.dumps(metadata)))
+    return TrainingData.open([spec], seed=0, options=reading)
+
+
+EPISODE = 150
+"""Rows of a recorded episode."""
+
+
+def record(folder, robot, video, version="v2.1"):
+    rate = robot.timing.control_hz
+    with EpisodeWriter(folder, robot, fps=rate, video=video, version=version) as writer:
         rng = np.random.default_rng(0)
         for episode in range(4):
-            for number in range(150):
+            for number in range(EPISODE):
                 observation = {
                     view.key: scene(*view.resolution, 1000 * episode + number)
                     for view in robot.views
@@ -146,6 +166,97 @@ def record(folder, robot, video):
                     observation[part.key] = rng.normal(size=part.dim).astype(np.float32)
                 writer.add_frame(observation, rng.normal(size=robot.action_dim))
             writer.save_episode()
+
+
+LEROBOT = """
+import json, statistics, sys, time
+import torch
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
+torch.set_num_threads(1)
+given = json.loads(sys.argv[1])
+data = LeRobotDataset("local/benchmark", root=given["root"], delta_timestamps=given["deltas"],
+                      video_backend=given["backend"])
+data[given["rows"][0]]
+times = []
+for row in given["rows"]:
+    start = time.process_time()
+    data[row]
+    times.append(1000 * (time.process_time() - start))
+print("@@", statistics.median(times))
+"""
+"""Times samples of LeRobot's dataset class, in its environment."""
+
+
+def lerobot_ms(python, path, timing, rows, backend):
+    """Return the processor milliseconds of LeRobot's sample that holds what one of ours does."""
+    info = json.loads((path / "meta/info.json").read_text())
+    rate = info["fps"]
+    starts = [block * timing.action_horizon for block in range(timing.blocks)]
+    frames = [start + offset for start in starts for offset in timing.frame_offsets]
+    steps = {"video": [*frames, timing.span], "state": starts, "action": range(timing.actions)}
+    deltas = {}
+    for name, feature in info["features"].items():
+        kind = "video" if feature["dtype"] == "video" else name.split(".")[-1]
+        if kind in steps:
+            deltas[name] = [step / rate for step in steps[kind]]
+    given = {"root": str(path), "deltas": deltas, "rows": rows, "backend": backend}
+    done = subprocess.run(
+        [python, "-c", LEROBOT, json.dumps(given)], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": "", "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    lines = [line for line in done.stdout.splitlines() if line.startswith("@@")]
+    if not lines:
+        raise SystemExit(done.stderr[-2000:])
+    return float(lines[-1].split()[1])
+
+
+def own_ms(data, count):
+    """Return the processor milliseconds of one of our samples, and of decoding its frames."""
+    rng = np.random.default_rng(0)
+    ids = rng.choice(len(data), count, replace=False).tolist()
+    data[SampleKey(0, 0, ids[0])]
+    whole, decoding = [], []
+    decode = PyAvDecoder.frames
+
+    def timed(self, numbers):
+        start = time.process_time()
+        frames = decode(self, numbers)
+        decoding[-1] += 1000 * (time.process_time() - start)
+        return frames
+
+    PyAvDecoder.frames = timed
+    for number in ids:
+        decoding.append(0.0)
+        start = time.process_time()
+        data[SampleKey(0, 0, number)]
+        whole.append(1000 * (time.process_time() - start))
+    PyAvDecoder.frames = decode
+    return statistics.median(whole), statistics.median(decoding)
+
+
+def sample_table(options, count=40):
+    torch.set_num_threads(1)
+    backends = options.backends if options.lerobot else []
+    print("ms per sample, from files to tensors")
+    print(f"{'recording':24}{'ours':>10}{'frames alone':>14}" + "".join(
+        f"{f'LeRobot, {name}':>22}" for name in backends
+    ))  # fmt: skip
+    rng = np.random.default_rng(1)
+    with tempfile.TemporaryDirectory() as folder:
+        for tag in options.embodiments:
+            robot = load_embodiment(tag)
+            for name, video in (("h264", True), ("av1", CODECS[-1])):
+                path = Path(folder) / f"{tag}-{name}"
+                record(path, robot, video, version="v3.0")
+                own, decoding = own_ms(opened(path, robot, Path(folder) / "cache"), count)
+                # Rows of the first episode that have a whole sample before them.
+                rows = rng.integers(0, EPISODE - robot.timing.span, count).tolist()
+                others = [
+                    lerobot_ms(options.lerobot, path, robot.timing, rows, backend)
+                    for backend in backends
+                ]
+                cells = "".join(f"{ms:14.1f} ({ms / own:4.2f})" for ms in others)
+                print(f"{tag + ' ' + name:24}{own:10.1f}{decoding:14.1f}{cells}", flush=True)
 
 
 def resident_mb(process):
@@ -185,12 +296,7 @@ def loader_table(options):
             for name, video in (("images", False), ("h264", True), ("av1", CODECS[-1])):
                 path = Path(folder) / f"{tag}-{name}"
                 record(path, robot, video)
-                reading = ReaderOptions(cache=Path(folder) / "cache")
-                metadata = {tag: measure([DatasetReader(path, robot, reading)], robot)}
-                spec = SourceSpec(
-                    paths=[path], embodiment=robot, metadata=json.loads(json.dumps(metadata))
-                )
-                data = TrainingData.open([spec], seed=0, options=reading)
+                data = opened(path, robot, Path(folder) / "cache")
                 for workers in options.workers:
                     speed, waited, memory = loader_row(data, workers, options)
                     print(
@@ -202,7 +308,13 @@ def loader_table(options):
 def main():
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=["decode", "loader"])
+    parser.add_argument("--only", choices=["decode", "sample", "loader"])
+    parser.add_argument(
+        "--lerobot", help="Python of an environment that has LeRobot, to compare with"
+    )
+    parser.add_argument(
+        "--backends", nargs="+", default=["pyav"], help="decoders of LeRobot: pyav, torchcodec"
+    )
     parser.add_argument("--stride", type=int, default=3, help="frames between those of a clip")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
     parser.add_argument("--batch", type=int, default=8)
@@ -212,9 +324,11 @@ def main():
     )
     parser.add_argument("--embodiments", nargs="+", default=["libero_sim", "oxe_droid"])
     options = parser.parse_args()
-    if options.only != "loader":
+    if options.only in (None, "decode"):
         decode_table(options.stride)
-    if options.only != "decode":
+    if options.only in (None, "sample"):
+        sample_table(options)
+    if options.only in (None, "loader"):
         loader_table(options)
 
 
