@@ -3,10 +3,18 @@
 import io
 from typing import Any
 
-from dzrobot.errors import MissingDependencyError
-from dzrobot.importing import install
+from dzrobot.importing import required
 
 KINDS = ("png", "svg")
+
+
+def check_can_draw() -> None:
+    """Check that plots can be drawn, before work whose results are to be.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    required("a plot", "report", "matplotlib")
 
 
 def new_plot() -> tuple[Any, Any]:
@@ -15,10 +23,9 @@ def new_plot() -> tuple[Any, Any]:
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError(f"plots need matplotlib: {install('report')}") from error
+    check_can_draw()
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     return figure, figure.add_subplot()
 

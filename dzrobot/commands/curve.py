@@ -15,6 +15,7 @@ from dzrobot.commands.options.evaluation import (
     read_request,
 )
 from dzrobot.errors import ConfigError
+from dzrobot.plots import check_can_draw
 from dzrobot.rollout.evaluation.request import EvaluationRequest, EvaluationSession, run_session
 from dzrobot.rollout.evaluation.studies.curve import (
     OptionSet,
@@ -94,6 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--wandb, --trackio: a curve is kept in its folder alone; leave it out")
     if arguments.latency is not None:
         raise ConfigError("--latency: the forecast of each set of options says how long plans take")
+    check_can_draw()
     sets = [
         OptionSet(name=name, folder=_folder(name), request=_request(name, arguments))
         for name in arguments.sets

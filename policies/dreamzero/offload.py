@@ -150,7 +150,9 @@ class Offloader:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._last: _Fetched | None = None
         self._ahead: tuple[_Fetched, dict[str, Tensor]] | None = None
         self._computed: deque[torch.cuda.Event] = deque()

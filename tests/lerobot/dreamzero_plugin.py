@@ -54,9 +54,9 @@ def listed():
     )
 
 
-def again(folder, target):
+def again(folder, target, *overrides):
     """Load with LeRobot's functions, and save with them."""
-    for part in opened(folder):
+    for part in opened(folder, *overrides):
         part.save_pretrained(target)
     say(same=[c.checkpoint for c in map(PreTrainedConfig.from_pretrained, (folder, target))])
 

@@ -19,6 +19,7 @@ from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.checksums import check_checksums, fingerprint
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+from dzrobot.policies.dreamzero.checkpoints.passport import PASSPORT_FILE
 from dzrobot.policies.dreamzero.lerobot_folder import columns_of, input_features
 
 FOLDER = os.environ.get("DZROBOT_LEROBOT")
@@ -92,6 +93,29 @@ def test_what_convert_writes_is_what_lerobot_would_write(bin_folder, folder, tmp
     assert before.config == after.config
     assert before.metadata == after.metadata
     assert check_checksums(target / "dreamzero") > 0
+
+
+@needs_lerobot[0]
+@needs_lerobot[1]
+def test_what_it_was_distilled_for_is_saved_with_it(bin_folder, folder, tmp_path):
+    student = shutil.copytree(folder, tmp_path / "student")
+    path = student / "dreamzero" / PASSPORT_FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), "distilled_steps": 4}))
+    (student / "dreamzero" / "SHA256SUMS").unlink(missing_ok=True)
+    said(bin_folder, tmp_path, "again", student, tmp_path / "again")
+    assert open_checkpoint(tmp_path / "again" / "dreamzero").passport.distilled_steps == 4
+
+
+@needs_lerobot[0]
+@needs_lerobot[1]
+def test_less_video_is_an_option_without_a_video_to_save(bin_folder, folder, tmp_path):
+    once = evaluated(bin_folder, tmp_path, folder, tmp_path / "once", "--policy.video=once")
+    assert once["overall"]["n_episodes"] == EPISODES
+    done = run(
+        bin_folder / "python", SCRIPT, "again", folder, tmp_path / "none", "--policy.video=skip",
+        "--policy.save_predicted_video=true", cwd=tmp_path,
+    )  # fmt: skip
+    assert "--policy.video=skip predicts no video that" in done.stderr
 
 
 @needs_lerobot[0]

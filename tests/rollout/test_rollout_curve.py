@@ -68,6 +68,13 @@ def test_what_cannot_be_drawn_is_said_before_anything_runs(
     assert not list(tmp_path.iterdir())
 
 
+def test_without_matplotlib_nothing_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("dzrobot.importing.find_spec", lambda _: None)
+    assert main(["curve", "dit-steps=16", *WORDS, "--output", str(tmp_path / "x")]) == 2
+    assert "a plot needs matplotlib: pip install -e '.[report]'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
     """Return folder and points of three sets; one has no forecast."""

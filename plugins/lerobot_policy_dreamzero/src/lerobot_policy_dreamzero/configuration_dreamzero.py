@@ -72,6 +72,9 @@ class LeRobotDreamZeroConfig(PreTrainedConfig):
     dit_steps: int | None = None
     """Solver steps that run the transformer; None: 8."""
 
+    video: Literal["full", "once", "skip"] = "full"
+    """How much of the video is denoised beside the actions; less than ``full`` predicts none."""
+
     cfg_scale: float | None = None
     """Guidance of the imagined video; None: the robot's."""
 
@@ -148,11 +151,16 @@ class LeRobotDreamZeroConfig(PreTrainedConfig):
         """Return how it acts.
 
         Raises:
-            ConfigError: An option is out of range.
+            ConfigError: An option is out of range, or a video is to be saved and none predicted.
         """
+        if self.save_predicted_video and self.video != "full":
+            raise ConfigError(
+                f"--policy.video={self.video} predicts no video that --policy.save_predicted_video "
+                "could save: leave one of them out"
+            )
         return PolicyOptions(
             execute=self.execute, history=self.history, dit_steps=self.dit_steps,
-            cfg_scale=self.cfg_scale, noise=self.noise, seed=self.noise_seed,
+            video=self.video, cfg_scale=self.cfg_scale, noise=self.noise, seed=self.noise_seed,
             independent=self.independent,
         )  # fmt: skip
 

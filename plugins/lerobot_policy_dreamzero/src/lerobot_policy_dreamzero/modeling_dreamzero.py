@@ -146,11 +146,16 @@ class LeRobotDreamZeroPolicy(PreTrainedPolicy):
         config = self.network.config
         # Adapters were merged when the weights were loaded.
         config = replace(config, head=replace(config.head, train_architecture="full"))
+        passport = passport_for(self._robot, self._pipeline.statistics, config)
         own = self._checkpoint.own_passport
-        passport = replace(
-            passport_for(self._robot, self._pipeline.statistics, config),
-            rtc_training_max_delay=None if own is None else own.rtc_training_max_delay,
-        )
+        if own is not None:
+            passport = replace(
+                passport,
+                rtc_training_max_delay=own.rtc_training_max_delay,
+                action_only_video=own.action_only_video,
+                # Trained on, it is an ordinary network again.
+                distilled_steps=None if self._config.trained_batches else own.distilled_steps,
+            )
         sidecars = Sidecars(
             config_json=config.to_dict(), copy_from=self._checkpoint.folder, passport=passport
         )
