@@ -33,7 +33,7 @@ from dzrobot.policies.dreamzero.network.world_action import (
     TrainBatch,
     WorldActionModel,
 )
-from dzrobot.policies.dreamzero.offload import offload, offload_plans
+from dzrobot.policies.dreamzero.offload import Offloader, offload_plans
 from dzrobot.policies.dreamzero.quantize import (
     Quantization,
     check_quantization,
@@ -183,7 +183,7 @@ def offloaded(request: Request) -> Outcome:
     bench = TimedNetwork(build("tiny", request.device, dtype), request.device, 1)
     expected = chunks(bench)
     plan = list(offload_plans(bench.model, dtype))[-1]
-    offload(plan.modules(bench.model), request.device)
+    Offloader(request.device).offload(plan.modules(bench.model))
     request.record("bytes on the host", float(plan.host_bytes))
     if request.device.type == "cuda":
         release(request.device)

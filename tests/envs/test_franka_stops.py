@@ -328,6 +328,8 @@ def test_the_lock_of_another_user_is_named_and_never_locks_others_out(tmp_path, 
     script = (
         f"import encodings.utf_8_sig, os, sys; sys.path[:] = {sys.path}\n"
         "from dzrobot.envs.franka.safeguards.lock_and_stop import ArmLock, StopLatch\n"
+        # What is imported late is read now: the other user may not read this checkout.
+        f"StopLatch({ADDRESS!r}, {str(shared)!r}).active()\n"
         f"os.setuid(65534); lock = ArmLock({ADDRESS!r}, {str(shared)!r})\n"
         f"stops = StopLatch({ADDRESS!r}, {str(shared)!r})\n"
     )
