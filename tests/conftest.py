@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,18 @@ try:
     LIBERO_ASSETS = assets_folder()
 except SimulatorError as error:
     LIBERO_ASSETS = error
+
+
+@pytest.fixture(autouse=True)
+def ordinary_priority(request):
+    """Take back the real-time priority that a native library may have given this process.
+
+    Later tests would inherit it, and threads that wait for each other busily would never end.
+    """
+    yield
+    if os.sched_getscheduler(0) != os.SCHED_OTHER:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        warnings.warn(f"{request.node.nodeid} left real-time priority", stacklevel=1)
 
 
 def skip_or_fail(kind: str, reason: str) -> None:
