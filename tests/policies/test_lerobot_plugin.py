@@ -112,8 +112,8 @@ def test_less_video_is_an_option_without_a_video_to_save(bin_folder, folder, tmp
     once = evaluated(bin_folder, tmp_path, folder, tmp_path / "once", "--policy.video=once")
     assert once["overall"]["n_episodes"] == EPISODES
     done = run(
-        bin_folder / "python", SCRIPT, "again", folder, tmp_path / "none", "--policy.video=skip",
-        "--policy.save_predicted_video=true", cwd=tmp_path,
+        bin_folder / "python", SCRIPT, "again", folder, tmp_path / "none", "--video=skip",
+        "--save_predicted_video=true", cwd=tmp_path,
     )  # fmt: skip
     assert "--policy.video=skip predicts no video that" in done.stderr
 
