@@ -249,7 +249,7 @@ def sample_table(options, count=40):
                 path = Path(folder) / f"{tag}-{name}"
                 record(path, robot, video, version="v3.0")
                 own, decoding = own_ms(opened(path, robot, Path(folder) / "cache"), count)
-                # Rows of the first episode that have a whole sample before them.
+                # Rows of the first episode at which a whole sample begins.
                 rows = rng.integers(0, EPISODE - robot.timing.span, count).tolist()
                 others = [
                     lerobot_ms(options.lerobot, path, robot.timing, rows, backend)

@@ -30,6 +30,7 @@ from dzrobot.policies.dreamzero.tiny import tiny_config, tiny_metadata
 from dzrobot.training.bench.measuring import GIB, record_noise, synchronize, timed
 from dzrobot.training.cost.accelerators import accelerator, device_peak
 from dzrobot.training.cost.memory import Setup, count_parameters, plan_memory
+from dzrobot.training.cost.plan import most_kept_blocks
 from dzrobot.training.data import (
     LoaderOptions,
     LoaderPlan,
@@ -41,7 +42,13 @@ from dzrobot.training.forecast.rehearsal import ChunkSetup, StepSetup
 from dzrobot.training.recipes.architecture import run_network
 from dzrobot.training.run.inputs import sample_noise
 from dzrobot.training.run.optimizer import Optimizer
-from dzrobot.training.run.parallel import DTYPES, DistributedEnvironment, clean_name, parallelize
+from dzrobot.training.run.parallel import (
+    DTYPES,
+    DistributedEnvironment,
+    clean_name,
+    device_memory,
+    parallelize,
+)
 from dzrobot.training.sft_config import ModelConfig, OptimConfig, ParallelConfig
 
 PROMPT_ROWS = 100
@@ -143,7 +150,7 @@ def device_bytes(device: torch.device) -> float | None:
     known = accelerator(torch.cuda.get_device_name(device))
     if known is not None:
         return 1e9 * known.memory_gb
-    return float(torch.cuda.get_device_properties(device).total_memory)
+    return device_memory(device)
 
 
 def planned_bytes(bench: Bench, case: Case) -> float:
@@ -176,18 +183,13 @@ def planned_cases(bench: Bench, memory: float | None) -> tuple[list[Case], list[
             else:
                 refused.append(f"{case.name}: {needed / GIB:.0f} of {memory / GIB:.0f} GiB")
         if fitting:
-            fitting += _kept(bench, fitting[-1], memory)
+            largest = fitting[-1]
+            kept = 1
+            if memory is not None:
+                kept = most_kept_blocks(step_setup(bench, largest).setup, memory)
+            fitting += [replace(largest, kept=kept)] if kept else []
             break
     return fitting, refused
-
-
-def _kept(bench: Bench, case: Case, memory: float | None) -> Iterator[Case]:
-    counts = range(bench.config.dit.num_layers, 0, -1)
-    cases = (replace(case, kept=kept) for kept in (counts if memory is not None else (1,)))
-    for found in cases:
-        if memory is None or planned_bytes(bench, found) <= memory:
-            yield found
-            return
 
 
 def network_of(bench: Bench, case: Case) -> NetworkConfig:

@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import warnings
@@ -56,7 +57,7 @@ def ordinary_priority(request):
     Later tests would inherit it, and threads that wait for each other busily would never end.
     """
     yield
-    if os.sched_getscheduler(0) != os.SCHED_OTHER:
+    if sys.platform == "linux" and os.sched_getscheduler(0) != os.SCHED_OTHER:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         warnings.warn(f"{request.node.nodeid} left real-time priority", stacklevel=1)
 

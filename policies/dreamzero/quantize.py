@@ -22,6 +22,11 @@ _FP8_CAPABILITY = (8, 9)
 """Of the first GPUs that multiply 8-bit floats: Ada, Hopper, Blackwell."""
 
 
+def multiplies_fp8(device: torch.device) -> bool:
+    """Return whether ``device`` is a GPU with products in float8."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
+
+
 def check_quantization(kind: Quantization, device: torch.device, dtype: torch.dtype) -> None:
     """Raise where ``kind`` cannot be had, before anything is loaded.
 
@@ -32,7 +37,7 @@ def check_quantization(kind: Quantization, device: torch.device, dtype: torch.dt
     required(f"quantize={kind!r}", "quantize", "torchao")
     if kind == "int8":
         return
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+    if not multiplies_fp8(device):
         raise ConfigError(
             f"quantize='fp8' needs a GPU that multiplies 8-bit floats (Ada, Hopper or newer), and "
             f"{device} does not; choose 'int8', or leave it out"

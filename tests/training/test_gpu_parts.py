@@ -96,19 +96,15 @@ def test_settings_of_cuda_are_there_before_it_starts(monkeypatch):
     assert seen["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
-def test_a_sharded_network_is_gone_before_the_next_one_is_made():
-    distributed.init_distributed("cpu")
-    try:
-        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-        for unit in (*model, model):
-            fully_shard(unit)
-        model(torch.ones(1, 8)).sum().backward()
-        alive = weakref.ref(model[0])
-        del model, unit
-        release(torch.device("cpu"))
-        assert alive() is None
-    finally:
-        dist.destroy_process_group()
+def test_a_sharded_network_is_gone_before_the_next_one_is_made(solo):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    for unit in (*model, model):
+        fully_shard(unit)
+    model(torch.ones(1, 8)).sum().backward()
+    alive = weakref.ref(model[0])
+    del model, unit
+    release(torch.device("cpu"))
+    assert alive() is None
 
 
 def test_what_computes_needs_no_video_library_and_no_simulator():

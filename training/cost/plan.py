@@ -92,15 +92,19 @@ def fill_memory(
     if not config.parallel.fill_memory:
         return config
     setup, _ = run_setup(config, base, devices)
-    counts = count_parameters(setup.network, is_lora=setup.model.is_lora)
-    kept = 0
-    for blocks in range(1, setup.network.dit.num_layers + 1):
-        parallel = config.parallel.model_copy(update={"kept_blocks": blocks})
-        if plan_memory(replace(setup, parallel=parallel), counts).peak > device_bytes:
-            break
-        kept = blocks
+    kept = most_kept_blocks(setup, device_bytes)
     parallel = config.parallel.model_copy(update={"kept_blocks": kept})
     return config.model_copy(update={"parallel": parallel})
+
+
+def most_kept_blocks(setup: Setup, device_bytes: float) -> int:
+    """Return how many blocks can keep their activations in the memory of a device; 0: none can."""
+    counts = count_parameters(setup.network, is_lora=setup.model.is_lora)
+    for blocks in range(setup.network.dit.num_layers, 0, -1):
+        parallel = setup.parallel.model_copy(update={"kept_blocks": blocks})
+        if plan_memory(replace(setup, parallel=parallel), counts).peak <= device_bytes:
+            return blocks
+    return 0
 
 
 def describe_plan(plan: RunPlan) -> str:

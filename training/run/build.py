@@ -331,8 +331,7 @@ def _spec(
     ]
     return SourceSpec(
         paths=opened, embodiment=embodiment, metadata=metadata, inherited=inherited,
-        weight=plan.weight,
-        distribute_weights=plan.distribute_weights,
+        weight=plan.weight, distribute_weights=plan.distribute_weights,
         selections=[
             EpisodeSelection(only=episodes) if held_out else EpisodeSelection(without=episodes)
             for episodes in last

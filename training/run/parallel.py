@@ -33,6 +33,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
+from dzrobot.policies.dreamzero.quantize import multiplies_fp8
 from dzrobot.process import end_with_launcher
 from dzrobot.training.sft_config import ParallelConfig
 
@@ -146,9 +147,6 @@ HOST_PATIENCE = timedelta(hours=24)
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
-_FLOAT8_CAPABILITY = (8, 9)
-"""Compute capability of Ada, the first with products in float8."""
-
 _WRAPPED = "_checkpoint_wrapped_module."
 
 
@@ -185,7 +183,7 @@ def use_float8(blocks: nn.ModuleList, device: torch.device) -> None:
     """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FLOAT8_CAPABILITY:
+    if device.type != "cpu" and not multiplies_fp8(device):
         raise ConfigError(
             f"parallel.float8: {torch.cuda.get_device_name(device)} has no products in float8, "
             "which came with Ada and Hopper; leave it out"
