@@ -123,6 +123,11 @@ class ModelConfig(FrozenConfig):
     lora_alpha: Annotated[float, Field(gt=0)] | None = None
     """Adapter scale times rank; null: the checkpoint's (4). Only with ``is_lora``."""
 
+    lora_base: Literal["full", "nf4"] = "full"
+    """``nf4``: the weights that adapters are added to are held in four bits on every device, and
+    adapters are trained against these rounded weights (QLoRA, arXiv 2305.14314): about a quarter of
+    their memory, and other numbers. Needs torchao. Only with ``is_lora``."""
+
     cache_prompts: bool = True
     """Encode every instruction once, then free the prompt encoder."""
 

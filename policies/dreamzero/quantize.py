@@ -1,13 +1,14 @@
-"""Weights of the transformer's blocks in eight bits, by torchao: less memory, and other numbers.
+"""Weights of the transformer's blocks in eight or four bits, by torchao: less memory, and other numbers.
 
 Inexact, so it is asked for by name. Embeddings, heads, encoders and autoencoder stay as they are:
 they are few, and actions enter and leave through them.
 """
 
+from math import gcd
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dzrobot.errors import ConfigError
 from dzrobot.importing import required
@@ -63,3 +64,31 @@ def quantized_bytes(layer: nn.Linear, itemsize: int) -> list[int]:
     bias = 0 if layer.bias is None else layer.bias.numel()
     # A byte a weight, and at most five for scale and zero point of each output.
     return [layer.weight.numel(), 5 * layer.out_features, itemsize * bias]
+
+
+_NF4_BLOCK = 64
+"""Weights that share a scale in four bits, as in the paper (arXiv 2305.14314)."""
+
+_NF4_SCALES = 256
+"""Scales that share one of their own; fewer in small layers."""
+
+_FEWEST_SCALES = 32
+
+NF4_BYTES = 0.5 + (1 + 4 / _NF4_SCALES) / _NF4_BLOCK
+"""Bytes of a weight in four bits, its part of the scales included."""
+
+
+def can_be_nf4(layer: nn.Linear) -> bool:
+    """Return whether the weight of ``layer`` divides into blocks."""
+    return layer.weight.numel() % (_NF4_BLOCK * _FEWEST_SCALES) == 0
+
+
+def set_nf4(layer: nn.Linear, weight: Tensor) -> None:
+    """Make ``weight`` the frozen weight of ``layer``, in four bits (NF4, arXiv 2305.14314).
+
+    Its products are those of the rounded weight in the dtype of the input, which gets gradients.
+    """
+    (to_nf4,) = members("torchao.quantization.quantize_.workflows.nf4.nf4_tensor", "to_nf4")
+    scales = gcd(weight.numel() // _NF4_BLOCK, _NF4_SCALES)
+    four_bit = to_nf4(weight, block_size=_NF4_BLOCK, scaler_block_size=scales)
+    layer.weight = nn.Parameter(four_bit, requires_grad=False)

@@ -165,7 +165,15 @@ def test_an_average_is_kept_and_exported(long_pair):
 
 
 @pytest.mark.long
+def test_adapters_on_a_base_in_four_bits(long_pair, train_root, solo):
+    changes = {"model__is_lora": True, "model__lora_base": "nf4"}
+    alone = train_worker.gradients(train_worker.trainer(solo, train_root, **changes))
+    close(torch.load(long_pair.output / "w2-lora.pt"), alone, 1e-6)
+
+
+@pytest.mark.long
 def test_adapters_alone_are_saved_and_exported(long_pair, train_root):
+    """Merged into the weights as the files hold them, not into those in four bits."""
     from safetensors import safe_open
 
     from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint

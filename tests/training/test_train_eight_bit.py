@@ -11,7 +11,9 @@ import train_worlds
 pytest.importorskip("torchao", reason="eight bits need torchao")
 
 from dzrobot.errors import CheckpointError, ConfigError
+from dzrobot.policies.dreamzero.checkpoints.lora import adapted_layers
 from dzrobot.policies.dreamzero.network.config import preset
+from dzrobot.policies.dreamzero.quantize import NF4_BYTES
 from dzrobot.training.cost.memory import (
     GIB,
     Setup,
@@ -204,3 +206,85 @@ def test_float8_of_adapters_is_refused(train_root):
         f.field: f.message for f in check.find_faults(train_worlds.config(train_root, **changes), 1)
     }
     assert "leave it out with model.is_lora" in found["parallel.float8"]
+
+
+def adapted(solo, root, **changes):
+    return train_worker.trainer(solo, root, model__is_lora=True, **changes)
+
+
+def test_adapters_are_trained_against_a_base_in_four_bits(train_root, solo):
+    """The frozen weights are rounded as torchao rounds them, in every layer with adapters."""
+    exact, rounded = adapted(solo, train_root), adapted(solo, train_root, model__lora_base="nf4")
+    pairs = zip(
+        adapted_layers(exact.components.model).values(),
+        adapted_layers(rounded.components.model).values(),
+        strict=True,
+    )
+    layers = [(one.weight.full_tensor(), other) for one, other in pairs]
+    assert len(layers) == 20
+    for weight, other in layers:
+        assert type(other.weight).__name__ == "NF4Tensor"
+        assert not other.weight.requires_grad
+        # The widest gap of the format is 0.304 of a block's largest weight.
+        off = (other.weight.to(torch.float32) - weight).view(-1, 64).abs().amax(1)
+        assert torch.all(off <= 0.16 * weight.view(-1, 64).abs().amax(1))
+
+
+def test_gradients_and_steps_with_a_base_in_four_bits(train_root, solo):
+    runs = [
+        adapted(solo, train_root, **changes)
+        for changes in (
+            {},
+            {"model__lora_base": "nf4"},
+            {"model__lora_base": "nf4", "parallel__activation_checkpointing": "full"},
+        )
+    ]
+    (exact, plain), (loss, gradients), (again, recomputed) = (
+        train_worker.gradients(run) for run in runs
+    )
+    # Weights are off by a tenth; they are random, so a loss says little.
+    torch.testing.assert_close(loss, exact, rtol=0.1, atol=0)
+    assert not torch.equal(loss, exact)
+    assert torch.equal(loss, again)
+    assert all(torch.equal(gradients[name], recomputed[name]) for name in gradients)
+    off = [(gradients[n] - g).norm() / g.norm() for n, g in plain.items() if g.norm() > 0]
+    assert 1e-3 < max(off) < 0.5
+
+
+def lora_plan(base, **layout):
+    network = preset("14b")
+    setup = Setup(
+        network=replace(network, head=replace(network.head, train_architecture="lora")),
+        model=ModelConfig(embodiment_tag="libero_sim", is_lora=True, lora_base=base),
+        parallel=ParallelConfig(**layout), image_size=(256, 512), micro_batch=1, devices=1,
+        averaged=False,
+    )  # fmt: skip
+    counts = count_parameters(setup.network, is_lora=True)
+    return RunPlan(setup, counts, plan_memory(setup, counts), None)
+
+
+def test_the_plan_counts_a_base_in_four_bits(train_root, solo):
+    plan = lora_plan("nf4")
+    # q, k, v, o of two attentions, ffn.0 and ffn.2, in forty blocks.
+    assert plan.counts.adapted == 40 * (8 * 5120**2 + 2 * 5120 * 13824)
+    check_fits(plan, 32)
+    with pytest.raises(ConfigError, match="model.lora_base=nf4"):
+        check_fits(lora_plan("full"), 32)
+
+    run = adapted(solo, train_root, model__lora_base="nf4").components
+    weights = [layer.weight for layer in adapted_layers(run.model).values()]
+    held = sum(
+        part.numel() * part.element_size()
+        for weight in weights
+        for part in (weight.quantized_data, weight.quantized_scalers, weight.quantization_factor)
+    )
+    counts = count_parameters(run.network, is_lora=True)
+    assert sum(weight.numel() for weight in weights) == counts.adapted
+    # Scales of the small layers are fewer to one of their own.
+    assert held == pytest.approx(NF4_BYTES * counts.adapted, rel=0.01)
+
+
+def test_a_base_in_four_bits_without_adapters_is_refused(train_root):
+    config = train_worlds.config(train_root, model__lora_base="nf4")
+    found = {f.field: f.message for f in check.find_faults(config, 1)}
+    assert "is_lora is false" in found["model.lora_base"]

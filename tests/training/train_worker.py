@@ -248,10 +248,11 @@ def eight_bit_again(world, root, output):
 
 
 def adapters(world, root, output):
-    """LoRA: what a checkpoint holds, what is exported."""
+    """LoRA on a base in four bits: gradients, what a checkpoint holds, what is exported."""
     folder = output / f"lora-{world.size}"
-    changes = {"model__is_lora": True, "runner__output_dir": folder, "runner__max_steps": 4}
-    run = trainer(world, root, **changes)
+    changes = {"model__is_lora": True, "model__lora_base": "nf4"}
+    save_gradients(world, output, f"w{world.size}-lora", trainer(world, root, **changes))
+    run = trainer(world, root, **changes, runner__output_dir=folder, runner__max_steps=4)
     run.run()
     path = export(run.components, 4)
     names = sorted(training_state(run.components.optimizer, run.components.ema)["model"])

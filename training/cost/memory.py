@@ -13,7 +13,9 @@ from math import gcd, prod
 from torch import nn
 
 from dzrobot.policies.dreamzero.checkpoints.load import empty_network
+from dzrobot.policies.dreamzero.checkpoints.lora import adapted_layers
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.quantize import NF4_BYTES, can_be_nf4
 from dzrobot.training.cost.flops import SampleShape, sample_shape
 from dzrobot.training.sft_config import ModelConfig, ParallelConfig
 
@@ -27,6 +29,9 @@ _COMPILED_WIDTHS = 18
 
 _SELECTIVE_WIDTHS = 11
 """Block input, outputs of matrix products and attention."""
+
+_UNPACKED_BYTES = 16
+"""Of a number that is being unpacked from four bits: its index in 64 bits, four other results."""
 
 _WORKSPACE = 2.0 * GIB
 """Allowance for the runtime, kernels and communication buffers."""
@@ -42,6 +47,12 @@ class Counts:
     trained: int
     frozen: int
     """Frozen parameters of the transformer (LoRA)."""
+
+    adapted: int
+    """Those of them in layers that adapters are added to, which can be held in four bits."""
+
+    adapted_largest: int
+    """Those of the largest such layer."""
 
     eight_bit_bytes: float
     """Bytes of both moments where those that can be kept in eight bits are."""
@@ -114,9 +125,13 @@ def count_parameters(network: NetworkConfig, *, is_lora: bool) -> Counts:
     whole = list(model.model.parameters())
     trained = sum(p.numel() for p in whole if p.requires_grad)
     block = _numel(model.model.blocks[0])
+    layers = adapted_layers(model.model).values() if is_lora else ()
+    adapted = [layer.weight.numel() for layer in layers if can_be_nf4(layer)]
     return Counts(
         trained=trained,
         frozen=sum(p.numel() for p in whole) - trained,
+        adapted=sum(adapted),
+        adapted_largest=max(adapted, default=0),
         eight_bit_bytes=sum(
             p.numel() * moment_bytes(tuple(p.shape)) for p in whole if p.requires_grad
         ),
@@ -182,16 +197,26 @@ def _states(setup: Setup, counts: Counts) -> Iterator[Item]:
         yield Item("teacher's weights", width * whole / shards, host)
         # Never freed: nothing else of the teacher is gathered for long.
         yield Item("teacher's weights outside its blocks", width * counts.root)
+    four_bit = _four_bit(setup, counts)
     if counts.frozen:
-        yield Item("frozen weights", width * counts.frozen / shards, host)
+        yield Item("frozen weights", width * (counts.frozen - four_bit) / shards, host)
+    if four_bit:
+        yield Item("frozen weights in 4 bits, not sharded", NF4_BYTES * four_bit)
+        yield Item("one layer of these as it is used", _UNPACKED_BYTES * counts.adapted_largest)
+
+
+def _four_bit(setup: Setup, counts: Counts) -> int:
+    return counts.adapted if setup.model.lora_base == "nf4" else 0
 
 
 def _gathered(setup: Setup, counts: Counts) -> Iterator[Item]:
     width, parallel = compute_bytes(setup), setup.parallel
+    layers = setup.network.dit.num_layers
+    block = counts.block - _four_bit(setup, counts) / layers
     if parallel.reshard_after_forward:
-        held = counts.root + (2 + parallel.prefetch_blocks) * counts.block
+        held = counts.root + (2 + parallel.prefetch_blocks) * block
     else:
-        held = counts.root + counts.block * setup.network.dit.num_layers
+        held = counts.root + block * layers
     yield Item("gathered weights", width * held)
     reduced = 4 if parallel.reduce_dtype == "fp32" else 2
     share = counts.trained / (counts.trained + counts.frozen)

@@ -167,6 +167,10 @@ def _ways_out(setup: Setup, memory_gib: float) -> Iterator[str]:
         lora = replace(least, model=_with_lora(setup.model), network=_lora_network(setup))
         if _fits(lora, memory_gib):
             yield f"on {setup.devices} devices: model.is_lora=true, micro-batch 1"
+    elif setup.model.lora_base == "full":
+        smaller = setup.model.model_copy(update={"lora_base": "nf4"})
+        if _fits(replace(least, model=smaller), memory_gib):
+            yield f"on {setup.devices} devices: model.lora_base=nf4, micro-batch 1"
     elsewhere = least.parallel.model_copy(update={"cpu_offload": True})
     offloaded = replace(least, parallel=elsewhere, eight_bit=False)
     if not setup.parallel.cpu_offload and _fits(offloaded, memory_gib):

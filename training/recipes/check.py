@@ -267,6 +267,7 @@ def _packages(config: SFTConfig) -> Iterator[Problem]:
             "trackio", "trackio", config.logging.trackio_project is not None,
         ),
         "optim.moments": ("torchao", "quantize", config.optim.moments == "8bit"),
+        "model.lora_base": ("torchao", "quantize", config.model.lora_base == "nf4"),
         "parallel.float8": ("torchao", "quantize", config.parallel.float8),
         "data.video_backend": ("torchcodec", "video", config.data.video_backend == "torchcodec"),
     }  # fmt: skip

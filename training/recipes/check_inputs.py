@@ -281,7 +281,9 @@ def _checkpoint(path: str) -> Iterator[Problem]:
 def adapter_faults(model: ModelConfig) -> Iterator[Problem]:
     """Yield adapter settings that do not go with the kind of training."""
     if not model.is_lora:
-        for name, value in (("lora_rank", model.lora_rank), ("lora_alpha", model.lora_alpha)):
+        base = None if model.lora_base == "full" else model.lora_base
+        given = {"lora_rank": model.lora_rank, "lora_alpha": model.lora_alpha, "lora_base": base}
+        for name, value in given.items():
             if value is not None:
                 yield Problem(
                     f"model.{name}",

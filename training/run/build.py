@@ -9,7 +9,7 @@ copies its own part from the files.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from dzrobot.policies.dreamzero.checkpoints.coldstart import Components, cold_st
 from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint, open_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.hub import locate
 from dzrobot.policies.dreamzero.checkpoints.load import (
+    SetWeight,
     build_network,
     complete_source,
     empty_network,
@@ -35,6 +36,7 @@ from dzrobot.policies.dreamzero.checkpoints.load import (
 )
 from dzrobot.policies.dreamzero.checkpoints.lora import (
     MergedSource,
+    adapted_layers,
     adapter_scale,
 )
 from dzrobot.policies.dreamzero.checkpoints.names import DIT, is_adapter
@@ -49,6 +51,7 @@ from dzrobot.policies.dreamzero.network.prompt import DEFAULT_TOKENIZER, PromptT
 from dzrobot.policies.dreamzero.network.world_action import (
     WorldActionModel,
 )
+from dzrobot.policies.dreamzero.quantize import can_be_nf4, set_nf4
 from dzrobot.policies.dreamzero.tiny import TinyWeightsSource
 from dzrobot.training.cost.accelerators import device_peak
 from dzrobot.training.cost.flops import sample_cost
@@ -398,6 +401,11 @@ def shard(
     for name, buffer in model.named_buffers():
         owner, _, leaf = name.rpartition(".")
         model.get_submodule(owner).register_buffer(leaf, buffer.to(compute))
+    four_bit = _four_bit_layers(model) if config.model.lora_base == "nf4" else {}
+    # Neither sharded nor given memory: each gets its value in four bits, as it is read.
+    shapes = {name: layer.weight for name, layer in four_bit.items()}
+    for layer in four_bit.values():
+        layer.register_parameter("weight", None)
     mesh = parallelize(model.model, model.model.blocks, config.parallel, world)
     if config.parallel.compile:
         model.compile_encoders()
@@ -410,12 +418,38 @@ def shard(
     offloaded = torch.device("cpu") if config.parallel.cpu_offload else world.device
     for name, child in model.named_children():
         child.to_empty(device=offloaded if name == "model" else world.device)
-    fill(model, initial, config.runner.seed)
+    for name, layer in four_bit.items():
+        layer.register_parameter("weight", shapes[name])
+    setters: dict[str, SetWeight] = {
+        f"{name}.weight": partial(_set_nf4, layer, device=world.device, dtype=compute)
+        for name, layer in four_bit.items()
+    }
+    fill(model, initial, config.runner.seed, setters)
     return model
 
 
-def fill(network: WorldActionModel, initial: InitialWeights, seed: int) -> None:
+def _four_bit_layers(model: WorldActionModel) -> dict[str, nn.Linear]:
+    layers = adapted_layers(model)
+    return {name: layer for name, layer in layers.items() if can_be_nf4(layer)}
+
+
+def _set_nf4(
+    layer: nn.Linear, weight: Tensor, *, device: torch.device, dtype: torch.dtype
+) -> None:
+    set_nf4(layer, weight.to(device, dtype))
+
+
+def fill(
+    network: WorldActionModel, initial: InitialWeights, seed: int,
+    set_weight: Mapping[str, SetWeight],
+) -> None:  # fmt: skip
     """Give every tensor of an allocated network its initial value.
+
+    Args:
+        network: The network.
+        initial: Where its values are.
+        seed: What new adapters are drawn from.
+        set_weight: What takes a tensor that is kept in another form, by its name in the network.
 
     Raises:
         CheckpointError: The weights are not those of the network.
@@ -424,7 +458,7 @@ def fill(network: WorldActionModel, initial: InitialWeights, seed: int) -> None:
     source = initial.source
     if adapters:
         source = UnionSource(sources=(source, NewAdapters(adapters, seed)))
-    load_weights(network, source)
+    load_weights(network, source, set_weight)
 
 
 def open_teacher(

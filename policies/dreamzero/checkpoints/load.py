@@ -5,7 +5,7 @@ target dtype. Host memory therefore holds one shard at a time, never the whole m
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -44,6 +44,8 @@ _LOG = logging.getLogger(__name__)
 _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 Adapters = Literal["merge", "keep"]
+
+SetWeight = Callable[[Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -321,34 +323,47 @@ def _misfit(name: str, info: TensorInfo, shape: tuple[int, ...]) -> str:
     return "" if fits(info.shape, shape) else f"{name} of shape {info.shape} instead of {shape}"
 
 
-def fill_network(network: nn.Module, source: WeightSource) -> None:
+def fill_network(
+    network: nn.Module, source: WeightSource, set_weight: Mapping[str, SetWeight] | None = None
+) -> None:
     """Copy the tensors of ``source`` into the network, converting dtype and device on the way.
 
     Every tensor of the network must be in ``source``: call :func:`check_weights` before giving it
     memory. Sharded parameters get their own part and nothing is communicated: every process reads
     the files.
+
+    Args:
+        network: The network, or one component.
+        source: Tensors by canonical name.
+        set_weight: What takes a tensor that is kept in another form, by its name in the network.
     """
-    table = slots(network)
+    table, setters = slots(network), set_weight or {}
     with torch.no_grad():
         for name, tensor in source.stream(table):
-            for target, piece in _pieces(table[name], tensor):
-                _copy(target, piece)
+            slot = table[name]
+            # Reshaped because a scalar may be stored with one axis.
+            for own, piece in slot.entry.split(tensor.reshape(slot.shape)):
+                if own in setters:
+                    setters[own](piece)
+                else:
+                    _copy(slot.by_name[own], piece)
 
 
-def load_weights(network: nn.Module, source: WeightSource) -> None:
+def load_weights(
+    network: nn.Module, source: WeightSource, set_weight: Mapping[str, SetWeight] | None = None
+) -> None:
     """Fill a network, or one component, that has its memory; all of it or nothing.
+
+    Args:
+        network: The network, or one component.
+        source: Tensors by canonical name.
+        set_weight: See :func:`fill_network`.
 
     Raises:
         CheckpointError: See :func:`check_weights`.
     """
     check_weights(network, source)
-    fill_network(network, source)
-
-
-def _pieces(slot: TensorBinding, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    # Reshaped because a scalar may be stored with one axis.
-    for name, piece in slot.entry.split(tensor.reshape(slot.shape)):
-        yield slot.by_name[name], piece
+    fill_network(network, source, set_weight)
 
 
 def _copy(target: Tensor, piece: Tensor) -> None:

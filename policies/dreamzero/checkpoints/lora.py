@@ -141,6 +141,17 @@ def inject_adapters(transformer: nn.Module, head: HeadConfig) -> None:
                     matrices.to_empty(device=weight.device)
 
 
+def adapted_layers(network: nn.Module) -> dict[str, nn.Linear]:
+    """Return the frozen layers that adapters are added to, by their names in ``network``."""
+    from peft.tuners.lora import LoraLayer
+
+    return {
+        f"{name}.base_layer": module.get_base_layer()
+        for name, module in network.named_modules()
+        if isinstance(module, LoraLayer)
+    }
+
+
 def trained_with_adapters(name: str) -> bool:
     """Return whether LoRA training changes the tensor of this canonical name."""
     below = name.removeprefix("action_head.model.")
