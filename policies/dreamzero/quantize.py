@@ -1,4 +1,4 @@
-"""Weights of the transformer's blocks in eight or four bits, by torchao: less memory, and other numbers.
+"""Weights of the blocks in eight or four bits, by torchao: less memory, and other numbers.
 
 Inexact, so it is asked for by name. Embeddings, heads, encoders and autoencoder stay as they are:
 they are few, and actions enter and leave through them.

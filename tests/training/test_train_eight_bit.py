@@ -268,7 +268,7 @@ def test_the_plan_counts_a_base_in_four_bits(train_root, solo):
     # q, k, v, o of two attentions, ffn.0 and ffn.2, in forty blocks.
     assert plan.counts.adapted == 40 * (8 * 5120**2 + 2 * 5120 * 13824)
     check_fits(plan, 32)
-    with pytest.raises(ConfigError, match="model.lora_base=nf4"):
+    with pytest.raises(ConfigError, match=r"model\.lora_base=nf4"):
         check_fits(lora_plan("full"), 32)
 
     run = adapted(solo, train_root, model__lora_base="nf4").components

@@ -433,9 +433,7 @@ def _four_bit_layers(model: WorldActionModel) -> dict[str, nn.Linear]:
     return {name: layer for name, layer in layers.items() if can_be_nf4(layer)}
 
 
-def _set_nf4(
-    layer: nn.Linear, weight: Tensor, *, device: torch.device, dtype: torch.dtype
-) -> None:
+def _set_nf4(layer: nn.Linear, weight: Tensor, *, device: torch.device, dtype: torch.dtype) -> None:
     set_nf4(layer, weight.to(device, dtype))
 
 
