@@ -2,6 +2,8 @@
 
 ``make KIND FOLDER FEATURES`` writes a policy of random weights with its processors. ``play FOLDER
 OBSERVATIONS OUTPUT`` asks ``select_action`` at every step, as ``lerobot_eval`` does.
+``play_async FOLDER OBSERVATIONS OUTPUT`` asks LeRobot's own asynchronous server for a chunk when
+the last one is over.
 """
 
 import json
@@ -132,5 +134,61 @@ def play(folder, observations, output):
     np.save(output, np.stack(actions))
 
 
+def play_async(folder, observations, output):
+    """Start LeRobot's server, and speak to it by the stub and messages of its robot client.
+
+    Not by that client itself, which runs on LeRobot's robots alone.
+    """
+    import pickle
+    import time
+    from concurrent import futures
+
+    import grpc
+    from lerobot.async_inference.configs import PolicyServerConfig
+    from lerobot.async_inference.helpers import RemotePolicyConfig, TimedObservation
+    from lerobot.async_inference.policy_server import PolicyServer
+    from lerobot.configs.policies import PreTrainedConfig
+    from lerobot.transport import services_pb2, services_pb2_grpc
+    from lerobot.transport.utils import send_bytes_in_chunks
+
+    config = PreTrainedConfig.from_pretrained(folder)
+    seen = np.load(observations)
+    columns = {name: seen[name] for name in config.input_features}
+    features = {
+        name: {
+            "dtype": "image" if values.dtype == np.uint8 else "float32",
+            "shape": values.shape[1:],
+            "names": [f"{name}.{i}" for i in range(values.shape[1])],
+        }
+        for name, values in columns.items()
+    }
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
+    services_pb2_grpc.add_AsyncInferenceServicer_to_server(
+        PolicyServer(PolicyServerConfig()), server
+    )
+    stub = services_pb2_grpc.AsyncInferenceStub(
+        grpc.insecure_channel(f"localhost:{server.add_insecure_port('localhost:0')}")
+    )
+    server.start()
+    stub.Ready(services_pb2.Empty())
+    asked = RemotePolicyConfig(config.type, folder, features, config.n_action_steps, "cpu")
+    stub.SendPolicyInstructions(services_pb2.PolicySetup(data=pickle.dumps(asked)))
+    actions = []
+    for step in range(0, len(seen["observation.state"]), config.n_action_steps):
+        raw = {"task": str(seen["task"])}
+        for name, values in columns.items():
+            if values.dtype == np.uint8:
+                raw[name.removeprefix("observation.images.")] = values[step]
+            else:
+                raw |= dict(zip(features[name]["names"], values[step], strict=True))
+        sent = pickle.dumps(TimedObservation(time.time(), step, raw, must_go=True))
+        stub.SendObservations(send_bytes_in_chunks(sent, services_pb2.Observation))
+        chunk = pickle.loads(stub.GetActions(services_pb2.Empty()).data)
+        assert [one.get_timestep() for one in chunk] == list(range(step, step + len(chunk)))
+        actions += [one.get_action().numpy() for one in chunk]
+    server.stop(None)
+    np.save(output, np.stack(actions)[: len(seen["observation.state"])])
+
+
 if __name__ == "__main__":
-    {"make": make, "play": play}[sys.argv[1]](*sys.argv[2:])
+    {"make": make, "play": play, "play_async": play_async}[sys.argv[1]](*sys.argv[2:])

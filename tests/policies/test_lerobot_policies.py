@@ -87,6 +87,10 @@ def test_actions_through_the_wire_are_select_actions(version, kind, tmp_path):
     )  # fmt: skip
     in_lerobot(python, "play", tmp_path / "policy", tmp_path / "seen.npz", tmp_path / "played.npy")
     assert np.array_equal(np.load(tmp_path / "played.npy"), np.stack(actions))
+    if (version, kind) == ("0.6.1", "act"):
+        words = (tmp_path / "policy", tmp_path / "seen.npz", tmp_path / "async.npy")
+        in_lerobot(python, "play_async", *words)
+        assert np.array_equal(np.load(tmp_path / "async.npy"), np.stack(actions))
     assert loaded.card["server"]["lerobot"] == version
     policy.close()
 
