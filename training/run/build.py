@@ -403,7 +403,7 @@ def shard(
         model.get_submodule(owner).register_buffer(leaf, buffer.to(compute))
     four_bit = _four_bit_layers(model) if config.model.lora_base == "nf4" else {}
     # Neither sharded nor given memory: each gets its value in four bits, as it is read.
-    shapes = {name: layer.weight for name, layer in four_bit.items()}
+    shapes = {name: layer.get_parameter("weight") for name, layer in four_bit.items()}
     for layer in four_bit.values():
         layer.register_parameter("weight", None)
     mesh = parallelize(model.model, model.model.blocks, config.parallel, world)
