@@ -44,9 +44,9 @@ test-long: assets  ## run the long forms of some tests
 	$(BIN)/python -m pytest $(LONG_ARGS) -m "long and not robot"
 
 # Starts Rays on this machine and kills their processes. About ten minutes.
-test-ray: setup  ## run the tests of evaluations on a Ray cluster
+test-ray: setup  ## run the tests of evaluations and statistics on a Ray cluster
 	$(BIN)/python -m pip install --quiet --editable '.[cluster]'
-	$(BIN)/python -m pytest -m long tests/rollout/test_rollout_ray.py
+	$(BIN)/python -m pytest -m long tests/rollout/test_rollout_ray.py tests/training/test_data_statistics.py
 
 # The arm's drivers against emulated devices, with every fault, and every driver blocked forever
 # in every phase. About 15 minutes; -s shows the tables. With ARM_SCENE=lift the faulty arm stands over

@@ -1,10 +1,13 @@
 """``dzrobot stats``: measure the statistics that training and acting normalize by."""
 
 import argparse
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from dzrobot.cluster import Cluster, connected
 from dzrobot.commands.options import flags
+from dzrobot.commands.options.policy import add_ray, read_cluster
 from dzrobot.commands.options.sampling import add_recorded, add_sampling, sampled_robot
 from dzrobot.documents import read_json
 from dzrobot.embodiments.spec import Embodiment
@@ -14,6 +17,7 @@ from dzrobot.progress import progress_bar
 from dzrobot.training.data.column_mapping import described_robot
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 from dzrobot.training.data.normalization import measure, merge
+from dzrobot.training.data.reading_pool import READER
 from dzrobot.training.sft_config import EpisodeChoice
 
 SUMMARY = "measure normalization statistics of LeRobot datasets"
@@ -65,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="refuse",
         help="episodes that cannot be read: stop and name them, or leave them out",
     )
+    add_ray(parser)
 
 
 def _add_columns(group: Any) -> None:
@@ -137,8 +142,12 @@ def run(arguments: argparse.Namespace) -> int:
         with progress_bar(f"reading {path}") as advance:
             readers.append(DatasetReader(path, embodiment, options, progress=advance))
         print(readers[-1].report())
-    with progress_bar("measuring") as advance:
-        entry = measure(readers, embodiment, advance, per_step=per_step, processes=None)
+    cluster = read_cluster(arguments.ray)
+    where: AbstractContextManager[Cluster | None] = (
+        nullcontext() if cluster is None else connected(cluster, READER)
+    )
+    with where as processes, progress_bar("measuring") as advance:
+        entry = measure(readers, embodiment, advance, per_step=per_step, processes=processes)
     if embodiment.tag in known:
         entry = merge(known[embodiment.tag], entry)
     with explained(f"write the statistics to {output}", StatisticsError):

@@ -6,6 +6,7 @@ import pytest
 from data_worlds import RELATIVE, ROBOT, record, robot, step
 
 from dzrobot.cli import main
+from dzrobot.cluster import ClusterOptions, connected
 from dzrobot.errors import StatisticsError
 from dzrobot.modality.stats import Statistics
 from dzrobot.training.data import (
@@ -17,6 +18,8 @@ from dzrobot.training.data import (
 )
 from dzrobot.training.data import normalization as module
 from dzrobot.training.data.normalization import BINS, QuantileHistogram, measure, merge
+from dzrobot.training.data.reading_pool import ReadingPool
+from dzrobot.training.data.verify import video_faults
 from dzrobot.training.recipes.architecture import run_embodiment
 from dzrobot.training.sft_config import DataConfig, ModelConfig
 from dzrobot.training.tiny.autoencoder import clip_source
@@ -122,6 +125,17 @@ def test_two_processes_measure_what_one_does(world, monkeypatch):
     alone = measure(opened, RELATIVE)
     monkeypatch.setattr(reading_pool, "EPISODES_AT_ONCE", 2)
     assert measure(opened, RELATIVE, processes=2) == alone
+
+
+@pytest.mark.long
+def test_a_cluster_measures_what_one_process_does(world, monkeypatch):
+    pytest.importorskip("ray", reason="no Ray: pip install -e '.[cluster]'")
+    opened = readers(world, RELATIVE, "droid_one", "droid_two")
+    alone = measure(opened, RELATIVE)
+    monkeypatch.setattr(reading_pool, "EPISODES_AT_ONCE", 2)
+    with connected(ClusterOptions(actors=2), reading_pool.READER) as cluster:
+        assert measure(opened, RELATIVE, processes=cluster) == alone
+        assert list(video_faults(ReadingPool(opened, cluster))) == []
 
 
 @pytest.mark.parametrize(

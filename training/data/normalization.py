@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
+from dzrobot.cluster import Cluster
 from dzrobot.documents import validated
 from dzrobot.embodiments.spec import Embodiment, Part
 from dzrobot.errors import StatisticsError
@@ -244,7 +245,7 @@ def measure(
     progress: Progress | None = None,
     *,
     per_step: bool = False,
-    processes: int | None = 1,
+    processes: int | Cluster | None = 1,
 ) -> dict[str, Any]:
     """Return the entry of ``metadata.json`` for ``embodiment``, over all ``readers`` together.
 
@@ -253,7 +254,8 @@ def measure(
         embodiment: Says which parts there are and which of them are relative.
         progress: Called with parts done and parts in all.
         per_step: Whether each step of a block of relative actions has measures of its own.
-        processes: How many share the work. None: one for every core, as far as it is worth it.
+        processes: How many share the work, or the cluster that does. None: one for every core, as
+            far as it is worth it.
 
     Raises:
         StatisticsError: nothing to measure, or ``per_step`` where no action is relative.

@@ -1,13 +1,16 @@
-"""Work over the episodes of opened datasets, by one process or by one for every core."""
+"""Work over the episodes of opened datasets, by processes of this machine or of a cluster."""
 
 import multiprocessing
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Self, TypeVar
+from itertools import islice
+from typing import Any, Self, TypeVar
 
+from dzrobot.cluster import Cluster, Needs
 from dzrobot.process import end_with_parent
 from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.dataset import DatasetReader
@@ -19,6 +22,10 @@ EPISODES_AT_ONCE = 256
 
 EPISODES_WORTH_A_PROCESS = 2000
 """A process needs seconds to start; with fewer episodes for each it saves nothing."""
+
+
+READER = Needs(cpus=1)
+"""What a process on a cluster occupies."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +41,24 @@ class ReadingPool:
 
     Args:
         readers: Opened datasets.
-        processes: How many share the work. None: one for every core, as far as it is worth it.
+        processes: How many share the work, or the cluster that does, whose machines all see the
+            datasets at the same paths. None: one for every core, as far as it is worth it.
     """
 
-    def __init__(self, readers: Sequence[DatasetReader], processes: int | None = None) -> None:
+    def __init__(
+        self, readers: Sequence[DatasetReader], processes: int | Cluster | None = None
+    ) -> None:
         self.readers = readers
         """Opened datasets."""
 
+        self._pool: ProcessPoolExecutor | None = None
+        self._cluster = processes if isinstance(processes, Cluster) else None
+        if isinstance(processes, Cluster):
+            self._held = processes.ray.put(tuple(readers))
+            return
         episodes = sum(len(reader.catalog.episodes) for reader in readers)
         worth = max(1, episodes // EPISODES_WORTH_A_PROCESS)
         processes = processes or min(len(os.sched_getaffinity(0)), worth)
-        self._pool: ProcessPoolExecutor | None = None
         if processes > 1:
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(processes, context, _adopt, (tuple(readers),))
@@ -63,7 +77,9 @@ class ReadingPool:
             progress: Called with pieces done and pieces in all.
         """
         results: Iterator[Result]
-        if self._pool is None:
+        if self._cluster is not None:
+            results = self._on_cluster(self._cluster, function, pieces)
+        elif self._pool is None:
             results = map(partial(function, self.readers), pieces)
         else:
             results = self._pool.map(partial(_call, function), pieces)
@@ -71,6 +87,18 @@ class ReadingPool:
             yield result
             if progress:
                 progress(done, len(pieces))
+
+    def _on_cluster(
+        self, cluster: Cluster, function: Callable[..., Result], pieces: Sequence[EpisodePiece]
+    ) -> Iterator[Result]:
+        # Tasks of a machine that is lost run again elsewhere; readers are one object for all.
+        task = cluster.remote(_apply, READER, max_retries=-1)
+        left, running = iter(pieces), deque[Any]()
+        for piece in islice(left, 2 * cluster.room(READER)):
+            running.append(task.remote(self._held, function, piece))
+        while running:
+            yield cluster.result(running.popleft())
+            running.extend(task.remote(self._held, function, piece) for piece in islice(left, 1))
 
     def close(self) -> None:
         """End the processes; what has not begun is dropped."""
@@ -98,6 +126,14 @@ _opened: list[DatasetReader] = []
 def _adopt(readers: Sequence[DatasetReader]) -> None:
     end_with_parent()
     _opened.extend(readers)
+
+
+def _apply(
+    readers: Sequence[DatasetReader],
+    function: Callable[[Sequence[DatasetReader], EpisodePiece], Result],
+    piece: EpisodePiece,
+) -> Result:
+    return function(readers, piece)
 
 
 def _call(
