@@ -4,12 +4,14 @@ import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from dzrobot.errors import ConfigError, DzrobotError, ProtocolError
 from dzrobot.importing import required
+
+Alone = TypeVar("Alone")
 
 LOCAL = "local"
 """Address of a Ray of this command alone, on this machine."""
@@ -138,6 +140,19 @@ def connected(options: ClusterOptions, needs: Needs) -> Iterator[Cluster]:
         yield Cluster(ray, options)
     finally:
         ray.shutdown()
+
+
+def cluster_or(
+    alone: Alone, options: ClusterOptions | None, needs: Needs
+) -> AbstractContextManager[Alone | Cluster]:
+    """Return what runs the work: the Ray of ``options``, or ``alone`` where there are none.
+
+    Args:
+        alone: How many processes of this machine.
+        options: Where Ray runs; None: nowhere.
+        needs: Of one actor or task.
+    """
+    return nullcontext(alone) if options is None else connected(options, needs)
 
 
 def _check_answers(address: str) -> None:

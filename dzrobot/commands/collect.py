@@ -2,9 +2,8 @@
 
 import argparse
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 
-from dzrobot.cluster import Cluster, connected
+from dzrobot.cluster import cluster_or
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.policy import add_ray, read_cluster
 from dzrobot.progress import progress_bar
@@ -93,10 +92,7 @@ def _collected(
     report: Callable[[CollectionProgress], None],
 ) -> CollectionProgress:
     """Collect on this machine, or on a Ray cluster."""
-    options = read_cluster(arguments.ray)
-    where: AbstractContextManager[int | Cluster] = (
-        nullcontext(arguments.workers) if options is None else connected(options, SIMULATOR)
-    )
+    where = cluster_or(arguments.workers, read_cluster(arguments.ray), SIMULATOR)
     with where as workers:
         return collect(
             plan,

@@ -1,11 +1,10 @@
 """``dzrobot stats``: measure the statistics that training and acting normalize by."""
 
 import argparse
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from dzrobot.cluster import Cluster, connected
+from dzrobot.cluster import cluster_or
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.policy import add_ray, read_cluster
 from dzrobot.commands.options.sampling import add_recorded, add_sampling, sampled_robot
@@ -142,10 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
         with progress_bar(f"reading {path}") as advance:
             readers.append(DatasetReader(path, embodiment, options, progress=advance))
         print(readers[-1].report())
-    cluster = read_cluster(arguments.ray)
-    where: AbstractContextManager[Cluster | None] = (
-        nullcontext() if cluster is None else connected(cluster, READER)
-    )
+    where = cluster_or(None, read_cluster(arguments.ray), READER)
     with where as processes, progress_bar("measuring") as advance:
         entry = measure(readers, embodiment, advance, per_step=per_step, processes=processes)
     if embodiment.tag in known:

@@ -83,11 +83,18 @@ def can_be_nf4(layer: nn.Linear) -> bool:
     return layer.weight.numel() % (_NF4_BLOCK * _FEWEST_SCALES) == 0
 
 
-def set_nf4(layer: nn.Linear, weight: Tensor) -> None:
+def set_nf4(layer: nn.Linear, weight: Tensor, *, device: torch.device, dtype: torch.dtype) -> None:
     """Make ``weight`` the frozen weight of ``layer``, in four bits (NF4, arXiv 2305.14314).
 
     Its products are those of the rounded weight in the dtype of the input, which gets gradients.
+
+    Args:
+        layer: Where it goes.
+        weight: (outputs, inputs), a floating dtype, on any device.
+        device: Where it lies then.
+        dtype: What it is rounded from.
     """
+    weight = weight.to(device, dtype)
     (to_nf4,) = members("torchao.quantization.quantize_.workflows.nf4.nf4_tensor", "to_nf4")
     scales = gcd(weight.numel() // _NF4_BLOCK, _NF4_SCALES)
     four_bit = to_nf4(weight, block_size=_NF4_BLOCK, scaler_block_size=scales)

@@ -165,10 +165,11 @@ def test_an_average_is_kept_and_exported(long_pair):
 
 
 @pytest.mark.long
-def test_adapters_on_a_base_in_four_bits(long_pair, train_root, solo):
-    changes = {"model__is_lora": True, "model__lora_base": "nf4"}
+@pytest.mark.parametrize("base", ["full", "nf4"])
+def test_gradients_of_adapters(long_pair, train_root, solo, base):
+    changes = {"model__is_lora": True, "model__lora_base": base}
     alone = train_worker.gradients(train_worker.trainer(solo, train_root, **changes))
-    close(torch.load(long_pair.output / "w2-lora.pt"), alone, 1e-6)
+    close(torch.load(long_pair.output / f"w2-lora-{base}.pt"), alone, 1e-6)
 
 
 @pytest.mark.long

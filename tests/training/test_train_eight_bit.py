@@ -251,12 +251,12 @@ def test_gradients_and_steps_with_a_base_in_four_bits(train_root, solo):
     assert 1e-3 < max(off) < 0.5
 
 
-def lora_plan(base, **layout):
+def lora_plan(base):
     network = preset("14b")
     setup = Setup(
         network=replace(network, head=replace(network.head, train_architecture="lora")),
         model=ModelConfig(embodiment_tag="libero_sim", is_lora=True, lora_base=base),
-        parallel=ParallelConfig(**layout), image_size=(256, 512), micro_batch=1, devices=1,
+        parallel=ParallelConfig(), image_size=(256, 512), micro_batch=1, devices=1,
         averaged=False,
     )  # fmt: skip
     counts = count_parameters(setup.network, is_lora=True)

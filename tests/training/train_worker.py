@@ -248,10 +248,11 @@ def eight_bit_again(world, root, output):
 
 
 def adapters(world, root, output):
-    """LoRA on a base in four bits: gradients, what a checkpoint holds, what is exported."""
+    """LoRA: gradients; on a base in four bits, what a checkpoint holds and what is exported."""
     folder = output / f"lora-{world.size}"
-    changes = {"model__is_lora": True, "model__lora_base": "nf4"}
-    save_gradients(world, output, f"w{world.size}-lora", trainer(world, root, **changes))
+    for base in ("full", "nf4"):
+        changes = {"model__is_lora": True, "model__lora_base": base}
+        save_gradients(world, output, f"w{world.size}-lora-{base}", trainer(world, root, **changes))
     run = trainer(world, root, **changes, runner__output_dir=folder, runner__max_steps=4)
     run.run()
     path = export(run.components, 4)

@@ -13,9 +13,9 @@ from math import gcd, prod
 from torch import nn
 
 from dzrobot.policies.dreamzero.checkpoints.load import empty_network
-from dzrobot.policies.dreamzero.checkpoints.lora import adapted_layers
+from dzrobot.policies.dreamzero.checkpoints.lora import nf4_layers
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
-from dzrobot.policies.dreamzero.quantize import NF4_BYTES, can_be_nf4
+from dzrobot.policies.dreamzero.quantize import NF4_BYTES
 from dzrobot.training.cost.flops import SampleShape, sample_shape
 from dzrobot.training.sft_config import ModelConfig, ParallelConfig
 
@@ -125,8 +125,8 @@ def count_parameters(network: NetworkConfig, *, is_lora: bool) -> Counts:
     whole = list(model.model.parameters())
     trained = sum(p.numel() for p in whole if p.requires_grad)
     block = _numel(model.model.blocks[0])
-    layers = adapted_layers(model.model).values() if is_lora else ()
-    adapted = [layer.weight.numel() for layer in layers if can_be_nf4(layer)]
+    layers = nf4_layers(model.model).values() if is_lora else ()
+    adapted = [layer.weight.numel() for layer in layers]
     return Counts(
         trained=trained,
         frozen=sum(p.numel() for p in whole) - trained,

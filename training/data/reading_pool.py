@@ -23,7 +23,6 @@ EPISODES_AT_ONCE = 256
 EPISODES_WORTH_A_PROCESS = 2000
 """A process needs seconds to start; with fewer episodes for each it saves nothing."""
 
-
 READER = Needs(cpus=1)
 """What a process on a cluster occupies."""
 
@@ -52,9 +51,9 @@ class ReadingPool:
         """Opened datasets."""
 
         self._pool: ProcessPoolExecutor | None = None
-        self._cluster = processes if isinstance(processes, Cluster) else None
+        self._cluster: Cluster | None = None
         if isinstance(processes, Cluster):
-            self._held = processes.ray.put(tuple(readers))
+            self._cluster, self._held = processes, processes.ray.put(tuple(readers))
             return
         episodes = sum(len(reader.catalog.episodes) for reader in readers)
         worth = max(1, episodes // EPISODES_WORTH_A_PROCESS)

@@ -36,8 +36,8 @@ from dzrobot.policies.dreamzero.checkpoints.load import (
 )
 from dzrobot.policies.dreamzero.checkpoints.lora import (
     MergedSource,
-    adapted_layers,
     adapter_scale,
+    nf4_layers,
 )
 from dzrobot.policies.dreamzero.checkpoints.names import DIT, is_adapter
 from dzrobot.policies.dreamzero.checkpoints.sources import (
@@ -51,7 +51,7 @@ from dzrobot.policies.dreamzero.network.prompt import DEFAULT_TOKENIZER, PromptT
 from dzrobot.policies.dreamzero.network.world_action import (
     WorldActionModel,
 )
-from dzrobot.policies.dreamzero.quantize import can_be_nf4, set_nf4
+from dzrobot.policies.dreamzero.quantize import set_nf4
 from dzrobot.policies.dreamzero.tiny import TinyWeightsSource
 from dzrobot.training.cost.accelerators import device_peak
 from dzrobot.training.cost.flops import sample_cost
@@ -401,7 +401,7 @@ def shard(
     for name, buffer in model.named_buffers():
         owner, _, leaf = name.rpartition(".")
         model.get_submodule(owner).register_buffer(leaf, buffer.to(compute))
-    four_bit = _four_bit_layers(model) if config.model.lora_base == "nf4" else {}
+    four_bit = nf4_layers(model) if config.model.lora_base == "nf4" else {}
     # Neither sharded nor given memory: each gets its value in four bits, as it is read.
     shapes = {name: layer.get_parameter("weight") for name, layer in four_bit.items()}
     for layer in four_bit.values():
@@ -420,26 +420,17 @@ def shard(
         child.to_empty(device=offloaded if name == "model" else world.device)
     for name, layer in four_bit.items():
         layer.register_parameter("weight", shapes[name])
-    setters: dict[str, SetWeight] = {
-        f"{name}.weight": partial(_set_nf4, layer, device=world.device, dtype=compute)
+    setters = {
+        f"{name}.weight": partial(set_nf4, layer, device=world.device, dtype=compute)
         for name, layer in four_bit.items()
     }
     fill(model, initial, config.runner.seed, setters)
     return model
 
 
-def _four_bit_layers(model: WorldActionModel) -> dict[str, nn.Linear]:
-    layers = adapted_layers(model)
-    return {name: layer for name, layer in layers.items() if can_be_nf4(layer)}
-
-
-def _set_nf4(layer: nn.Linear, weight: Tensor, *, device: torch.device, dtype: torch.dtype) -> None:
-    set_nf4(layer, weight.to(device, dtype))
-
-
 def fill(
     network: WorldActionModel, initial: InitialWeights, seed: int,
-    set_weight: Mapping[str, SetWeight],
+    setters: Mapping[str, SetWeight],
 ) -> None:  # fmt: skip
     """Give every tensor of an allocated network its initial value.
 
@@ -447,7 +438,7 @@ def fill(
         network: The network.
         initial: Where its values are.
         seed: What new adapters are drawn from.
-        set_weight: What takes a tensor that is kept in another form, by its name in the network.
+        setters: What takes a tensor that is kept in another form, by its name in the network.
 
     Raises:
         CheckpointError: The weights are not those of the network.
@@ -456,7 +447,7 @@ def fill(
     source = initial.source
     if adapters:
         source = UnionSource(sources=(source, NewAdapters(adapters, seed)))
-    load_weights(network, source, set_weight)
+    load_weights(network, source, setters)
 
 
 def open_teacher(

@@ -45,7 +45,8 @@ _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 Adapters = Literal["merge", "keep"]
 
-SetWeight = Callable[[Tensor], None]
+SetWeight = Callable[[Tensor], object]
+"""Takes a tensor as the files hold it, on the host."""
 
 
 @dataclass(frozen=True)
@@ -324,7 +325,7 @@ def _misfit(name: str, info: TensorInfo, shape: tuple[int, ...]) -> str:
 
 
 def fill_network(
-    network: nn.Module, source: WeightSource, set_weight: Mapping[str, SetWeight] | None = None
+    network: nn.Module, source: WeightSource, setters: Mapping[str, SetWeight] | None = None
 ) -> None:
     """Copy the tensors of ``source`` into the network, converting dtype and device on the way.
 
@@ -335,9 +336,9 @@ def fill_network(
     Args:
         network: The network, or one component.
         source: Tensors by canonical name.
-        set_weight: What takes a tensor that is kept in another form, by its name in the network.
+        setters: What takes a tensor that is kept in another form, by its name in the network.
     """
-    table, setters = slots(network), set_weight or {}
+    table, setters = slots(network), setters or {}
     with torch.no_grad():
         for name, tensor in source.stream(table):
             slot = table[name]
@@ -350,20 +351,20 @@ def fill_network(
 
 
 def load_weights(
-    network: nn.Module, source: WeightSource, set_weight: Mapping[str, SetWeight] | None = None
+    network: nn.Module, source: WeightSource, setters: Mapping[str, SetWeight] | None = None
 ) -> None:
     """Fill a network, or one component, that has its memory; all of it or nothing.
 
     Args:
         network: The network, or one component.
         source: Tensors by canonical name.
-        set_weight: See :func:`fill_network`.
+        setters: See :func:`fill_network`.
 
     Raises:
         CheckpointError: See :func:`check_weights`.
     """
     check_weights(network, source)
-    fill_network(network, source, set_weight)
+    fill_network(network, source, setters)
 
 
 def _copy(target: Tensor, piece: Tensor) -> None:

@@ -29,6 +29,7 @@ from dzrobot.policies.dreamzero.checkpoints.sources import (
     renamed,
 )
 from dzrobot.policies.dreamzero.network.config import HeadConfig
+from dzrobot.policies.dreamzero.quantize import can_be_nf4
 
 TRAINED_MODULES = ("state_encoder", "action_encoder", "action_decoder")
 """Modules of the transformer that are trained whole beside the adapters."""
@@ -150,6 +151,12 @@ def adapted_layers(network: nn.Module) -> dict[str, nn.Linear]:
         for name, module in network.named_modules()
         if isinstance(module, LoraLayer)
     }
+
+
+def nf4_layers(network: nn.Module) -> dict[str, nn.Linear]:
+    """Return those of the adapted layers whose weights can be held in four bits, by name."""
+    layers = adapted_layers(network)
+    return {name: layer for name, layer in layers.items() if can_be_nf4(layer)}
 
 
 def trained_with_adapters(name: str) -> bool:
