@@ -1,5 +1,6 @@
 """From actions to targets: what a zero action, a hold and a reset leave the arm with."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -138,6 +139,36 @@ def test_a_reset_brings_the_joints_home_and_only_where_they_are_not():
     env.reset()
     assert arm.homes == (READY,)
     np.testing.assert_allclose(arm.state().joints, READY)
+
+
+@pytest.mark.parametrize(
+    ("speed_rad_s", "arrives"),
+    # franky-sim's wrist reports 0.08 rad/s at rest, where it turns to and fro by 8e-5 rad.
+    [(0.0, True), (0.1, False)],
+)
+def test_an_arm_is_home_once_its_joints_rest_whatever_speed_it_reports(speed_rad_s, arrives):
+    env, arm = make(reset={"timeout_s": 5.0})
+    env.reset()
+    arm.joints[0] += 0.1
+    went, report, signs = arm.home, arm.state, itertools.cycle((1, -1))
+
+    def state():
+        seen = report()
+        turned = seen.joints + 4e-5 * next(signs) * np.eye(7)[6]
+        turned[0] += speed_rad_s * arm.clock.now() % 0.04
+        twist = np.array([0, 0, 0, 0, 0, 0.08])
+        return dataclasses.replace(seen, joints=turned, twist=twist)
+
+    def home(joints, dynamics):
+        went(joints, dynamics)
+        arm.state = state
+
+    arm.home = home
+    if arrives:
+        env.reset()
+    else:
+        with pytest.raises(StoppedError, match="has not reached its start pose"):
+            env.reset()
 
 
 def test_without_a_posture_the_first_start_is_home():

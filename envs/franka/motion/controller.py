@@ -397,7 +397,7 @@ class Control:
     def _move_home(self, joints: Array, deadline_s: float) -> None:
         """Bring the joints home by one planned motion, then take control again."""
         reset, period = self._config.reset, self._config.period_s
-        if self._joints_are_at(joints):
+        if self._is_near(joints, state := self._arm.state()):
             return
         try:
             with self.held_on_error():
@@ -406,13 +406,16 @@ class Control:
                     self._homing = True
                     self._arm.home(joints, reset.joint_dynamics)
                     self._note_action()
-                while not self._joints_are_at(joints):
+                moving = True
+                while moving:
                     self._check_deadline(deadline_s)
                     self._clock.sleep_until(self._clock.now() + period)
                     with self._lock:
                         self.check_commanded()
-                        self._check_travel(self._arm.state())
+                        before, state = state, self._arm.state()
+                        self._check_travel(state)
                         self._note_action()
+                    moving = not self._is_near(joints, state) or not _rests(before, state)
                 with self._lock:
                     self.check_latch()
                     self._homing = False
@@ -422,11 +425,9 @@ class Control:
         finally:
             self._homing = False
 
-    def _joints_are_at(self, joints: Array) -> bool:
-        state = self._arm.state()
+    def _is_near(self, joints: Array, state: ArmState) -> bool:
         away = float(np.abs(state.joints - joints).max())
-        still = float(np.linalg.norm(state.twist[3:])) < _SETTLED_RAD_S
-        return away <= self._config.reset.joint_tolerance_rad and still
+        return away <= self._config.reset.joint_tolerance_rad
 
     def _settle(self) -> None:
         """Wait until a hand that was just taken under control hangs still."""
@@ -482,3 +483,14 @@ class Control:
             raise RobotError(
                 f"the arm stopped on its way to the start pose; it says {state.description}"
             )
+
+
+def _rests(before: ArmState, state: ArmState) -> bool:
+    """Return whether no joint moved between two states.
+
+    The speeds that an arm reports are of one instant: a wrist that trembles by 1e-4 rad in every
+    cycle of the controller has 0.1 rad/s in each of them, and rests.
+    """
+    passed = state.robot_time_s - before.robot_time_s
+    moved = float(np.abs(state.joints - before.joints).max())
+    return passed > 0 and moved < _SETTLED_RAD_S * passed
