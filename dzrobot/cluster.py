@@ -129,12 +129,11 @@ def connected(options: ClusterOptions, needs: Needs) -> Iterator[Cluster]:
             address=options.address, log_to_driver=False, logging_level="ERROR",
             namespace="dzrobot", **own,
         )  # fmt: skip
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:
+        # Ray raises a bare Exception where an instance of its own does not start in time.
         raise ConfigError(
-            f"--ray {options.address}: {str(error).strip().splitlines()[0]}. Give the address that "
-            "`ray start --head` printed, of a Ray of the same version as here "
-            f"({ray.__version__}, Python {sys.version_info.major}.{sys.version_info.minor}), with "
-            "RAY_AUTH_MODE=token set here if it is there; or --ray alone for one on this machine"
+            f"--ray {options.address}: {str(error).strip().splitlines()[0]}. "
+            f"{_advice(options.address, ray.__version__)}"
         ) from error
     try:
         yield Cluster(ray, options)
@@ -153,6 +152,19 @@ def cluster_or(
         needs: Of one actor or task.
     """
     return nullcontext(alone) if options is None else connected(options, needs)
+
+
+def _advice(address: str, version: str) -> str:
+    if address == LOCAL:
+        return (
+            "Ray did not start on this machine: try again when it is less busy, or leave --ray out "
+            "to work without it"
+        )
+    return (
+        "Give the address that `ray start --head` printed, of a Ray of the same version as here "
+        f"({version}, Python {sys.version_info.major}.{sys.version_info.minor}), with "
+        "RAY_AUTH_MODE=token set here if it is there; or --ray alone for one on this machine"
+    )
 
 
 def _check_answers(address: str) -> None:

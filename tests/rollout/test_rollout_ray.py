@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from interrupted import EPISODES, PATIENCE_S, RUN, left_behind, wait_for
 
+from dzrobot.cluster import ClusterOptions, Needs, connected
+from dzrobot.errors import ConfigError
 from dzrobot.rollout.records import RecordFile
 
 pytest.importorskip("ray", reason="no Ray: pip install -e '.[cluster]'")
@@ -151,3 +153,15 @@ def test_where_no_ray_is_the_message_says_what_to_do(on_ray):
     assert process.returncode == 2
     assert "dzrobot eval: --ray 127.0.0.1:1: " in err
     assert "ray start --head" in err
+
+
+def test_a_ray_that_does_not_start_in_time_is_one_message(monkeypatch):
+    import ray
+
+    def late(**_):
+        # Ray waits 30 s, and raises this; see ray._private.node.
+        raise Exception("The current node timed out during startup. This could happen because")
+
+    monkeypatch.setattr(ray, "init", late)
+    with pytest.raises(ConfigError, match=r"--ray local: The current node.*leave --ray out"):
+        connected(ClusterOptions(), Needs(cpus=1)).__enter__()
