@@ -152,7 +152,8 @@ def _policy(group: Any) -> None:
     )  # fmt: skip
     group.add_argument(
         "--server", type=flags.text, metavar="URL",
-        help="of the policy 'remote', such as ws://gpu-machine:8000; see `dzrobot serve`",
+        help="of the policy 'remote', such as ws://gpu-machine:8000, or zmq://... for GR00T's; see "
+            "`dzrobot serve`",
     )  # fmt: skip
     group.add_argument(
         "--server-actions", type=flags.text, metavar="NAME",

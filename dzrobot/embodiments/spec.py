@@ -34,6 +34,19 @@ class RoboArena:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Groot:
+    """What GR00T's servers call the parts of a robot's state and actions: pairs of name and width.
+
+    They are in the robot's order. Views are called as their keys are.
+    """
+
+    state: tuple[tuple[str, int], ...]
+    action: tuple[tuple[str, int], ...]
+    opening: str | None = None
+    """Part of the action that is there 1 to open and 0 to close, and here -1 and 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Wire:
     """Names behind ``observation/`` in the messages of openpi's family of clients."""
 
@@ -49,6 +62,9 @@ class Wire:
 
     arena: RoboArena | None = None
     """None: the robot is none that RoboArena's clients know."""
+
+    groot: Groot | None = None
+    """None: it is not known what GR00T's servers call the robot's parts."""
 
 
 MAX_STATE_DIM = 64

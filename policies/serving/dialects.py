@@ -48,6 +48,8 @@ class Dialect(Enum):
     DREAMZERO = "dreamzero"
     VLLM = "vllm"
     DZROBOT = "dzrobot"
+    GROOT = "groot"
+    """No WebSocket; see :mod:`.groot`."""
 
     @property
     def survives_errors(self) -> bool:
@@ -146,6 +148,8 @@ def wire_names(robot: Embodiment, dialect: Dialect = Dialect.DZROBOT) -> dict[st
 
     A server of openpi's own may read fewer.
     """
+    if dialect is Dialect.GROOT:
+        return {key: key for key in (*robot.video_keys, *robot.state_keys, robot.language)}
     if dialect is Dialect.OPENPI and robot.wire.openpi:
         read = {key: PREFIX + name for key, name in robot.wire.openpi}
         return {**read, robot.language: PROMPT}

@@ -37,7 +37,13 @@ from dzrobot.policies.serving.dialects import (
     write_leftover,
     write_observation,
 )
+from dzrobot.policies.serving.groot import SCHEME, GrootConnection
 from dzrobot.policies.serving.images import coded_card
+
+AnyConnection = Connection | GrootConnection
+
+_PLAIN = (Dialect.OPENPI, Dialect.GROOT)
+"""Without sessions: an observation is answered by a plan, of which all rows are meant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +101,15 @@ class RemotePolicy:
     """Acts as the policy of a server does: fetches a plan and executes a part of it.
 
     With dzrobot's own server, actions equal those of its policy in this process, bit for bit.
-    Servers that speak the dialect of openpi, RoboArena, DreamZero or vLLM-Omni work too.
+    Servers that speak the dialect of openpi, RoboArena, DreamZero or vLLM-Omni work too, and those
+    of GR00T.
 
     An episode ends when its connection breaks: the server's memory of it is gone, and further
     actions would be those of another policy. :meth:`reset` begins a new one.
 
     Args:
-        server: ``ws://host:port``, ``wss://...``, or with the path of vLLM-Omni.
+        server: ``ws://host:port``, ``wss://...``, or with the path of vLLM-Omni; ``zmq://host:port``
+            for GR00T's.
         embodiment: The robot.
         execute: Actions of each plan that are executed. None: what dzrobot's server says, all that
             openpi's sends, or the robot's number.
@@ -129,7 +137,7 @@ class RemotePolicy:
 
         self._server = server
         self._options = options or ConnectOptions()
-        first = Connection(server, self._options)
+        first = self._connect()
         self._dialect = first.dialect
         self._check_robot(first)
         self._check_images(first)
@@ -152,7 +160,7 @@ class RemotePolicy:
         # A server without sessions has no memory either.
         remembers = first.sessions and history != "off"
         self._offsets = frame_offsets(embodiment, "recent") if remembers else (0,)
-        self._connections: dict[str, Connection] = {"": first}
+        self._connections: dict[str, AnyConnection] = {"": first}
         self._episodes: dict[str, _Episode] = {}
         self._answers: deque[ServerAnswer] = deque(maxlen=10_000)
         self._plans = 0
@@ -353,14 +361,19 @@ class RemotePolicy:
         if self._dialect is Dialect.OPENPI:
             # In openpi's protocol only closing the connection ends an episode.
             connection.close()
-        elif connection.generation == episode.generation:
+        elif self._dialect is not Dialect.GROOT and connection.generation == episode.generation:
             connection.reset(episode.name)
 
-    def _connection(self, session: str) -> Connection:
+    def _connection(self, session: str) -> AnyConnection:
         name = session if self._dialect is Dialect.OPENPI else ""
         if name not in self._connections:
-            self._connections[name] = Connection(self._server, self._options)
+            self._connections[name] = self._connect()
         return self._connections[name]
+
+    def _connect(self) -> AnyConnection:
+        if self._server.startswith(SCHEME):
+            return GrootConnection(self._server, self._options, self.embodiment)
+        return Connection(self._server, self._options)
 
     def _ticket(self, episode: _Episode, session: str) -> RemoteTicket:
         return RemoteTicket(session, episode, self._message(episode))
@@ -370,7 +383,9 @@ class RemotePolicy:
         if not episode.plans:
             # Nothing is lost yet: a broken connection may be opened again.
             connection.ensure()
-            if self._dialect is Dialect.DZROBOT and episode.number is not None:
+            if self._dialect is Dialect.GROOT or (
+                self._dialect is Dialect.DZROBOT and episode.number is not None
+            ):
                 connection.reset(episode.name, episode.number)
             episode.generation = connection.generation
         answer = connection.request_plan(ticket.message, first=not episode.plans)
@@ -394,13 +409,13 @@ class RemotePolicy:
         message = write_observation(
             observation, self.embodiment, self._dialect, self._options.images
         )
-        if self._dialect is not Dialect.OPENPI:
+        if self._dialect not in _PLAIN:
             message |= {"endpoint": "infer", "session_id": episode.name}
         return message
 
     def _checked(self, answer: ServerAnswer) -> NDArray[np.float32]:
         plan = self._rows(answer.actions, self._least)
-        if self._dialect is not Dialect.OPENPI:
+        if self._dialect not in _PLAIN:
             # A server's plan may be shorter than the robot's; frames are kept for the next one.
             self.execute = min(self.execute, len(plan))
         return plan
@@ -422,15 +437,15 @@ class RemotePolicy:
             f"of {robot.action_dim} numbers"
         )
 
-    def _usual(self, connection: Connection) -> int:
+    def _usual(self, connection: AnyConnection) -> int:
         """Return how many actions of a plan are executed where nobody says so."""
         if connection.greeting is not None:
             return connection.greeting.execute
-        if self._dialect is Dialect.OPENPI:
+        if self._dialect in _PLAIN:
             return LONGEST_PLAN
         return self.embodiment.execute or self.embodiment.timing.action_horizon
 
-    def _meaning(self, connection: Connection, given: str | None) -> str | None:
+    def _meaning(self, connection: AnyConnection, given: str | None) -> str | None:
         """Return what the server's actions mean; None: they have no name, as LIBERO's.
 
         Actions of another meaning may have the same shape, and would move an arm.
@@ -459,7 +474,7 @@ class RemotePolicy:
                 )
         return needed
 
-    def _check_images(self, connection: Connection) -> None:
+    def _check_images(self, connection: AnyConnection) -> None:
         """Refuse images in a form that the server does not announce."""
         wanted = self._options.images
         known = ["raw"] if connection.greeting is None else ["raw", *connection.greeting.images]
@@ -469,7 +484,7 @@ class RemotePolicy:
                 "leave --server-images out, or update dzrobot there"
             )
 
-    def _check_robot(self, connection: Connection) -> None:
+    def _check_robot(self, connection: AnyConnection) -> None:
         robot, greeting = self.embodiment, connection.greeting
         if greeting is not None:
             given = (greeting.embodiment, greeting.action_horizon)

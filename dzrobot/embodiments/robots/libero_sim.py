@@ -1,8 +1,11 @@
 """LIBERO in simulation: one exterior and one wrist camera, end-effector actions at 20 Hz."""
 
-from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View, small
+from dzrobot.embodiments.spec import Embodiment, Gripper, Groot, Part, View, Wire, small
 from dzrobot.embodiments.templates import PROMPTS, side_by_side
 from dzrobot.embodiments.timing import Timing
+
+# Theirs are roll, pitch and yaw by name, and axis-angle by content.
+_POSE = tuple((name, 1) for name in ("x", "y", "z", "roll", "pitch", "yaw"))
 
 LIBERO_SIM = Embodiment(
     tag="libero_sim",
@@ -43,6 +46,11 @@ LIBERO_SIM = Embodiment(
     timing=Timing(control_hz=20, action_horizon=16),
     # Published checkpoints were trained and scored with one frame per call.
     history="off",
+    wire=Wire(
+        groot=Groot(
+            state=(*_POSE, ("gripper", 2)), action=(*_POSE, ("gripper", 1)), opening="gripper"
+        )
+    ),
 )
 
 

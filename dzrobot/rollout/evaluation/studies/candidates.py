@@ -30,7 +30,7 @@ SELECTED = "selected on these episodes"
 CONFIRMATION = "confirmation"
 """Folder of the run that measures the selected policy on other episodes."""
 
-_SERVERS = ("ws://", "wss://")
+_SERVERS = ("ws://", "wss://", "zmq://")
 
 
 def read_candidates(
