@@ -8,7 +8,7 @@ ade260e, ``gr00t/policy/server_client.py``, ``gr00t_policy.py``; for LIBERO
 import io
 import time
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,6 @@ from dzrobot.policies.serving.dialects import Dialect
 
 SCHEME = "zmq://"
 _ARRAY, _BYTES = "__ndarray_class__", "as_npy"
-
-Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class _Modality(BaseModel):
@@ -83,7 +81,7 @@ class GrootConnection:
         self._socket: Any = None
         self.generation = 0
         asked = self._ask("get_modality_config", None, options.connect_s)
-        found = self._validated(asked, _Modalities)
+        found = validated(asked, _Modalities, f"the modalities of {server}", ProtocolError)
         self._reads: dict[str, list[str]] = {}
         for kind in ("video", "state", "action", "language"):
             self._reads[kind] = self._checked(kind, getattr(found, kind).as_json)
@@ -123,8 +121,7 @@ class GrootConnection:
             self._socket = None
             self.generation += 1
 
-    def _checked(self, kind: Literal["video", "state", "action", "language"], asked: _Modality
-                 ) -> list[str]:  # fmt: skip
+    def _checked(self, kind: str, asked: _Modality) -> list[str]:
         """Return the names of one kind, all of which this robot has."""
         robot, names = self._robot, asked.modality_keys
         own = {
@@ -217,9 +214,6 @@ class GrootConnection:
         if isinstance(fields, dict) and "error" in fields:
             raise ServerError(f"{self._server} refuses: {str(fields['error'])[:2000]}")
         return fields
-
-    def _validated(self, fields: Any, model: type[Answer]) -> Answer:
-        return validated(fields, model, f"the modalities of {self._server}", ProtocolError)
 
 
 def _npy(values: NDArray[Any]) -> dict[str, Any]:
