@@ -220,12 +220,6 @@ def read_predictions(folder: Path, case: str) -> EpisodePredictions | None:
     return read_json(path, EpisodePredictions, ProtocolError)
 
 
-def predictions_size(folder: Path) -> int:
-    """Return the bytes that the predictions in ``folder`` take."""
-    files = (folder / PREDICTION_FOLDER).rglob("*")
-    return sum(file.stat().st_size for file in files if file.is_file())
-
-
 @dataclass
 class _Open:
     """The plan that is being carried out."""

@@ -259,6 +259,12 @@ def remove_unfinished(folder: Path) -> None:
         shutil.rmtree(folder / kind / UNFINISHED, ignore_errors=True)
 
 
+def predictions_size(folder: Path) -> int:
+    """Return the bytes that the predictions in ``folder`` take."""
+    found = (folder / PREDICTION_FOLDER).rglob("*")
+    return sum(file.stat().st_size for file in found if file.is_file())
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Make ``folder`` if need be, and hold it for this process alone.

@@ -14,13 +14,12 @@ from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate
 from dzrobot.rollout.footage import (
     latent_errors,
     prediction_files,
-    predictions_size,
     read_predictions,
 )
 from dzrobot.rollout.pages.predicted import quick_scores, read_parts
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
-from dzrobot.rollout.records import RecordFile
+from dzrobot.rollout.records import RecordFile, predictions_size
 
 STEPS = 8
 POINT = EvalSpec(

@@ -18,9 +18,8 @@ from rich.text import Text
 from dzrobot.errors import printable
 from dzrobot.files import write_json
 from dzrobot.rollout.episode import Measures, percentiles
-from dzrobot.rollout.footage import predictions_size
 from dzrobot.rollout.protocol import EpisodeSpec
-from dzrobot.rollout.records import Record, RunUse, ordered, shares, storing
+from dzrobot.rollout.records import Record, RunUse, ordered, predictions_size, shares, storing
 
 SUMMARY_FILE = "summary.json"
 
