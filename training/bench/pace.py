@@ -139,7 +139,9 @@ def _flags(way: Way) -> str:
 
 
 def _time(row: Pace) -> str:
-    return f"{1000 * row.seconds:.3g} ms, {row.delay} step{'s' if row.delay > 1 else ''}"
+    ms = 1000 * row.seconds
+    shown = f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"
+    return f"{shown} ms, {row.delay} step{'s' if row.delay > 1 else ''}"
 
 
 def opened(settings: BenchSettings, rate: float) -> tuple[PolicyParts, PacedRobot]:
