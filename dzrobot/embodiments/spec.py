@@ -63,7 +63,8 @@ class Wire:
     arena: RoboArena | None = None
     """None: the robot is none that RoboArena's clients know."""
 
-    groot: Groot | None = None
+    # Features and resumed runs are keyed by the robot's repr, and do not depend on this.
+    groot: Groot | None = field(default=None, repr=False)
     """None: it is not known what GR00T's servers call the robot's parts."""
 
 

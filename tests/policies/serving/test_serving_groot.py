@@ -161,3 +161,8 @@ def test_arrays_are_files_of_numpy():
 def test_what_is_no_array_of_numpys_is_none(file):
     assert _array_of({"as_npy": file}) is None
     assert _array_of(file) is None
+
+
+def test_features_and_resumed_runs_do_not_depend_on_names_of_a_wire():
+    assert LIBERO.wire.groot is not None
+    assert "roll" not in repr(LIBERO)
