@@ -93,7 +93,7 @@ tiny-arm: setup  ## from demonstrations on the emulated arm to a policy that lif
 	$(BIN)/python examples/train_tiny.py --suite arm --episodes 92 --evaluate 50 --steps 1000 --blind 10 --processes 1 $(TINY_ARGS) --output runs/tiny-arm
 
 tiny-droid: setup  ## the same for DROID's arm: trained and evaluated in simulation and through the drivers
-	$(BIN)/python examples/train_tiny.py --suite droid --episodes 75 --on-arm 75 --steps 1800 $(TINY_ARGS) --output runs/tiny-droid
+	$(BIN)/python examples/train_tiny.py --suite droid --episodes 75 --on-arm 75 --steps 2800 $(TINY_ARGS) --output runs/tiny-droid
 
 # Not yet run to its end; more than a night on two cores. The same command resumes,
 # runs/tiny-libero/times.jsonl has the time of every stage, and LIBERO_ARGS="--until init" ends after one.
