@@ -28,6 +28,7 @@ _QUIET = {
 """Environment variables of Ray, unless the user has set them."""
 
 _ANSWER_S = 10.0
+_UNREACHABLE = (OSError, RuntimeError, ValueError)
 
 _PASSED_ON = ("OMP_NUM_THREADS", "PYTHONPATH")
 """Environment variables that all processes of a run have in common."""
@@ -130,7 +131,10 @@ def connected(options: ClusterOptions, needs: Needs) -> Iterator[Cluster]:
             namespace="dzrobot", **own,
         )  # fmt: skip
     except Exception as error:
-        # Ray raises a bare Exception where an instance of its own does not start in time.
+        # Ray raises a bare Exception where an instance of its own does not start in time. Of other
+        # kinds, only those of a wrong address are expected.
+        if type(error) is not Exception and not isinstance(error, _UNREACHABLE):
+            raise
         raise ConfigError(
             f"--ray {options.address}: {str(error).strip().splitlines()[0]}. "
             f"{_advice(options.address, ray.__version__)}"

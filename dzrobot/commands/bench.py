@@ -21,6 +21,7 @@ from dzrobot.training.bench.document import (
     BenchSettings,
     Ratio,
     read_result,
+    short,
 )
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ def _pace_table(rows: "Sequence[Pace]", robot: "PacedRobot", source: str) -> Tab
         if row.moves is not None:
             moves = f"{row.moves[0]} to {row.moves[1]}, such as {row.moves[2]}"
         table.add_row(
-            row.way[0], str(row.way[1]), _short(1000 * row.seconds), str(row.delay),
+            row.way[0], str(row.way[1]), short(1000 * row.seconds), str(row.delay),
             f"{row.still:.0%}, --execute {row.waits_after}", moves,
             "yes" if row.is_trained else "no",
         )  # fmt: skip
@@ -273,7 +274,7 @@ def _tables(result: BenchResult) -> Iterator[str | Table]:
     for part, found in result.parts.items():
         for one in found.measurements:
             p50, p95 = np.percentile(one.values, (50, 95))
-            table.add_row(part, one.name, _short(p50), _short(p95), one.unit, str(len(one.values)))
+            table.add_row(part, one.name, short(p50), short(p95), one.unit, str(len(one.values)))
     yield table
     yield from _notes(result)
 
@@ -310,7 +311,7 @@ def _comparison(result: BenchComparison) -> Iterator[str | Table]:
         table.add_column(name, justify="right", no_wrap=True)
     for ratio in result.ratios:
         table.add_row(
-            ratio.part, ratio.name, ratio.unit, _short(ratio.base), _short(ratio.own),
+            ratio.part, ratio.name, ratio.unit, short(ratio.base), short(ratio.own),
             "-" if ratio.ratio is None else f"{ratio.ratio:.3f}", _span(ratio), _verdict(ratio),
         )  # fmt: skip
     yield table
@@ -333,7 +334,3 @@ def _verdict(ratio: Ratio) -> str:
     if ratio.low <= 1 <= ratio.high:
         return "no difference shown"
     return "better" if (ratio.low > 1) == (ratio.better == "more") else "worse"
-
-
-def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"

@@ -94,9 +94,16 @@ class GrootConnection:
     def request_plan(self, request: Mapping[str, Any], *, first: bool) -> ServerAnswer:
         """Return the plan for an observation under modality keys.
 
+        Args:
+            request: The observation.
+            first: Whether it is the first of its episode, for which the server's policy is reset
+                and more time is given.
+
         Raises:
             ServerError: the server refuses, or its answer is no plan.
         """
+        if first:
+            self._ask("reset", {"options": None}, self._options.later_s)
         began = time.perf_counter()
         data = {"observation": self._written(request), "options": None}
         wait_s = self._options.first_s if first else self._options.later_s
@@ -111,8 +118,7 @@ class GrootConnection:
         )  # fmt: skip
 
     def reset(self, session: str, episode: int | None = None) -> None:
-        """Let the server's policy begin anew; it knows neither sessions nor numbers of episodes."""
-        self._ask("reset", {"options": None}, self._options.later_s)
+        """Do nothing: the server knows no sessions, and the next episode begins with a reset."""
 
     def close(self) -> None:
         """Close the socket."""

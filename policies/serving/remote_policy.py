@@ -361,7 +361,7 @@ class RemotePolicy:
         if self._dialect is Dialect.OPENPI:
             # In openpi's protocol only closing the connection ends an episode.
             connection.close()
-        elif self._dialect is not Dialect.GROOT and connection.generation == episode.generation:
+        elif connection.generation == episode.generation:
             connection.reset(episode.name)
 
     def _connection(self, session: str) -> AnyConnection:
@@ -383,9 +383,7 @@ class RemotePolicy:
         if not episode.plans:
             # Nothing is lost yet: a broken connection may be opened again.
             connection.ensure()
-            if self._dialect is Dialect.GROOT or (
-                self._dialect is Dialect.DZROBOT and episode.number is not None
-            ):
+            if self._dialect is Dialect.DZROBOT and episode.number is not None:
                 connection.reset(episode.name, episode.number)
             episode.generation = connection.generation
         answer = connection.request_plan(ticket.message, first=not episode.plans)

@@ -210,3 +210,8 @@ def _refuse_unlike(base: FrozenConfig, own: FrozenConfig, what: str, remedy: str
     ]
     if found:
         raise ConfigError("\n".join([f"{what}, so times cannot be compared:", *found, remedy]))
+
+
+def short(value: float) -> str:
+    """Return a number with three digits, or with all those before its point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -24,7 +24,7 @@ from dzrobot.rollout.asynchronous.execution import (
     steps_of,
 )
 from dzrobot.training.bench.acting import chunk_times, policy_spec
-from dzrobot.training.bench.document import BenchSettings
+from dzrobot.training.bench.document import BenchSettings, short
 
 Way = tuple[Video, int]
 """What is computed of the video, and evaluations of the network."""
@@ -139,9 +139,7 @@ def _flags(way: Way) -> str:
 
 
 def _time(row: Pace) -> str:
-    ms = 1000 * row.seconds
-    shown = f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"
-    return f"{shown} ms, {row.delay} step{'s' if row.delay > 1 else ''}"
+    return f"{short(1000 * row.seconds)} ms, {row.delay} step{'s' if row.delay > 1 else ''}"
 
 
 def opened(settings: BenchSettings, rate: float) -> tuple[PolicyParts, PacedRobot]:

@@ -4,7 +4,7 @@ from dzrobot.embodiments.spec import Embodiment, Gripper, Groot, Part, View, Wir
 from dzrobot.embodiments.templates import PROMPTS, side_by_side
 from dzrobot.embodiments.timing import Timing
 
-# Theirs are roll, pitch and yaw by name, and axis-angle by content.
+# GR00T's names say roll, pitch and yaw; the numbers are axis-angle.
 _POSE = tuple((name, 1) for name in ("x", "y", "z", "roll", "pitch", "yaw"))
 
 LIBERO_SIM = Embodiment(
