@@ -128,7 +128,8 @@ def test_a_server_with_a_key_or_of_another_kind_is_refused():
 
 @pytest.mark.groot
 @pytest.mark.libero
-def test_it_is_evaluated_in_libero(tmp_path):
+def test_it_is_evaluated_in_libero(libero_assets, tmp_path, monkeypatch):
+    monkeypatch.setenv("DZROBOT_LIBERO_ASSETS", str(libero_assets))
     with groot_server() as address:
         words = ["--server", address, "--suite", "libero_object", "--tasks", "0", "--episodes", "1"]
         assert main(["eval", *words, "--max-steps", "12", "--output", str(tmp_path / "run")]) == 0
