@@ -3,10 +3,12 @@
 Nothing here changes what a policy does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import cv2
 import gymnasium as gym
@@ -17,7 +19,7 @@ from pydantic import ConfigDict, Field
 from dzrobot.documents import read_json
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
-from dzrobot.errors import ProtocolError
+from dzrobot.errors import EpisodeError, ErrorCapture, ProtocolError
 from dzrobot.files import is_inside, write_bytes, write_json
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action, Plan
@@ -27,6 +29,7 @@ from dzrobot.rollout.records import PREDICTION_FOLDER, UNFINISHED, VIDEO_FOLDER,
 
 Wanted = Literal["all", "failures", "none"]
 Image = NDArray[np.uint8]
+_T = TypeVar("_T")
 
 PHOTO_FOLDER = "starts"
 FALLBACK_FPS = 20.0
@@ -130,6 +133,9 @@ class Photographed(gym.Wrapper[Any, Any, Any, Any]):
         return observation, info
 
 
+MAX_PENDING = 8
+"""Videos of plans, and chunks to be kept, that may wait for the thread that computes them."""
+
 LOSSLESS = VideoCodec(gop=20, crf=0, pixel_format="yuv444p")
 """Scores are computed from these frames; only the rounding to YUV is lost."""
 
@@ -144,6 +150,15 @@ class PredictingPolicy(PlansShown, Protocol):
 
     def imagine(self, session: str) -> Image:
         """Return the video (T, H, W, 3) uint8 that it predicts, views tiled."""
+        ...
+
+
+@runtime_checkable
+class DeferringPolicy(Protocol):
+    """A policy whose predicted video another thread can compute while it goes on planning."""
+
+    def imagine_later(self, session: str) -> Callable[[], Image]:
+        """Return what computes the video of ``imagine``; called once, in the order of the plans."""
         ...
 
 
@@ -226,7 +241,7 @@ class _Open:
 
     step: int
     plan: Plan
-    predicted: Image
+    predicted: Future[Image]
     start: Image
     """What was seen when it was made."""
 
@@ -239,7 +254,8 @@ class PredictingActor:
     """A policy as an actor, whose predictions are kept.
 
     The video has, for each plan, the frame that it was made from and then every predicted frame
-    that was also seen: what was seen above, what was predicted below.
+    that was also seen: what was seen above, what was predicted below. A thread beside computes and
+    keeps it, so the policy does not wait.
     """
 
     inner: PolicyActor
@@ -254,6 +270,10 @@ class PredictingActor:
     _executed: list[list[float]] = field(default_factory=list)
     _states: list[list[float]] = field(default_factory=list)
     _video: VideoFile | None = None
+    _beside: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _jobs: deque[Future[Any]] = field(default_factory=deque)
+    _failure: BaseException | None = None
+    """The first of what they have raised; it is the episode's, not an action's."""
 
     @property
     def policy(self) -> PredictingPolicy:
@@ -284,8 +304,7 @@ class PredictingActor:
                 self._open.seen.append(seen)
             if fresh and plan is not None:
                 self._close_chunk()
-                predicted = self.policy.imagine(self.inner.session)
-                self._open = _Open(step, plan, predicted[-len(robot.timing.frame_offsets) :], seen)
+                self._open = _Open(step, plan, self._submit(self._imagined()), seen)
         self._executed.append([float(number) for number in action])
         state = [np.ravel(observation[key]) for key in robot.state_keys]
         self._states.append([float(number) for number in np.concatenate(state)])
@@ -295,9 +314,25 @@ class PredictingActor:
         """Return whether the images of the next observation are looked at, or kept."""
         return self._is_predicted(len(self._executed)) or self.inner.reads_frames()
 
-    def finish(self) -> None:
-        """Put what was kept where the results lie; an episode without a plan leaves nothing."""
+    def finish(self) -> EpisodeError | None:
+        """Put what was kept where the results lie; an episode without a plan leaves nothing.
+
+        Returns:
+            What computing it has raised; None: nothing.
+
+        Raises:
+            ProtocolError: it cannot be stored.
+        """
         self._close_chunk()
+        self._settle(0)
+        stores = ErrorCapture(passes=lambda error: isinstance(error, ProtocolError))
+        with stores as caught, storing(self.folder):
+            if self._failure is not None:
+                raise self._failure
+            self._store()
+        return caught.failure
+
+    def _store(self) -> None:
         if self._video is None:
             return
         self._video.close()
@@ -325,16 +360,42 @@ class PredictingActor:
     def _partial(self) -> Path:
         return self.folder / PREDICTION_FOLDER / UNFINISHED / f"{self.case}.mp4"
 
+    def _imagined(self) -> Callable[[], Image]:
+        """Return what computes the frames that the plan of now predicts."""
+        policy, count = self.policy, len(self.policy.embodiment.timing.frame_offsets)
+        if not isinstance(policy, DeferringPolicy):
+            video = policy.imagine(self.inner.session)
+            return lambda: video[-count:]
+        compute = policy.imagine_later(self.inner.session)
+        return lambda: compute()[-count:]
+
+    def _submit(self, job: Callable[[], _T]) -> Future[_T]:
+        """Let ``job`` run beside, after those before it."""
+        self._settle(MAX_PENDING - 1)
+        future = self._beside.submit(job)
+        self._jobs.append(future)
+        return future
+
+    def _settle(self, allowed: int) -> None:
+        """Wait until at most ``allowed`` jobs are left."""
+        while len(self._jobs) > allowed:
+            error = self._jobs.popleft().exception()
+            self._failure = self._failure or error
+
     def _close_chunk(self) -> None:
-        if self._open is None:
-            return
-        one, self._open = self._open, None
+        if self._open is not None:
+            one, self._open = self._open, None
+            self._submit(lambda: self._keep(one))
+
+    def _keep(self, one: _Open) -> None:
+        """Add a plan that is no longer carried out to what is kept; runs beside."""
+        video = one.predicted.result()
         if self._video is None:
             self._video = VideoFile(self._partial, self._fps, LOSSLESS)
-        blank = np.zeros_like(one.predicted[0])
+        blank = np.zeros_like(video[0])
         self._video.add(np.concatenate([_as_seen_by_network(one.start, blank), blank]))
         steps = frame_steps(self.policy.embodiment.timing)
-        predicted = [one.predicted[steps.index(after)] for after in one.frames]
+        predicted = [video[steps.index(after)] for after in one.frames]
         seen = [_as_seen_by_network(image, blank) for image in one.seen]
         for pair in zip(seen, predicted, strict=True):
             self._video.add(np.concatenate(pair))

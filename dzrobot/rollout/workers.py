@@ -454,10 +454,10 @@ class WorkerPool:
         case, worker.case = worker.case, None
         if isinstance(message, _Finished):
             outcome = replace(message.outcome, plan_ms=plan_times(worker.actor))
-            _finish(worker.actor)
             if isinstance(worker.actor, MeasuringActor):
                 outcome = replace(outcome, measures=worker.actor.measures())
-            return _record(self._settings, case, outcome, message.video)
+            ended = replace(message, outcome=outcome)
+            return _record(self._settings, case, ended, worker.actor)
         worker.stop(patient=False)
         worker.start()
         return _error_record(self._settings, case, message)
@@ -531,8 +531,7 @@ class WorkerPool:
         actor = self._acting.actor(DEFAULT_SESSION, case)
         with ErrorCapture() as caught:
             outcome, video = runner.play(case, actor)
-            _finish(actor)
-            return _record(self._settings, case, outcome, video), outcome.stop
+            return _record(self._settings, case, _Finished(outcome, video), actor), outcome.stop
         # An environment that has raised is in no known state; closed, it lets go of what the next
         # one needs.
         kept.close()
@@ -540,20 +539,19 @@ class WorkerPool:
         return _error_record(self._settings, case, caught.failure), ""
 
 
-def _finish(actor: SessionActor | None) -> None:
-    """Keep what the episode predicted; before its record, which says that it is done."""
-    if isinstance(actor, PredictingActor):
-        with storing(actor.folder):
-            actor.finish()
-
-
 def _record(
-    settings: RolloutSettings, case: EpisodeSpec, outcome: EpisodeResult, video: str | None
+    settings: RolloutSettings, case: EpisodeSpec, ended: _Finished, actor: SessionActor | None
 ) -> Record:
-    """Return the record of an episode that was run; what its policy raised is kept too."""
-    if outcome.policy_failure is not None:
-        _keep_traceback(settings, case, outcome.policy_failure.details)
-    return Record.of(case, outcome, video)
+    """Return the record of an episode that was run; what its policy raised is kept too.
+
+    What ``actor`` predicted is kept first: the record says that the episode is done.
+    """
+    failure = actor.finish() if isinstance(actor, PredictingActor) else None
+    if failure is not None:
+        return _error_record(settings, case, failure)
+    if ended.outcome.policy_failure is not None:
+        _keep_traceback(settings, case, ended.outcome.policy_failure.details)
+    return Record.of(case, ended.outcome, ended.video)
 
 
 def _error_record(settings: RolloutSettings, case: EpisodeSpec, failure: EpisodeError) -> Record:

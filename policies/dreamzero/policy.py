@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -430,7 +430,6 @@ class DreamZeroPolicy:
         """
         return self._imagined(session).parts[-1]
 
-    @torch.no_grad()
     def imagine(self, session: str = DEFAULT_SESSION) -> NDArray[np.uint8]:
         """Return the video (T, H, W, 3) uint8 that the last plan predicts, views tiled.
 
@@ -438,10 +437,34 @@ class DreamZeroPolicy:
             ConfigError: The policy predicts no video.
             SessionError: The session is not open or has made no plan.
         """
-        graphs = self._lanes[0].graphs
-        video = self._imagined(session).newest_frames(self._network.vae, graphs)
-        pixels = ((video.float() + 1) * 127.5).round().to(torch.uint8)
-        return np.ascontiguousarray(pixels.permute(1, 2, 3, 0).cpu().numpy())
+        return self._decoding(session)()
+
+    def imagine_later(self, session: str = DEFAULT_SESSION) -> Callable[[], NDArray[np.uint8]]:
+        """Return what computes :meth:`imagine`, to be called once, in the order of the plans.
+
+        Another thread may call it while the policy goes on planning. On a GPU it is computed at
+        once: there, both would share one queue.
+
+        Raises:
+            ConfigError, SessionError: As :meth:`imagine`.
+        """
+        compute = self._decoding(session)
+        if self._network.device.type == "cpu":
+            return compute
+        video = compute()
+        return lambda: video
+
+    def _decoding(self, session: str) -> Callable[[], NDArray[np.uint8]]:
+        video, graphs = self._imagined(session), self._lanes[0].graphs
+        newest = len(video.parts) - 1
+
+        @torch.no_grad()
+        def compute() -> NDArray[np.uint8]:
+            frames = video.frames(newest, self._network.vae, graphs)
+            pixels = ((frames.float() + 1) * 127.5).round().to(torch.uint8)
+            return np.ascontiguousarray(pixels.permute(1, 2, 3, 0).cpu().numpy())
+
+        return compute
 
     @torch.no_grad()
     def encode_images(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import torch
@@ -50,17 +51,23 @@ class ImaginedVideo:
 
         self._decoding: Decoding | None = None
         self._decoded = 0
+        self._lock = Lock()
         self._newest: Tensor | None = None
 
-    def newest_frames(self, vae: Vae, graphs: Graphs | None = None) -> Tensor:
-        """Return the frames (3, T, H, W) in [-1, 1] of the newest of at least one part."""
-        if self._decoding is None:
-            self._decoding = Decoding(vae, graphs)
-        for latents in self.parts[self._decoded :]:
-            self._newest = self._decoding.more(latents[None])[0].clamp(-1, 1)
-            self._decoded += 1
-        assert self._newest is not None, "at least one part"
-        return self._newest
+    def frames(self, part: int, vae: Vae, graphs: Graphs | None = None) -> Tensor:
+        """Return the frames (3, T, H, W) in [-1, 1] of ``part``: the last decoded, or a later one.
+
+        Threads may call it at the same time.
+        """
+        with self._lock:
+            if self._decoding is None:
+                self._decoding = Decoding(vae, graphs)
+            for latents in self.parts[self._decoded : part + 1]:
+                self._newest = self._decoding.more(latents[None])[0].clamp(-1, 1)
+                self._decoded += 1
+            assert self._newest is not None, "at least one part"
+            assert self._decoded == part + 1, "in order"
+            return self._newest
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield what takes memory."""

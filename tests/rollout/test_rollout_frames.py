@@ -1,6 +1,7 @@
 """Images that nobody looks at are not drawn, and nobody can tell."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium as gym
 import numpy as np
@@ -17,10 +18,15 @@ from dzrobot.rollout.asynchronous.engine import EngineActor, VirtualDesk
 from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_latency, schedule
 from dzrobot.rollout.episode import EpisodeRules, PolicyActor, omitter, run_episode
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
-from dzrobot.rollout.footage import PredictingActor, prediction_files
+from dzrobot.rollout.footage import (
+    DeferringPolicy,
+    PredictingActor,
+    prediction_files,
+    read_predictions,
+)
 from dzrobot.rollout.policy_spec import HoldPolicy, PolicySpec, RandomPolicy
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
-from dzrobot.rollout.records import RecordFile
+from dzrobot.rollout.records import ERROR_FOLDER, RecordFile
 
 MINI = load_embodiment("libero_mini")
 STEPS = 8
@@ -147,6 +153,75 @@ def test_predictions_keep_the_frames_they_show(trained, tmp_path):
         actor.finish()
         found[wrapper] = prediction_files(folder, "one")[1].read_bytes()
     assert found[Watched] == found[Needy]
+
+
+class Prompt:
+    """The policy, whose predicted video is there only when it is asked for at once."""
+
+    def __init__(self, policy):
+        self.embodiment, self._policy = policy.embodiment, policy
+        self.act, self.reset, self.last_plan = policy.act, policy.reset, policy.last_plan
+        self.imagine, self.encode_images = policy.imagine, policy.encode_images
+
+
+def test_predictions_computed_beside_are_those_computed_at_once(trained, tmp_path):
+    assert isinstance(trained["off"], DeferringPolicy)
+    assert not isinstance(Prompt(trained["off"]), DeferringPolicy)
+    found = []
+    for policy in (trained["off"], Prompt(trained["off"])):
+        folder = tmp_path / type(policy).__name__
+        inner = PolicyActor(policy=policy, noise_key=0)
+        actor = PredictingActor(inner=inner, folder=folder, case="one")
+        hashed, _ = outcome(actor, Needy)
+        actor.finish()
+        kept = read_predictions(folder, "one")
+        plans = [(chunk.frames, chunk.planned, chunk.latents) for chunk in kept.chunks]
+        found.append((hashed, plans, prediction_files(folder, "one")[1].read_bytes()))
+    assert found[0] == found[1]
+
+
+def test_a_video_asked_for_later_is_that_of_its_plan(trained):
+    policy, env = trained["off"], point()
+    policy.reset("now", episode=0)
+    policy.reset("later", episode=0)
+    seen, _ = env.reset(seed=0)
+    shown, waiting = [], []
+    for step in range(6):
+        action = policy.act(seen, session="now")
+        np.testing.assert_array_equal(policy.act(seen, session="later"), action)
+        if step % 3 == 0:
+            shown.append(policy.imagine("now"))
+            waiting.append(policy.imagine_later("later"))
+        seen = env.step(action)[0]
+    with ThreadPoolExecutor(1) as thread:
+        for video, late in zip(shown, thread.map(lambda compute: compute(), waiting), strict=True):
+            np.testing.assert_array_equal(late, video)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_video_that_cannot_be_computed_is_the_error_of_its_episode(
+    workers, tmp_path, monkeypatch
+):
+    spec = EvalSpec(
+        protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=2, max_steps=4,
+        arguments={"resolution": 128},
+    )  # fmt: skip
+    player = PolicySpec(name=str(default_checkpoint()), embodiment="libero_mini")
+    ready = prepare(Evaluation(spec=spec, policy=player))
+    policy = ready.ready.policy
+    later = policy.imagine_later
+
+    def fail():
+        raise RuntimeError("no video of this")
+
+    first = iter([fail])
+    monkeypatch.setattr(policy, "imagine_later", lambda session: next(first, later(session)))
+    evaluate(ready, tmp_path, RunOptions(workers=workers, videos="none", predictions=True))
+    errors = [record.error for record in RecordFile(tmp_path).records.values()]
+    assert errors == ["RuntimeError: no video of this", None]
+    details = [*(tmp_path / ERROR_FOLDER).iterdir()]
+    assert len(details) == 1
+    assert "in fail" in details[0].read_text()
 
 
 @pytest.mark.parametrize("policy", [RandomPolicy(7, 0), HoldPolicy(MINI)])
