@@ -445,6 +445,9 @@ class DreamZeroPolicy:
         Another thread may call it while the policy goes on planning. On a GPU it is computed at
         once: there, both would share one queue.
 
+        Args:
+            session: Whose video; (T, H, W, 3) uint8.
+
         Raises:
             ConfigError, SessionError: As :meth:`imagine`.
         """
