@@ -159,7 +159,11 @@ if __name__ == "__main__":
 class TestVectorEnvironments:
     @pytest.mark.parametrize("backend", ["egl", pytest.param("osmesa", marks=pytest.mark.long)])
     @pytest.mark.parametrize(
-        ("context", "said"), [("fork", "vector_kwargs={'context': 'spawn'}"), ("spawn", "reset\n")]
+        ("context", "said"),
+        [
+            ("fork", "vector_kwargs={'context': 'spawn'}"),
+            pytest.param("spawn", "reset\n", marks=pytest.mark.long),
+        ],
     )
     def test_async_after_drawing_works_or_names_the_cure(self, tmp_path, backend, context, said):
         pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")

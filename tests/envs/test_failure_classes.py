@@ -129,6 +129,7 @@ def test_an_object_that_was_not_asked_for_is_the_wrong_one(libero_assets, script
     assert libero.failure == FailureClass.DROPPED
 
 
+@pytest.mark.long
 @pytest.mark.libero
 def test_of_several_parts_the_one_that_is_missing_decides(libero_assets, script):
     libero = script("dzrobot/libero_object-v0", task_id=0, settle_steps=0)

@@ -55,7 +55,6 @@ def one_first(first, later):
     )
 
 
-libero_first = one_first("libero", "lift")
 lift_first = one_first("lift", "libero")
 
 
@@ -85,7 +84,7 @@ def test_passes_gymnasium_without_a_warning(make):
         check_env(make(render_mode="rgb_array").unwrapped)
 
 
-@libero_first
+@lift_first
 def test_a_seed_fixes_the_episode_and_those_after_it(shared):
     env = shared
     copy = pickle.loads(pickle.dumps(env.unwrapped))
@@ -116,7 +115,7 @@ def test_interleaved_simulators_draw_their_own_scene(shared, make):
     assert together[-1][0]["video.image"].std() > 10, "an image is still drawn"
 
 
-@libero_first
+@lift_first
 def test_a_scene_draws_the_same_with_the_context_of_the_one_before(make, monkeypatch):
     """Kept, the context saves most of a reset; nothing in an image may tell."""
     env = make(quality="full")
@@ -148,7 +147,7 @@ def test_observations_are_fresh_and_complete(shared):
     assert len({id(info) for *_, info in steps}) == len(steps)
 
 
-@libero_first
+@lift_first
 def test_images_that_are_left_out_are_not_drawn_and_change_nothing_else(shared, monkeypatch):
     import mujoco
 
@@ -234,6 +233,7 @@ def test_render_is_upright_where_the_policy_sees_a_mirror_image(shared, make):
     assert np.abs(blind.render().astype(int) - frame).mean() < 1
 
 
+@lift_first
 def test_the_stock_wrappers_record_it(make, tmp_path):
     env = make(render_mode="rgb_array", max_episode_steps=3)
     with warnings.catch_warnings():

@@ -53,6 +53,7 @@ def test_equals_the_original_with_its_customary_loop(libero_assets, suite, task_
             np.testing.assert_array_equal(one[key], value, err_msg=key)
 
 
+@pytest.mark.long
 def test_fixtures_move_with_the_seed_and_objects_with_the_start(libero_assets):
     env = LiberoEnv(suite="libero_goal", task_id=0, cameras=False, settle_steps=0)
 

@@ -91,6 +91,7 @@ def played(libero_assets):
 
 
 @pytest.mark.libero
+@pytest.mark.long
 def test_the_dataset_shows_what_the_environment_shows(played, tmp_path, capsys):
     task, seen = played
     file = tmp_path / f"{task.name}_demo.hdf5"

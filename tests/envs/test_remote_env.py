@@ -134,6 +134,7 @@ def test_every_fact_of_an_environment_is_sent_or_is_an_arms():
     assert set(Facts.model_fields) == set(EnvironmentFacts.__dataclass_fields__) - ours
 
 
+@pytest.mark.long
 def test_a_perturbed_scene_is_the_same_when_served():
     with serving("dzrobot/lift-v0") as address:
         there = remote(address, resolution=64)

@@ -11,7 +11,8 @@ from dzrobot.errors import DatasetError
 
 pytestmark = pytest.mark.kill_points
 
-FORMATS = [(v, video) for v in ("v2.0", "v2.1", "v3.0") for video in (False, True)]
+OLD = [pytest.param("v2.0", video, marks=pytest.mark.long) for video in (False, True)]
+FORMATS = [*OLD, *((v, video) for v in ("v2.1", "v3.0") for video in (False, True))]
 LENGTHS = (6, 5, 4)
 POINTS = 4
 

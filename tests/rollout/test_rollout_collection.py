@@ -206,6 +206,7 @@ def test_starts_are_taken_in_turn():
     assert CollectionPlan(env="any").init_state_id(7) is None
 
 
+@pytest.mark.long
 @pytest.mark.libero
 def test_held_back_starts_stay_unseen(libero_assets):
     plan = CollectionPlan(

@@ -180,6 +180,7 @@ def run(output, *words):
     return done.returncode, done.stdout + done.stderr, read(output)
 
 
+@pytest.mark.long
 def test_what_is_killed_in_its_middle_leaves_its_figures(tmp_path):
     output = tmp_path / "gpu.jsonl"
     command, environment = script(output, "--device", "cpu", "--parts", "kernels")

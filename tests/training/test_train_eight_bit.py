@@ -117,6 +117,7 @@ def resumed(launches):
     return launches
 
 
+@pytest.mark.long
 def test_resume_is_bit_exact_on_any_number_of_processes(resumed, train_root, solo):
     launches = resumed
     found = launches.result("eight_bit", 2)
