@@ -17,8 +17,12 @@ def check_can_draw() -> None:
     required("a plot", "report", "matplotlib")
 
 
-def new_plot() -> tuple[Any, Any]:
+def new_plot(*widths: float, height: float = 4.5) -> tuple[Any, Any]:
     """Return an empty matplotlib figure and its axes.
+
+    Args:
+        widths: Of several axes side by side, relative, which share their rows; none: there is one.
+        height: In inches.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -26,8 +30,10 @@ def new_plot() -> tuple[Any, Any]:
     check_can_draw()
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    return figure, figure.add_subplot()
+    figure = Figure(figsize=(8, height), layout="constrained")
+    if not widths:
+        return figure, figure.add_subplot()
+    return figure, figure.subplots(1, len(widths), sharey=True, width_ratios=widths)
 
 
 def drawn(figure: Any) -> dict[str, bytes]:

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot curve``."""
     parser.description = (
         "Evaluate sets of options on the same episodes, with and without the time that plans take; "
-        "compare each with the first (McNemar), and draw success against time. The same command "
+        "compare each with the first (McNemar), and draw time and success. The same command "
         "again runs what is missing."
     )
     parser.add_argument(

@@ -200,33 +200,36 @@ def _cells(score: PairedScore | None) -> tuple[str, str, str]:
 
 
 def draw_curve(points: Sequence[CurvePoint], title: str, output: Path) -> list[Path]:
-    """Draw success against the forecast time of a chunk; return the files, a PNG and an SVG.
+    """Draw the forecast time of a chunk and the success of every set; return a PNG and an SVG.
+
+    A row each, the slowest at the top; sets without a forecast are left out.
 
     Raises:
         ConfigError: no set has a forecast.
         MissingDependencyError: matplotlib is not installed.
     """
-    figure, axes = new_plot()
     known = [point for point in points if point.forecast_ms is not None]
     if not known:
         raise ConfigError("no set of options has a forecast, so there is no time to draw against")
-    for name, mark, scores in (
-        ("time stands still", "o", [point.still for point in known]),
-        ("plans take the forecast time", "s", [point.timed for point in known]),
+    known.sort(key=lambda point: point.forecast_ms or 0.0)
+    figure, (times, successes) = new_plot(1, 2, height=1.6 + 0.32 * len(known))
+    rows = range(len(known))
+    bars = times.barh(rows, [point.forecast_ms for point in known], color="0.7")
+    times.bar_label(bars, fmt="%.0f", padding=2, fontsize=8)
+    times.margins(x=0.15)
+    times.set_yticks(rows, [point.options for point in known])
+    times.set_xlabel("forecast time of a chunk, ms")
+    for name, mark, shift, scores in (
+        ("time stands still", "o", 0.13, [point.still for point in known]),
+        ("plans take the forecast time", "s", -0.13, [point.timed for point in known]),
     ):
-        _draw_scores(axes, name, mark, known, scores)
-    for number, point in enumerate(known):
-        # In turns above and below: times lie close together.
-        axes.annotate(
-            point.options, (point.forecast_ms or 0, 1.03), xytext=(0, 6 + 9 * (number % 4)),
-            textcoords="offset points", ha="center", fontsize=7, annotation_clip=False,
-        )  # fmt: skip
-    axes.set_xlabel("forecast time of a chunk, ms")
-    axes.set_ylabel("success")
-    axes.set_ylim(-0.03, 1.03)
-    axes.set_title(title, pad=42)
-    axes.grid(alpha=0.3)
-    axes.legend()
+        _draw_scores(successes, name, mark, shift, scores)
+    successes.set_xlabel("success, 95 % interval (Wilson)")
+    successes.set_xlim(-0.03, 1.03)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+    for axes in (times, successes):
+        axes.grid(axis="x", alpha=0.3)
+    figure.suptitle(title)
     written = []
     for kind, image in drawn(figure).items():
         path = output / f"curve.{kind}"
@@ -236,14 +239,13 @@ def draw_curve(points: Sequence[CurvePoint], title: str, output: Path) -> list[P
 
 
 def _draw_scores(
-    axes: Any, name: str, mark: str, points: Sequence[CurvePoint],
-    scores: Sequence[PairedScore | None],
-) -> None:  # fmt: skip
-    pairs = [(p, s) for p, s in zip(points, scores, strict=True) if s is not None]
-    ends = [wilson(s.successes, s.episodes) for _, s in pairs]
-    rates = [s.rate for _, s in pairs]
+    axes: Any, name: str, mark: str, shift: float, scores: Sequence[PairedScore | None]
+) -> None:
+    pairs = [(row + shift, score) for row, score in enumerate(scores) if score is not None]
+    ends = [wilson(score.successes, score.episodes) for _, score in pairs]
+    rates = [score.rate for _, score in pairs]
     low = [max(0.0, rate - end[0]) for rate, end in zip(rates, ends, strict=True)]
     high = [max(0.0, end[1] - rate) for rate, end in zip(rates, ends, strict=True)]
     axes.errorbar(
-        [p.forecast_ms for p, _ in pairs], rates, yerr=(low, high), fmt=mark, capsize=3, label=name
+        rates, [row for row, _ in pairs], xerr=(low, high), fmt=mark, capsize=3, label=name
     )
