@@ -5,7 +5,7 @@ Nothing here changes what a policy does.
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
@@ -155,7 +155,12 @@ class PredictingPolicy(PlansShown, Protocol):
 
 @runtime_checkable
 class DeferringPolicy(Protocol):
-    """A policy whose predicted video another thread can compute while it goes on planning."""
+    """A policy whose images another thread can compute while it goes on planning."""
+
+    @property
+    def defers_images(self) -> bool:
+        """Return whether it can here: its video, and latents as of :class:`EncodingPolicy`."""
+        ...
 
     def imagine_later(self, session: str) -> Callable[[], Image]:
         """Return what computes the video of ``imagine``; called once, in the order of the plans."""
@@ -249,13 +254,25 @@ class _Open:
     seen: list[Image] = field(default_factory=list)
 
 
+class _AtOnce(Executor):
+    """Runs what it is given in the thread that gives it."""
+
+    def submit(self, job: Callable[..., _T], /, *given: Any, **named: Any) -> Future[_T]:
+        done: Future[_T] = Future()
+        try:
+            done.set_result(job(*given, **named))
+        except Exception as error:  # noqa: BLE001 - any: whoever asks for the result gets it
+            done.set_exception(error)
+        return done
+
+
 @dataclass(kw_only=True)
 class PredictingActor:
     """A policy as an actor, whose predictions are kept.
 
     The video has, for each plan, the frame that it was made from and then every predicted frame
-    that was also seen: what was seen above, what was predicted below. A thread beside computes and
-    keeps it, so the policy does not wait.
+    that was also seen: what was seen above, what was predicted below. Where the policy allows it
+    (:class:`DeferringPolicy`), a thread beside computes and keeps it.
     """
 
     inner: PolicyActor
@@ -270,7 +287,7 @@ class PredictingActor:
     _executed: list[list[float]] = field(default_factory=list)
     _states: list[list[float]] = field(default_factory=list)
     _video: VideoFile | None = None
-    _beside: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _executor: Executor | None = None
     _jobs: deque[Future[Any]] = field(default_factory=deque)
     _failure: BaseException | None = None
     """The first of what they have raised; it is the episode's, not an action's."""
@@ -362,17 +379,21 @@ class PredictingActor:
 
     def _imagined(self) -> Callable[[], Image]:
         """Return what computes the frames that the plan of now predicts."""
-        policy, count = self.policy, len(self.policy.embodiment.timing.frame_offsets)
-        if not isinstance(policy, DeferringPolicy):
-            video = policy.imagine(self.inner.session)
-            return lambda: video[-count:]
-        compute = policy.imagine_later(self.inner.session)
-        return lambda: compute()[-count:]
+        policy, session = self.policy, self.inner.session
+        count = len(policy.embodiment.timing.frame_offsets)
+        if isinstance(policy, DeferringPolicy):
+            compute = policy.imagine_later(session)
+            return lambda: compute()[-count:]
+        return lambda: policy.imagine(session)[-count:]
 
     def _submit(self, job: Callable[[], _T]) -> Future[_T]:
-        """Let ``job`` run beside, after those before it."""
+        """Let ``job`` run after those before it."""
         self._settle(MAX_PENDING - 1)
-        future = self._beside.submit(job)
+        if self._executor is None:
+            policy = self.policy
+            beside = isinstance(policy, DeferringPolicy) and policy.defers_images
+            self._executor = ThreadPoolExecutor(1) if beside else _AtOnce()
+        future = self._executor.submit(job)
         self._jobs.append(future)
         return future
 
@@ -388,7 +409,7 @@ class PredictingActor:
             self._submit(lambda: self._keep(one))
 
     def _keep(self, one: _Open) -> None:
-        """Add a plan that is no longer carried out to what is kept; runs beside."""
+        """Add a plan that is no longer carried out to what is kept."""
         video = one.predicted.result()
         if self._video is None:
             self._video = VideoFile(self._partial, self._fps, LOSSLESS)

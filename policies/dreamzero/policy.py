@@ -439,11 +439,16 @@ class DreamZeroPolicy:
         """
         return self._decoding(session)()
 
+    @property
+    def defers_images(self) -> bool:
+        """Return whether another thread may decode and encode images while the policy plans.
+
+        Not on a GPU, where both would share one queue and what is captured must be alone.
+        """
+        return self._network.device.type == "cpu" and not self.options.compile
+
     def imagine_later(self, session: str = DEFAULT_SESSION) -> Callable[[], NDArray[np.uint8]]:
         """Return what computes :meth:`imagine`, to be called once, in the order of the plans.
-
-        Another thread may call it while the policy goes on planning. On a GPU it is computed at
-        once: there, both would share one queue.
 
         Args:
             session: Whose video; (T, H, W, 3) uint8.
@@ -451,11 +456,7 @@ class DreamZeroPolicy:
         Raises:
             ConfigError, SessionError: As :meth:`imagine`.
         """
-        compute = self._decoding(session)
-        if self._network.device.type == "cpu":
-            return compute
-        video = compute()
-        return lambda: video
+        return self._decoding(session)
 
     def _decoding(self, session: str) -> Callable[[], NDArray[np.uint8]]:
         video, graphs = self._imagined(session), self._lanes[0].graphs

@@ -1,6 +1,7 @@
 """Images that nobody looks at are not drawn, and nobody can tell."""
 
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium as gym
@@ -19,7 +20,6 @@ from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_laten
 from dzrobot.rollout.episode import EpisodeRules, PolicyActor, omitter, run_episode
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
 from dzrobot.rollout.footage import (
-    DeferringPolicy,
     PredictingActor,
     prediction_files,
     read_predictions,
@@ -150,34 +150,51 @@ def test_predictions_keep_the_frames_they_show(trained, tmp_path):
         actor = PredictingActor(inner=inner, folder=folder, case="one")
         # This robot predicts a frame of every step, so every step is shown.
         assert outcome(actor, wrapper)[1] == ALL
-        actor.finish()
+        assert actor.finish() is None
         found[wrapper] = prediction_files(folder, "one")[1].read_bytes()
     assert found[Watched] == found[Needy]
 
 
 class Prompt:
-    """The policy, whose predicted video is there only when it is asked for at once."""
+    """The policy, whose images are there only when they are asked for at once."""
 
     def __init__(self, policy):
-        self.embodiment, self._policy = policy.embodiment, policy
+        self.embodiment, self._policy, self.threads = policy.embodiment, policy, set()
         self.act, self.reset, self.last_plan = policy.act, policy.reset, policy.last_plan
-        self.imagine, self.encode_images = policy.imagine, policy.encode_images
+
+    def imagine(self, session):
+        self.threads.add(threading.current_thread())
+        return self._policy.imagine(session)
+
+    def encode_images(self, images):
+        self.threads.add(threading.current_thread())
+        return self._policy.encode_images(images)
+
+
+class Unwilling(Prompt):
+    """As on a GPU."""
+
+    defers_images = False
+
+    def imagine_later(self, session):
+        return lambda: self.imagine(session)
 
 
 def test_predictions_computed_beside_are_those_computed_at_once(trained, tmp_path):
-    assert isinstance(trained["off"], DeferringPolicy)
-    assert not isinstance(Prompt(trained["off"]), DeferringPolicy)
+    assert trained["off"].defers_images
+    prompt, unwilling = Prompt(trained["off"]), Unwilling(trained["off"])
     found = []
-    for policy in (trained["off"], Prompt(trained["off"])):
+    for policy in (trained["off"], prompt, unwilling):
         folder = tmp_path / type(policy).__name__
         inner = PolicyActor(policy=policy, noise_key=0)
         actor = PredictingActor(inner=inner, folder=folder, case="one")
         hashed, _ = outcome(actor, Needy)
-        actor.finish()
+        assert actor.finish() is None
         kept = read_predictions(folder, "one")
         plans = [(chunk.frames, chunk.planned, chunk.latents) for chunk in kept.chunks]
         found.append((hashed, plans, prediction_files(folder, "one")[1].read_bytes()))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
+    assert prompt.threads == unwilling.threads == {threading.current_thread()}
 
 
 def test_a_video_asked_for_later_is_that_of_its_plan(trained):
