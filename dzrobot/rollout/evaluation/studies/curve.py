@@ -170,9 +170,8 @@ def _points(
 def curve_table(points: Sequence[CurvePoint], title: str) -> Table:
     """Return the points as a table, one line each."""
     table = Table(title=title, title_justify="left")
-    table.add_column("options", overflow="fold")
-    for name in ("chunk, ratio", "forecast, ms", "steps", "success", "lost/won", "p",
-                 "with time", "lost/won", "p"):  # fmt: skip
+    table.add_column("options", overflow="fold", min_width=16)
+    for name in ("ratio", "ms", "steps", "success", "lost/won", "p", "timed", "lost/won", "p"):
         table.add_column(name, justify="right", no_wrap=True)
     for point in points:
         table.add_row(
@@ -184,9 +183,9 @@ def curve_table(points: Sequence[CurvePoint], title: str) -> Table:
             *_cells(point.timed),
         )
     table.caption = (
-        "ratio: time of a chunk here over the first line's, in one run. forecast: of one of the "
-        "large network. steps: control steps of such a plan. with time: success while plans take "
-        "so long. lost, won: episodes that only the first line, only this line solved; p: McNemar."
+        "ratio: time of a chunk here over the first line's, in one run. ms: forecast of one of the "
+        "large network. steps: control steps of such a plan. timed: success while plans take so "
+        "long. lost, won: episodes that only the first line, only this line solved; p: McNemar."
     )
     return table
 
@@ -195,7 +194,7 @@ def _cells(score: PairedScore | None) -> tuple[str, str, str]:
     if score is None:
         return ("-",) * 3
     return (
-        f"{score.successes}/{score.episodes}", f"{score.lost}/{score.won}", f"{score.p:.3g}",
+        f"{score.successes}/{score.episodes}", f"{score.lost}/{score.won}", f"{score.p:.2g}",
     )  # fmt: skip
 
 
