@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from dzrobot.errors import ConfigError
@@ -169,9 +170,12 @@ def _points(
 
 def curve_table(points: Sequence[CurvePoint], title: str) -> Table:
     """Return the points as a table, one line each."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("options", overflow="fold", min_width=16)
-    for name in ("ratio", "ms", "steps", "success", "lost/won", "p", "timed", "lost/won", "p"):
+    # Eighty columns are enough.
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )  # fmt: skip
+    table.add_column("options", overflow="fold", min_width=15)
+    for name in ("ratio", "ms", "steps", "success", "-/+", "p", "timed", "-/+", "p"):
         table.add_column(name, justify="right", no_wrap=True)
     for point in points:
         table.add_row(
@@ -185,7 +189,7 @@ def curve_table(points: Sequence[CurvePoint], title: str) -> Table:
     table.caption = (
         "ratio: time of a chunk here over the first line's, in one run. ms: forecast of one of the "
         "large network. steps: control steps of such a plan. timed: success while plans take so "
-        "long. lost, won: episodes that only the first line, only this line solved; p: McNemar."
+        "long. -/+: episodes that only the first line, only this line solved; p: McNemar."
     )
     return table
 
@@ -193,9 +197,8 @@ def curve_table(points: Sequence[CurvePoint], title: str) -> Table:
 def _cells(score: PairedScore | None) -> tuple[str, str, str]:
     if score is None:
         return ("-",) * 3
-    return (
-        f"{score.successes}/{score.episodes}", f"{score.lost}/{score.won}", f"{score.p:.2g}",
-    )  # fmt: skip
+    p = "<.001" if score.p < 0.001 else f"{score.p:.2g}"
+    return f"{score.successes}/{score.episodes}", f"{score.lost}/{score.won}", p
 
 
 def draw_curve(points: Sequence[CurvePoint], title: str, output: Path) -> list[Path]:
