@@ -287,10 +287,16 @@ class PredictingActor:
     _executed: list[list[float]] = field(default_factory=list)
     _states: list[list[float]] = field(default_factory=list)
     _video: VideoFile | None = None
-    _executor: Executor | None = None
+    _defers: bool = field(init=False)
+    _executor: Executor = field(init=False)
     _jobs: deque[Future[Any]] = field(default_factory=deque)
     _failure: BaseException | None = None
     """The first of what they have raised; it is the episode's, not an action's."""
+
+    def __post_init__(self) -> None:
+        policy = self.inner.policy
+        self._defers = isinstance(policy, DeferringPolicy) and policy.defers_images
+        self._executor = ThreadPoolExecutor(1) if self._defers else _AtOnce()
 
     @property
     def policy(self) -> PredictingPolicy:
@@ -381,7 +387,7 @@ class PredictingActor:
         """Return what computes the frames that the plan of now predicts."""
         policy, session = self.policy, self.inner.session
         count = len(policy.embodiment.timing.frame_offsets)
-        if isinstance(policy, DeferringPolicy):
+        if isinstance(policy, DeferringPolicy) and self._defers:
             compute = policy.imagine_later(session)
             return lambda: compute()[-count:]
         return lambda: policy.imagine(session)[-count:]
@@ -389,10 +395,6 @@ class PredictingActor:
     def _submit(self, job: Callable[[], _T]) -> Future[_T]:
         """Let ``job`` run after those before it."""
         self._settle(MAX_PENDING - 1)
-        if self._executor is None:
-            policy = self.policy
-            beside = isinstance(policy, DeferringPolicy) and policy.defers_images
-            self._executor = ThreadPoolExecutor(1) if beside else _AtOnce()
         future = self._executor.submit(job)
         self._jobs.append(future)
         return future

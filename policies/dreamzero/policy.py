@@ -437,7 +437,7 @@ class DreamZeroPolicy:
             ConfigError: The policy predicts no video.
             SessionError: The session is not open or has made no plan.
         """
-        return self._decoding(session)()
+        return self.imagine_later(session)()
 
     @property
     def defers_images(self) -> bool:
@@ -456,9 +456,6 @@ class DreamZeroPolicy:
         Raises:
             ConfigError, SessionError: As :meth:`imagine`.
         """
-        return self._decoding(session)
-
-    def _decoding(self, session: str) -> Callable[[], NDArray[np.uint8]]:
         video, graphs = self._imagined(session), self._lanes[0].graphs
         newest = len(video.parts) - 1
 

@@ -48,14 +48,11 @@ def shared(case):
     env.close()
 
 
-def one_first(first, later):
-    """Test what both share in one implementation: the second one's turn is a long form."""
-    return pytest.mark.parametrize(
-        "case", [first, pytest.param(later, marks=pytest.mark.long)], indirect=True, scope="module"
-    )
-
-
-lift_first = one_first("lift", "libero")
+lift_first = pytest.mark.parametrize(
+    "case", ["lift", pytest.param("libero", marks=pytest.mark.long)],
+    indirect=True, scope="module",
+)  # fmt: skip
+"""Of tests of what both share in one implementation: LIBERO's turn is a long form."""
 
 
 def actions(count):

@@ -19,11 +19,7 @@ from dzrobot.rollout.asynchronous.engine import EngineActor, VirtualDesk
 from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_latency, schedule
 from dzrobot.rollout.episode import EpisodeRules, PolicyActor, omitter, run_episode
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
-from dzrobot.rollout.footage import (
-    PredictingActor,
-    prediction_files,
-    read_predictions,
-)
+from dzrobot.rollout.footage import PredictingActor, prediction_files, read_predictions
 from dzrobot.rollout.policy_spec import HoldPolicy, PolicySpec, RandomPolicy
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import ERROR_FOLDER, RecordFile
@@ -177,7 +173,7 @@ class Unwilling(Prompt):
     defers_images = False
 
     def imagine_later(self, session):
-        return lambda: self.imagine(session)
+        raise AssertionError("nothing may wait")
 
 
 def test_predictions_computed_beside_are_those_computed_at_once(trained, tmp_path):
