@@ -194,21 +194,23 @@ def test_predictions_computed_beside_are_those_computed_at_once(trained, tmp_pat
 
 
 def test_a_video_asked_for_later_is_that_of_its_plan(trained):
-    policy, env = trained["off"], point()
+    # With memory: then both plans are parts of one video.
+    policy, env = trained["recent"], point()
     policy.reset("now", episode=0)
     policy.reset("later", episode=0)
     seen, _ = env.reset(seed=0)
     shown, waiting = [], []
-    for step in range(6):
+    for step in range(9):
         action = policy.act(seen, session="now")
         np.testing.assert_array_equal(policy.act(seen, session="later"), action)
-        if step % 3 == 0:
+        if step % 8 == 0:
             shown.append(policy.imagine("now"))
             waiting.append(policy.imagine_later("later"))
         seen = env.step(action)[0]
     with ThreadPoolExecutor(1) as thread:
         for video, late in zip(shown, thread.map(lambda compute: compute(), waiting), strict=True):
             np.testing.assert_array_equal(late, video)
+    assert len(shown[1]) < len(shown[0]), "the second goes on where the first ended"
 
 
 @pytest.mark.parametrize("workers", [0, 1])
