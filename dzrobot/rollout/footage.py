@@ -255,14 +255,11 @@ class _Open:
 
 
 class _AtOnce(Executor):
-    """Runs what it is given in the thread that gives it."""
+    """Runs what it is given in the thread that gives it, which gets what it raises."""
 
     def submit(self, job: Callable[..., _T], /, *given: Any, **named: Any) -> Future[_T]:
         done: Future[_T] = Future()
-        try:
-            done.set_result(job(*given, **named))
-        except Exception as error:  # noqa: BLE001 - any: whoever asks for the result gets it
-            done.set_exception(error)
+        done.set_result(job(*given, **named))
         return done
 
 
@@ -346,10 +343,10 @@ class PredictingActor:
         Raises:
             ProtocolError: it cannot be stored.
         """
-        self._close_chunk()
-        self._settle(0)
         stores = ErrorCapture(passes=lambda error: isinstance(error, ProtocolError))
         with stores as caught, storing(self.folder):
+            self._close_chunk()
+            self._settle(0)
             if self._failure is not None:
                 raise self._failure
             self._store()
