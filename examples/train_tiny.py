@@ -48,7 +48,7 @@ MOST_STOPS = 50
 DATASET, ON_ARM = "demonstrations", "on_the_arm"
 """Folders of the demonstrations from simulation and from the arm."""
 TIMES = "times.jsonl"
-"""How long each stage took."""
+"""Wall-clock and processor time of each stage."""
 FAR_SEED = "1000000"
 """Seed of the first demonstration on the arm; evaluations start at seed 0."""
 
@@ -108,9 +108,10 @@ def main() -> int:
             print(f"{stage.name}: done ({stage.result})", flush=True)
             continue
         print(f"{stage.name}: {shlex.join(stage.command)}", flush=True)
-        began = time.monotonic()
+        began = _clocks()
         code = _run(stage, {**os.environ, "PYTHONPATH": paths})
-        _keep_time(options.output / TIMES, stage.name, time.monotonic() - began, code)
+        wall, cpu = (now - then for now, then in zip(_clocks(), began, strict=True))
+        _keep_time(options.output / TIMES, stage.name, code, seconds=wall, cpu_seconds=cpu)
         if code != 0:
             print(f"{stage.name} ended with {code}; the same command resumes from here")
             return code
@@ -129,12 +130,19 @@ def _wanted(listed: list[Stage], last: str | None) -> list[Stage]:
     return listed[: names.index(last) + 1]
 
 
-def _keep_time(path: Path, stage: str, seconds: float, code: int) -> None:
+def _clocks() -> tuple[float, float]:
+    """Return wall-clock time and the processor time of finished stages, in seconds."""
+    used = os.times()
+    return time.monotonic(), used.children_user + used.children_system
+
+
+def _keep_time(path: Path, stage: str, code: int, **seconds: float) -> None:
     """Append how long a stage ran; of one that was interrupted, every piece has a line."""
-    print(f"{stage}: {seconds:.0f} s", flush=True)
+    print(f"{stage}: {seconds['seconds']:.0f} s", flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
+    rounded = {name: round(value, 1) for name, value in seconds.items()}
     with path.open("a", encoding="utf-8") as file:
-        file.write(f"{json.dumps({'stage': stage, 'seconds': round(seconds, 1), 'code': code})}\n")
+        file.write(f"{json.dumps({'stage': stage, **rounded, 'code': code})}\n")
 
 
 def _run(stage: Stage, environment: Mapping[str, str]) -> int:

@@ -54,8 +54,8 @@ def clips(frames, seed=1):
     return [torch.rand(2, 3, frames, 32, 96, generator=generator) * 2 - 1 for _ in range(3)]
 
 
-@pytest.mark.parametrize("steps", [3, 4, 20, 21])
-def test_a_fit_may_be_as_short_as_three_updates(vae, steps):
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 20, 21])
+def test_a_fit_may_be_as_short_as_one_update(vae, steps):
     updates = _Updates(list(vae.parameters()), 1e-3, steps)
     for _ in range(steps):
         updates.step(sum(parameter.square().sum() for parameter in vae.parameters()))

@@ -37,6 +37,8 @@ from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
 _LATENT_WEIGHT = 1e-3
 _FEW = 20
 """Updates of which a twentieth is too short to raise the rate in; then it takes two."""
+_FEWEST = 3
+"""Updates that a rate rises and falls in; of fewer, only its first ones are used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +193,9 @@ class _Updates:
     def __init__(self, parameters: list[torch.nn.Parameter], lr: float, steps: int) -> None:
         self._parameters = parameters
         self._optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.99))
+        total = max(steps, _FEWEST)
         self._schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self._optimizer, lr, total_steps=steps, pct_start=0.05 if steps > _FEW else 2 / steps
+            self._optimizer, lr, total_steps=total, pct_start=0.05 if total > _FEW else 2 / total
         )
         self.parts = (self._optimizer, self._schedule)
 
