@@ -88,17 +88,16 @@ tiny: setup  ## train the bundled policy from scratch
 	$(BIN)/python examples/train_tiny.py
 
 # Both take two to three hours on two cores. The same command resumes.
-TINY_ARGS := --decoder-steps 150
 tiny-arm: setup  ## from demonstrations on the emulated arm to a policy that lifts through its drivers
-	$(BIN)/python examples/train_tiny.py --suite arm --episodes 92 --evaluate 50 --steps 1000 --blind 10 --processes 1 $(TINY_ARGS) --output runs/tiny-arm
+	$(BIN)/python examples/train_tiny.py --suite arm --episodes 92 --evaluate 50 --steps 1000 --blind 10 --processes 1 --output runs/tiny-arm
 
 tiny-droid: setup  ## the same for DROID's arm: trained and evaluated in simulation and through the drivers
-	$(BIN)/python examples/train_tiny.py --suite droid --episodes 75 --on-arm 75 --steps 2800 $(TINY_ARGS) --output runs/tiny-droid
+	$(BIN)/python examples/train_tiny.py --suite droid --episodes 75 --on-arm 75 --steps 2800 --output runs/tiny-droid
 
 # Not yet run to its end; more than a night on two cores. The same command resumes,
 # runs/tiny-libero/times.jsonl has the time of every stage, and LIBERO_ARGS="--until init" ends after one.
 tiny-libero: assets  ## for the ten tasks of libero_object: a policy that follows its instruction, in LIBERO
-	$(BIN)/python examples/train_tiny.py --suite libero_object --episodes 60 --autoencoder-steps 3000 --decoder-steps 600 --steps 6000 --evaluate 50 --blind 5 --output runs/tiny-libero $(LIBERO_ARGS)
+	$(BIN)/python examples/train_tiny.py --suite libero_object --episodes 60 --still-steps 12000 --clip-steps 2400 --steps 8000 --evaluate 50 --blind 5 --output runs/tiny-libero $(LIBERO_ARGS)
 
 setup: system $(STAMP)  ## create .venv with everything in it
 

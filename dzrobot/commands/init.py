@@ -33,16 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "PSNR is measured on them",
     )  # fmt: skip
     parser.add_argument(
-        "--steps", type=flags.whole(3), default=AutoencoderPlan.steps,
-        help="updates of the autoencoder on short clips",
+        "--still-steps", type=flags.whole(3), default=AutoencoderPlan.still_steps,
+        help="updates of the autoencoder on single frames",
     )  # fmt: skip
     parser.add_argument(
-        "--decoder-steps", type=flags.whole(3), default=AutoencoderPlan.decoder_steps,
-        help="then, updates of its decoder on whole samples",
+        "--clip-steps", type=flags.whole(3), default=AutoencoderPlan.clip_steps,
+        help="then, updates on clips of nine frames",
     )  # fmt: skip
-    parser.add_argument(
-        "--batch", type=flags.whole(1), default=AutoencoderPlan.batch, help="clips of one update"
-    )
     parser.add_argument(
         "--seed", type=flags.seed, default=0, help="of new weights and the order of clips"
     )
@@ -61,9 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     datasets = [str(path) for path in arguments.dataset]
     robot, _, data = sampled_robot(arguments, arguments.embodiment, datasets)
     plan = AutoencoderPlan(
-        steps=arguments.steps,
-        batch=arguments.batch,
-        decoder_steps=arguments.decoder_steps,
+        still_steps=arguments.still_steps,
+        clip_steps=arguments.clip_steps,
         seed=arguments.seed,
         num_workers=arguments.workers,
         held_out=arguments.holdout_episodes,
@@ -73,9 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     recipe = write_fitted_checkpoint(arguments.output, target, plan, arguments.size)
     where = "held-out episodes" if plan.held_out else "the same episodes"
     print(
-        f"{arguments.output}: mean absolute error of decoded pixels "
-        f"{recipe['autoencoder_error']:.4f} in short clips, "
-        f"{recipe['decoder_error']:.4f} in whole samples (range 2); "
-        f"PSNR {recipe['psnr']:.1f} dB in {where}"
+        f"{arguments.output}: mean absolute error of decoded pixels {recipe['error']:.4f} in clips "
+        f"(range 2); PSNR {recipe['psnr']:.1f} dB in {where}"
     )
     return 0

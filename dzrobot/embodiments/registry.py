@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dzrobot.embodiments.robots.agibot import AGIBOT
 from dzrobot.embodiments.robots.franka_pnp import FRANKA_MINI, FRANKA_PNP
-from dzrobot.embodiments.robots.libero_sim import LIBERO_MINI, LIBERO_SIM, LIBERO_SMALL
+from dzrobot.embodiments.robots.libero_sim import LIBERO_MINI, LIBERO_SIM
 from dzrobot.embodiments.robots.oxe_droid import DROID_MINI, OXE_DROID
 from dzrobot.embodiments.robots.yam import YAM
 from dzrobot.embodiments.spec import Embodiment
@@ -24,7 +24,6 @@ EMBODIMENTS: Mapping[str, Embodiment] = {
     for embodiment in (
         LIBERO_SIM,
         LIBERO_MINI,
-        LIBERO_SMALL,
         FRANKA_PNP,
         FRANKA_MINI,
         OXE_DROID,

@@ -14,7 +14,7 @@ from dzrobot.embodiments.registry import load_embodiment
 TRAIN_TINY = Path(__file__).parents[2] / "examples" / "train_tiny.py"
 FEW = {
     "steered": 1, "on-arm": 2, "evaluate": 1, "blind": 1, "steps": 2, "processes": 1, "workers": 1,
-    "autoencoder-steps": 3, "decoder-steps": 3, "arm-steps": 10,
+    "still-steps": 3, "clip-steps": 3, "arm-steps": 10,
 }  # fmt: skip
 
 pytestmark = pytest.mark.robot

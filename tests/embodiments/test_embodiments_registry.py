@@ -45,7 +45,7 @@ def test_from_the_current_folder(cell):
     [
         (
             "libero_sm",
-            "Did you mean 'libero_sim'.*Known: libero_sim, libero_mini, libero_small, franka_pnp, "
+            "Did you mean 'libero_sim'.*Known: libero_sim, libero_mini, franka_pnp, "
             "franka_mini, oxe_droid, droid_mini, agibot, yam",
         ),
         ("nowhere_to_be_found:UR5", "no module 'nowhere_to_be_found'.*PYTHONPATH"),
@@ -92,7 +92,6 @@ def test_what_checkpoints_of_each_robot_are_shown():
     """Published LIBERO and Franka checkpoints saw one frame per call, DROID's servers keep four."""
     assert {tag: robot.history for tag, robot in EMBODIMENTS.items()} == {
         "libero_sim": "off", "franka_pnp": "off", "oxe_droid": "recent", "libero_mini": "recent",
-        "libero_small": "recent",
         "agibot": "recent", "franka_mini": "recent", "droid_mini": "recent",
         "yam": "recent",
     }  # fmt: skip

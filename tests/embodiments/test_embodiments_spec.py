@@ -14,7 +14,6 @@ from dzrobot.errors import ConfigError
 LIBERO, FRANKA, DROID = (EMBODIMENTS[tag] for tag in ("libero_sim", "franka_pnp", "oxe_droid"))
 LIKE = {
     "libero_mini": "libero_sim",
-    "libero_small": "libero_sim",
     "franka_mini": "franka_pnp",
     "droid_mini": "oxe_droid",
 }

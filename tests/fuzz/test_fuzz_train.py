@@ -144,8 +144,8 @@ def test_a_checkpoint_that_cannot_be_gone_on_with(world, good, tmp_path, what):
 
 def initial(world, output, **changes):
     flags = {
-        "dataset": world / "dataset", "metadata": world / "metadata.json", "steps": 1,
-        "decoder-steps": 1, "batch": 1, "embodiment": "train_worlds:ROBOT", **changes,
+        "dataset": world / "dataset", "metadata": world / "metadata.json", "still-steps": 3,
+        "clip-steps": 3, "embodiment": "train_worlds:ROBOT", **changes,
     }  # fmt: skip
     return ["init", output, *(f"--{name}={value}" for name, value in flags.items())]
 
@@ -153,9 +153,8 @@ def initial(world, output, **changes):
 @pytest.mark.parametrize(
     ("flag", "values"),
     [
-        ("steps", (*WHOLE, "0", "99999999999")),
-        ("decoder-steps", (*WHOLE[::4], "0")),
-        ("batch", (*WHOLE[1::4], "0")),
+        ("still-steps", (*WHOLE, "0", "99999999999")),
+        ("clip-steps", (*WHOLE[::4], *WHOLE[1::4], "0")),
         ("seed", (*WHOLE[2::4], "4294967296")),
         ("num-workers", (*WHOLE[3::4], "99999999999")),
         ("embodiment", ("", "nobody", "nobody:X", "os:path", "libero_sim:x", "oxe_droid")),
@@ -175,7 +174,7 @@ def test_places_that_init_cannot_make(world, good, tmp_path):
         assert_refused(run(initial(world, place)), good)
 
 
-SHORT = AutoencoderPlan(steps=1, decoder_steps=1, batch=1)
+SHORT = AutoencoderPlan(still_steps=3, clip_steps=3, clip_batch=1)
 
 
 def test_statistics_that_are_none(world, tmp_path):

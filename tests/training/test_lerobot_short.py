@@ -154,7 +154,7 @@ def test_the_whole_road(bench, train_environment):
     assert typed("inspect-data", DATASET, "--embodiment", ROBOT, *grid) == 0
     assert typed("stats", ROBOT, "--dataset", DATASET, "--output", "m.json", *grid) == 0
     where = ("--embodiment", ROBOT, "--dataset", DATASET, "--metadata", "m.json", *grid)
-    assert typed("init", "start", *where, "--steps", 4, "--batch", 2, "--decoder-steps", 3) == 0
+    assert typed("init", "start", *where, "--still-steps", 4, "--clip-steps", 3) == 0
     run = [
         "tiny_cpu", "model.model_path=start", f"model.embodiment_tag={ROBOT}",
         "model.metadata_json_path=m.json", f"data.train_data_paths={DATASET}",

@@ -144,7 +144,7 @@ def test_a_robot_like_droids_from_demonstrations_to_success_by_step(lab, train_e
     grid = ("--frame-grid", "official_droid", "--max-chunk-size", 2)
     typed("stats", "lab:ROBOT", "--dataset", "data", "--output", "metadata.json", *grid)
     where = ("--embodiment", "lab:ROBOT", "--dataset", "data", "--metadata", "metadata.json")
-    typed("init", "start", *where, "--steps", 4, "--batch", 2, "--decoder-steps", 3)
+    typed("init", "start", *where, "--still-steps", 4, "--clip-steps", 3)
     robot = load_embodiment("lab:ROBOT")
     ranges = json.loads(Path("metadata.json").read_text())["lab_droid"]["statistics"]["action"]
     # 24 steps of the way to the goal; the joints themselves go as far as 2.2 rad.

@@ -8,7 +8,7 @@ encoder and first decoder layers, both 1x1x1, take that scale on: exactly, becau
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,22 +34,31 @@ from dzrobot.training.run.inputs import keyed_generator
 from dzrobot.training.sft_config import EpisodeChoice
 from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
 
+STILL, CLIP = 5, 9
+"""Frames that are read for a still, of which the first is used, and of a clip: the shortest that
+has a third latent frame, from which on every latent frame is encoded beside one of four frames."""
+
 _LATENT_WEIGHT = 1e-3
 _FEW = 20
 """Updates of which a twentieth is too short to raise the rate in; then it takes two."""
-_FEWEST = 3
-"""Updates that a rate rises and falls in; of fewer, only its first ones are used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutoencoderPlan:
     """How the autoencoder is fitted."""
 
-    steps: int = 600
-    """Optimizer steps."""
+    still_steps: int = 3000
+    """Optimizer steps on single frames. They show space as well as clips do, and take a tenth of
+    the time."""
 
-    batch: int = 8
-    """Clips per step; each is one latent frame and the four pixel frames of the next."""
+    still_batch: int = 4
+    """Frames per such step."""
+
+    clip_steps: int = 600
+    """Then, optimizer steps on clips of nine frames."""
+
+    clip_batch: int = 2
+    """Clips per such step."""
 
     lr: float = 2e-3
     """Highest learning rate; it falls to zero along a cosine."""
@@ -60,13 +69,6 @@ class AutoencoderPlan:
     focus: float = 12.0
     """Extra weight of what differs from the batch's mean image: cameras do not move, and a small
     object covers few pixels, which an even average would neglect."""
-
-    decoder_steps: int = 300
-    """Steps of the decoder alone, on whole samples: short clips have no third latent frame or later
-    ones, and it must decode these too."""
-
-    decoder_batch: int = 2
-    """Samples per such step."""
 
     held_batches: int = 16
     """Batches after the last step that the latents' scale and the errors are measured on."""
@@ -94,81 +96,92 @@ class AutoencoderReport:
     """Mean absolute error of pixels in [-1, 1]."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AutoencoderData:
+    """The same episodes, cut in three ways; open them with :func:`clip_source`."""
+
+    stills: TrainingData
+    """Samples of `STILL` frames."""
+
+    clips: TrainingData
+    """Samples of `CLIP` frames."""
+
+    held_out: TrainingData
+    """Whole samples that nothing is fitted to."""
+
+
 def fit_autoencoder(
     vae: Vae,
-    data: TrainingData,
+    data: AutoencoderData,
     plan: AutoencoderPlan,
     report: Callable[[AutoencoderReport], None] = lambda _: None,
     saves: FitCheckpoint | None = None,
 ) -> float:
-    """Train ``vae`` in place on clips of ``data``; return the error after calibration.
+    """Train ``vae`` in place, first on single frames, then on clips.
 
     Args:
         vae: Float32, newly initialized.
-        data: Opened with :func:`clip_source`.
+        data: Recordings.
         plan: Steps, batches and rates.
-        report: Called after every step.
+        report: Called after every step; steps of clips are counted after those of stills.
         saves: What an interrupted fit resumes from, with bit-identical results.
+
+    Returns:
+        The mean absolute error of pixels in [-1, 1] of clips, after calibration.
     """
     saves = saves or FitCheckpoint()
-    if (known := saves.result("autoencoder", vae)) is not None:
-        return known
     vae.train().requires_grad_(requires_grad=True)
-    updates = _Updates(list(vae.parameters()), plan.lr, plan.steps)
-    done = saves.restore("autoencoder", vae, *updates.parts)
-    clips_left = _clips(data, plan.batch, plan, done, plan.steps)
-    for step, clips in enumerate(clips_left, done):
+    for phase in (
+        _Phase("stills", data.stills, 1, plan.still_batch, plan.still_steps, 0),
+        _Phase("clips", data.clips, CLIP, plan.clip_batch, plan.clip_steps, plan.still_steps),
+    ):
+        if saves.result(phase.name, vae) is None:
+            _run_phase(vae, phase, plan, report, saves)
+            saves.finish(phase.name, 0.0, vae)
+    vae.eval().requires_grad_(requires_grad=False)
+    if (known := saves.result("calibration", vae)) is not None:
+        return known
+    last = plan.clip_steps + plan.held_batches
+    held = list(_clips(data.clips, plan.clip_batch, plan, plan.clip_steps, last))
+    calibrate(vae, held)
+    return saves.finish("calibration", _error(vae, held), vae)
+
+
+class _Phase(NamedTuple):
+    """A part of a fit."""
+
+    name: str
+    data: TrainingData
+    frames: int
+    """First frames of each sample that are used."""
+
+    batch: int
+    steps: int
+    before: int
+    """Steps of earlier phases."""
+
+
+def _run_phase(
+    vae: Vae,
+    phase: _Phase,
+    plan: AutoencoderPlan,
+    report: Callable[[AutoencoderReport], None],
+    saves: FitCheckpoint,
+) -> None:
+    updates = _Updates(list(vae.parameters()), plan.lr, phase.steps)
+    done = saves.restore(phase.name, vae, *updates.parts)
+    left = _clips(phase.data, phase.batch, plan, done, phase.steps)
+    for step, samples in enumerate(left, done):
+        clips = samples[:, :, : phase.frames]
         latents = vae.encode(clips)
-        generator = keyed_generator("latent noise", plan.seed, step)
+        generator = keyed_generator(f"latent noise of {phase.name}", plan.seed, step)
         noise = torch.randn(latents.shape, generator=generator)
         noisy = latents + plan.latent_noise * latents.detach().std() * noise
         error = (vae.decode(noisy, clamp=False) - clips).abs()
         loss = (error * _weights(clips, plan.focus)).mean()
         updates.step(loss + _LATENT_WEIGHT * latents.square().mean())
-        saves.keep("autoencoder", step + 1, vae, *updates.parts)
-        report(AutoencoderReport(step + 1, error.mean().item()))
-    vae.eval().requires_grad_(requires_grad=False)
-    last = plan.steps + plan.held_batches
-    held = list(_clips(data, plan.batch, plan, plan.steps, last))
-    calibrate(vae, held)
-    return saves.finish("autoencoder", _error(vae, held), vae)
-
-
-def fit_decoder(
-    vae: Vae,
-    data: TrainingData,
-    plan: AutoencoderPlan,
-    report: Callable[[AutoencoderReport], None] = lambda _: None,
-    saves: FitCheckpoint | None = None,
-) -> float:
-    """Train the decoder of ``vae`` in place on whole samples; return the error afterwards.
-
-    Latents stay as they are, so a network trained on them does too.
-
-    Args:
-        vae: From :func:`fit_autoencoder`.
-        data: Opened with the embodiment's own timing.
-        plan: Steps, batches and rates.
-        report: Called after every step.
-        saves: Those of :func:`fit_autoencoder`.
-    """
-    saves = saves or FitCheckpoint()
-    decoder = [*vae.coder.decoder.parameters(), *vae.coder.post_quant_conv.parameters()]
-    for parameter in decoder:
-        parameter.requires_grad_(requires_grad=True)
-    updates = _Updates(decoder, plan.lr / 2, plan.decoder_steps)
-    done = saves.restore("decoder", vae, *updates.parts)
-    clips_left = _clips(data, plan.decoder_batch, plan, done, plan.decoder_steps)
-    for step, clips in enumerate(clips_left, done):
-        with torch.no_grad():
-            latents = vae.encode(clips)
-        error = (vae.decode(latents, clamp=False) - clips).abs()
-        updates.step((error * _weights(clips, plan.focus)).mean())
-        saves.keep("decoder", step + 1, vae, *updates.parts)
-        report(AutoencoderReport(step + 1, error.mean().item()))
-    vae.requires_grad_(requires_grad=False)
-    last = plan.decoder_steps + plan.held_batches
-    return _error(vae, list(_clips(data, plan.decoder_batch, plan, plan.decoder_steps, last)))
+        saves.keep(phase.name, step + 1, vae, *updates.parts)
+        report(AutoencoderReport(phase.before + step + 1, error.mean().item()))
 
 
 @torch.no_grad()
@@ -182,7 +195,7 @@ def reconstruction_psnr(vae: Vae, data: TrainingData, plan: AutoencoderPlan) -> 
     """
     values = [
         -10 * ((vae.decode(vae.encode(clips)) - clips) / 2).square().mean(dim=(1, 3, 4)).log10()
-        for clips in _clips(data, plan.decoder_batch, plan, 0, plan.held_batches)
+        for clips in _clips(data, plan.clip_batch, plan, 0, plan.held_batches)
     ]
     return float(torch.cat(values).mean())
 
@@ -193,9 +206,8 @@ class _Updates:
     def __init__(self, parameters: list[torch.nn.Parameter], lr: float, steps: int) -> None:
         self._parameters = parameters
         self._optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.99))
-        total = max(steps, _FEWEST)
         self._schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self._optimizer, lr, total_steps=total, pct_start=0.05 if total > _FEW else 2 / total
+            self._optimizer, lr, total_steps=steps, pct_start=0.05 if steps > _FEW else 2 / steps
         )
         self.parts = (self._optimizer, self._schedule)
 
@@ -238,13 +250,14 @@ def calibrate(vae: Vae, clips: list[Tensor]) -> None:
 
 
 def clip_source(
-    paths: Sequence[Path | DatasetCatalog], embodiment: Embodiment, metadata: Path
+    paths: Sequence[Path | DatasetCatalog], embodiment: Embodiment, metadata: Path, frames: int
 ) -> SourceSpec:
-    """Return a source of five-frame clips, the shortest that has a second latent frame."""
+    """Return a source of clips of ``frames`` (4 n + 1) consecutive frames."""
+    steps = frames - 1
     timing = Timing(
         control_hz=embodiment.timing.control_hz,
-        action_horizon=4,
-        frame_offsets=(0, 1, 2, 3),
+        action_horizon=steps,
+        frame_offsets=tuple(range(steps)),
         blocks=1,
     )
     robot = replace(embodiment, timing=timing)

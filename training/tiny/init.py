@@ -43,10 +43,12 @@ from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.run.build import last_episodes
 from dzrobot.training.run.encoder_cache import training_prompts
 from dzrobot.training.tiny.autoencoder import (
+    CLIP,
+    STILL,
+    AutoencoderData,
     AutoencoderPlan,
     clip_source,
     fit_autoencoder,
-    fit_decoder,
     images_metadata,
     reconstruction_psnr,
 )
@@ -183,12 +185,12 @@ def write_fitted_checkpoint(
     """
     refuse_existing(output)
     config = mini_config(target.embodiment, size)
-    data = _opened(target, plan)
+    data, whole = _opened(target, plan)
     with torch.random.fork_rng():
         # The library draws its initial weights from the global generator.
         torch.manual_seed(plan.seed)
         network = WorldActionModel(config, text_encoder=False)
-    saves = _saves(output, plan, data.whole, size)
+    saves = _saves(output, plan, whole, size)
     recipe = _fit(network.vae, data, plan, saves) | {"size": size}
     state = official_state(network)
     vae = {name: tensor for name, tensor in state.items() if name.startswith(_VAE_PREFIX)}
@@ -198,37 +200,29 @@ def write_fitted_checkpoint(
         metadata=read_metadata(target.metadata),
         weights=weights,
         recipe=recipe,
-        prompts=training_prompts(data.whole),
+        prompts=training_prompts(whole),
     )
     write_new_checkpoint(output, target.embodiment, content)
     saves.clear()
     return recipe
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Recordings:
-    """The same episodes as clips and as whole samples, and others that nothing is fitted to."""
-
-    clips: TrainingData
-    whole: TrainingData
-    held_out: TrainingData
-    """Whole samples; of the same episodes where none are held out."""
-
-
-def _opened(target: FittedTo, plan: AutoencoderPlan) -> _Recordings:
+def _opened(target: FittedTo, plan: AutoencoderPlan) -> tuple[AutoencoderData, TrainingData]:
+    """Return what is fitted and measured, and whole samples of the fitted episodes."""
     robot, metadata = target.embodiment, target.metadata
     catalogs = [DatasetCatalog.open(path) for path in target.datasets]
     last = [last_episodes(catalog, plan.episodes, plan.held_out) for catalog in catalogs]
     fitted = [EpisodeSelection(without=episodes) for episodes in last]
     others = [EpisodeSelection(only=episodes) for episodes in last] if plan.held_out else fitted
-    clips = clip_source(catalogs, robot, metadata)
+    stills, clips = (clip_source(catalogs, robot, metadata, frames) for frames in (STILL, CLIP))
     whole = SourceSpec(paths=catalogs, embodiment=robot, metadata=images_metadata(metadata, robot))
     options = ReaderOptions(episodes=plan.episodes)
     opened = [
         TrainingData.open([replace(one, selections=chosen)], seed=plan.seed, options=options)
-        for one, chosen in ((clips, fitted), (whole, fitted), (whole, others))
+        for one, chosen in ((stills, fitted), (clips, fitted), (whole, others), (whole, fitted))
     ]
-    return _Recordings(clips=opened[0], whole=opened[1], held_out=opened[2])
+    data = AutoencoderData(stills=opened[0], clips=opened[1], held_out=opened[2])
+    return data, opened[3]
 
 
 def _saves(output: Path, plan: AutoencoderPlan, whole: TrainingData, size: str) -> FitCheckpoint:
@@ -240,25 +234,20 @@ def _saves(output: Path, plan: AutoencoderPlan, whole: TrainingData, size: str) 
 
 
 def _fit(
-    vae: Vae, data: _Recordings, plan: AutoencoderPlan, saves: FitCheckpoint
+    vae: Vae, data: AutoencoderData, plan: AutoencoderPlan, saves: FitCheckpoint
 ) -> dict[str, Any]:
-    """Train ``vae`` on short clips, its decoder on whole samples; return what was done."""
+    """Train ``vae``; return what was done."""
+    steps = plan.still_steps + plan.clip_steps
     with progress_bar("fitting the autoencoder") as advance:
-        error = fit_autoencoder(
-            vae, data.clips, plan, lambda line: advance(line.step, plan.steps), saves
-        )
-    with progress_bar("fitting the decoder") as advance:
-        whole_error = fit_decoder(
-            vae, data.whole, plan, lambda line: advance(line.step, plan.decoder_steps), saves
-        )
+        error = fit_autoencoder(vae, data, plan, lambda line: advance(line.step, steps), saves)
     return {
         "recipe": "dzrobot init",
         "seed": plan.seed,
-        "autoencoder_steps": plan.steps,
-        "autoencoder_batch": plan.batch,
-        "autoencoder_error": round(error, 5),
-        "decoder_steps": plan.decoder_steps,
-        "decoder_error": round(whole_error, 5),
+        "still_steps": plan.still_steps,
+        "still_batch": plan.still_batch,
+        "clip_steps": plan.clip_steps,
+        "clip_batch": plan.clip_batch,
+        "error": round(error, 5),
         "held_out_episodes": plan.held_out,
         "psnr": round(reconstruction_psnr(vae, data.held_out, plan), 3),
     }

@@ -55,6 +55,3 @@ LIBERO_SIM = Embodiment(
 
 
 LIBERO_MINI = small(LIBERO_SIM.at_resolution(128, 128), "libero_mini", (64, 64))
-
-# Several objects stand in a scene of LIBERO, a few pixels each.
-LIBERO_SMALL = small(LIBERO_SIM.at_resolution(128, 128), "libero_small", (96, 96))
