@@ -114,7 +114,7 @@ def test_fine_tuning_from_python(tmp_path):
     "words",
     [
         ("--curve", "5"),
-        ("--suite", "libero_object", "--tasks", "0,3", "--max-steps", "9"),
+        ("--suite", "libero_object", "--tasks", "0,3"),
         ("--suite", "libero_spatial"),
         ("--suite", "arm"),
         ("--suite", "droid"),

@@ -20,7 +20,7 @@ from dzrobot.training.data import normalization as module
 from dzrobot.training.data.normalization import BINS, QuantileHistogram, measure, merge
 from dzrobot.training.recipes.architecture import run_embodiment
 from dzrobot.training.sft_config import DataConfig, ModelConfig
-from dzrobot.training.tiny.autoencoder import clip_source
+from dzrobot.training.tiny.autoencoder import CLIP, clip_source
 
 LENGTHS = (30, 25, 12, 33)
 MEASURES = ("min", "max", "mean", "std", "q01", "q99")
@@ -296,7 +296,7 @@ def test_relative_actions_are_measured_as_the_run_will_cut_them(world, tmp_path,
     with pytest.raises(StatisticsError, match="stats --action-horizon 8"):
         opened(RELATIVE)
     # Images alone are read by an autoencoder, whatever actions were measured over.
-    clips = clip_source([world / "droid"], RELATIVE, output)
+    clips = clip_source([world / "droid"], RELATIVE, output, CLIP)
     assert TrainingData.open([clips], seed=0).sources
     assert main(["stats", "--dataset", "x", "--output", str(output)]) == 2
     assert "name one robot" in capsys.readouterr().err
