@@ -268,7 +268,7 @@ def _libero(options: argparse.Namespace) -> Task:
         ),
         held_out=1,
         init=("--size", "small", "--holdout-episodes", "1"),
-        # 0.6 instead of 1 s a step on a processor with bfloat16 products (AVX-512 BF16).
+        # 1.0 instead of 1.4 s a step on a processor with bfloat16 products (AVX-512 BF16).
         train=("parallel.param_dtype=bf16",),
     )
 
